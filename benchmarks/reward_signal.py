@@ -1,10 +1,9 @@
 """Signal in the gradients of GRPO: `python -m benchmarks.reward_signal WORKDIR`.
 
 WORKDIR is of a finished fine-tuning. Its policy replies to batches of prompts as GRPO would, and does not learn. Of
-each batch every reward alone, and their sum, gives a gradient. The mean cosine between the gradients of two batches
-says how many updates add up to a direction: about as many as its inverse. Printed too: the
-randomness of a reply in nats, minus the log-probability of its tokens, and its part in coordinates, which an answer
-does not depend on.
+each batch every reward alone, and their weighted sum, gives a gradient. The mean cosine between the gradients of two
+batches says how many updates add up to a direction: about as many as its inverse. Printed too: the randomness of a
+reply in nats, minus the log-probability of its tokens, and its part in coordinates, which an answer does not need.
 """
 
 import argparse
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.losses.advantages import advantages
 from stepcot_jax.run.policy_task import PolicyTask
@@ -42,9 +42,15 @@ def mean_cosine(vectors: Sequence[np.ndarray]) -> float:
 
 
 def make_task(config: Any, workdir: str, scratch: pathlib.Path, overrides: Mapping[str, Any]) -> PolicyTask:
-    """Return the task of a run of GRPO that starts from the policy of a workdir, on one device."""
+    """Return the task of a run of GRPO that starts from the policy of a workdir, on one device.
+
+    Raises:
+      BadInput: the workdir cannot be read, or a setting has another gradient than the plain one.
+    """
     start = {"job": "grpo", "policy.start": workdir, "sft.epochs": 0, "parallel.num_devices": 1}
     settings = load_settings(config, **{**start, **overrides})
+    if settings.self_check.enabled or settings.grpo.shuffle_rewards or settings.grpo.mask_truncated:
+        raise BadInput("config: self_check.enabled, grpo.shuffle_rewards and grpo.mask_truncated must be False here")
     return PolicyTask(settings, workdir=scratch, devices=Devices(num_devices=1), terminal=Terminal())
 
 
@@ -107,4 +113,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

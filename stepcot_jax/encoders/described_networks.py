@@ -60,6 +60,12 @@ def make_network(described: Any, *, where: str) -> nn.Module:
     return kind(**values, dtype=jnp.dtype(dtype))
 
 
+def count_layers(network: Any) -> int:
+    """Return how many blocks or layers an image network's description asks for, without making it."""
+    stages = getattr(network, "blocks_per_stage", getattr(network, "layers_per_block", None))
+    return int(network.sizes.num_layers) if stages is None else sum(stages)
+
+
 def _fields(kind: type[nn.Module]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind) if field.name not in ("parent", "name")]
 

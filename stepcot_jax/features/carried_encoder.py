@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.described_networks import make_network
+from stepcot_jax.encoders.described_networks import count_layers, make_network
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -63,6 +63,10 @@ def make_carried_encoder(manifest: pathlib.Path, found: CarriedEncoder, params: 
     """
     network = make_network(found.network, where=f"{manifest}, encoder.network")
     preprocessing = read_carried_preprocessing(manifest.parent)
+    if (depth := count_layers(network)) > (number := len(jax.tree.leaves(params))):
+        raise BadInput(
+            f"{manifest}, encoder.network: {depth} layers, but the export has {number} tensors of the encoder"
+        )
     images = jax.ShapeDtypeStruct((1, preprocessing.size, preprocessing.size, 3), np.float32)
     try:
         shapes = jax.eval_shape(network.init, jax.random.key(0), images)["params"]

@@ -46,10 +46,10 @@ class PatchInput:
 
     @property
     def digest(self) -> str:
-        """Of everything that decides the patches of a picture but their dtype, in hex."""
+        """Of everything that decides the patches of a picture, in hex."""
         rules = describe_preprocessing(self.encoder.preprocessing)
         del rules["fit"]  # pictures come stretched
-        return digest_fields("patches", encoder=self.encoder.digest, preprocessing=rules).hex()
+        return digest_fields("patches", encoder=self.encoder.digest, preprocessing=rules, dtype=self.dtype).hex()
 
     def __call__(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Float[np.ndarray, "case patch channel"]:
         """Return the patches of pictures, row by row; those that are not stored are encoded.
@@ -72,7 +72,7 @@ class PatchInput:
         return found
 
     def key(self, picture: UInt8[np.ndarray, "size size 3"]) -> bytes:
-        """Return the key of a picture in a store."""
+        """Return the key of a picture uint8 [size, size, 3] in a store."""
         (key,) = image_keys(self.encoder, [digest_pixels(picture)])
         return key
 
@@ -174,5 +174,6 @@ def store_patches(
             progress=terminal.watch,
         )
         store.refresh()
+    store.check_present([item.key for item in items])
     terminal.say(counts.describe("pictures"))
     return dataclasses.replace(patches, store=store)

@@ -121,6 +121,8 @@ def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "non
       patches: dtype of the patch tokens to store with the features, or "none".
     """
     details = describe_preprocessing(encoder.preprocessing)
+    if patches != "none":
+        details["patch_shape"] = list(encoder.patch_shape())
     return StoreSpec("image", encoder.name, encoder.digest, encoder.width, details, patches)
 
 

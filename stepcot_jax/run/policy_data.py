@@ -20,7 +20,7 @@ from stepcot_jax.run.policy_start import refuse_seen_patients, write_patients
 from stepcot_jax.run.policy_tokens import TokenizedRecords, tokenize_records
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.sft import See
-from stepcot_jax.systems.stored_policy import StoredPolicy
+from stepcot_jax.systems.stored_policy import StoredPolicy, check_encoder
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.processes import wait_for_all
 from stepcot_jax.training.system import Batch
@@ -70,13 +70,20 @@ class PolicyData:
         )
 
     def check_same_lengths(self) -> None:
-        """Refuse records with a vocabulary of another size, which no checkpoint fits, and another frozen encoder."""
-        _check_same_encoder(self.workdir, self.tokens.lengths.image_encoder)
+        """Refuse records with a vocabulary of another size, which no checkpoint fits.
+
+        Raises:
+          BadInput: the vocabulary or the lengths differ from those that the run started with.
+        """
         if read_lengths(self.workdir) != self.tokens.lengths:
             raise self._other_data()
 
     def check_same(self, digest: str) -> None:
-        """Refuse other records, images or splits."""
+        """Refuse other records, images or splits.
+
+        Raises:
+          BadInput: their digest is not that of the run's start.
+        """
         if digest != self.dataset.digest:
             raise self._other_data()
 
@@ -99,17 +106,6 @@ class PolicyData:
         write_patients(self.workdir, self.dataset)
 
 
-def _check_same_encoder(workdir: pathlib.Path, digest: str) -> None:
-    """Refuse to resume with another frozen encoder, before pictures are encoded with it."""
-    before = read_lengths(workdir).image_encoder
-    if before != digest:
-        found, expected = (f"the digest {each[:12]}" if each else "none" for each in (digest, before))
-        raise BadInput(
-            f"{workdir}: config.image_encoder has {found}, the frozen encoder that the run started with {expected} "
-            "(weights, preprocessing and dtype); use the same or a new workdir"
-        )
-
-
 def load_policy_data(
     settings: Settings,
     *,
@@ -129,12 +125,15 @@ def load_policy_data(
       start: policy of the run that this one starts from; None without.
       patches: of a frozen encoder, without a store; None without.
 
+    Returns:
+      Records with their tokens and pictures, the patches of which are stored.
+
     Raises:
-      BadInput: records, images, the tokenizer or the frozen encoder cannot be used.
+      BadInput: records, images, the tokenizer or the frozen encoder cannot be used, or a resumed run had another.
     """
     encoder = "" if patches is None else patches.digest
-    if saved_steps(workdir / "checkpoints"):
-        _check_same_encoder(workdir, encoder)
+    if saved_steps(workdir / "checkpoints"):  # before pictures are encoded
+        check_encoder(workdir, read_lengths(workdir), patches)
     dataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
     refuse_seen_patients(settings, dataset)
     tokenizer = None if start is None else start.tokenizer

@@ -95,8 +95,9 @@ def read_settings(path: pathlib.Path) -> Settings:
     if isinstance(found["policy"], dict):
         found["policy"] |= {name: defaults["policy"][name] for name in list_unread(found["policy"])}
     if found.get("job") in POLICY_JOBS:
-        if is_earlier and isinstance(found.get("image_encoder"), dict):  # a policy read no frozen encoder then
-            found["image_encoder"] |= {name: defaults["image_encoder"][name] for name in ("name", "weights")}
+        encoder = found.get("image_encoder")
+        if is_earlier and isinstance(encoder, dict) and encoder.get("name") in ("pretrained", "imported"):
+            encoder |= {name: defaults["image_encoder"][name] for name in ("name", "weights")}  # nothing read them then
         for name, (_, default, _) in find_unread(found).items():
             section, key = name.split(".")
             found[section][key] = default

@@ -124,12 +124,13 @@ def read_policy(
         )
     source = read_source(workdir, settings)
     network = choose_policy(settings, tokenizer, source)
+    carried = _read_exported(workdir, phase) if exported else None
     if not for_training:
-        patches = _load_patches(workdir, settings)
-    _check_encoder(workdir, lengths, patches)
+        patches = _load_patches(workdir, settings, carried)
+    check_encoder(workdir, lengths, patches)
     expected = _expected_shapes(network, settings, patches)
-    if exported:
-        phase, step, params = _read_exported(workdir, phase)
+    if carried is not None:
+        phase, step, params = carried.manifest.phase, carried.manifest.step, carried.params
     else:
         phase, step = _find_step(workdir / "checkpoints", phase)
         params = _read_saved(workdir / "checkpoints", step, expected)
@@ -148,26 +149,39 @@ def read_policy(
     )
 
 
-def _load_patches(workdir: pathlib.Path, settings: Settings) -> PatchInput | None:
+def _load_patches(workdir: pathlib.Path, settings: Settings, carried: "_Carried | None") -> PatchInput | None:
     """Return the patches of the run's frozen encoder, if it has one: the export's own, or those of the settings."""
-    if not settings.image_encoder.is_frozen or not is_export(workdir):
-        return load_patch_input(settings)
-    manifest = workdir / MANIFEST_FILE
-    if (found := _read_manifest(workdir).encoder) is None:
-        raise BadInput(f"{manifest}: no encoder; the policy of this export reads a frozen one")
-    tensors = unflatten(read_weights(workdir, [POLICY_FILE])).get(FROZEN_ENCODER)
-    return make_patch_input(settings, make_carried_encoder(manifest, found, tensors))
+    if not settings.image_encoder.is_frozen:
+        return None
+    try:
+        if carried is None:
+            return load_patch_input(settings)
+        if carried.manifest.encoder is None:
+            raise BadInput("no encoder; the policy of this export reads a frozen one")
+        encoder = make_carried_encoder(workdir / MANIFEST_FILE, carried.manifest.encoder, carried.frozen)
+        return make_patch_input(settings, encoder)
+    except BadInput as error:
+        raise BadInput(f"{workdir / (MANIFEST_FILE if carried else 'settings.json')}: {error}") from None
 
 
-def _check_encoder(workdir: pathlib.Path, lengths: PolicyLengths, patches: PatchInput | None) -> None:
-    """Refuse a frozen encoder that is not the one whose patches the policy has learnt to read."""
+def check_encoder(workdir: pathlib.Path, lengths: PolicyLengths, patches: PatchInput | None) -> None:
+    """Refuse a frozen encoder that is not the one whose patches a policy has learnt to read.
+
+    Args:
+      workdir: of the policy's run.
+      lengths: of its policy.json.
+      patches: that the policy is to read; None for none.
+
+    Raises:
+      BadInput: the encoder, its preprocessing or the dtype of its patches is another; or only one has an encoder.
+    """
     found = "" if patches is None else patches.digest
     if found != lengths.image_encoder:
         expected = f"digest {lengths.image_encoder[:12]}" if lengths.image_encoder else "none"
         named = f"{patches.encoder.name}, digest {found[:12]}" if patches else "none"
         raise BadInput(
             f"{workdir / LENGTHS_FILE}: the frozen encoder that the policy reads is another ({expected}) than that of "
-            f"config.image_encoder ({named}); weights, preprocessing and dtype must be the same"
+            f"config.image_encoder ({named}); weights, preprocessing, dtype and features.patches must be the same"
         )
 
 
@@ -190,20 +204,24 @@ class _Manifest(msgspec.Struct):
     encoder: CarriedEncoder | None = None
 
 
-def _read_manifest(folder: pathlib.Path) -> _Manifest:
+@dataclasses.dataclass(frozen=True)
+class _Carried:
+    """What an export holds of its policy: the manifest, parameters, and those of a frozen encoder or None."""
+
+    manifest: _Manifest
+    params: Params
+    frozen: Params | None
+
+
+def _read_exported(folder: pathlib.Path, phase: str | None) -> _Carried:
+    """Return the parameters of an export, which holds those of one phase."""
     path = folder / MANIFEST_FILE
-    return read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
-
-
-def _read_exported(folder: pathlib.Path, phase: str | None) -> tuple[str, int, Params]:
-    """Return phase, update and parameters of an export, which holds those of one phase."""
-    found = _read_manifest(folder)
+    found = read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
     if phase not in (None, found.phase):
         raise BadInput(f"{folder}: no weights of the phase {phase!r}; the export has those of {found.phase!r}")
     params = unflatten(read_weights(folder, [POLICY_FILE]))
-    if found.encoder is not None:
-        params.pop(FROZEN_ENCODER, None)  # of `_load_patches`
-    return found.phase, found.step, params
+    frozen = None if found.encoder is None else params.pop(FROZEN_ENCODER, None)
+    return _Carried(found, params, frozen)
 
 
 def _read_saved(folder: pathlib.Path, step: int, expected: Any) -> Params:

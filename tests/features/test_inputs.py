@@ -241,6 +241,7 @@ def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, 
         return frozen[0].encode(images), np.asarray(images)[:, ::16, ::16].reshape(len(images), 4, 3)
 
     monkeypatch.setattr(frozen[0], "encode_patches", encode_patches, raising=False)
+    monkeypatch.setattr(frozen[0], "patch_shape", lambda: (4, 3), raising=False)
     loaded = inputs.load_inputs(frozen_settings(folder, features__patches="float16"), tmp_path, Terminal())
     spec = describe_image_store(frozen[0], patches="float16")
     store = FeatureStore(tmp_path / "features" / spec.folder_name)

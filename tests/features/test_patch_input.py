@@ -11,6 +11,7 @@ from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.features.patch_input import make_patch_input, store_patches
+from stepcot_jax.features.spec import describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import load_settings
@@ -67,6 +68,26 @@ def test_stored_patches_are_those_that_are_encoded(tmp_path, dtype):
     encoder.images.clear()
     np.testing.assert_array_equal(again(PICTURES[:3]), found[:3])
     assert not encoder.images
+
+
+def test_the_digest_is_of_all_that_decides_a_patch():
+    plain = make_patch_input(settings_of(), PatchEncoder())
+    assert make_patch_input(settings_of(patches="float32"), PatchEncoder()).digest == plain.digest
+    assert make_patch_input(settings_of(patches="float16"), PatchEncoder()).digest != plain.digest
+    assert make_patch_input(settings_of(), PatchEncoder(digest="other weights")).digest != plain.digest
+    other = PatchEncoder()
+    other.preprocessing = dataclasses.replace(other.preprocessing, mean=(0.5, 0.5, 0.4))
+    assert make_patch_input(settings_of(), other).digest != plain.digest
+    other.preprocessing = dataclasses.replace(PatchEncoder.preprocessing, fit="pad")  # pictures come stretched
+    assert make_patch_input(settings_of(), other).digest == plain.digest
+
+
+def test_a_store_of_patches_of_another_shape_is_another_store(tmp_path):
+    spec = describe_image_store(PatchEncoder(), patches="float32")
+    encoder = PatchEncoder()
+    encoder.patch_shape = lambda: (17, 3)
+    assert describe_image_store(encoder, patches="float32").folder_name != spec.folder_name
+    assert describe_image_store(encoder).folder_name == describe_image_store(PatchEncoder()).folder_name
 
 
 def test_nothing_is_written_without_a_store(tmp_path):

@@ -209,6 +209,15 @@ def test_an_encoder_that_policies_could_not_read_then_is_dropped_of_earlier_work
     assert read_settings(tmp_path / "settings.json") == settings
 
 
+def test_an_encoder_name_that_policies_accept_is_kept_of_earlier_workdirs(tmp_path):
+    settings = load_settings("quickstart", job="sft")
+    write_settings(tmp_path / "settings.json", settings)
+    earlier = json.loads((tmp_path / "settings.json").read_text())
+    del earlier["curriculum"]["first_loss"]
+    (tmp_path / "settings.json").write_text(json.dumps(earlier))
+    assert read_settings(tmp_path / "settings.json").image_encoder.name == "resnet_small"
+
+
 def test_a_chain_config_with_the_job_of_a_policy_is_accepted():
     assert load_settings("quickstart", job="sft").image_encoder.name == "resnet_small"
 
