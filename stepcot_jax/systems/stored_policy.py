@@ -115,13 +115,7 @@ def read_policy(
         require_read(workdir)
         require_modest(workdir, num_layers=settings.policy.num_layers, num_heads=settings.policy.num_heads)
     lengths = read_lengths(workdir)
-    is_named = exported and settings.policy.tokenizer
-    tokenizer = load_pretrained(str(workdir)) if is_named else read_tokenizer(workdir, settings)
-    if tokenizer.num_words != lengths.num_words:
-        raise BadInput(
-            f"{workdir}: the tokenizer has {tokenizer.num_words} words, policy.json {lengths.num_words}; the files "
-            "must be of one run"
-        )
+    tokenizer = _read_tokenizer(workdir, settings, lengths, is_exported=exported)
     source = read_source(workdir, settings)
     network = choose_policy(settings, tokenizer, source)
     carried = _read_exported(workdir, phase) if exported else None
@@ -147,6 +141,20 @@ def read_policy(
         phase=phase,
         step=step,
     )
+
+
+def _read_tokenizer(
+    workdir: pathlib.Path, settings: Settings, lengths: PolicyLengths, *, is_exported: bool
+) -> AnyTokenizer:
+    """Return the tokenizer of a run or an export, whose files must be of one run."""
+    is_named = is_exported and settings.policy.tokenizer
+    tokenizer = load_pretrained(str(workdir)) if is_named else read_tokenizer(workdir, settings)
+    if tokenizer.num_words != lengths.num_words:
+        raise BadInput(
+            f"{workdir}: the tokenizer has {tokenizer.num_words} words, policy.json {lengths.num_words}; the files "
+            "must be of one run"
+        )
+    return tokenizer
 
 
 def _load_patches(workdir: pathlib.Path, settings: Settings, carried: "_Carried | None") -> PatchInput | None:

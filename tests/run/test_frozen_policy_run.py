@@ -15,6 +15,7 @@ from run.small_policy_run import read_log, read_results, reward_tokens, small_se
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.export import policy_loader
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.policy_reader import load_reader
@@ -200,6 +201,7 @@ def test_a_bfloat16_encoder_is_exported(tmp_path):
         with pytest.MonkeyPatch.context() as patch:  # a policy of few updates says the same of every picture
             patch.setattr(stored_policy, "_put_for_replies", lambda *_, found=varied: found)
             export_policy(tmp_path / "run", tmp_path / f"exported_{seed}")
+        assert policy_loader.check(tmp_path / f"exported_{seed}")["same_tokens"] == 1
 
 
 @pytest.mark.parametrize(
