@@ -74,7 +74,8 @@ def load(folder: pathlib.Path, *, data: int, model: int) -> dict[str, float]:
     from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
     from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
     from stepcot_jax.policies.qwen.qwen_setup import QwenSource
-    from stepcot_jax.policies.qwen.qwen_sharding import make_mesh, param_shardings
+    from stepcot_jax.policies.qwen.qwen_sharding import param_shardings
+    from stepcot_jax.training.parallel import make_mesh
     from stepcot_jax.training.state import put_given
 
     config = read_qwen_config(folder)
@@ -82,7 +83,7 @@ def load(folder: pathlib.Path, *, data: int, model: int) -> dict[str, float]:
     source = QwenSource(folder=folder, config=config, vision=config.vision, grid=8)
     policy = QwenPolicy(SquareQwen(config.sizes, config.vision, jnp.dtype(jnp.bfloat16), grid=8), is_given=True)
     shapes = jax.eval_shape(lambda: policy.init(jax.random.key(0)))["params"]
-    places = param_shardings(shapes, make_mesh(data=data, model=model))
+    places = param_shardings(shapes, make_mesh(jax.devices()[: data * model], {"data": data, "model": model}))
     blank = jax.tree.map(lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), shapes, places)
     before, start = _peak_bytes(), time.perf_counter()
     given = source.load(policy)

@@ -36,11 +36,13 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
     from stepcot_jax.policies.qwen import qwen_sharding, qwen_tuning
     from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
     from stepcot_jax.policies.qwen.qwen_published import published_config
+    from stepcot_jax.training.parallel import make_mesh
 
     config = published_config(NAMES[name])
     decoder, vision = config.sizes, config.vision
     assert vision is not None  # noqa: S101 - for the type checker
-    network, mesh = QwenVl(decoder, vision, jnp.bfloat16, remat=True), qwen_sharding.make_mesh(data=data, model=model)
+    network = QwenVl(decoder, vision, jnp.bfloat16, remat=True)
+    mesh = make_mesh(jax.devices()[: data * model], {"data": data, "model": model})
     settings, shapes = LowRankSettings(), qwen_shapes(decoder, vision)
     trained = qwen_tuning.PROJECTOR if low_rank else qwen_tuning.DECODER_AND_PROJECTOR
     chosen, frozen = jax.eval_shape(

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.global_batch import GlobalBatch
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.parallel import Devices, make_mesh
 
 DATA, MODEL = "data", "model"
 
@@ -47,9 +46,7 @@ class MeshDevices(Devices):
                 f"config.parallel.model_devices: {model_devices} is not a divisor of {local}, the devices of a process"
             )
         self.num_data = self.num_devices // model_devices
-        grid = np.array(self.devices).reshape(self.num_data, model_devices)
-        auto = jax.sharding.AxisType.Auto
-        self.mesh = Mesh(grid, (DATA, MODEL), axis_types=(auto, auto))
+        self.mesh = make_mesh(self.devices, {DATA: self.num_data, MODEL: model_devices})
         self._place = place
 
     @property

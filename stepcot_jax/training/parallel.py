@@ -5,13 +5,14 @@ The state lies whole on every device, and each device has its rows of the batch.
 state as the same replicated arrays, so that checkpoints do not depend on the devices.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.global_batch import AXIS, GlobalBatch
@@ -41,7 +42,7 @@ class Devices:
         shared: frozenset[str] = frozenset(),
     ) -> None:
         # In the order of the processes, so that the rows of a batch are in the order in which they are loaded.
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        devices = sorted(jax.devices(), key=lambda device: (process_of(device), device.id))
         several = jax.process_count() > 1
         if num_devices > len(devices) or (several and num_devices not in (0, len(devices))):
             expected = (
@@ -53,10 +54,8 @@ class Devices:
         self.devices = devices[: num_devices or len(devices)]
         self.transform, self.num_passes, self.shared = transform, num_passes, shared
         self.num_devices = len(self.devices)
-        # Auto axes: `jax.make_mesh` would make explicit ones, whose arrays carry their sharding in their types.
-        self.mesh = jax.make_mesh(
-            (self.num_devices,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=self.devices
-        )
+        # Not by `jax.make_mesh`: on TPUs it reorders the devices into a ring, in which processes alternate.
+        self.mesh = make_mesh(self.devices, {AXIS: self.num_devices})
 
     @property
     def whole(self) -> jax.sharding.Sharding:
@@ -114,6 +113,7 @@ class Devices:
 
     def put_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
         """Put this process's rows of a batch on the devices, as arrays of all rows; shared entries whole on each."""
+        self._require_row_order()
         rows, shared = self._divide(batch)
         if jax.process_count() == 1:
             return jax.device_put(rows, self.by_row) | shared
@@ -124,13 +124,18 @@ class Devices:
         """As `put_rows`, in the form that a compiled update takes."""
         if not self._is_pmapped:
             return self.put_rows(batch)
+        self._require_row_order()
         rows, shared = self._divide(batch)
         num_local = self.num_devices // jax.process_count()
         folded = {name: _fold_rows(np.asarray(array), num_local) for name, array in rows.items()}
         # Of several processes each gives `pmap` its own rows alone.
         local = [device for device in self.devices if device.process_index == jax.process_index()]
-        mesh = jax.sharding.Mesh(np.array(local), (AXIS,))
+        mesh = make_mesh(local, {AXIS: len(local)})
         return jax.device_put(folded, NamedSharding(mesh, PartitionSpec(AXIS))) | shared
+
+    def _require_row_order(self) -> None:
+        if self.num_devices > 1:
+            require_row_order(self.by_row, self.num_shares)
 
     def _divide(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = {name: array for name, array in batch.items() if name not in self.shared}
@@ -205,8 +210,54 @@ class Devices:
         return jax.ShapeDtypeStruct(shape, array.dtype, sharding=self.by_row)
 
     def gather_rows(self, rows: Any) -> Any:
-        """Return the rows of all processes, in order, as host arrays."""
-        return rows if jax.process_count() == 1 else multihost_utils.process_allgather(rows, tiled=True)
+        """Return the rows of all processes, in the order of the processes, as host arrays."""
+        if jax.process_count() == 1:
+            return rows
+        # Processes come in the order of `jax.devices()`, so that each says which it is.
+        found, processes = multihost_utils.process_allgather((rows, np.array(jax.process_index(), np.int32)))
+        order = np.argsort(processes)
+        return jax.tree.map(lambda leaf: np.concatenate(leaf[order]), found)
+
+
+def process_of(device: jax.Device) -> int:
+    """Return the process that has a device."""
+    return device.process_index
+
+
+def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
+    """Return a mesh of devices in the given order.
+
+    Args:
+      devices: as many as the axes have places, the last axis varying fastest.
+      axes: number of devices along each axis, by its name.
+    """
+    # Auto axes: explicit ones make arrays carry their sharding in their types.
+    axis_types = (jax.sharding.AxisType.Auto,) * len(axes)
+    return Mesh(np.array(devices).reshape(*axes.values()), tuple(axes), axis_types=axis_types)
+
+
+@functools.lru_cache
+def require_row_order(by_row: jax.sharding.Sharding, num_shares: int) -> None:
+    """Check that the shares of a batch lie on the devices in the order of the processes that load them.
+
+    Process 0 loads the first rows, process 1 the next; labels and other host arrays have this order.
+
+    Args:
+      by_row: divides the rows among the devices.
+      num_shares: of the rows.
+
+    Raises:
+      RuntimeError: a device has a share of another process's rows.
+    """
+    placed = by_row.devices_indices_map((num_shares,))
+    processes = sorted({process_of(device) for device in placed})
+    for device, (rows,) in placed.items():
+        owner = processes[(rows.start or 0) * len(processes) // num_shares]
+        if owner != process_of(device):
+            raise RuntimeError(
+                f"rows of process {owner} would lie on {device} of process {process_of(device)}; "
+                "expected devices in the order of their processes"
+            )
 
 
 def _fold_rows(rows: np.ndarray, num_devices: int) -> np.ndarray:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from stepcot_jax.policies.qwen.qwen_sharding import make_mesh
+from stepcot_jax.training.parallel import make_mesh
 from stepcot_jax.training.state import put_given
 
 
 def make_params():
     """Parameters over eight devices, divided along both axes, along one, and whole; and one on a single device."""
-    mesh = make_mesh(data=4, model=2)
+    mesh = make_mesh(jax.devices()[:8], {"data": 4, "model": 2})
     specs = {"both": ("data", "model"), "one": (None, "data"), "whole": ()}
     placed = {
         name: jax.device_put(jnp.zeros((4, 8), jnp.float32), NamedSharding(mesh, PartitionSpec(*spec)))

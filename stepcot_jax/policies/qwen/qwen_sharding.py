@@ -43,12 +43,6 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 """Parameters by '/'-joined path -> the mesh axis that divides each of their axes; all others are on every device."""
 
 
-def make_mesh(*, data: int, model: int) -> Mesh:
-    """Return a mesh of data x model devices."""
-    auto = jax.sharding.AxisType.Auto
-    return jax.make_mesh((data, model), (DATA, MODEL), axis_types=(auto, auto), devices=jax.devices()[: data * model])
-
-
 def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
     """Return how a parameter is divided.
 
@@ -74,7 +68,7 @@ def param_shardings(tree: Any, mesh: Mesh) -> Any:
 
     Args:
       tree: arrays or shapes; the keys of its dictionaries, joined, are the paths of the parameters.
-      mesh: of `make_mesh`.
+      mesh: with the axes `data` and `model`.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:

@@ -20,7 +20,6 @@ from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image
 from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
 from stepcot_jax.policies.qwen.qwen_sharding import (
     bytes_on_a_device,
-    make_mesh,
     param_shardings,
     row_shardings,
     spec_of,
@@ -33,6 +32,7 @@ from stepcot_jax.policies.qwen.qwen_tuning import (
     tuning_loss,
     tuning_update,
 )
+from stepcot_jax.training.parallel import make_mesh
 
 LORA = LowRankSettings(rank=4)
 
@@ -56,7 +56,7 @@ def tiny(tmp_path_factory):
 
 def test_eight_devices_compute_what_one_does(tiny):
     network, tuned, frozen, rows = tiny
-    mesh = make_mesh(data=2, model=4)
+    mesh = make_mesh(jax.devices()[:8], {"data": 2, "model": 4})
     compute = functools.partial(tuning_loss, network=network, low_rank=LORA)
     expected_loss, expected = jax.jit(jax.value_and_grad(compute))(tuned, frozen, rows)
     run = jax.jit(jax.value_and_grad(functools.partial(compute, mesh=mesh)))
@@ -71,7 +71,7 @@ def test_eight_devices_compute_what_one_does(tiny):
 
 def test_parameters_and_optimizer_state_stay_divided(tiny):
     network, tuned, frozen, rows = tiny
-    mesh = make_mesh(data=2, model=4)
+    mesh = make_mesh(jax.devices()[:8], {"data": 2, "model": 4})
     optimizer = optax.adamw(1e-3, eps=1.0)  # a smaller one would enlarge the rounding of gradients near 0
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to a whole number
         update = functools.partial(tuning_update, network=network, optimizer=optimizer, low_rank=LORA)
