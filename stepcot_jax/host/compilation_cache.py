@@ -20,14 +20,16 @@ def user_cache() -> pathlib.Path | None:
 
 
 def user_folder() -> pathlib.Path | None:
-    """Return the folder of this user's caches, `~/.cache/stepcot_jax`; None without a home."""
+    """Return the folder of this user's caches, `~/.cache/stepcot_jax`; None without a home that can be written."""
     base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # as its specification says, a relative one does not count
         try:
             base = pathlib.Path.home() / ".cache"
         except RuntimeError:
             return None
-    return base / "stepcot_jax"
+    folder = base / "stepcot_jax"
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return folder if os.access(nearest, os.W_OK) else None  # containers may run as a user whose home is /
 
 
 def use_compilation_cache() -> pathlib.Path | None:

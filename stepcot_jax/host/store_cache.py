@@ -198,20 +198,22 @@ def staging_folder(kind: str, address: str) -> pathlib.Path:
     Raises:
       BadInput: it belongs to another user, or cannot be made.
     """
-    base = user_folder()
-    if base is None:
-        base = pathlib.Path(tempfile.gettempdir()) / f"stepcot_jax-{os.getuid()}"
-        make_private_folder(base)
-    folder = base / kind / hashlib.sha256(address.encode()).hexdigest()[:32]
+    folder = _find_base() / kind / hashlib.sha256(address.encode()).hexdigest()[:32]
     make_private_folder(folder.parent)
     make_private_folder(folder)
     return folder
 
 
 def _make_cache() -> pathlib.Path:
-    base = user_folder()
-    if base is None:
-        raise BadInput("there is no home for the cache of downloaded folders; set XDG_CACHE_HOME to a folder")
-    cache = base / "stores"
+    cache = _find_base() / "stores"
     make_private_folder(cache)
     return cache
+
+
+def _find_base() -> pathlib.Path:
+    """Return the user's cache, else a folder of this user alone in the folder of temporary files."""
+    base = user_folder()
+    if base is None:
+        base = pathlib.Path(tempfile.gettempdir()) / f"stepcot_jax-{os.getuid()}"
+        make_private_folder(base)
+    return base

@@ -21,6 +21,7 @@ from stepcot_jax.host.errors import BadInput, Preempted
 JOIN_SECONDS = 300
 """How long a process waits for the others at the start."""
 
+_EXTRAS = {"cuda": "cuda12", "tpu": "tpu"}
 _MOST_SECONDS = 7 * 24 * 3600
 _NUM_WAITS = itertools.count()
 _LOOKS = 30
@@ -46,7 +47,8 @@ def join_processes(
       environment: variables of this process.
 
     Raises:
-      BadInput: an argument is missing or no number, or the number of processes differs.
+      BadInput: an argument is missing or no number, the number of processes differs, or JAX_PLATFORMS names an
+        accelerator that is not there.
     """
     coordinator = coordinator or environment.get("STEPCOT_COORDINATOR") or None
     num_processes = _number(num_processes, "STEPCOT_NUM_PROCESSES", environment, least=1)
@@ -62,11 +64,35 @@ def join_processes(
             _initialize(coordinator, num_processes=num_processes, process_id=process_id)
     elif is_cluster(environment) or (num_processes or 1) > 1:  # a TPU VM tells jax by its metadata server alone
         _initialize("the platform's coordinator")
+    _require_accelerator(environment)
     if num_processes is not None and jax.process_count() != num_processes:
         raise BadInput(
             f"--num_processes: {num_processes} expected, {jax.process_count()} joined; on platforms that "
             "do not report their processes, --coordinator and --process_id are required too"
         )
+
+
+def _require_accelerator(environment: Mapping[str, str]) -> None:
+    """Refuse another backend than the first of JAX_PLATFORMS: jax skips "cuda" where it sees no NVIDIA device."""
+    asked = environment.get("JAX_PLATFORMS", "").split(",")[0].strip().lower()
+    if asked in ("", "cpu"):
+        return
+    try:
+        found = jax.default_backend()
+    except (RuntimeError, AssertionError):
+        found = "none"
+    if found != {"cuda": "gpu", "rocm": "gpu"}.get(asked, asked):
+        raise BadInput(
+            f"JAX_PLATFORMS={environment['JAX_PLATFORMS']}: no {asked} device (backend: {found}); check the driver, "
+            f"the extra {_EXTRAS.get(asked, asked)!r} and the visible devices; JAX_PLATFORMS=cpu computes on the CPU"
+        )
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if found == "gpu" and visible and not is_cluster(environment):  # under Slurm each process takes one of them
+        number = len(visible.split(","))
+        if jax.local_device_count() < number:
+            raise BadInput(
+                f"CUDA_VISIBLE_DEVICES={visible}: names {number} GPUs, found {jax.local_device_count()} on this machine"
+            )
 
 
 def is_cluster(environment: Mapping[str, str]) -> bool:

@@ -1,0 +1,107 @@
+"""What a launcher promises of the machine: a GPU that was asked for is there, and a user without a home can train."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.training import processes
+
+ROOT = pathlib.Path(__file__).parents[2]
+RUN = {
+    "CONFIG": str(ROOT / "configs/quickstart.py"),
+    "WORKDIR": "run",
+    "PYTHON": sys.executable,
+    "PYTHONPATH": str(ROOT),
+}
+NO_GPU = pytest.mark.skipif(pathlib.Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
+MISSING = "JAX_PLATFORMS=cuda,cpu: no cuda device"
+
+
+@NO_GPU
+def test_gpu_without_a_gpu_ends_with_2(run, tmp_path):
+    code, _, err = run("gpu.sh", **RUN)
+    assert (code, MISSING in err) == (2, True), err
+    assert not (tmp_path / "run").exists()
+
+
+@NO_GPU
+def test_slurm_without_a_gpu_ends_with_2(run, put, tmp_path):
+    put("srun", 'while [[ $1 != env ]]; do shift; done; exec "$@"')
+    code, _, err = run("slurm.sbatch", **RUN, SLURM_JOB_ID="71", SLURM_NTASKS="1")
+    assert (code, MISSING in err) == (2, True), err
+
+
+@NO_GPU
+def test_local_processes_without_a_gpu_end_with_2(run, tmp_path):
+    code, _, err = run("local_processes.sh", "2", **RUN, GPUS_PER_PROCESS="1")
+    assert code == 2, err
+    assert all(MISSING in (tmp_path / f"run/logs/process_{number}.log").read_text() for number in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("backend", "variables", "words"),
+    [
+        ("cpu", {}, None),
+        ("cpu", {"JAX_PLATFORMS": "cpu"}, None),
+        ("gpu", {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,3"}, None),
+        ("tpu", {"JAX_PLATFORMS": "tpu,cpu"}, None),
+        ("cpu", {"JAX_PLATFORMS": "tpu,cpu"}, r"no tpu device \(backend: cpu\)"),
+        ("cpu", {"JAX_PLATFORMS": "rocm"}, "no rocm device"),
+        # CUDA ends its list at the first id that does not exist.
+        ("gpu", {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,3,9"}, "names 3 GPUs, found 2"),
+        # Slurm names all GPUs of the node, of which each task takes its own.
+        (
+            "gpu",
+            {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,2", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"},
+            None,
+        ),
+    ],
+)
+def test_the_backend_is_the_one_that_was_asked_for(monkeypatch, backend, variables, words):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    if words is None:
+        processes.join_processes(environment=variables)
+        return
+    with pytest.raises(BadInput, match=words):
+        processes.join_processes(environment=variables)
+
+
+def test_a_user_without_a_home_trains(tmp_path):
+    """As the image's entry point under Kubernetes: uid 1000, HOME=/, and nothing below / can be written."""
+    if os.getuid() or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv (Debian: util-linux)")
+    work = tmp_path / "work"
+    work.mkdir()
+    os.chown(work, 1000, 1000)
+    for parent in (work, *work.parents):  # pytest's own folders are root's alone
+        if parent.stat().st_mode & 0o777 == 0o700:
+            parent.chmod(0o711)
+    as_user = [
+        *("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"),
+        # Reading the interpreter and this checkout, which may lie in root's home; writing is refused as ever.
+        *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", sys.executable),
+    ]
+    dropped = ("XDG_", "JAX_COMPILATION", "XLA_FLAGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    variables = {**kept, "HOME": "/", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(work)}
+
+    def start(*arguments):
+        command, how = [*as_user, *arguments], {"capture_output": True, "text": True, "timeout": 400}
+        done = subprocess.run(command, env=variables, cwd=work, **how)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.strip()
+
+    code = "from stepcot_jax.host.store_cache import staging_folder; print(staging_folder('run', 'gs://bucket/run'))"
+    assert pathlib.Path(start("-c", code)).parent.parent == work / "stepcot_jax-1000"
+    settings = {"phantom.num_cases": 60, "training.teacher_epochs": 1, "training.joint_epochs": 1}
+    flags = [f"--config.{name}={value}" for name, value in settings.items()]
+    start("-m", "stepcot_jax.main", "--config=quickstart", f"--workdir={work / 'run'}", *flags)
+    assert (work / "run/report.json").exists()
