@@ -14,8 +14,11 @@ import pathlib
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepcot_jax.demo.guard import LOOPBACK, Guard
+from stepcot_jax.demo.uploads import MAX_MEGABYTES, Uploads
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
 
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from stepcot_jax.explain.saliency import Explainer
     from stepcot_jax.predict.policy_reader import PolicyReader
 
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 # Keeps browsers from asking other hosts for the fonts and scripts that Gradio's own page names.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
@@ -52,6 +54,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="another host name or address under which browsers reach the page; may be repeated",
     )
     parser.add_argument(
         "--examples",
@@ -91,9 +100,16 @@ def main(arguments: list[str] | None = None) -> int:
         explainer = Explainer(load_trained(checkpoint, names=(options.model,)), model=options.model)
     examples = () if explainer is None else find_examples(options.examples, explainer.trained)
     reader = None if policy is None else load_reader(policy)
-    if options.host not in _LOCAL:
+    if options.host not in LOOPBACK:
         print(f"note: other machines can reach this page on {options.host}, without a password", file=sys.stderr)
-    serve(explainer, gradio, reader=reader, examples=examples, host=options.host, port=options.port)
+    serve(
+        *(explainer, gradio),
+        reader=reader,
+        examples=examples,
+        host=options.host,
+        port=options.port,
+        allowed_hosts=options.allow_host,
+    )
     return 0
 
 
@@ -119,6 +135,7 @@ def serve(
     examples: "tuple[Example, ...]" = (),
     host: str,
     port: int,
+    allowed_hosts: Sequence[str] = (),
 ) -> None:
     """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
 
@@ -129,6 +146,7 @@ def serve(
       examples: radiographs to try.
       host: address to listen on.
       port: to listen on; 0 takes a free one.
+      allowed_hosts: names under which it is reached beside `host` and those of this machine for itself.
 
     Raises:
       BadInput: the address or the port cannot be used.
@@ -146,9 +164,11 @@ def serve(
         if reader is not None:
             reader.warm_up()
         found_host, found_port = listening.getsockname()[:2]
-        blocks = make_blocks(explainer, gradio, reader=reader, examples=examples)
-        app = _make_app(blocks, gradio, host=found_host, port=found_port)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
+        uploads = Uploads(pathlib.Path(folder) / "uploads")
+        blocks = make_blocks(explainer, gradio, uploads=uploads, reader=reader, examples=examples)
+        app = _make_app(blocks, gradio, uploads=uploads, host=found_host, port=found_port)
+        guard = Guard(app, names=(host, found_host, *allowed_hosts), uploads=uploads)
+        config = uvicorn.Config(guard, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
         shown = f"[{found_host}]" if ":" in found_host else found_host
         print(f"http://{shown}:{found_port} (Ctrl-C stops it)", flush=True)
         uvicorn.Server(config).run(sockets=[listening])
@@ -173,10 +193,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _make_app(blocks: Any, gradio: Any, *, host: str, port: int) -> Any:
+def _make_app(blocks: Any, gradio: Any, *, uploads: Uploads, host: str, port: int) -> Any:
     import fastapi
-
-    from stepcot_jax.demo.sessions import MAX_MEGABYTES
 
     no_docs: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = fastapi.FastAPI(**no_docs)
@@ -187,6 +205,11 @@ def _make_app(blocks: Any, gradio: Any, *, host: str, port: int) -> Any:
         for name, value in _HEADERS.items():
             response.headers[name] = value
         return response
+
+    async def receive(request: Any) -> Any:
+        return await uploads.receive(request, blocks)
+
+    app.add_route("/gradio_api/upload", receive, methods=["POST"])  # in front of Gradio's own
 
     return gradio.mount_gradio_app(
         app,

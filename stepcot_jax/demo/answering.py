@@ -1,7 +1,6 @@
 """The demo's tab for a policy: a radiograph, a question, and the reply with its boxes drawn."""
 
 import base64
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.data.images.boxed_pictures import write_png
-from stepcot_jax.demo.sessions import MAX_MEGABYTES, SECONDS_KEPT, SUFFIXES, read_upload
+from stepcot_jax.demo.sessions import SECONDS_KEPT
+from stepcot_jax.demo.uploads import MAX_MEGABYTES, SUFFIXES, Uploads
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.pages import make_environment
 from stepcot_jax.predict.asked_questions import list_questions
@@ -27,12 +27,13 @@ Drop in a frontal chest radiograph and ask about it. The reply names boxes, whic
 For research; **not a medical device**. Nothing is kept: a file is deleted as soon as it is read."""
 
 
-def add_answering(reader: PolicyReader, gradio: Any) -> None:
+def add_answering(reader: PolicyReader, gradio: Any, uploads: Uploads) -> None:
     """Add the tab's parts and events to the blocks that are open.
 
     Args:
       reader: of the policy that answers.
       gradio: the library, an optional dependency.
+      uploads: files that visitors upload.
     """
     gradio.Markdown(_INTRODUCTION)
     picture = gradio.State(None, time_to_live=SECONDS_KEPT)
@@ -59,21 +60,15 @@ def add_answering(reader: PolicyReader, gradio: Any) -> None:
         except BadInput as error:
             raise gradio.Error(str(error), print_exception=False) from None
 
-    file.upload(
-        lambda path: (say(take_picture, path, reader) if path else None, _NOTHING_YET), file, [picture, view], **how
-    )
+    def take_picture(path: str | None) -> tuple[Any, str]:
+        if not path:
+            return None, _NOTHING_YET
+        return say(lambda: read_pixels(uploads.take(path), max_pixels=reader.trained.max_pixels)), _NOTHING_YET
+
+    file.upload(take_picture, file, [picture, view], **how)
     file.clear(lambda: (None, _NOTHING_YET), None, [picture, view], **how)
     asked = [picture, question, choices, kind, sample, seed]
     ask.click(lambda *asked: say(answer_question, reader, *asked), asked, view, **how)
-
-
-def take_picture(path: str | os.PathLike[str], reader: PolicyReader) -> UInt8[np.ndarray, "height width *channel"]:
-    """Read an uploaded file and delete it, even if it cannot be read.
-
-    Raises:
-      BadInput: it is too large, or not a readable image.
-    """
-    return read_pixels(read_upload(path), max_pixels=reader.trained.max_pixels)
 
 
 def answer_question(
@@ -89,7 +84,7 @@ def answer_question(
 
     Args:
       reader: of the policy.
-      picture: of `take_picture`; None before an upload.
+      picture: pixels; None before an upload.
       question: as entered.
       choices: one a line; "" for none.
       kind: of `record.KINDS`, or "guess".

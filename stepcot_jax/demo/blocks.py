@@ -9,15 +9,13 @@ from typing import Any
 from stepcot_jax.demo.answering import add_answering
 from stepcot_jax.demo.examples import CLICKED, Example, write_examples
 from stepcot_jax.demo.sessions import (
-    MAX_MEGABYTES,
     SECONDS_KEPT,
-    SUFFIXES,
     Session,
     read_session,
     start_session,
-    take_upload,
     takes_corrections,
 )
+from stepcot_jax.demo.uploads import MAX_MEGABYTES, SUFFIXES, Uploads
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
@@ -46,6 +44,7 @@ def make_blocks(
     explainer: Explainer | None,
     gradio: Any,
     *,
+    uploads: Uploads,
     reader: PolicyReader | None = None,
     examples: tuple[Example, ...] = (),
 ) -> Any:
@@ -54,6 +53,7 @@ def make_blocks(
     Args:
       explainer: of the network that reads steps, with batch size 1; None for none.
       gradio: the library, an optional dependency.
+      uploads: files that visitors upload.
       reader: of the policy that answers questions; None for none.
       examples: radiographs to try.
     """
@@ -61,17 +61,17 @@ def make_blocks(
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
         if explainer is not None and reader is not None:
             with gradio.Tab("Steps"):
-                _add_reading(explainer, gradio, examples)
+                _add_reading(explainer, gradio, examples, uploads)
             with gradio.Tab("Questions"):
-                add_answering(reader, gradio)
+                add_answering(reader, gradio, uploads)
         elif explainer is not None:
-            _add_reading(explainer, gradio, examples)
+            _add_reading(explainer, gradio, examples, uploads)
         elif reader is not None:
-            add_answering(reader, gradio)
+            add_answering(reader, gradio, uploads)
     return blocks
 
 
-def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...]) -> None:
+def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...], uploads: Uploads) -> None:
     can_correct = takes_corrections(explainer)
     steps = explainer.trained.chain.steps
     promise = _CORRECTING if follows_corrections(explainer.trained, model=explainer.model) else _IGNORING
@@ -93,7 +93,7 @@ def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...
     show = functools.partial(_show, explainer, gradio, can_correct)
     outputs = [session, view, undo, *radios]
     how = {"outputs": outputs, "api_visibility": "private", "show_progress": "minimal"}
-    file.upload(lambda path: show(lambda: path and take_upload(path, explainer)), file, **how)
+    file.upload(lambda path: show(lambda: path and start_session(uploads.take(path), explainer)), file, **how)
     file.clear(lambda: show(lambda: None), None, **how)
 
     def take_example(event: gradio.EventData) -> list[Any]:

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -14,8 +13,6 @@ from stepcot_jax.data.images.dicom_projection import Projection
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.explain.drawing import explain_pictures
 from stepcot_jax.explain.saliency import Explainer
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file
 from stepcot_jax.host.pages import make_environment
 from stepcot_jax.predict.answer_changes import describe_shifts
 from stepcot_jax.predict.answers import ChainReading
@@ -23,12 +20,6 @@ from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import follows_corrections, give_answers, takes_answers
 from stepcot_jax.predict.radiographs import read_unresized, to_input
 from stepcot_jax.report.embedded_pictures import write_map_layer, write_overlay, write_picture
-
-MAX_MEGABYTES = 64
-"""Largest upload: the largest detectors write about 50 MB without compression."""
-
-SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
-"""Of files that the page offers to upload."""
 
 SECONDS_KEPT = 1800
 """How long a radiograph stays in memory after the last click."""
@@ -84,19 +75,6 @@ class ShownStep:
     given: bool
 
 
-def take_upload(path: str | os.PathLike[str], explainer: Explainer) -> Session:
-    """Read an uploaded file and delete it, even if it cannot be read.
-
-    Args:
-      path: of the upload.
-      explainer: of the network that will read it.
-
-    Raises:
-      BadInput: it is too large, or not a readable image.
-    """
-    return start_session(read_upload(path), explainer)
-
-
 def start_session(image: Any, explainer: Explainer) -> Session:
     """Return a radiograph, as `read_radiograph` takes it, at the encoder's size and with the detail for people.
 
@@ -110,21 +88,6 @@ def start_session(image: Any, explainer: Explainer) -> Session:
     side = longest if preprocessing.fit == "pad" else shortest
     larger = dataclasses.replace(preprocessing, size=min(MAX_DETAIL, max(side, preprocessing.size)))
     return Session(resize_image(pixels, preprocessing), resize_image(pixels, larger), projection=projection)
-
-
-def read_upload(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of an uploaded file and delete it, even if it cannot be read.
-
-    Raises:
-      BadInput: it cannot be read or is too large.
-    """
-    upload = pathlib.Path(path)
-    try:
-        return read_file(upload, max_bytes=MAX_MEGABYTES * 10**6)
-    except OSError as error:
-        raise BadInput(f"the upload cannot be read ({error.strerror}); expected an image file") from None
-    finally:
-        upload.unlink(missing_ok=True)
 
 
 def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[ShownStep, ...]]:

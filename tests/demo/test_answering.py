@@ -14,8 +14,9 @@ from policies.policy_workdir import make_policy_workdir
 from report.browser import Watched, find_violations, open_browser, open_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
-from stepcot_jax.demo.answering import answer_question, take_picture, write_answer_view
+from stepcot_jax.demo.answering import answer_question, write_answer_view
 from stepcot_jax.demo.blocks import make_blocks
+from stepcot_jax.demo.uploads import Uploads
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.asked_questions import list_questions
@@ -38,16 +39,6 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("answering") / "run"
     _, records, _ = make_policy_workdir(folder)
     return load_reader(folder), [record for record in records if record.split == "test"]
-
-
-def test_an_upload_is_deleted_whether_it_can_be_read_or_not(run, tmp_path):
-    good, bad = tmp_path / "a.png", tmp_path / "b.png"
-    Image.fromarray(PICTURE).save(good)
-    bad.write_bytes(b"nothing")
-    np.testing.assert_array_equal(take_picture(good, run[0]), PICTURE)
-    with pytest.raises(BadInput, match="expected a PNG"):
-        take_picture(bad, run[0])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_question_is_answered(run):
@@ -110,14 +101,15 @@ def tabs_of(blocks):
 def test_the_page_has_a_tab_for_each_run(run, tmp_path):
     gradio = pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
     parts = {"asked-radiograph", "question", "choices", "kind", "ask", "answer"}
-    alone = make_blocks(None, gradio, reader=run[0])
+    uploads = Uploads(tmp_path / "uploads")
+    alone = make_blocks(None, gradio, uploads=uploads, reader=run[0])
     assert parts <= ids_of(alone)
     assert "radiograph" not in ids_of(alone)
     assert tabs_of(alone) == []
     make_trained_workdir(tmp_path / "steps")
     with tiny_encoder():
         explainer = Explainer(load_trained(tmp_path / "steps", names=("teacher",)), model="teacher")
-    both = make_blocks(explainer, gradio, reader=run[0])
+    both = make_blocks(explainer, gradio, uploads=uploads, reader=run[0])
     assert {*parts, "radiograph", "view", "undo"} <= ids_of(both)
     assert tabs_of(both) == ["Steps", "Questions"]
 

@@ -1,3 +1,4 @@
+import json
 import os
 import pathlib
 import signal
@@ -243,6 +244,77 @@ def test_the_server_tells_browsers_to_ask_no_one_else_and_keep_nothing(served):
     for path in ("/docs", "/openapi.json"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(served.url + path)  # noqa: S310
+
+
+def send(url, content, **headers):
+    """The decoded answer to a POST, and its status."""
+    request = urllib.request.Request(url, data=content, headers=headers)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def upload(served, content):
+    """The path under which the server keeps an uploaded file."""
+    part = b'--xx\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    body = part + content + b"\r\n--xx--\r\n"
+    kind = "multipart/form-data; boundary=xx"
+    status, (path,) = send(f"{served.url}/gradio_api/upload?upload_id=1", body, **{"Content-Type": kind})
+    assert status == 200
+    return path
+
+
+def show(served, path, *, session="s", **headers):
+    """What the page shows of a file that a request names; a refusal's status otherwise."""
+    with urllib.request.urlopen(f"{served.url}/config", timeout=60) as answer:  # noqa: S310
+        config = json.loads(answer.read())
+    events = [each["id"] for each in config["dependencies"] if any(kind == "upload" for _, kind in each["targets"])]
+    data = [{"path": path, "meta": {"_type": "gradio.FileData"}}]
+    body = json.dumps({"data": data, "fn_index": events[0], "session_hash": session}).encode()
+    status, _ = send(f"{served.url}/gradio_api/queue/join", body, **{"Content-Type": "application/json", **headers})
+    if status != 200:
+        return status
+    with urllib.request.urlopen(f"{served.url}/gradio_api/queue/data?session_hash={session}", timeout=60) as answer:  # noqa: S310
+        for line in answer:
+            if b"process_completed" in line:
+                return json.loads(line.removeprefix(b"data: "))["output"]["data"][1]
+    return None
+
+
+def test_no_file_but_an_upload_is_shown(served, radiograph, tmp_path):
+    link, uploaded = tmp_path / "link.png", upload(served, radiograph.read_bytes())
+    link.symlink_to(radiograph)
+    dotted = f"{pathlib.Path(uploaded).parent}/../{pathlib.Path(uploaded).parent.name}/a.png"
+    for path in (radiograph, link, "/dev/zero", f"{uploaded}/../../x.png", dotted, f"file://{radiograph}"):
+        assert show(served, str(path)) == 403
+    assert 'class="panels"' in show(served, uploaded)
+    assert show(served, uploaded) == 403  # deleted, as it was read
+    status, _ = send(f"{served.url}/gradio_api/run/predict", b'{"data": []}')
+    assert status == 404
+    for path in (radiograph, uploaded):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{served.url}/gradio_api/file={path}", timeout=60)  # noqa: S310
+
+
+def test_visitors_with_the_same_file_have_their_own_copies(served, radiograph):
+    paths = [upload(served, radiograph.read_bytes()) for _ in range(2)]
+    assert paths[0] != paths[1]
+    for number, path in enumerate(paths):
+        assert 'class="panels"' in show(served, path, session=f"visitor-{number}")
+    assert served.kept() == []
+
+
+def test_a_page_of_another_site_gets_nothing(served, radiograph):
+    path = upload(served, radiograph.read_bytes())
+    for headers in ({"Host": f"evil.example:{served.port}"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+        assert show(served, path, **headers) == 403
+        request = urllib.request.Request(served.url, headers=headers)  # noqa: S310
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request, timeout=60)  # noqa: S310
+    forwarded = {"Host": "localhost:9000", "Origin": "http://localhost:9000"}
+    assert 'class="panels"' in show(served, path, **forwarded)
 
 
 def test_only_this_machine_is_listened_to(served):

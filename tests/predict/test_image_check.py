@@ -11,7 +11,7 @@ from trained_workdir import SIDE, make_trained_workdir
 import stepcot_jax.predict
 from stepcot_jax.data.images.preprocessing import repeat_grey
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.demo.sessions import read_session, take_upload
+from stepcot_jax.demo.sessions import read_session, start_session
 from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
 from stepcot_jax.explain import __main__ as explain
 from stepcot_jax.explain.saliency import Explainer
@@ -121,7 +121,7 @@ def test_the_demo_warns(run, images, tmp_path):
     for name, words in (("b.dcm", "names a lateral view"), ("c.png", "outside of what it was trained on: score")):
         upload = tmp_path / name
         upload.write_bytes((images / name).read_bytes())
-        view, _ = read_session(take_upload(upload, explainer), explainer)
+        view, _ = read_session(start_session(upload, explainer), explainer)
         assert '<p class="warning" role="alert">' in view
         assert words in view
         assert TRAINED_ON in view

@@ -1,0 +1,173 @@
+"""Requests to the demo: which names, pages, paths and files are answered."""
+
+import asyncio
+import json
+import os
+
+import pytest
+
+from stepcot_jax.demo.guard import Guard
+from stepcot_jax.demo.uploads import Uploads
+from stepcot_jax.host.errors import BadInput
+
+JOIN = "/gradio_api/queue/join"
+
+
+def write_upload(uploads, name="a.png", content=b"picture"):
+    folder = uploads.folder / f"upload-{len(list(uploads.folder.iterdir()))}"
+    folder.mkdir()
+    path = folder / name
+    path.write_bytes(content)
+    uploads.add(str(path))
+    return path
+
+
+def ask(
+    uploads, *, method="GET", path="/", host="127.0.0.1:7860", origin=None, body=b"", names=("10.0.0.9",), hosts=None
+):
+    """The status and the text of a guarded page that repeats what it is sent."""
+    sent = []
+
+    async def page(scope, receive, send):
+        content, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionError
+            content, more = content + message["body"], message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"page " + content})
+
+    parts = [body[start : start + 2**16] for start in range(0, len(body), 2**16)] or [b""]
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages[-1]["more_body"] = False
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", each.encode()) for each in (hosts or [host])]
+    headers += [(b"origin", origin.encode())] if origin is not None else []
+    scope = {"type": "http", "method": method, "path": path, "headers": headers}
+    asyncio.run(Guard(page, names=names, uploads=uploads)(scope, receive, send))
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
+
+
+@pytest.fixture
+def uploads(tmp_path):
+    return Uploads(tmp_path / "uploads")
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:7860", "10.0.0.9:7860", "scans.clinic.example:443"]
+)
+def test_known_names_are_answered_on_any_port(uploads, host):
+    assert ask(uploads, host=host, names=("10.0.0.9", "scans.clinic.example")) == (200, "page ")
+    assert ask(uploads, host=host, names=("10.0.0.9", "scans.clinic.example"), origin=f"http://{host}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:7860", "localhost.evil.example", "127.0.0.1.evil.example"),
+        *("", "localhost@evil.example", "localhost:7860:1", "localhost/", "192.168.1.7:7860", "[::1"),
+    ],
+)  # fmt: skip
+def test_other_names_are_refused(uploads, host):
+    status, text = ask(uploads, host=host)
+    assert status == 403
+    assert "--allow-host=NAME" in text
+    assert ask(uploads, hosts=["localhost", host])[0] == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:7860", "http://127.0.0.1", "127.0.0.1:7860", ""]
+)
+def test_other_origins_are_refused(uploads, origin):
+    assert ask(uploads, origin=origin)[0] == 403
+    assert ask(uploads, method="POST", path=JOIN, origin=origin, body=b"{}")[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/gradio_api/file=/etc/hostname"),
+        ("GET", "/gradio_api/proxy=http://evil.example"),
+        ("POST", "/gradio_api/run/predict"),
+        ("POST", "/gradio_api/process_recording"),
+        ("POST", "/gradio_api/vibe-edit"),
+        ("POST", "/"),
+        ("PUT", "/"),
+        ("GET", "/gradio_api/queue/data/../../file=/etc/hostname"),
+    ],
+)
+def test_what_the_page_does_not_use_is_not_there(uploads, method, path):
+    assert ask(uploads, method=method, path=path) == (404, "not a part of this page")
+
+
+def test_a_request_may_name_uploads_alone(uploads, tmp_path):
+    upload, other = write_upload(uploads), tmp_path / "other.png"
+    other.write_bytes(b"nobody's")
+    link = upload.with_name("link.png")
+    link.symlink_to(other)
+    dotted = f"{upload.parent}/../{upload.parent.name}/a.png"
+    for path in (other, link, "/dev/zero", dotted, "../other.png", "https://evil.example/x.png", "", 7, [], {}):
+        wrapped = {"data": [None, {"a": [{"path": str(path) if path == other else path}]}]} if path != link else None
+        body = json.dumps(wrapped or {"path": str(link)}).encode()
+        assert ask(uploads, method="POST", path=JOIN, body=body)[0] == 403, path
+    body = json.dumps({"data": [{"path": str(upload), "meta": {"_type": "gradio.FileData"}}]}).encode()
+    assert ask(uploads, method="POST", path=JOIN, body=body) == (200, f"page {body.decode()}")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"[" * 100_000, 400), (b'"' + b"x" * 2**21 + b'"', 413), (b"path", 400), (b"", 200), (b"\xff", 400)],
+)
+def test_bodies_are_limited(uploads, body, status):
+    assert ask(uploads, method="POST", path=JOIN, body=body)[0] == status
+
+
+def test_an_upload_above_the_limit_is_cut_off(uploads):
+    with pytest.raises(ConnectionError):
+        ask(uploads, method="POST", path="/gradio_api/upload", body=bytes(66 * 10**6))
+
+
+def test_web_sockets_are_closed(uploads):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Guard(None, names=(), uploads=uploads)({"type": "websocket"}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_an_upload_is_read_once_and_deleted(uploads):
+    first, second = write_upload(uploads), write_upload(uploads)
+    assert uploads.take(str(first)) == b"picture"
+    assert not first.parent.exists()
+    with pytest.raises(BadInput, match="was read already"):
+        uploads.take(str(first))
+    assert uploads.take(str(second)) == b"picture"  # another visitor's copy of the same file
+
+
+@pytest.mark.parametrize("replace", [os.mkfifo, lambda path: path.symlink_to("/etc/hostname"), os.mkdir])
+def test_an_upload_that_is_no_regular_file_any_more_is_not_read(uploads, replace):
+    path = write_upload(uploads)
+    path.unlink()
+    replace(path)
+    with pytest.raises(BadInput, match="not a regular file"):
+        uploads.take(str(path))
+    assert not path.parent.exists()
+
+
+def test_only_files_below_the_folder_are_uploads(uploads, tmp_path):
+    outside = tmp_path / "outside.png"
+    outside.write_bytes(b"x")
+    for path in (outside, uploads.folder / ".." / "outside.png"):
+        with pytest.raises(ValueError, match="does not lie below"):
+            uploads.add(str(path))
+        with pytest.raises(BadInput, match="not an upload of this page"):
+            uploads.take(str(path))
