@@ -10,6 +10,7 @@ from trained_workdir import make_trained_workdir, write_gate, write_operating_po
 pydicom = pytest.importorskip("pydicom")
 highdicom = pytest.importorskip("highdicom")
 
+from data.images.test_dicom_bounds import nest
 from highdicom.sr import srread
 from predict.dicom_reports import (
     NETWORK,
@@ -18,6 +19,8 @@ from predict.dicom_reports import (
     groups_of,
     make_reading,
 )
+from pydicom.dataset import Dataset
+from pydicom.uid import ExplicitVRLittleEndian
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
@@ -47,6 +50,21 @@ def test_one_file_a_report_that_is_kept(tmp_path):
     write()
     assert len(list(folder.iterdir())) == 1
     assert (next(folder.iterdir()).read_bytes(), next(folder.iterdir()).stat().st_mtime_ns) == (content, changed)
+
+
+def test_a_header_without_end_costs_its_own_report_alone(tmp_path):
+    """400 sequences in each other: 13 KB, of which pydicom would make 20 GB."""
+    empty = dicom(OtherPatientIDsSequence=[Dataset()])
+    one = nest(1, undefined=False, syntax=ExplicitVRLittleEndian)
+    for name in ("a.dcm", "c.dcm"):
+        (tmp_path / name).write_bytes(dicom(SOPInstanceUID=f"1.2.3.{ord(name[0])}"))
+    (tmp_path / "b.dcm").write_bytes(empty.replace(one, nest(400, undefined=False, syntax=ExplicitVRLittleEndian)))
+    reports, refused = ReportFolder(tmp_path / "reports", NETWORK, max_pixels=10_000), []
+    readings = [make_reading(str(tmp_path / f"{name}.dcm")) for name in "abc"]
+    found = list(reports.attach(readings, refuse=refused.append))
+    assert [reading.report.startswith("none") for reading in found] == [False, True, False]
+    assert found[1].report.endswith("its sequences are more than 16 deep; expected a header as scanners write it")
+    assert len(refused) == 1
 
 
 def test_a_folder_or_package_that_is_missing_is_told_first(tmp_path, monkeypatch):

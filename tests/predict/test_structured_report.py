@@ -1,6 +1,7 @@
 """Structured reports: what they say, whose they are, what is refused; messages quote no patient."""
 
 import dataclasses
+import io
 import logging
 import shutil
 import subprocess
@@ -236,6 +237,57 @@ def test_a_plain_reading_has_a_plain_report():
     names = [item.name.meaning for item in report.ContentSequence]
     assert not {"warning", "answer sets", "outside of what it was trained on"} & set(names)
     assert "no gate stored" in dict(texts_of(report.ContentSequence))["training data and distance to them"]
+
+
+def coded(**elements):
+    item = Dataset()
+    item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = "1", "99X", "a code"
+    for keyword, value in elements.items():
+        setattr(item, keyword, value)
+    item.private_block(0x0011, "MARKER", create=True).add_new(1, "LO", "MARKER private")
+    return item
+
+
+@pytest.mark.parametrize("syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian])
+def test_items_of_sequences_come_without_people_comments_and_private_elements(syntax):
+    """Whatever the depth; of code sequences only what DICOM's code macro names (PS3.3, table 8.8-1)."""
+    inner = coded(PatientName="MARKER^inner", LongCodeValue="kept", MappingResourceName="kept too")
+    code = coded(EquivalentCodeSequence=[inner], PatientComments="MARKER", PatientID="MARKER", StudyID="MARKER")
+    issuer = coded(UniversalEntityID="1.2.3", UniversalEntityIDType="ISO")
+    issuer.AssigningJurisdictionCodeSequence = [coded(PatientID="MARKER")]
+    other = Dataset()
+    other.PatientID, other.TypeOfPatientID = "another id", "TEXT"
+    other.PatientName, other.PatientComments, other.InstitutionName = "MARKER^Jane", "MARKER", "MARKER clinic"
+    other.IssuerOfPatientIDQualifiersSequence = [issuer]
+    other.private_block(0x0013, "MARKER", create=True).add_new(1, "SQ", [coded()])
+    doctor = Dataset()
+    doctor.PersonIdentificationCodeSequence = [coded()]
+    doctor.PersonAddress, doctor.PersonTelephoneNumbers, doctor.InstitutionName = "MARKER", "MARKER", "MARKER"
+    report = report_on(
+        **dict.fromkeys(PATIENT, ""),
+        syntax=syntax,
+        OtherPatientIDsSequence=[other],
+        ProcedureCodeSequence=[code],
+        ReferringPhysicianIdentificationSequence=[doctor],
+    )
+    file = io.BytesIO()
+    pydicom.dcmwrite(file, report, enforce_file_format=True)
+    assert b"MARKER" not in file.getvalue()
+    report = read_back(report)
+    kept = report.ProcedureCodeSequence[0]
+    assert {element.keyword for element in kept} == {
+        *("CodeValue", "CodingSchemeDesignator", "CodeMeaning", "EquivalentCodeSequence"),
+    }
+    assert kept.EquivalentCodeSequence[0].LongCodeValue == "kept"
+    assert kept.EquivalentCodeSequence[0].MappingResourceName == "kept too"
+    identifiers = report.OtherPatientIDsSequence[0]
+    assert (identifiers.PatientID, identifiers.TypeOfPatientID) == ("another id", "TEXT")
+    issuer = identifiers.IssuerOfPatientIDQualifiersSequence[0]
+    assert issuer.UniversalEntityID == "1.2.3"
+    assert {element.keyword for element in issuer.AssigningJurisdictionCodeSequence[0]} == {
+        *("CodeValue", "CodingSchemeDesignator", "CodeMeaning"),
+    }
+    assert report.ReferringPhysicianIdentificationSequence[0].PersonIdentificationCodeSequence[0].CodeValue == "1"
 
 
 @pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="needs dciodvfy (Debian: dicom3tools)")

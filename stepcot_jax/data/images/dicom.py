@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.images.dicom_bounds import HeaderFile, is_packed
+from stepcot_jax.data.images.dicom_bounds import HeaderFile, clean_items, is_packed
 from stepcot_jax.data.images.dicom_fields import EXTRA, SYNTAXES, Fields, attempt
 from stepcot_jax.data.images.dicom_pixels import PixelFormat, decode_stored
 from stepcot_jax.data.images.dicom_projection import Projection, find_projection
@@ -113,11 +113,18 @@ def read_projection(content: bytes, *, name: str) -> Projection:
 def read_header(content: bytes, *, name: str) -> Fields:
     """Return the elements of a file up to the pixels, without private ones and overlays: patient and study are there.
 
+    Items of sequences come without comments and names (`clean_items`).
+
     Raises:
       BadInput: pydicom is missing, or the header cannot be read or exceeds a limit; the message begins with `name`.
     """
     _silence_pydicom(name)
-    return _read_fields(content, name=name, whole=True)
+    fields = _read_fields(content, name=name, whole=True)
+    otherwise = fields.refuse(f"cannot be read as DICOM; {_EXPECTED}")
+    problem = attempt(lambda: clean_items(fields.dataset, name=name), otherwise)
+    if problem is not None:
+        raise problem
+    return fields
 
 
 def _silence_pydicom(name: str) -> None:

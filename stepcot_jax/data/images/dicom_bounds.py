@@ -6,11 +6,16 @@ parses sequences of undefined length even if nobody wants them.
 
 import contextlib
 import io
+import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import exceeds, read_limits
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+    from pydicom.tag import BaseTag
 
 PIXELS = 0x7FE00010
 """Tag of PixelData."""
@@ -18,6 +23,19 @@ PIXELS = 0x7FE00010
 _READS_PER_ELEMENT = 3  # tag with type, length, value; an item is one read
 _UNDEFINED = 0xFFFFFFFF
 _PACKED = (None, "OB", "OW", "UN")
+MOST_DEPTH = 16
+"""Accepted depth of sequences in sequences; real headers have three or four."""
+
+_CODE_MACRO = frozenset(
+    {
+        *("CodeValue", "LongCodeValue", "URNCodeValue", "CodingSchemeDesignator", "CodingSchemeVersion", "CodeMeaning"),
+        *("EquivalentCodeSequence", "ContextIdentifier", "ContextUID", "MappingResource", "MappingResourceUID"),
+        *("MappingResourceName", "ContextGroupVersion", "ContextGroupExtensionFlag", "ContextGroupLocalVersion"),
+        "ContextGroupExtensionCreatorUID",
+    }
+)  # DICOM PS3.3, table 8.8-1
+_PROSE, _ABOUT_PEOPLE = frozenset({"PN", "LT", "ST", "UT"}), re.compile("Comment|Name|Address|Telephone|Telecom")
+_IDENTIFIERS = frozenset({"UniversalEntityID", "LocalNamespaceEntityID"})  # texts by their type
 _PICTURES, _GROUP_OF_PICTURES = (0x50003000, 0x60003000), 0xFF00FFFF  # curves and overlays; one for each even group
 _Parsed = TypeVar("_Parsed")
 
@@ -71,6 +89,48 @@ class HeaderFile(io.BytesIO):
             return parse()
         # Outside of an except block, as in `dicom_fields.attempt`.
         raise self._refusal or otherwise
+
+
+def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
+    """Remove private elements, comments and names from the items of a header's sequences, at every depth.
+
+    Items of code sequences keep the elements of DICOM's code macro alone. pydicom parses an item when it is asked for;
+    so one level is parsed after the other, and nothing that is removed.
+
+    Args:
+      header: changed in place.
+      name: of the file, for messages.
+
+    Returns:
+      The error for sequences that are more than `MOST_DEPTH` deep or have too many elements; None for all others.
+    """
+    level, left = [header], read_limits().elements
+    for _ in range(MOST_DEPTH + 1):
+        items: list[Dataset] = []
+        for sequence in (element for dataset in level for element in dataset if element.VR == "SQ"):
+            for item in sequence.value:
+                for tag in [tag for tag in item.keys() if not _is_kept(item, tag, of=sequence.keyword)]:  # noqa: SIM118
+                    del item[tag]
+                left -= 1 + len(item)
+                if left < 0:
+                    return exceeds(name, "its header has too many elements and items", "elements")
+                items.append(item)
+        if not items:
+            return None
+        level = items
+    return BadInput(f"{name}: its sequences are more than {MOST_DEPTH} deep; expected a header as scanners write it")
+
+
+def _is_kept(item: "Dataset", tag: "BaseTag", *, of: str) -> bool:
+    from pydicom.datadict import dictionary_has_tag, dictionary_VR, keyword_for_tag
+
+    if tag.is_private or not dictionary_has_tag(tag):
+        return False
+    keyword = keyword_for_tag(tag)
+    if of.endswith("CodeSequence"):
+        return keyword in _CODE_MACRO
+    kinds = {dictionary_VR(tag), item.get_item(tag).VR}
+    return keyword in _IDENTIFIERS or not (kinds & _PROSE or _ABOUT_PEOPLE.search(keyword))
 
 
 def is_packed(tag: int) -> bool:

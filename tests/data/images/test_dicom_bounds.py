@@ -1,6 +1,7 @@
 """Headers of DICOM files: elements, items and bytes are limited while they are parsed; bulk data are not counted."""
 
 import io
+import struct
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydicom import uid
 from pydicom.dataset import Dataset, FileMetaDataset
 
 from stepcot_jax.data.images.dicom import read_dicom, read_header, read_projection
+from stepcot_jax.data.images.dicom_bounds import MOST_DEPTH
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import VARIABLE
 
@@ -103,4 +105,46 @@ def test_private_values_of_another_type_count(monkeypatch):
     content = write(change=lambda image: image.add_new(0x60003000, "DS", ["1"] * 1000))
     monkeypatch.setenv(VARIABLE, "header_bytes=1000")
     with pytest.raises(BadInput, match="the elements of its header"):
+        read(content, whole=True)
+
+
+def nest(depth, *, undefined, syntax, innermost=b""):
+    """An element of so many sequences in sequences, as bytes; pydicom would recurse to write it."""
+    order = "<" if syntax.is_little_endian else ">"
+    body = innermost
+    for _ in range(depth):
+        length = 0xFFFFFFFF if undefined else len(body)
+        item = struct.pack(f"{order}HHI", 0xFFFE, 0xE000, length) + body
+        item += struct.pack(f"{order}HHI", 0xFFFE, 0xE00D, 0) if undefined else b""
+        kind = b"" if syntax.is_implicit_VR else b"SQ\0\0"
+        length = 0xFFFFFFFF if undefined else len(item)
+        body = struct.pack(f"{order}HH", 0x0010, 0x1002) + kind + struct.pack(f"{order}I", length) + item
+        body += struct.pack(f"{order}HHI", 0xFFFE, 0xE0DD, 0) if undefined else b""
+    return body
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("undefined", [False, True], ids=["explicit length", "undefined length"])
+def test_depth_is_limited(syntax, undefined):
+    """OtherPatientIDsSequence in itself; with 400 levels of explicit length pydicom took 20 GB of the file's 13 KB."""
+
+    def nested(depth):
+        placeholder = nest(1, undefined=False, syntax=syntax, innermost=b"")
+        content = write(syntax=syntax, change=lambda image: setattr(image, "OtherPatientIDsSequence", [Dataset()]))
+        assert content.count(placeholder) == 1
+        return content.replace(placeholder, nest(depth, undefined=undefined, syntax=syntax))
+
+    assert len(read(nested(MOST_DEPTH), whole=True).dataset.OtherPatientIDsSequence) == 1
+    assert read(nested(MOST_DEPTH), whole=False).pixels.shape == (8, 8)
+    for depth in (MOST_DEPTH + 1, 100, 400, 20_000):
+        with pytest.raises(BadInput, match=r"^scan.dcm: (its sequences are more than 16 deep|cannot be read as DICOM)"):
+            read(nested(depth), whole=True)
+        if not undefined:  # a picture's own sequences are read to their first level, and no others
+            assert read(nested(depth), whole=False).pixels.shape == (8, 8)
+
+
+def test_elements_of_nested_items_are_counted(monkeypatch):
+    content = write(change=add_items("OtherPatientIDsSequence", number=2000, undefined=False))
+    monkeypatch.setenv(VARIABLE, "elements=1500")
+    with pytest.raises(BadInput, match="its header has too many elements and items"):
         read(content, whole=True)
