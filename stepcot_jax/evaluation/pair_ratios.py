@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.consistency import Pair
+from stepcot_jax.evaluation.consistency import Pair, count_pairs
 from stepcot_jax.evaluation.interventions import as_distributions
 
 _SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
@@ -61,6 +61,23 @@ def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
         given = (own + _SMOOTHING * shares) / (own.sum(axis=1, keepdims=True) + _SMOOTHING)
         ratios[earlier, : own.shape[0], later, : own.shape[1]] = np.log(given / shares)
     return ratios
+
+
+def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[Any], npt.NDArray[np.float64]]:
+    """Return naive Bayes without a picture: a function from given answers [..., step, answer] to log probabilities.
+
+    A step's log share of the training labels plus the log-ratios of the given earlier answers.
+
+    Args:
+      labels: [case, step] of training cases, negative where not annotated.
+      chain: the steps.
+    """
+    prior = np.full((chain.num_steps, max(chain.answers_per_step)), -np.inf)
+    for step, number in enumerate(chain.answers_per_step):
+        counts = np.bincount(labels[labels[:, step] >= 0, step], minlength=number) + 1
+        prior[step, :number] = np.log(counts / counts.sum())
+    ratios = make_ratios(count_pairs(labels, chain), chain)
+    return PairRatios(ratios, (1.0,) * chain.num_steps).follow(lambda given: np.broadcast_to(prior, given.shape))
 
 
 def give_prefixes(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArray[np.float32]:

@@ -12,6 +12,8 @@ from stepcot_jax.evaluation.interventions import POLICIES, correct_in_turn
 from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.comparing import INTERVALS
 from stepcot_jax.tables.following import (
+    COUNTED,
+    DESCRIBE_COUNTED,
     Following,
     describe_following,
     follow,
@@ -50,18 +52,21 @@ def make_tables(plan: Plan) -> list[Table]:
     for seed in plan.seeds:
         for training in trainings(plan):
             found = read_networks(plan, _cell(plan, training, seed), chain)
-            for network, read in found.read.items():
+            readers = {(training, network): read for network, read in found.read.items()}
+            if training == _PUBLISHED:  # the labels of a seed are the same for all trainings
+                readers = {COUNTED: found.counted, **readers}
+            for key, read in readers.items():
                 own = follow(read, found.labels, chain, found.rules, seed=seed)
-                followed.setdefault((training, network), []).append(own)
+                followed.setdefault(key, []).append(own)
                 for policy in POLICIES:
                     probabilities, _ = correct_in_turn(
                         policy, read, found.labels, chain, costs=plan.settings.evaluation.step_costs, seed=seed
                     )
                     hits = np.where(found.labels >= 0, probabilities.argmax(axis=-1) == found.labels, np.nan)
                     curve = np.concatenate([hits[..., -1], hits[..., -1].mean(axis=0, keepdims=True)])
-                    right.setdefault((training, network, policy), []).append(curve)
+                    right.setdefault((*key, policy), []).append(curve)
                     if policy == "chain order":
-                        by_step.setdefault((training, network), []).append(np.moveaxis(hits, 2, 1))
+                        by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
     figures = {key: share_figures(values, found.patients, plan.num_resamples) for key, values in right.items()}
     cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in trainings(plan)}
     columns, rows = tabulate_following(plan, chain, cells, followed, found.patients)
@@ -83,10 +88,15 @@ def _tabulate_differences(
     few, last = min(3, chain.num_steps - 1), chain.steps[-1].name
     rows: list[tuple[Entry, ...]] = []
     for training, network in dict.fromkeys(key[:2] for key in right):
-        own, published = right[training, network, gain], right[_PUBLISHED, network, gain]
+        own = right[training, network, gain]
+        published, counted = right.get((_PUBLISHED, network, gain), own), right[*COUNTED, gain]
         every = [
             [one[0] - other[0] for one, other in zip(own, published, strict=True)],
             *([one[count] - one[0] for one in own] for count in (few, chain.num_steps - 1)),
+            *(
+                [one[count] - other[count] for one, other in zip(own, counted, strict=True)]
+                for count in (1, few, chain.num_steps - 1)
+            ),
             *(
                 [one[count] - other[count] for one, other in zip(own, right[training, network, policy], strict=True)]
                 for count in (1, few)
@@ -98,12 +108,14 @@ def _tabulate_differences(
     headings = (
         f"own answers, from {_PUBLISHED!r}",
         *(f"{count} corrected, from none" for count in (few, chain.num_steps - 1)),
+        *(f"{count} corrected, from counting without the picture" for count in (1, few, chain.num_steps - 1)),
         *(f"{count} corrected, {gain} from {policy}" for count in (1, few) for policy in others),
     )
     notes = (
         f"Differences in the accuracy of {last} on the same test cases, seeds {list(plan.seeds)}; where no policy "
         f"is named, steps are chosen by {gain}.",
         INTERVALS,
+        DESCRIBE_COUNTED,
     )
     shown = (Column("training"), Column("network"), *(Column(heading, "points") for heading in headings))
     return Table("corrections_differences", "What corrections are worth", shown, tuple(rows), notes)
@@ -133,7 +145,11 @@ def _tabulate_steps(
         for key, values in right.items()
         for count in range(chain.num_steps)
     ]
-    notes = (f"Test split, seeds {list(plan.seeds)}; the first steps corrected to their true answers.", INTERVALS)
+    notes = (
+        f"Test split, seeds {list(plan.seeds)}; the first steps corrected to their true answers.",
+        INTERVALS,
+        DESCRIBE_COUNTED,
+    )
     title = "Accuracy of each step after corrections of earlier ones"
     return Table("corrections_steps", title, columns, tuple(rows), notes)
 
@@ -155,6 +171,7 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Figure]], chain: Chain, plan
         f"Expected gain: mutual information of the step and {last}; uncertainty: entropy of the step itself.",
         "And pairs: log-ratios of pairs of answers, counted in the training labels and weighted on the validation "
         "split, are added to the network's logits.",
+        DESCRIBE_COUNTED,
     )
     rows = tuple((*key, *own) for key, own in figures.items())
     pictures = {"corrections.png": draw_curves(figures, num_counts, chain)}
@@ -162,11 +179,15 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Figure]], chain: Chain, plan
 
 
 def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Figure]], num_counts: int, chain: Chain) -> bytes:
-    """Draw the accuracy against the number of corrections, one panel for each training and network, as PNG."""
+    """Draw the accuracy against the number of corrections, one panel for each training and network, as PNG.
+
+    The dashed line of every panel is the baseline that counts and sees no picture.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
-    panels = list(dict.fromkeys(key[:2] for key in figures))
+    panels = [key for key in dict.fromkeys(key[:2] for key in figures) if key != COUNTED]
+    counted = [100 * figure.value for figure in figures[*COUNTED, POLICIES[0]][:num_counts]]
     picture = Picture(figsize=(12, 6), layout="constrained")
     axes = picture.subplots(2, (len(panels) + 1) // 2, sharex=True, sharey=True).flat
     for panel, place in zip(panels, axes, strict=False):
@@ -176,11 +197,12 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Figure]], num_co
             (line,) = place.plot(range(num_counts), values, marker="o", markersize=3, label=policy)
             ends = [100 * np.array([getattr(figure, end) for figure in own], float) for end in ("low", "high")]
             place.fill_between(range(num_counts), *ends, color=line.get_color(), alpha=0.1, linewidth=0)
+        place.plot(range(num_counts), counted, "--", color="black", linewidth=1, label=f"counting, {POLICIES[0]}")
         place.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
         place.grid(alpha=0.3)
     picture.supxlabel("corrected steps")
     picture.supylabel(f"accuracy of {chain.steps[-1].name} (%)")
-    picture.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    picture.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
     content = io.BytesIO()
     FigureCanvasAgg(picture).print_png(content)
     return content.getvalue()

@@ -30,6 +30,13 @@ PAIRS = " and pairs"
 NOISE, CERTAINTY = (0.1, 0.2), 0.7
 """Shares of wrong answers of careless readers, and the probability that a hesitant one gives the true answer."""
 _LEVEL, _SEED = 0.95, 0
+DESCRIBE_COUNTED = (
+    "Counting: naive Bayes on the training labels, without the picture; where a network's figure is no higher, its "
+    "picture adds nothing to the given answers."
+)
+
+COUNTED = ("no picture", "counting")
+"""Training and network of the baseline: naive Bayes on the training labels, which sees no picture."""
 
 KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one in five wrong", "another case's")
 """Answers to the steps before the last, in the order of `Following.right`."""
@@ -41,12 +48,14 @@ class Readers:
 
     Attributes:
       read: by network; those with the suffix " and pairs" add log-ratios.
+      counted: the baseline that sees no picture.
       labels: [case, step].
       patients: [case].
       rules: of the training chains.
     """
 
     read: Mapping[str, ReadGiven]
+    counted: ReadGiven
     labels: npt.NDArray[np.int32]
     patients: npt.NDArray[np.str_]
     rules: Rules
@@ -62,7 +71,8 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     inputs = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal())
     weights = load_weights(folder, NETWORKS)
     calibration = read_calibration(folder / CALIBRATION_FILE, chain)
-    counts = count_pairs(inputs.dataset.labels[np.asarray(inputs.dataset.splits.train, int)], chain)
+    training_labels = inputs.dataset.labels[np.asarray(inputs.dataset.splits.train, int)]
+    counts = count_pairs(training_labels, chain)
     read: dict[str, ReadGiven] = {}
     for name in NETWORKS:
         found = {split: read_features(weights, name, inputs, split) for split in ("val", "test")}
@@ -75,7 +85,8 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
         pairs = fit_pair_ratios(logits, counts=counts, labels=val_labels, temperatures=temperatures, chain=chain)
         read[name] = give_logits(of_split["test"], temperatures)
         read[f"{name}{PAIRS}"] = give_logits(pairs.follow(of_split["test"]), temperatures)
-    return Readers(read, *found["test"][1:], make_rules(chain, counts=counts))
+    counted = give_logits(count_answers(training_labels, chain))
+    return Readers(read, counted, *found["test"][1:], make_rules(chain, counts=counts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +184,7 @@ def tabulate_following(
         splits.append(join(parts))
     comparison, base, rows = Comparison(splits, chain, plan.num_resamples), next(iter(cells)), []
     for (training, network), found in followed.items():
-        alone = network in NETWORKS  # pairs change nothing without given answers
+        alone = network in NETWORKS  # neither pairs without given answers nor counting are a reading of the picture
         model, of_base = f"{network} {training}", f"{network} {base}"
         rows.append(
             (
@@ -210,6 +221,7 @@ def describe_following(plan: Plan) -> tuple[str, ...]:
         "answers stand in place of the network's.",
         "And pairs: log-ratios of pairs of answers, counted in the training labels and weighted on the validation "
         "split, are added to the network's logits.",
+        DESCRIBE_COUNTED,
     )
 
 

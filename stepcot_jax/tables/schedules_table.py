@@ -3,7 +3,7 @@
 from typing import Any
 
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.following import Following, describe_following, follow, on_features, read_networks
+from stepcot_jax.tables.following import COUNTED, Following, describe_following, follow, on_features, read_networks
 from stepcot_jax.tables.following import tabulate_following as tabulate
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.writing import Table
@@ -47,6 +47,9 @@ def make_tables(plan: Plan) -> list[Table]:
             for network, read in found.read.items():
                 own = follow(read, found.labels, chain, found.rules, seed=seed)
                 followed.setdefault((training, network), []).append(own)
+            if training == PUBLISHED:  # the labels of a seed are the same for all trainings
+                own = follow(found.counted, found.labels, chain, found.rules, seed=seed)
+                followed.setdefault(COUNTED, []).append(own)
     cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in TRAININGS}
     columns, rows = tabulate(plan, chain, cells, followed, found.patients)
     notes = (

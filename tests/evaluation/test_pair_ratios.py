@@ -7,7 +7,7 @@ from scipy.special import log_softmax
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.consistency import count_pairs
 from stepcot_jax.evaluation.interventions import as_distributions
-from stepcot_jax.evaluation.pair_ratios import PairRatios, fit_pair_ratios, give_prefixes, make_ratios
+from stepcot_jax.evaluation.pair_ratios import PairRatios, count_answers, fit_pair_ratios, give_prefixes, make_ratios
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 RNG = np.random.default_rng(0)
@@ -93,3 +93,22 @@ def test_a_temperature_scales_the_weight_and_soft_answers_give_mean_ratios():
     certain = as_distributions(np.array([[0, -1, -1], [1, -1, -1]]), CHAIN)
     soft = 0.7 * certain[:1] + 0.3 * certain[1:]
     np.testing.assert_allclose(plain.of(soft)[0], 0.7 * plain.of(certain)[0] + 0.3 * plain.of(certain)[1], rtol=1e-6)
+
+
+def test_counting_without_a_picture_is_naive_bayes():
+    """The posterior by hand: prior times the likelihood of each given answer, smoothed as the ratios are."""
+    labels = draw(300)
+    labels[:20, 1] = NOT_ANNOTATED
+    given = np.zeros((1, 4, 3, 3), np.float32)
+    given[0, 1:, 0, 1], given[0, 2:, 1, 2], given[0, 3, 0] = 1, 1, (0.5, 0.5, 0)
+    logits = count_answers(labels, CHAIN)(given)
+    prior = (np.bincount(labels[:, 2]) + 1) / (len(labels) + 2)
+    ratios = make_ratios(count(labels), CHAIN)
+    expected = [np.log(prior)]
+    expected.append(expected[0] + ratios[0, 1, 2, :2])
+    expected.append(expected[1] + ratios[1, 2, 2, :2])
+    expected.append(expected[0] + ratios[1, 2, 2, :2] + ratios[0, :2, 2, :2].mean(axis=0))
+    np.testing.assert_allclose(logits[0, :, 2, :2], expected)
+    assert (np.exp(log_softmax(logits, axis=-1))[0, :, 2, 2] == 0).all()
+    # A's answer, which decides C in 90 of 100 cases, decides here too.
+    assert np.exp(log_softmax(logits[0, 1, 2]))[1] == pytest.approx(0.9, abs=0.05)

@@ -1,6 +1,7 @@
 """The table of corrections: its cells, figures over seeds, and curves."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from stepcot_jax.evaluation.interventions import POLICIES
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.tables import corrections_table
 from stepcot_jax.tables.cells import Cells
-from stepcot_jax.tables.following import share_figures
+from stepcot_jax.tables.following import COUNTED, share_figures
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.writing import Figure
 
@@ -47,8 +48,7 @@ def test_both_trainings_are_compared_for_each_seed(tmp_path, config, given):
 def test_curves_are_drawn_for_every_panel():
     figures = {
         (training, network, policy): [Figure(0.5, 0.4, 0.6)] * 4
-        for training in ("x", "y")
-        for network in ("t", "s")
+        for training, network in (*itertools.product("xy", "ts"), COUNTED)
         for policy in POLICIES
     }
     content = corrections_table.draw_curves(figures, 3, CHAIN)
@@ -58,16 +58,20 @@ def test_curves_are_drawn_for_every_panel():
 
 def test_differences_are_taken_case_by_case(tmp_path):
     rng = np.random.default_rng(2)
-    keys = [(training, "teacher", policy) for training in ("as published", "with answers given") for policy in POLICIES]
+    readers = (COUNTED, ("as published", "teacher"), ("with answers given", "teacher"))
+    keys = [(*reader, policy) for reader in readers for policy in POLICIES]
     right = {key: [(rng.random((4, 200)) < 0.6).astype(float) for _ in range(2)] for key in keys}
     plan = Plan(make_settings(quickstart.get_config()), (0, 1), Cells(tmp_path, None), num_resamples=50)
     table = corrections_table._tabulate_differences(right, PATIENTS, CHAIN, plan)
-    published, given = table.rows
+    _, published, given = table.rows
     assert published[2].value == 0
     found = {column.name: entry for column, entry in zip(table.columns, given, strict=True)}
     own, random = (right["with answers given", "teacher", policy] for policy in ("expected gain", "random"))
     few = np.mean([one[2].mean() - other[2].mean() for one, other in zip(own, random, strict=True)])
     assert found["2 corrected, expected gain from random"].value == pytest.approx(few)
+    counted = right[*COUNTED, "expected gain"]
+    worth = np.mean([one[2].mean() - other[2].mean() for one, other in zip(own, counted, strict=True)])
+    assert found["2 corrected, from counting without the picture"].value == pytest.approx(worth)
     pub = right["as published", "teacher", "expected gain"]
     alone = np.mean([one[0].mean() - other[0].mean() for one, other in zip(own, pub, strict=True)])
     assert found["own answers, from 'as published'"].value == pytest.approx(alone)
