@@ -34,12 +34,7 @@ def describe(tools: dict[str, str]) -> str:
 
 
 def run(arguments: list[str]) -> None:
-    """List the tools, or run the first argument as a tool with the remaining ones.
-
-    Raises:
-      BadInput: there is no such tool.
-      SystemExit: the tool's exit code.
-    """
+    """List the tools, or run the first argument as a tool with the remaining ones."""
     tools = find_tools()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(describe(tools))

@@ -55,11 +55,7 @@ GRID_1000 = Space(1000, 1000, y_first=True)
 
 
 def as_corners(boxes: npt.ArrayLike) -> Float64[np.ndarray, "box 4"]:
-    """Return boxes as an array, which has no rows if there is no box.
-
-    Raises:
-      ValueError: the shape is not [box, 4], or a coordinate is not finite.
-    """
+    """Return boxes as an array, which has no rows if there is no box."""
     corners = np.asarray(boxes, np.float64)
     if corners.size == 0:
         return np.zeros((0, 4))
@@ -76,11 +72,7 @@ def iou(first: npt.ArrayLike, second: npt.ArrayLike) -> Float64[np.ndarray, "box
     GEMeX-RMCoT, Section 4.2.2 (grounding reward), with continuous areas.
 
     Args:
-      first: [box, 4], corners.
       second: [other, 4], corners in the same space.
-
-    Raises:
-      ValueError: the shapes are others, or a coordinate is not finite.
 
     >>> iou([[0, 0, 2, 2]], [[1, 0, 3, 2], [5, 5, 5, 9]]).round(4).tolist()
     [[0.3333, 0.0]]
@@ -103,15 +95,8 @@ def match(
     """Pair boxes one to one, as many as the shorter side has.
 
     Args:
-      overlaps: [box, other], of `iou`.
       matching: "optimal" for the pairs with the greatest sum of overlaps (not a greedy choice), "ordered" for the first
         with the first, the second with the second.
-
-    Returns:
-      Rows and columns of the pairs, rows ascending.
-
-    Raises:
-      ValueError: `matching` is another one.
     """
     _check("matching", matching, Matching)
     if matching == "ordered":
@@ -140,15 +125,10 @@ def mean_iou(
     the paper and therefore settings.
 
     Args:
-      predicted: [box, 4], corners.
       true: [box, 4], corners in the same space.
-      matching: as in `match`.
       unequal_counts: "penalise" divides the sum over the pairs by the greater number of boxes, "matched" by the
         smaller, "zero" makes unequal numbers worth 0.
       empty_boxes: worth of no box on either side: "one" or "zero". No box on one side alone is worth 0.
-
-    Raises:
-      ValueError: a setting is another one, the shapes are others, or a coordinate is not finite.
 
     >>> mean_iou([[0, 0, 2, 2], [8, 8, 9, 9]], [[0, 0, 2, 1]])
     0.25
@@ -172,11 +152,6 @@ def convert(boxes: npt.ArrayLike, *, source: Space, target: Space) -> Float64[np
 
     Args:
       boxes: [box, 4], as `source` writes them.
-      source: their space.
-      target: the space of the result.
-
-    Raises:
-      ValueError: the shape is not [box, 4], or a coordinate is not finite.
 
     >>> convert([[250, 0, 500, 1000]], source=GRID_1000, target=pixels((64, 128))).tolist()
     [[0.0, 32.0, 64.0, 64.0]]

@@ -43,9 +43,6 @@ def find_one_answer(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
     Args:
       labels: [case, step], negative where unannotated.
 
-    Returns:
-      bool [step]; False for a step without annotated cases.
-
     >>> find_one_answer(np.array([[0, 2, -100], [1, 2, -100], [1, -100, -100]])).tolist()
     [False, True, False]
     """
@@ -179,10 +176,6 @@ def read_options(options: Sequence[str]) -> tuple[str, ...]:
 
     If every option except "N/A" has a letter prefix, the letters decide the order, otherwise the order of the list.
     "N/A" goes last.
-
-    Raises:
-      BadInput: the letters are not A, B, C ... without gap or repetition, only some options have a letter, or "N/A"
-        occurs twice.
 
     >>> read_options(["B. Multifocal", "A. Focal", "N/A"])
     ('Focal', 'Multifocal', 'N/A')

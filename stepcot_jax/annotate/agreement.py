@@ -43,11 +43,8 @@ class StepComparison:
     """All annotators on one step.
 
     Attributes:
-      step: name of the step.
-      num_cases: reports that all answered.
       agreement: share of them with one common answer, 0 to 1; NaN without reports.
       kappa: Fleiss' kappa, of two annotators Cohen's; NaN if undefined.
-      pairs: all pairs of annotators.
     """
 
     step: str
@@ -58,11 +55,7 @@ class StepComparison:
 
 
 def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
-    """Compute the agreement of two or more annotators, step by step.
-
-    Raises:
-      BadInput: there is only one annotator.
-    """
+    """Compute the agreement of two or more annotators, step by step."""
     if len(aligned.names) < 2:
         raise BadInput(f"agree requires two or more annotators; got only {aligned.names[0]}")
     labels = np.array([[case.stated for case in unit.cases] for unit in aligned.units])
@@ -74,12 +67,6 @@ def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
 
 def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float64[np.ndarray, "*resample"]:
     """Return Cohen's kappa of two annotators, (observed - expected) / (1 - expected) agreement.
-
-    Args:
-      confusion: number of cases [*resample, answer of one, answer of the other].
-
-    Returns:
-      [*resample]; NaN where undefined.
 
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(3).item()
     0.4
@@ -98,13 +85,6 @@ def fleiss_kappa(
 
     Args:
       counts: number of annotators per answer [case, answer]; every case has the same number of annotators.
-      weights: weights of the cases [*resample, case]; 1 by default.
-
-    Returns:
-      [*resample]; NaN where undefined.
-
-    Raises:
-      ValueError: cases have different numbers of annotators, or fewer than two.
     """
     weights = np.ones(len(counts)) if weights is None else weights.astype(np.float64)
     raters = counts.sum(axis=1)
@@ -168,11 +148,7 @@ def _compare_pair(labels: Int[np.ndarray, "case 2"], num_answers: int, names: tu
 
 
 def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepComparison]) -> None:
-    """Write `agreement.json`, `agreement.md` and the page.
-
-    Raises:
-      BadInput: the folder cannot be written to.
-    """
+    """Write `agreement.json`, `agreement.md` and the page."""
     make_workdir(folder)
     figures = {
         "annotators": list(aligned.names),

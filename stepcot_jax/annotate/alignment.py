@@ -26,7 +26,6 @@ class Aligned:
     """The matched records of several annotators.
 
     Attributes:
-      names: names of the annotators.
       collections: all records of each annotator.
       units: reports that every annotator has.
       num_missing: per annotator, the number of records that only others have.
@@ -65,11 +64,7 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
 
 
 def read_annotator(root: Path) -> Collection:
-    """Read all records of a folder; images may be missing.
-
-    Raises:
-      BadInput: the file or one of its records cannot be used.
-    """
+    """Read all records of a folder; images may be missing."""
     # Not read with "stop", whose message recommends a setting of the training.
     collection = read_records(root, on_bad_record="skip", require_images=False)
     if not collection.set_aside:

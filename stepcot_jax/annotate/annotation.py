@@ -79,7 +79,6 @@ class Report:
       patient_id: patient; splits are disjoint by patient.
       text: sections with headings, such as "FINDINGS: ... IMPRESSION: ...".
       images: frontal images, as paths relative to the source; may be empty.
-      origin: name of the collection.
     """
 
     id: str

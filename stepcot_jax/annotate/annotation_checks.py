@@ -32,11 +32,7 @@ _PLAIN = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "
 
 
 def check_report(report: Report) -> None:
-    """Require a report with findings or impression and a frontal image.
-
-    Raises:
-      CannotAnnotate: `NO_REPORT` or `NO_FRONTAL_IMAGE`.
-    """
+    """Require a report with findings or impression and a frontal image."""
     if not split_sentences(report.text):
         raise CannotAnnotate(Reason.NO_REPORT, "no sentence in findings or impression")
     if not report.images:
@@ -47,9 +43,6 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
     """Require an annotation with a diagnosis that is consistent and supported by its report.
 
     Steps before the diagnosis may stay open; a step without an answer has no reasoning.
-
-    Raises:
-      CannotAnnotate: names the first failed check, in the order of `Reason`.
     """
     labels = annotation.labels
     if len(labels) != chain.num_steps:
@@ -68,11 +61,7 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
 
 
 def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
-    """Require labels, one per step, that do not contradict each other; steps not annotated are ignored.
-
-    Raises:
-      CannotAnnotate: `INCONSISTENT_CHAIN`; names the answers.
-    """
+    """Require labels, one per step, that do not contradict each other; steps not annotated are ignored."""
     answers = [
         "" if label == NOT_ANNOTATED else fold(step.options[label])
         for step, label in zip(chain.steps, labels, strict=True)

@@ -46,7 +46,6 @@ class StepAgreement:
     """Agreement of one step.
 
     Attributes:
-      step: name of the step.
       num_reports: reports whose coding answers the step.
       accuracy: share of them answered as coded, 0 to 1; NaN without reports.
       kappa: Cohen's kappa over the answers and `SET_ASIDE`; NaN if undefined.
@@ -92,11 +91,7 @@ def _agreement(step: Step, confusion: Int[np.ndarray, "coded given"]) -> StepAgr
 
 
 def read_coded_reports(source: Path) -> Iterator[Coded]:
-    """Yield the reports of the IU X-Ray archive with their coding; the text may be empty.
-
-    Raises:
-      BadInput: the source cannot be used.
-    """
+    """Yield the reports of the IU X-Ray archive with their coding; the text may be empty."""
     for found in read_reports(source):
         if not isinstance(found, SetAside):
             yield Report(found.uid, found.uid, found.text, (), ORIGIN), found.mesh

@@ -25,20 +25,7 @@ class _Image(msgspec.Struct, frozen=True):
 
 
 def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False) -> Result[bytes]:
-    """Write what one run over all reports would have written, in the order of the source.
-
-    Args:
-      folders: of all shards, in any order.
-      out: folder of the result.
-      overwrite: whether to replace an earlier result in it.
-
-    Returns:
-      The result; its records are undecoded.
-
-    Raises:
-      BadInput: `out` is one of the shards, a shard is missing or given twice, shards differ in source or settings, a
-        report is in two shards or in none, or a folder was changed.
-    """
+    """Write what one run over all reports would have written, in the order of the source."""
     _require_distinct(folders, out)
     shards = {folder: read_shard_file(folder) for folder in folders}
     _require_one_run(shards)

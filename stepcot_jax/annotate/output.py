@@ -59,15 +59,7 @@ Record = TypeVar("Record")
 class Result(Generic[Record]):
     """Collects the outcomes of all items and writes them.
 
-    Args:
-      make: returns the records of an outcome that was kept.
-      units: what the items are, such as "reports".
-      written: what the records are, for the funnel.
-
     Attributes:
-      num_kept: items with records.
-      records: all records.
-      set_aside: items without records.
       failed: those of them with a request given up.
       counts: number of records of each item taken, in order.
       num_waiting: items whose requests are in batch files; they are not collected.
@@ -108,11 +100,7 @@ class Result(Generic[Record]):
         return [("collected", self.units, self.num_collected), *filtered, *ends]
 
     def write(self, folder: Path, *, is_part: bool = False) -> None:
-        """Write funnel and items set aside; a part of a run may have kept nothing.
-
-        Raises:
-          BadInput: no item was kept; the files say why.
-        """
+        """Write funnel and items set aside; a part of a run may have kept nothing."""
         funnel = self.funnel()
         lines = msgspec.json.Encoder().encode_lines(self.set_aside)
         write_whole(folder / SET_ASIDE_NAME, lines)
@@ -142,14 +130,7 @@ def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
 
 
 def bring_images(cases: Sequence[WithImage], *, source: Path, folder: Path) -> int:
-    """Link images from `source`, never from outside of it, into `folder`, or copy them where links are not possible.
-
-    Returns:
-      The number of cases whose image was found.
-
-    Raises:
-      BadInput: an image would replace another file or an output, or cannot be written.
-    """
+    """Link images from `source`, never from outside of it, into `folder`, or copy them where links are not possible."""
     for case in cases:
         # A link named like an output would let the run write into the source; some disks ignore letter case.
         if Path(case.image_path).parts[0].casefold() in _TAKEN:

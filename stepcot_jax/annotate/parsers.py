@@ -162,15 +162,7 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
 
 
 def find_input(source: str, name: str) -> pathlib.Path:
-    """Return an input; one on a store is downloaded first.
-
-    Args:
-      source: a path, or gs://BUCKET/FOLDER[/FILE] or s3://BUCKET/FOLDER[/FILE].
-      name: of the argument or flag, for messages.
-
-    Raises:
-      BadInput: it is another address, or the store has no such folder or file.
-    """
+    """Return an input; one on a store is downloaded first."""
     from stepcot_jax.host.store_cache import find_files
 
     return find_files(source, name, holds="reports, records or replies", may_be_file=True)

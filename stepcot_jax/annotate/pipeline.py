@@ -37,20 +37,7 @@ _PROMPTS = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
 def annotate_source(
     source: Path, folder: Path, plan: Plan, terminal: Terminal, *, chain: Chain, shard: Shard | None = None
 ) -> Result[Case]:
-    """Annotate every report of a source into a folder of records, reports set aside, funnel and ledgers.
-
-    Args:
-      source: see `reports`.
-      folder: of the result.
-      plan: annotator, voters and limits.
-      terminal: for progress.
-      chain: the steps to answer.
-      shard: annotates this part of the reports only, for `merging.merge_shards`.
-
-    Raises:
-      BadInput: the source, the folder or a setting cannot be used, or no report was kept.
-      RunStopped: the run is not complete; the same command resumes it.
-    """
+    """Annotate every report of a source into a folder of records, reports set aside, funnel and ledgers."""
     _require_no_result(source, folder, plan, shard)
     # Reading the source once first finds a bad last row before the first answer is paid for.
     contents = _read_contents(source, shard)
@@ -120,8 +107,6 @@ class _Contents:
     """What a source holds.
 
     Attributes:
-      digest: of all items.
-      total: number of all items.
       places: positions of the shard's reports.
       asides: the shard's unreadable and repeated items, by position.
     """

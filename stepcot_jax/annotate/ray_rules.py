@@ -75,16 +75,7 @@ def annotate_with_ray(
     `forget_blocks` removes them.
 
     Args:
-      reports: the reports; all are held in memory.
       make: called once in each worker, and pickled; returns the function that annotates one report.
-      cluster: the processes.
-      folder: of the result; blocks are kept below it.
-      settings: what outcomes depend on, beside the reports and the version of the package.
-      watch: called with the number of reports done.
-
-    Raises:
-      BadInput: the cluster or a kept block cannot be used.
-      RunStopped: Ray gave up.
     """
     source = iter(reports)
     blocks = list(iter(lambda: list(itertools.islice(source, BLOCK_SIZE)), []))

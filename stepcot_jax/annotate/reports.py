@@ -31,11 +31,7 @@ _EXPECTED = (
 
 
 def read_reports(source: Path) -> Iterator[Report | Aside]:
-    """Yield the reports of a source in order; repeated ids and images are set aside.
-
-    Raises:
-      BadInput: the source or a row of it cannot be used; names file, row and field.
-    """
+    """Yield the reports of a source in order; repeated ids and images are set aside."""
     seen: set[tuple[str, str]] = set()
     for item in _choose_reader(Path(source)):
         if isinstance(item, Report):

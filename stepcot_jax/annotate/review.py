@@ -44,9 +44,6 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
     """Write a form to review the first annotator's answers, with those of the others; return the number of cases.
 
     It has the disagreements, or with `every` and for one annotator all cases.
-
-    Raises:
-      BadInput: the file exists or cannot be written, or there is nothing to review.
     """
     if path.exists():
         raise BadInput(f"{path} exists; a filled form must not be overwritten")
@@ -64,10 +61,6 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
 
     Returns:
       The numbers of cases reviewed, of answers changed, and of cases with a change.
-
-    Raises:
-      BadInput: the form is incomplete or altered (names row and column), a corrected case contradicts itself, or the
-        folder has records.
     """
     if not reviewer.strip() or not reviewer.isprintable() or len(reviewer) > 200:
         raise BadInput(f"--reviewer: {reviewer[:_NUM_SHOWN]!r} is not a name on one line")

@@ -12,15 +12,7 @@ if TYPE_CHECKING:
 
 
 def run_comparison(command: str, arguments: Sequence[str]) -> None:
-    """Run one of `COMPARISONS` on chains or on reasoning records, as its inputs are.
-
-    Args:
-      command: its name.
-      arguments: of the command line behind the name.
-
-    Raises:
-      BadInput: an input cannot be used.
-    """
+    """Run one of `COMPARISONS` on chains or on reasoning records, as its inputs are."""
     options = comparison_parser(command).parse_args(arguments)
     options.annotators = [find_input(each, "A") for each in options.annotators]
     if _handle_records(options, command):

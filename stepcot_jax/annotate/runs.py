@@ -90,11 +90,7 @@ class Crew:
         self._ledgers, self._open = folder, list[Interviewer]()
 
     def interview(self, endpoint: Endpoint, prompt: Prompt) -> Interviewer:
-        """Return an interviewer that asks a model this prompt; the same for the same model and prompt.
-
-        Raises:
-          BadInput: the key, the openai package or the ledger cannot be used.
-        """
+        """Return an interviewer that asks a model this prompt; the same for the same model and prompt."""
         for each in self._open:
             if (each.endpoint, each.prompt.digest) == (endpoint, prompt.digest):
                 return each
@@ -138,13 +134,7 @@ def run_items(
     result: Result,
     terminal: Terminal,
 ) -> None:
-    """Annotate items into a result, with their ledgers below `folder`.
-
-    Raises:
-      RunStopped: the run is not complete; the same command resumes it.
-      BadInput: no request can succeed with this key, address or model.
-      RoundWritten: requests are in batch files, and some items wait for their replies.
-    """
+    """Annotate items into a result, with their ledgers below `folder`."""
     collect = functools.partial(_collect, items, prepare, plan=plan, total=total, result=result, terminal=terminal)
     try:
         if plan.batch is None:
@@ -170,12 +160,7 @@ class RoundWritten(Exception):
 def _write_round(
     folder: Path, plan: Plan, collect: Callable[[Crew], Coroutine[Any, Any, None]], result: Result
 ) -> None:
-    """Annotate the items that the ledgers have all answers for, and write the requests of the others to files.
-
-    Raises:
-      RoundWritten: there are others.
-      RunStopped: the spending cap allows no further request.
-    """
+    """Annotate the items that the ledgers have all answers for, and write the requests of the others to files."""
     with Outbox(folder, plan.batch or BatchLimits()) as outbox:
         crew = Crew(folder / LEDGER_FOLDER, cap=plan.cap, num_repairs=plan.num_repairs, connect=outbox.connect)
         asyncio.run(collect(crew))
@@ -238,10 +223,6 @@ async def process_items(
     `process` returns what is made of an item, or raises `CannotAnnotate` or `RequestFailed`. The budget is stopped
     when the run has to stop, so that requests in flight finish and no new one starts. Failures in a row count on from
     `streak`; None starts at 0.
-
-    Raises:
-      RunStopped: spending cap, full disk or unreachable endpoint.
-      BadInput: no request can succeed with this key, address or model.
     """
     slots, streak = asyncio.Semaphore(concurrency), streak or Streak()
     pending: collections.deque[asyncio.Task[Outcome[ItemT, Made]]] = collections.deque()

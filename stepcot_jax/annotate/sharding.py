@@ -44,11 +44,7 @@ class Shard:
 
 
 def read_shard(written: str) -> Shard:
-    """Return the shard of a flag such as "3/16".
-
-    Raises:
-      BadInput: not I/N with I from 0 to N - 1.
-    """
+    """Return the shard of a flag such as "3/16"."""
     match = _WRITTEN.fullmatch(written)
     if match is None or int(match[1]) >= int(match[2]):
         raise BadInput(f"--shard: {written[:80]!r} is not I/N with I from 0 to N - 1, such as 3/16")
@@ -59,8 +55,6 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """What a shard is part of and what became of its reports.
 
     Attributes:
-      shard: its index, from 0.
-      count: number of shards.
       source: SHA-256 of all items of the source, in order: the same in every shard.
       total: number of items of the source.
       settings: what answers depend on, the same in every shard.
@@ -99,11 +93,7 @@ def write_shard_file(folder: Path, file: ShardFile) -> None:
 
 
 def read_shard_file(folder: Path) -> ShardFile:
-    """Read the file of a complete shard.
-
-    Raises:
-      BadInput: the folder has none, or it cannot be used.
-    """
+    """Read the file of a complete shard."""
     path = folder / FILE_NAME
     if not path.exists():
         raise BadInput(f"{folder} has no {FILE_NAME}: expected the folder of a complete run with --shard")

@@ -30,10 +30,6 @@ def is_same_cell(one: str, two: str) -> bool:
 
 
 def read_rows(path: Path) -> Iterator[list[str]]:
-    """Return the rows of a CSV saved by a spreadsheet, without empty rows.
-
-    Raises:
-      BadInput: the file cannot be read or is not CSV in UTF-8; names the line.
-    """
+    """Return the rows of a CSV saved by a spreadsheet, without empty rows."""
     expected = "expected the form, saved as CSV in UTF-8"
     return (list(row.cells) for row in delimited.read_rows(path, expected=expected))

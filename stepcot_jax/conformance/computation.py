@@ -27,11 +27,7 @@ Numbers = dict[str, Any]
 
 
 class Computation:
-    """The compiled computations of all golden files with the same `meta`.
-
-    Args:
-      meta: sizes and hyperparameters.
-    """
+    """The compiled computations of all golden files with the same `meta`."""
 
     def __init__(self, meta: dict[str, Any]) -> None:
         self.meta = meta

@@ -56,21 +56,12 @@ class Golden:
     """One file of golden numbers.
 
     Attributes:
-      path: the file.
-      meta: sizes and hyperparameters.
       arrays: all arrays of the file, by key.
       params: Flax parameters of all networks, by our names, float32.
     """
 
     def __init__(self, path: str) -> None:
-        """Read a file.
-
-        Args:
-          path: an .npz in this module's format.
-
-        Raises:
-          BadInput: the file has another format, or arrays are missing or of other shapes.
-        """
+        """Read a file."""
         self.path = path
         self.arrays = _read_arrays(path)
         if "meta" not in self.arrays:

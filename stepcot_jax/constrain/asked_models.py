@@ -25,12 +25,7 @@ from stepcot_jax.host.errors import BadInput
 
 
 class ShownImage:
-    """A picture as models see it: read once, resized, and written as data URL only if a model needs that.
-
-    Args:
-      read: returns the upright picture, mode "L" or "RGB".
-      longest_side: most pixels of its longer side; a smaller picture keeps its size.
-    """
+    """A picture as models see it: read once, resized, and written as data URL only if a model needs that."""
 
     def __init__(self, read: Callable[[], Image.Image], *, longest_side: int) -> None:
         self._read, self._longest_side = read, longest_side
@@ -94,13 +89,7 @@ class Model(Protocol):
     about: str
 
     async def reply(self, request: Request) -> Reply:
-        """Answer one dialogue.
-
-        Raises:
-          RequestFailed: this request was given up; others may succeed.
-          RunStopped: no request can succeed now.
-          BadInput: no request can succeed with these settings, or the picture cannot be read.
-        """
+        """Answer one dialogue."""
         ...
 
     async def close(self) -> None:
@@ -119,15 +108,6 @@ class EndpointModel:
 
     Pictures go to this endpoint alone, as data URLs. A reply in the ledger is not asked for again, and one that follows
     no instruction is not repaired: it is a measurement.
-
-    Args:
-      endpoint: the model.
-      prompt: fixed texts, which name the ledger.
-      folder: of the ledger.
-      cap: most tokens of all ledgers in the folder; None for no cap.
-
-    Raises:
-      BadInput: the key, the openai package or the ledger cannot be used.
     """
 
     def __init__(self, endpoint: Endpoint, prompt: Prompt, *, folder: Path, cap: int | None) -> None:
@@ -173,11 +153,7 @@ def attach(messages: Sequence[Message], urls: Sequence[str]) -> list[Message]:
 
 
 def check_side(longest_side: int) -> int:
-    """Return a side in pixels that pictures may be resized to.
-
-    Raises:
-      BadInput: it is not 32 to 4096.
-    """
+    """Return a side in pixels that pictures may be resized to."""
     if not 32 <= longest_side <= 4096:
         raise BadInput(f"--image-size: {longest_side} is not 32 to 4096 pixels")
     return longest_side

@@ -32,9 +32,6 @@ class AskedCase:
 
     Attributes:
       id: its image path, which names it in ledgers and files.
-      patient_id: its patient, for intervals.
-      truth: true labels.
-      image: its picture.
     """
 
     id: str
@@ -65,7 +62,6 @@ class Asking:
     """What is asked.
 
     Attributes:
-      chain: the steps.
       keys: variants and levels, in order.
       lists_diagnoses: whether the options of the diagnosis are listed below the last level.
       concurrency: number of cases in flight.
@@ -108,12 +104,7 @@ async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies
 async def ask_all(
     cases: Sequence[AskedCase], model: Model, asking: Asking, *, budget: Budget, terminal: Terminal
 ) -> list[CaseReplies]:
-    """Ask all dialogues about all cases, in their order.
-
-    Raises:
-      RunStopped: requests were given up, or none can succeed now; the same command resumes from the ledger.
-      BadInput: no request can succeed with this key, address or model, or a picture cannot be read.
-    """
+    """Ask all dialogues about all cases, in their order."""
 
     async def process(case: AskedCase) -> tuple[CaseReplies, tuple[()]]:
         try:
@@ -146,14 +137,7 @@ def run_all(
     *,
     terminal: Terminal,
 ) -> tuple[list[CaseReplies], Model]:
-    """Open the model, ask everything and close it; raises as `ask_all`, with the number of cases done.
-
-    Args:
-      cases: to ask about.
-      open_model: returns the model and its budget; called inside the event loop.
-      asking: what is asked.
-      terminal: for progress.
-    """
+    """Open the model, ask everything and close it; raises as `ask_all`, with the number of cases done."""
 
     async def run() -> tuple[list[CaseReplies], Model]:
         model, budget = open_model()

@@ -49,7 +49,6 @@ class Verified:
     """What was read of a reply.
 
     Attributes:
-      constraints: those of the dialogue.
       strict: whether the reply follows each, as it is.
       loose: whether one of its forms does.
       labels: label of each field whose answer is one of the options, in the first form that has one.
@@ -92,9 +91,6 @@ def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnose
     """Verify every constraint of a dialogue, and read the answers.
 
     Args:
-      text: the reply; None if there is none, which follows nothing.
-      chain: the steps.
-      dialogue: what was asked and given.
       lists_diagnoses: as in `list_constraints`; without, the diagnosis may be in other words below the last level,
         and counts as the one option that it mentions.
     """

@@ -77,8 +77,6 @@ def write_messages(chain: Chain, dialogue: Dialogue, *, lists_diagnoses: bool = 
     """Return the messages of a dialogue, as text; the model adds the picture.
 
     Args:
-      chain: the steps.
-      dialogue: what is asked and given.
       lists_diagnoses: whether the options of the diagnosis are listed below the last level too. Otherwise the model
         answers in its own words there.
     """

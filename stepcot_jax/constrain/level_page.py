@@ -51,14 +51,7 @@ def write_level_page(
     """Write `index.html`, which loads nothing, and return its size in bytes.
 
     Args:
-      folder: to write to.
-      found: the results.
-      tables: shown below the curve.
-      cases: what was asked about.
-      replies: of each case, in order.
-      chain: the steps.
       num_shown: most cases with their dialogues; those whose diagnosis changed with the level come first.
-      with_pictures: whether to embed the cases' pictures.
     """
     chosen = choose_shown(cases, replies, num_shown)
     style = read_part("page.css") + (_HERE / "levels.css").read_text("utf-8")

@@ -44,13 +44,8 @@ def summarise_levels(
     """Compute all results.
 
     Args:
-      cases: what was asked about.
-      replies: of each case, in order, all with the same variants and levels.
-      chain: the steps.
       about: the fields of `Constrained` that say what was measured: model, about, source, prompt, lists_diagnoses.
       expected: of a simulated model, from variant, level and true labels to the expected accuracy.
-      num_resamples: of the bootstrap, from 1.
-      seed: of the bootstrap.
     """
     truth = np.array([case.truth for case in cases], np.int64)
     patients = np.array([case.patient_id for case in cases], np.str_)
@@ -82,11 +77,6 @@ def prepare_figures(
     columns: Mapping[Key, Sequence[Answered]], truth: npt.NDArray[np.int64], chain: Chain
 ) -> Callable[[Weights], dict[_Name, npt.NDArray[np.float64]]]:
     """Return a function from weights [resample, case] to the figures of every variant and level.
-
-    Args:
-      columns: by variant and level, what was read of each case.
-      truth: [case, step].
-      chain: the steps.
 
     Returns:
       Figures [resample, name] by variant and level, and by the name of the field, or "followed", "right" and "kinds".

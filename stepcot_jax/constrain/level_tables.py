@@ -171,12 +171,7 @@ def _tabulate_kinds(found: Constrained) -> Table:
 def list_lines(
     found: Constrained, what: Literal["measured", "expected"]
 ) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Return the accuracy of each variant by level, in percent; level 0 is the first point of every line.
-
-    Args:
-      found: the results.
-      what: the measured accuracy, or that which a simulated model has by construction.
-    """
+    """Return the accuracy of each variant by level, in percent; level 0 is the first point of every line."""
     lines = []
     for variant, words in VARIANT_WORDS.items():
         own = _of_variant(found, variant)

@@ -80,9 +80,6 @@ def list_keys(variants: Sequence[Variant], levels: Sequence[int]) -> list[Key]:
 def choose_levels(text: str | None, num_steps: int) -> tuple[int, ...]:
     """Return the levels of a comma-separated list, level 0 included; None stands for all.
 
-    Raises:
-      BadInput: an entry is not a level of the chain.
-
     >>> choose_levels("7,3", 7)
     (0, 3, 7)
     """
@@ -103,10 +100,7 @@ def make_dialogue(key: Key, *, own: Mapping[int, int], truth: Sequence[int], cha
     The true answer to the last step is never given: no level gives the step that it asks.
 
     Args:
-      key: variant and level.
       own: the model's readable answers to steps at lower levels of this variant, by position.
-      truth: the true labels; unannotated ones are not given.
-      chain: the steps.
     """
     variant, level = key
     if not 0 <= level <= chain.num_steps:

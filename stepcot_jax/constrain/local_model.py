@@ -26,12 +26,6 @@ class LocalModel:
 
     Args:
       source: a folder, or a Hugging Face id whose files are downloaded; pictures never leave the machine.
-      prompt: fixed texts, which name the ledger.
-      folder: of the ledger.
-      longest: most tokens of a reply.
-
-    Raises:
-      BadInput: the model cannot be loaded or has no vision tower, or the ledger cannot be used.
     """
 
     def __init__(self, source: str, prompt: Prompt, *, folder: Path, longest: int = LONGEST_REPLY) -> None:

@@ -50,11 +50,7 @@ class Faults:
         return (1 - self.cut) * (1 - self.mismatched)
 
     def following(self, kind: str, *, is_loose: bool) -> float:
-        """Return the expected share of the constraints of a kind that are followed.
-
-        Raises:
-          ValueError: the kind is "consistent", which depends on what was read.
-        """
+        """Return the expected share of the constraints of a kind that are followed."""
         whole = 1 - self.cut
         rates = {
             "json": whole if is_loose else whole - self.fenced - self.chatty,
@@ -112,10 +108,6 @@ class SimulatedModel:
 
     Args:
       truth: true labels by case; of an unannotated step any answer is drawn, and it changes nothing.
-      chain: the steps.
-      skill: accuracies; None for `Skill.default`.
-      faults: how often constraints are broken.
-      seed: of all draws.
     """
 
     def __init__(
@@ -152,12 +144,7 @@ class SimulatedModel:
         """See `Model`."""
 
     def expected_accuracy(self, key: Key, truth: Int[np.ndarray, "case step"]) -> float:
-        """Return the expected accuracy of the diagnosis, unreadable answers counted as wrong.
-
-        Args:
-          key: variant and level.
-          truth: true labels of the cases; those without a diagnosis do not count.
-        """
+        """Return the expected accuracy of the diagnosis, unreadable answers counted as wrong."""
         variant, level = key
         expected = np.full(len(truth), self.skill.direct)
         for position in range(min(level, self._chain.num_steps - 1)):

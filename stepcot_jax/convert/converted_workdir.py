@@ -52,20 +52,7 @@ class Recipe:
 
 
 def write_workdir(workdir: pathlib.Path, networks: _Tensors, recipe: Recipe, *, source: pathlib.Path) -> dict[str, Any]:
-    """Write converted networks as the workdir of a run that was not trained here; whole or not at all.
-
-    Args:
-      workdir: a new folder.
-      networks: the authors' tensors by network, see `torch_reference.from_torch_networks`; the teacher at least.
-      recipe: what the tensors do not say.
-      source: the file that they were read from, for the record.
-
-    Returns:
-      What `converted.json` holds.
-
-    Raises:
-      BadInput: the folder is not empty, the teacher is missing, or tensors, chain and encoders do not fit each other.
-    """
+    """Write converted networks as the workdir of a run that was not trained here; whole or not at all."""
     if "teacher" not in networks:
         raise BadInput(f"{source}: found {', '.join(networks)}; a workdir needs the teacher's tensors")
     sizes = torch_reference.find_sizes(networks)

@@ -13,31 +13,12 @@ from stepcot_jax.training.parameter_paths import flatten, unflatten
 
 
 def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
-    """Convert the authors' tensors to ours.
-
-    Args:
-      tensors: NETWORK/NAME or NETWORK.NAME -> arrays, or NAME -> arrays of the one `network`.
-      network: "teacher", "student", "proj_t" or "proj_s" if the names do not include it.
-
-    Returns:
-      '/'-joined paths -> float32 arrays.
-
-    Raises:
-      BadInput: a name belongs to no network, or the tensors do not match the networks; lists all of them.
-    """
+    """Convert the authors' tensors to ours."""
     return flatten(torch_reference.from_torch_networks(group_by_network(tensors, network=network)))
 
 
 def group_by_network(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the authors' tensors by network and name.
-
-    Args:
-      tensors: see `to_jax_tensors`.
-      network: of all tensors, if the names do not include it.
-
-    Raises:
-      BadInput: there is no tensor, or a name belongs to no network or appears twice.
-    """
+    """Return the authors' tensors by network and name."""
     grouped: dict[str, dict[str, Any]] = {}
     for name, array in tensors.items():
         owner, rest = (network, name) if network else _split_torch_name(name)
@@ -50,18 +31,7 @@ def group_by_network(tensors: Mapping[str, Any], *, network: str | None = None) 
 
 
 def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
-    """Convert our tensors to the authors'; the inverse of `to_jax_tensors`.
-
-    Args:
-      tensors: '/'-joined paths -> arrays.
-      network: the authors' name of the only network, to omit it from the result.
-
-    Returns:
-      NETWORK/NAME -> arrays, or NAME -> arrays of the one `network`.
-
-    Raises:
-      BadInput: a path belongs to no network, or the tensors do not match the networks; lists all of them.
-    """
+    """Convert our tensors to the authors'; the inverse of `to_jax_tensors`."""
     torch_reference.check_numbers(tensors)
     unknown = [shorten(name) for name in tensors if name.partition("/")[0] not in NETWORKS.values() or "/" not in name]
     if unknown:

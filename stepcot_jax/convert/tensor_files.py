@@ -16,17 +16,7 @@ SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, Any]:
-    """Read tensors by name; names of nested mappings are joined with '/'.
-
-    Args:
-      path: a .safetensors, or a .pt or .pth of tensors in nested mappings.
-
-    Returns:
-      NumPy arrays; other values of a .pt are returned unchanged.
-
-    Raises:
-      BadInput: the file is missing, broken, of another kind or needs unpickling, or torch is not installed.
-    """
+    """Read tensors by name; names of nested mappings are joined with '/'."""
     _check_suffix(path)
     if not path.exists():
         raise BadInput(f"{path} does not exist")
@@ -43,11 +33,6 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
 
     Args:
       path: a .safetensors, or a .pt or .pth, which maps each network to its state_dict.
-      tensors: NETWORK/NAME or NAME -> arrays.
-      overwrite: replace an existing file.
-
-    Raises:
-      BadInput: the file exists without `overwrite`, its folder does not exist, or the suffix is unknown.
     """
     check_destination(path, overwrite=overwrite)
     with writing_whole(path) as file:
@@ -62,11 +47,7 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
 
 
 def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Check a destination of `write_tensors` before long work.
-
-    Raises:
-      BadInput: as `write_tensors`.
-    """
+    """Check a destination of `write_tensors` before long work."""
     _check_suffix(path)
     if path.is_dir() or (path.exists() and not overwrite):
         raise BadInput(f"{path} exists; choose another name, or pass --force to replace a file")

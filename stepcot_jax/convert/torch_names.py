@@ -69,17 +69,7 @@ def _block(torch_name: str, first: int, *path: str, out: Axis, into: Axis, step:
 
 
 def entries(network: str, *, num_steps: int, num_layers: int, memory: bool = True) -> tuple[Entry, ...]:
-    """List every tensor of a network.
-
-    Args:
-      network: "teacher", "student", "proj_t" or "proj_s".
-      num_steps: steps of the chain.
-      num_layers: graph-attention layers of the teacher.
-      memory: whether the teacher has a memory.
-
-    Returns:
-      One entry per tensor.
-    """
+    """List every tensor of a network."""
     if network in ("proj_t", "proj_s"):
         width = "teacher_width" if network == "proj_t" else "student_width"
         kernel = Entry("weight", ("kernel",), ("projection_width", width), transposed=True)

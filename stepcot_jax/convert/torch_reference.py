@@ -26,18 +26,7 @@ Axes = Mapping[str, tuple[Axis, ...]]
 
 
 def from_torch_networks(networks: Mapping[str, Tensors]) -> dict[str, dict[str, Any]]:
-    """Convert the authors' tensors to Flax parameters.
-
-    Args:
-      networks: any of "teacher", "student", "proj_t", "proj_s" -> state_dict names -> arrays.
-
-    Returns:
-      Our name of each network -> nested parameters, float32.
-
-    Raises:
-      BadInput: tensors are missing, left over, of contradictory shape (within or between networks), not floating point
-        or not finite; lists all of them.
-    """
+    """Convert the authors' tensors to Flax parameters."""
     tables = _match_torch(networks)
     _refuse_misshapen(*_torch_shapes(networks, tables))
     check_numbers({f"{network}/{name}": array for network, found in networks.items() for name, array in found.items()})
@@ -57,17 +46,7 @@ def from_torch_networks(networks: Mapping[str, Tensors]) -> dict[str, dict[str, 
 
 
 def to_torch_networks(params: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
-    """Convert Flax parameters to the authors' tensors; the inverse of `from_torch_networks`.
-
-    Args:
-      params: our name of each network -> nested parameters.
-
-    Returns:
-      The authors' name of each network -> state_dict names -> arrays.
-
-    Raises:
-      BadInput: a parameter is missing, unknown to the authors' model, or of contradictory shape; lists all of them.
-    """
+    """Convert Flax parameters to the authors' tensors; the inverse of `from_torch_networks`."""
     theirs = {ours: name for name, ours in NETWORKS.items()}
     flat = {name: flatten(tree) for name, tree in params.items()}
     tables = {name: _match_flax(theirs[name], leaves) for name, leaves in flat.items()}
@@ -91,14 +70,7 @@ def find_sizes(networks: Mapping[str, Tensors]) -> dict[str, int]:
 
 
 def check_numbers(tensors: Mapping[str, Any]) -> None:
-    """Require arrays of finite floating-point numbers.
-
-    Args:
-      tensors: names -> arrays, or other objects of a file.
-
-    Raises:
-      BadInput: lists everything else.
-    """
+    """Require arrays of finite floating-point numbers."""
     refused = []
     for name, found in tensors.items():
         dtype = getattr(found, "dtype", None)

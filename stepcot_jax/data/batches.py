@@ -131,23 +131,10 @@ def training_batches(
     then a case with that answer, each with equal chance. Inverse frequency of steps (authors' code): the probability of
     a case is proportional to the mean, over its annotated steps, of 1 / number of cases with its answer.
 
-    Args:
-      dataset: the cases.
-      batch_size: cases in a batch, over all processes.
-      seed: of the order and the augmentation.
-      sampling: see above.
-      augment: change images slightly, see `images.augmentation`.
-      process_index: number of this process; it reads only its own rows of every batch.
-      process_count: number of processes, a divisor of the batch size.
-
     Returns:
       Batches with "images" float32 [case, height, width, 3] or "image_features" float32 [case, width], "labels" int32
       [case, step], "index" int32 [case] (position in the split) and "present" bool [case]; if uncertain answers are
       soft targets also "targets" float32 [case, step, answer]. Labels and targets are `dataset.training_targets`.
-
-    Raises:
-      BadInput: the batch size is no multiple of the processes, features are to be augmented, or a step with uncertain
-        answers lacks the negative option that `dataset.uncertain` needs.
     """
     if augment and dataset.features is not None:
         raise BadInput("augment requires images; these features were encoded ahead")
@@ -178,19 +165,11 @@ def evaluation_batches(
     """Return the batches of a split in order; the last one is padded with rows whose "present" is False.
 
     Args:
-      dataset: the cases.
-      split: "train", "val" or "test".
       batch_size: cases in a batch, over all processes; a smaller split makes a smaller batch.
-      process_index: see `training_batches`.
-      process_count: see `training_batches`.
       multiple_of: round the batch size up to a multiple of this, such as the number of devices.
 
     Returns:
       Batches as from `training_batches`, without sampling or augmentation; every case once over all processes. Labels
-      are the certain ones: an uncertain answer counts as not annotated.
-
-    Raises:
-      BadInput: the batch size is no multiple of the processes.
     """
     indices = getattr(dataset.splits, split)
     multiple_of = math.lcm(multiple_of, process_count)

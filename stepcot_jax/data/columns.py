@@ -104,11 +104,6 @@ class CategoryColumn:
 class TextIndex:
     """Finds the positions of a text in a column; takes 16 bytes per item, a tenth of a dict.
 
-    Args:
-      column: the texts.
-      places: positions to index.
-      key: maps a text to what it is found by; None leaves it out.
-
     >>> TextIndex(TextColumn(["a", "b", "A"]), range(3), key=str.casefold).find("a")
     [0, 2]
     """

@@ -132,11 +132,7 @@ ACCOUNT_FILES = ("splits.json", "quarantine.jsonl")
 
 
 def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
-    """Write the splits to `splits.json`, and the records set aside with their reasons to `quarantine.jsonl`.
-
-    Returns:
-      A sentence for the user if records were set aside, else None.
-    """
+    """Write the splits to `splits.json`, and the records set aside with their reasons to `quarantine.jsonl`."""
     write_manifest(workdir / ACCOUNT_FILES[0], dataset.splits, dataset.cases, source=dataset.splits_source)
     quarantine = workdir / ACCOUNT_FILES[1]
     if not dataset.set_aside:

@@ -33,19 +33,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def fetch(address: str, out: pathlib.Path, *, terminal: Terminal) -> int:
-    """Copy the files of a store's folder that are not in a folder of this machine with the same size.
-
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      out: made if missing; other files there stay.
-      terminal: shows progress.
-
-    Returns:
-      How many were copied.
-
-    Raises:
-      BadInput: the store cannot be read or holds no files, or the disk has no room.
-    """
+    """Copy the files of a store's folder that are not in a folder of this machine with the same size."""
     store = StoreFolder(address)
     found = list_whole(store)
     if not found:

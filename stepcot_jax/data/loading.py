@@ -49,14 +49,7 @@ def load_dataset(
     or when its shard was written.
 
     Args:
-      settings: of the run.
-      preprocessing: of the image encoder.
       is_known: tells by the SHA-256 of an image file whether it need not be decoded; the dataset then has the digests.
-      require_images: whether a folder's images must exist; if not, none is opened.
-      progress: shows progress.
-
-    Raises:
-      BadInput: a record, an image or a split is invalid and the settings say to stop.
     """
     watch = progress or _watch_silently
     if settings.data.source == "phantom":
@@ -109,17 +102,7 @@ def make_dataset(
     """Make the dataset of a run from a collection with images from anywhere; see `load_dataset`.
 
     Args:
-      settings: of the run.
-      collection: the cases.
-      images: the image of each case, in order.
-      preprocessing: of the image encoder.
-      are_checked: whether the images need not be decoded ahead.
       splits: of the collection, with their source in words, if its images are checked; None reads or makes them.
-      is_known: as in `load_dataset`.
-      progress: as in `load_dataset`.
-
-    Raises:
-      BadInput: an image or a split is invalid and the settings say to stop.
     """
     max_pixels, file, numbers = _max_pixels(settings), str(collection.path), collection.record_numbers
     cache = PixelCache(FilePixels(images, preprocessing, max_pixels, file, numbers), _budget(settings))

@@ -31,12 +31,6 @@ class ReadAhead(Iterator[Any]):
     """Iterates over `items` and applies `finish` to each in this process.
 
     Reading starts with the first item. Close it after use to end its workers; they end with this process at the latest.
-
-    Args:
-      items: the dataset; pickled for workers.
-      finish: applied to each item in a thread of this process.
-      num_threads: reading threads, in this process or in each worker.
-      num_workers: reading processes; 0 for none.
     """
 
     def __init__(self, items: grain.MapDataset, finish: Finish, *, num_threads: int, num_workers: int = 0) -> None:

@@ -63,17 +63,7 @@ def make_targets(
     chain: Chain,
     rule: UncertainAnswers,
 ) -> Targets:
-    """Return the targets of cases.
-
-    Args:
-      labels: certain answers, negative elsewhere.
-      uncertain: uncertain answers, negative elsewhere.
-      chain: the steps.
-      rule: what is made of uncertain answers.
-
-    Raises:
-      BadInput: the rule needs a negative option, and a step with uncertain answers has none.
-    """
+    """Return the targets of cases."""
     labels, doubtful = labels.astype(np.int32), uncertain >= 0
     if rule.treatment == "ignore" or not doubtful.any():
         return Targets(labels)

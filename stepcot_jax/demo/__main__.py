@@ -114,11 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def import_gradio() -> Any:
-    """Import Gradio with its telemetry disabled.
-
-    Raises:
-      BadInput: it is not installed.
-    """
+    """Import Gradio with its telemetry disabled."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     try:
@@ -140,16 +136,7 @@ def serve(
     """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
 
     Args:
-      explainer: of the network that reads steps; None for none.
-      gradio: the library.
-      reader: of the policy that answers questions; None for none.
-      examples: radiographs to try.
-      host: address to listen on.
-      port: to listen on; 0 takes a free one.
       allowed_hosts: names under which it is reached beside `host` and those of this machine for itself.
-
-    Raises:
-      BadInput: the address or the port cannot be used.
     """
     import uvicorn
 

@@ -28,13 +28,7 @@ For research; **not a medical device**. Nothing is kept: a file is deleted as so
 
 
 def add_answering(reader: PolicyReader, gradio: Any, uploads: Uploads) -> None:
-    """Add the tab's parts and events to the blocks that are open.
-
-    Args:
-      reader: of the policy that answers.
-      gradio: the library, an optional dependency.
-      uploads: files that visitors upload.
-    """
+    """Add the tab's parts and events to the blocks that are open."""
     gradio.Markdown(_INTRODUCTION)
     picture = gradio.State(None, time_to_live=SECONDS_KEPT)
     label = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
@@ -80,20 +74,7 @@ def answer_question(
     sample: bool,
     seed: float | None,
 ) -> str:
-    """Return the reply to what a visitor entered, as markup.
-
-    Args:
-      reader: of the policy.
-      picture: pixels; None before an upload.
-      question: as entered.
-      choices: one a line; "" for none.
-      kind: of `record.KINDS`, or "guess".
-      sample: whether to draw the reply.
-      seed: of the draw; None is 0.
-
-    Raises:
-      BadInput: there is no picture, or the question cannot be asked.
-    """
+    """Return the reply to what a visitor entered, as markup."""
     if picture is None:
         raise BadInput("no radiograph yet; drop one in first")
     lines = [line.strip() for line in choices.splitlines() if line.strip()]

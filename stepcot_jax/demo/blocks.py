@@ -48,15 +48,7 @@ def make_blocks(
     reader: PolicyReader | None = None,
     examples: tuple[Example, ...] = (),
 ) -> Any:
-    """Return the page as Gradio blocks, with a tab for each of the two if both are given.
-
-    Args:
-      explainer: of the network that reads steps, with batch size 1; None for none.
-      gradio: the library, an optional dependency.
-      uploads: files that visitors upload.
-      reader: of the policy that answers questions; None for none.
-      examples: radiographs to try.
-    """
+    """Return the page as Gradio blocks, with a tab for each of the two if both are given."""
     # An upload that is never read, such as one replaced before its turn, is deleted within two minutes.
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
         if explainer is not None and reader is not None:

@@ -32,13 +32,7 @@ _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A radiograph to try.
-
-    Attributes:
-      name: shown below it.
-      image: as `read_picture` takes it.
-      thumbnail: data URI.
-    """
+    """A radiograph to try."""
 
     name: str
     image: Any
@@ -51,10 +45,6 @@ def find_examples(folder: str | os.PathLike[str] | None, trained: Trained) -> tu
     Args:
       folder: the first `MAX_SHOWN` images in it are taken; a file that cannot be read is named on stderr. None takes
         phantoms for a run on phantoms, drawn after those of its data, and no example for any other run.
-      trained: the run.
-
-    Raises:
-      BadInput: the folder has no readable image.
     """
     if folder is None:
         return _draw_phantoms(trained) if trained.settings.data.source == "phantom" else ()

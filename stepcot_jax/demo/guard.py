@@ -33,9 +33,7 @@ class Guard:
     """An ASGI application that lets the page's own requests through to another and refuses all else.
 
     Args:
-      app: the page.
       names: host names and addresses under which it is reached, on any port; those of this machine are added.
-      uploads: the only files that a request may name.
     """
 
     def __init__(

@@ -38,9 +38,7 @@ class Session:
     """A visitor's radiograph, which is kept in memory for the visit.
 
     Attributes:
-      picture: at the encoder's size.
       detail: the same part of the radiograph with more pixels, at most `MAX_DETAIL` a side, for people to look at.
-      given: corrected answers by step.
       projection: by the DICOM header; "" if it does not say.
     """
 
@@ -64,7 +62,6 @@ class ShownStep:
 
     Attributes:
       label: name of the step, and whether it was corrected.
-      answer: the chosen option.
       choices: (option with its probability, option).
       given: whether a person chose it.
     """
@@ -76,11 +73,7 @@ class ShownStep:
 
 
 def start_session(image: Any, explainer: Explainer) -> Session:
-    """Return a radiograph, as `read_radiograph` takes it, at the encoder's size and with the detail for people.
-
-    Raises:
-      BadInput: it is not a readable image.
-    """
+    """Return a radiograph, as `read_radiograph` takes it, at the encoder's size and with the detail for people."""
     trained, preprocessing = explainer.trained, explainer.trained.preprocessing
     pixels, projection = read_unresized(image, max_pixels=trained.max_pixels)  # decoded once, for both sizes
     pixels = repeat_grey(pixels) if pixels.ndim == 2 else pixels
@@ -91,11 +84,7 @@ def start_session(image: Any, explainer: Explainer) -> Session:
 
 
 def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[ShownStep, ...]]:
-    """Return the reading of a visitor's radiograph with its corrections, as markup and as steps.
-
-    Raises:
-      BadInput: a correction cannot be taken.
-    """
+    """Return the reading of a visitor's radiograph with its corrections, as markup and as steps."""
     chain = explainer.trained.chain
     given = give_answers(session.given, chain)
     explained, (reading,) = explain_pictures(
@@ -138,15 +127,7 @@ def write_reading_view(
     reading: ChainReading,
     asked: NextStep | None = None,
 ) -> str:
-    """Write the radiograph, a panel with its map for each step, the paragraph, and what a correction changed.
-
-    Args:
-      picture: as the network saw it.
-      detail: the same with more pixels, to zoom into; None for `picture`.
-      maps: for each step, not negative.
-      reading: the answers.
-      asked: the step worth checking; None for none.
-    """
+    """Write the radiograph, a panel with its map for each step, the paragraph, and what a correction changed."""
     return _TEMPLATES.get_template("reading.html.j2").render(
         reading=reading,
         changes=_describe_changes(reading),

@@ -20,9 +20,6 @@ class Uploads:
     """The uploaded files that are not read yet.
 
     A path in a request is a visitor's words: only one that this server's upload route wrote is read.
-
-    Args:
-      folder: of this server alone; created if missing.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -32,11 +29,7 @@ class Uploads:
         self._lock = threading.Lock()
 
     def add(self, path: str) -> None:
-        """Take note of a file that the upload route wrote.
-
-        Raises:
-          ValueError: it does not lie below the folder.
-        """
+        """Take note of a file that the upload route wrote."""
         if not pathlib.Path(path).resolve().is_relative_to(self.folder):
             raise ValueError(f"{path} does not lie below {self.folder}")
         with self._lock:
@@ -47,11 +40,7 @@ class Uploads:
         return path in self._paths
 
     def take(self, path: str) -> bytes:
-        """Return the content of an uploaded file and delete it, even if it cannot be read.
-
-        Raises:
-          BadInput: it is not an upload, was read before, or cannot be read.
-        """
+        """Return the content of an uploaded file and delete it, even if it cannot be read."""
         with self._lock:
             if path not in self._paths:
                 raise BadInput("the file is not an upload of this page, or was read already; upload it once more")

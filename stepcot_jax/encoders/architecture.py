@@ -84,16 +84,7 @@ class Architecture:
 
 
 def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
-    """Return the architecture of a checkpoint.
-
-    Args:
-      path: the checkpoint's folder, or a file of torchvision weights.
-      tensors: its tensors.
-      dtype: compute dtype.
-
-    Raises:
-      BadInput: the config is missing, broken or of an unsupported model.
-    """
+    """Return the architecture of a checkpoint."""
     folder = path if path.is_dir() else path.parent
     open_clip = read_config(folder / "open_clip_config.json") if path.is_dir() else None
     if open_clip:

@@ -56,7 +56,6 @@ class Place:
 
     Attributes:
       path: names in the parameter tree, joined with "/".
-      layout: key of `LAYOUTS`.
       part: index of this tensor among `parts`.
       parts: number of tensors concatenated along the parameter's last axis, such as queries, keys and values.
     """
@@ -94,21 +93,9 @@ def assign(
     """Return parameters made from tensors, each used exactly once.
 
     Args:
-      table: tensor names -> places.
-      tensors: tensor names -> arrays of any float dtype.
-      shapes: the parameter tree, with anything that has a `shape` as leaves.
-      unused: names of tensors that may be present but are no parameters.
       only: prefix of the parameters to return, None for none; the other tensors are checked and dropped.
-      source: file or folder for error messages.
       dtype: of the parameters; None for that of each tensor, where several are concatenated for the narrowest that
         holds the values of all.
-
-    Returns:
-      The parameter tree, or its part below `only`, as NumPy arrays.
-
-    Raises:
-      BadInput: tensors are unexpected, missing, misshapen, not floating-point or not finite; all are listed.
-      ValueError: `table` and `shapes` disagree, a defect of this package.
     """
     targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
     given = {place.path for place in table.values()}
@@ -124,11 +111,7 @@ def assign(
 
 
 class Deferred:
-    """A parameter that `numpy.asarray` reads from its tensors, again each time: nothing is held in between.
-
-    Attributes:
-      shape: of the parameter.
-    """
+    """A parameter that `numpy.asarray` reads from its tensors, again each time: nothing is held in between."""
 
     def __init__(self, shape: Shape, read: Callable[[], np.ndarray]) -> None:
         """`read` returns the values."""

@@ -36,15 +36,11 @@ class Bert(nn.Module):
     """BERT encoder: tokens to hidden states.
 
     Attributes:
-      sizes: of the transformer blocks.
-      vocabulary_size: number of tokens.
-      max_positions: longest text in tokens.
       num_types: number of token types (first and second text).
       pooler: whether the checkpoint has BERT's pooler, a Dense layer on the first token. It counts as parameters but
         is not used: Step-CoT takes the first token's last hidden state.
       projection: widths of the bias-free layers that project the first token, with GELU between them (BiomedCLIP);
         empty for none.
-      dtype: compute dtype.
     """
 
     sizes: TransformerSizes
@@ -65,7 +61,6 @@ class Bert(nn.Module):
         """Encode texts.
 
         Args:
-          tokens: [case, token].
           attended: [case, token], False on padding.
           types: [case, token], 0 for the first text and 1 for the second; all 0 by default.
         """
@@ -96,14 +91,7 @@ class Bert(nn.Module):
 
 
 def bert_table(num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Place]:
-    """Map transformers' BERT tensor names to places below "text/".
-
-    Args:
-      num_layers: number of blocks.
-      prefix: of the tensor names: "bert." for models with heads, "text.transformer." for open_clip.
-      pooler: whether the checkpoint has a pooler.
-      legacy_norms: whether LayerNorms use gamma and beta, as in Google's conversions.
-    """
+    """Map transformers' BERT tensor names to places below "text/"."""
 
     def norm(found: str, place: str) -> dict[str, Place]:
         return place_norm(f"{prefix}{found}", f"text/{place}", legacy=legacy_norms)
@@ -133,18 +121,7 @@ def bert_table(num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool
 def make_biomedclip(
     tensors: Mapping[str, np.ndarray], *, image_size: int, max_tokens: int, dtype: DTypeLike, source: str
 ) -> tuple[VisionTransformer, Bert]:
-    """Return the image and text towers, with sizes read from the tensors.
-
-    Args:
-      tensors: of the checkpoint.
-      image_size: height and width of the images, px.
-      max_tokens: open_clip's `context_length`.
-      dtype: compute dtype.
-      source: file or folder for error messages.
-
-    Raises:
-      BadInput: a tensor that gives a size is missing or has the wrong number of axes.
-    """
+    """Return the image and text towers, with sizes read from the tensors."""
 
     def shape(name: str, num_axes: int) -> tuple[int, ...]:
         if name not in tensors or tensors[name].ndim != num_axes:

@@ -45,9 +45,6 @@ def resolve(source: str, *, alternative: str = "") -> pathlib.Path:
         "openai/clip-vit-base-patch32", optionally with "@revision". Of an id only config, weights and tokenizer are
         downloaded, into huggingface_hub's cache; PyTorch's .bin only if there is no safetensors file.
       alternative: what else the user can do without the network, for the message; "" for nothing.
-
-    Raises:
-      BadInput: there is no such folder and no such id, or the network is unreachable.
     """
     if is_store_address(source):
         return find_files(source, holds="a folder of weights")
@@ -92,7 +89,6 @@ class ConfigFile:
 
     Attributes:
       where: file and key, for error messages.
-      found: the object.
     """
 
     def __init__(self, where: str, found: Mapping[str, Any]):
@@ -151,11 +147,7 @@ class ConfigFile:
 
 
 def read_config(path: pathlib.Path) -> ConfigFile | None:
-    """Return the JSON object of a file, or None if the file does not exist.
-
-    Raises:
-      BadInput: the file is not JSON, or not an object.
-    """
+    """Return the JSON object of a file, or None if the file does not exist."""
     if not path.is_file():
         return None
     try:
@@ -181,15 +173,7 @@ def read_image_processor(folder: pathlib.Path) -> ConfigFile | None:
 
 
 def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
-    """Return the preprocessing of a checkpoint's image processor, or CLIP's if no file has one.
-
-    Args:
-      folder: of the checkpoint.
-      size: height and width of the network's images, px.
-
-    Raises:
-      BadInput: `Preprocessing` cannot express the file's settings, or the size differs.
-    """
+    """Return the preprocessing of a checkpoint's image processor, or CLIP's if no file has one."""
     config = read_image_processor(folder)
     if config is None:
         return Preprocessing(size=size)

@@ -16,13 +16,10 @@ class VisionTransformer(nn.Module):
     """Vision transformer: images to a projected feature vector and patch vectors.
 
     Attributes:
-      sizes: of the blocks.
       image_size: height and width of the images, px.
       patch_size: height and width of a patch, px.
-      projected_width: size of the features.
       timm: False: CLIP (no bias in the patch embedding, LayerNorm before the blocks, none on the patches); True: timm
         (a bias, no LayerNorm before the blocks, the final LayerNorm on patches too).
-      dtype: compute dtype.
     """
 
     sizes: TransformerSizes
@@ -40,9 +37,6 @@ class VisionTransformer(nn.Module):
 
         Returns:
           Features float32 [case, projected_width]; patches float32 [case, patch, width] in row-major order.
-
-        Raises:
-          ValueError: the images have the wrong size.
         """
         if images.shape[1:] != (self.image_size, self.image_size, 3):
             raise ValueError(f"images must be {(self.image_size, self.image_size, 3)}; got {images.shape[1:]}")
@@ -132,12 +126,8 @@ class CLIPText(nn.Module):
     """CLIP's causal text transformer: tokens to text vectors.
 
     Attributes:
-      sizes: of the blocks.
-      vocabulary_size: number of tokens.
-      max_positions: longest text in tokens.
       end_token: token whose hidden state represents the text; see `LEGACY_END`.
       projected_width: size of the projected vector.
-      dtype: compute dtype.
     """
 
     sizes: TransformerSizes

@@ -20,11 +20,7 @@ _LARGEST, _DEEPEST, _MOST_STAGES = 2**16, 2**8, 8
 
 
 def describe_network(network: nn.Module) -> dict[str, Any]:
-    """Return the class and the fields of an image network, for JSON.
-
-    Raises:
-      BadInput: the class is none of those that `make_network` makes.
-    """
+    """Return the class and the fields of an image network, for JSON."""
     name = type(network).__name__
     if _CLASSES.get(name) is not type(network):
         raise BadInput(f"image network {name}: expected one of {', '.join(_CLASSES)}")
@@ -36,15 +32,7 @@ def describe_network(network: nn.Module) -> dict[str, Any]:
 
 
 def make_network(described: Any, *, where: str) -> nn.Module:
-    """Return the network that `describe_network` described.
-
-    Args:
-      described: class and fields.
-      where: file and key, for messages.
-
-    Raises:
-      BadInput: an unknown class, other fields, or a size that is not 1 to 65536.
-    """
+    """Return the network that `describe_network` described."""
     found = dict(described) if isinstance(described, dict) else {}
     kind, dtype = _CLASSES.get(str(found.pop("class", ""))), found.pop("dtype", None)
     if kind is None or dtype not in _DTYPES:

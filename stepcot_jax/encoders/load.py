@@ -105,10 +105,6 @@ def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageE
 
     Args:
       source: a folder, a file of torchvision weights, or a Hugging Face id; see docs/encoders.md.
-      dtype: compute dtype; parameters, softmax and LayerNorm stay float32.
-
-    Raises:
-      BadInput: there is no such checkpoint, it has no image encoder, or its tensors do not match its config.
     """
     architecture, _, digest, read_params = _open_checkpoint(source, dtype, "image")
     network: Any = architecture.image
@@ -131,13 +127,7 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
     """Load the text encoder of a checkpoint.
 
     Args:
-      source: a folder or a Hugging Face id; see docs/encoders.md.
-      dtype: compute dtype; parameters, softmax and LayerNorm stay float32.
       max_tokens: longest text in tokens; capped at the network's (BERT 512, CLIP 77, BiomedCLIP 256).
-
-    Raises:
-      BadInput: there is no such checkpoint, it has no text encoder or no tokenizer, or its tensors do not match its
-        config.
     """
     if max_tokens < 3:
         raise BadInput(f"{source}: max_tokens must be at least 3 (begin, a word, end); got {max_tokens}")

@@ -16,9 +16,7 @@ class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut, the basic block of ResNet-18.
 
     Attributes:
-      width: output channels.
       stride: of the first convolution and the shortcut.
-      dtype: compute dtype.
     """
 
     width: int
@@ -53,7 +51,6 @@ class ResNet(nn.Module):
       stem_kernel: size of the first convolution, which has stride 2, px.
       grid: the last feature map is averaged over grid x grid cells, which are concatenated; 1 is the global average,
         larger grids keep positions.
-      dtype: compute dtype.
     """
 
     widths: Sequence[int]

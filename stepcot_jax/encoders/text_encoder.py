@@ -25,13 +25,6 @@ FIELDS = ("name", "question", "options")
 def write_prompts(chain: Chain, template: str) -> tuple[str, ...]:
     """Return one prompt per step.
 
-    Args:
-      chain: the steps.
-      template: text with any of the fields {name}, {question}, {options}.
-
-    Raises:
-      BadInput: the template has an unknown field, or none (all steps would have the same prompt).
-
     >>> from stepcot_jax.chain import Step
     >>> write_prompts(Chain((Step("Size", "How large?", ("Small", "Large")),)), "{question} {options}")
     ('How large? A. Small; B. Large',)
@@ -55,13 +48,6 @@ def hash_prompts(prompts: Sequence[str], width: int) -> Float[np.ndarray, "step 
 
     SHA-256 of the prompt seeds the generator: equal prompts have equal vectors on every machine, different prompts have
     independent ones. The vectors identify the steps and carry no meaning.
-
-    Args:
-      prompts: one prompt per step.
-      width: size of a vector.
-
-    Returns:
-      float32 [step, width].
     """
     vectors = []
     for prompt in prompts:
@@ -93,7 +79,6 @@ class Tokenizer:
     """A transformers tokenizer with a length limit.
 
     Attributes:
-      loaded: the transformers tokenizer.
       max_tokens: longest text in tokens, special tokens included.
       digest: SHA-256 of vocabulary and rules.
     """
@@ -129,16 +114,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: int) -> Tokenizer:
-    """Load the tokenizer of a checkpoint's folder.
-
-    Args:
-      folder: with tokenizer.json, or vocab.txt, or vocab.json and merges.txt.
-      max_tokens: longest text in tokens.
-      vocabulary_size: of the network.
-
-    Raises:
-      BadInput: there is no tokenizer, or it has more tokens than the network has embeddings.
-    """
+    """Load the tokenizer of a checkpoint's folder."""
     expected = "expected the model's tokenizer.json and tokenizer_config.json, or vocab.txt"
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         raise BadInput(f"{folder}: no tokenizer; {expected}")
@@ -175,7 +151,6 @@ class FlaxEncoder:
       digest: SHA-256 of everything that determines the features: weights, architecture, compute dtype, and of a text
         encoder tokenizer and `max_tokens`.
       num_parameters: of the whole checkpoint; CLIP's has both towers.
-      network: the Flax module.
       read_params: reads the parameters at the first call of `encode`, so that an encoder whose features are all
         stored takes no memory.
     """
@@ -200,7 +175,6 @@ class TextEncoder(FlaxEncoder):
     Attributes:
       projected_width: size of the vectors of pooling "projected"; 0 without a projection.
       max_tokens: longest text in tokens; longer texts are truncated and logged.
-      tokenizer: texts -> tokens.
     """
 
     projected_width: int
@@ -211,16 +185,11 @@ class TextEncoder(FlaxEncoder):
         """Return a vector for each text.
 
         Args:
-          texts: any number of texts.
           pooling: "cls": last hidden state of BERT's first token (as for Step-CoT's teacher) or CLIP's end token;
             "mean": mean over all tokens but padding; "projected": vector in the space shared with images.
 
         Returns:
           float32 [text, width], or [text, projected_width]. The number and lengths of truncated texts are logged as a
-          warning; `truncated` returns which they are.
-
-        Raises:
-          BadInput: the pooling is unknown, or the network has no projection.
         """
         if pooling not in ("cls", "mean", "projected") or (pooling == "projected" and not self.projected_width):
             accepted = "'cls', 'mean'" + (", 'projected'" if self.projected_width else " (it has no projection)")

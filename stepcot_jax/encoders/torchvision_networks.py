@@ -21,11 +21,7 @@ DENSENET_CLASSIFIER = ("classifier.weight", "classifier.bias")
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm at inference: a scale and a shift per channel, computed in float32 from stored statistics.
-
-    Attributes:
-      dtype: compute dtype.
-    """
+    """BatchNorm at inference: a scale and a shift per channel, computed in float32 from stored statistics."""
 
     dtype: DTypeLike = jnp.float32
 
@@ -54,7 +50,6 @@ class FrozenBlock(nn.Module):
       stride: of the first 3 x 3 convolution.
       bottleneck: whether the block is a bottleneck.
       downsample: whether the shortcut is a 1 x 1 convolution.
-      dtype: compute dtype.
     """
 
     width: int
@@ -87,9 +82,7 @@ class FrozenResNet(nn.Module):
 
     Attributes:
       blocks_per_stage: residual blocks in each of the four stages.
-      bottleneck: whether blocks are bottlenecks.
       stem_width: channels of the first stage; each further stage has twice as many.
-      dtype: compute dtype.
     """
 
     blocks_per_stage: tuple[int, ...]
@@ -119,11 +112,7 @@ class FrozenResNet(nn.Module):
 
 
 def make_frozen_resnet(name: str, dtype: DTypeLike) -> FrozenResNet:
-    """Return ResNet-18 ("resnet18", 512 features) or ResNet-50 ("resnet50", 2048 features).
-
-    Raises:
-      KeyError: `name` is neither.
-    """
+    """Return ResNet-18 ("resnet18", 512 features) or ResNet-50 ("resnet50", 2048 features)."""
     blocks, bottleneck = {"resnet18": ((2, 2, 2, 2), False), "resnet50": ((3, 4, 6, 3), True)}[name]
     return FrozenResNet(blocks_per_stage=blocks, bottleneck=bottleneck, dtype=dtype)
 
@@ -134,7 +123,6 @@ class DenseLayer(nn.Module):
     Attributes:
       growth: number of channels the layer adds.
       bottleneck: channels between its convolutions, in multiples of `growth`.
-      dtype: compute dtype.
     """
 
     growth: int
@@ -158,7 +146,6 @@ class FrozenDenseNet(nn.Module):
       layers_per_block: dense layers in each block; a transition between blocks halves channels and resolution.
       growth: number of channels each layer adds.
       stem_width: channels of the first convolution.
-      dtype: compute dtype.
     """
 
     layers_per_block: tuple[int, ...] = (6, 12, 24, 16)
@@ -206,7 +193,6 @@ def torchvision_table(network: FrozenResNet | FrozenDenseNet, *, old_names: bool
     """Map torchvision's tensor names to places below "image/"; the names of the modules here follow torchvision's.
 
     Args:
-      network: the network.
       old_names: whether DenseNet's tensors are named "norm.1" instead of "norm1", as in torchvision's published files.
     """
     images = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)

@@ -52,11 +52,8 @@ class TransformerSizes:
 
     Attributes:
       width: size of a token's vector.
-      num_layers: number of blocks.
       num_heads: attention heads, a divisor of `width`.
       mlp_width: hidden size of a block's MLP.
-      activation: key of `ACTIVATIONS`.
-      epsilon: of every LayerNorm.
       norm_first: True: LayerNorm before attention and MLP (CLIP, timm); False: after each sum (BERT).
     """
 
@@ -70,11 +67,7 @@ class TransformerSizes:
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm in float32, with the two-pass variance, which avoids cancellation.
-
-    Attributes:
-      epsilon: added to the variance.
-    """
+    """LayerNorm in float32, with the two-pass variance, which avoids cancellation."""
 
     epsilon: float
 
@@ -108,11 +101,7 @@ class SelfAttention(nn.Module):
         """Attend among the tokens of each case.
 
         Args:
-          hidden: [case, token, width].
           visible: [case, token, key], True where a token sees a key; None: every token sees every other.
-
-        Returns:
-          [case, token, width].
         """
         num_cases, num_tokens, width = hidden.shape
         head_width = width // self.num_heads
@@ -132,12 +121,7 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention and a two-layer MLP, each with a residual sum and a LayerNorm.
-
-    Attributes:
-      sizes: see `TransformerSizes`.
-      dtype: compute dtype.
-    """
+    """Self-attention and a two-layer MLP, each with a residual sum and a LayerNorm."""
 
     sizes: TransformerSizes
     dtype: DTypeLike = jnp.float32
@@ -163,12 +147,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A stack of blocks.
-
-    Attributes:
-      sizes: see `TransformerSizes`.
-      dtype: compute dtype.
-    """
+    """A stack of blocks."""
 
     sizes: TransformerSizes
     dtype: DTypeLike = jnp.float32

@@ -66,10 +66,6 @@ def read_tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
 
     Args:
       path: a file, or a folder with one of `PREFERRED` or a single file of weights.
-
-    Raises:
-      BadInput: there are no weights or too many, a file is broken, an index names a file outside its folder or a
-        missing tensor, or the file needs torch and torch is not installed.
     """
     file = find_weights(path)
     if file.name == INDEX:
@@ -87,11 +83,7 @@ def _list_names(opened: Any, path: pathlib.Path) -> list[str]:
 
 
 def find_weights(path: pathlib.Path) -> pathlib.Path:
-    """Return the file that `read_tensors` reads: weights, or the index of their shards.
-
-    Raises:
-      BadInput: there is none, or there are several without a known name.
-    """
+    """Return the file that `read_tensors` reads: weights, or the index of their shards."""
     if path.is_file():
         if path.suffix not in (".safetensors", *TORCH_SUFFIXES):
             raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {ACCEPTED}")
@@ -161,11 +153,7 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def import_torch(path: pathlib.Path) -> Any:
-    """Return the module torch.
-
-    Raises:
-      BadInput: it is not installed; names the file that needs it.
-    """
+    """Return the module torch."""
     try:
         import torch
     except ImportError:
@@ -177,11 +165,7 @@ def import_torch(path: pathlib.Path) -> Any:
 
 
 def load_torch(path: pathlib.Path) -> Any:
-    """Return the content of a .bin, .pt or .pth file without unpickling objects.
-
-    Raises:
-      BadInput: the file is broken or has other objects than tensors, or torch is not installed.
-    """
+    """Return the content of a .bin, .pt or .pth file without unpickling objects."""
     torch = import_torch(path)
     _require(path)
     try:

@@ -24,11 +24,7 @@ _DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a tes
 
 
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[VqaRecord]]":
-    """Return the records of a file, and those of the chosen split.
-
-    Raises:
-      BadInput: the file cannot be used, or has no record of the split.
-    """
+    """Return the records of a file, and those of the chosen split."""
     from stepcot_jax.data.grounded.record_files import read_vqa_records
     from stepcot_jax.host.store_cache import find_files
 

@@ -23,12 +23,7 @@ _Score = TypeVar("_Score")
 def judge_open_answers(
     records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings, judge: Judge
 ) -> dict[str, Judged]:
-    """Rate the open answers that could be read, from 1 to 10; return the scores by record id.
-
-    Raises:
-      RunStopped: spending cap, or an endpoint that cannot be reached; the same call resumes from the ledger.
-      BadInput: no request can succeed with this key, address or model.
-    """
+    """Rate the open answers that could be read, from 1 to 10; return the scores by record id."""
     open_records = [record for record in records if record.kind == "open"]
     return _ask(judge_answers, _exchange(open_records, replies, settings), judge)
 
@@ -43,10 +38,6 @@ def judge_all_stages(
     """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts.
 
     Without facts, the stages of a reply that could not be read, or is missing and counts, are worth 0.
-
-    Raises:
-      RunStopped: as `judge_open_answers`.
-      BadInput: as `judge_open_answers`.
     """
     exchanges = [exchange for exchange in _exchange(records, replies, settings) if exchange.stages]
     asked = {exchange.id for exchange in exchanges}

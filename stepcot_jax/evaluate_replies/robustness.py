@@ -54,9 +54,6 @@ def write_rounds(
     """Write the closed and single-choice records of each round, their prompts and what they are made of.
 
     Image paths of the records stay relative to the folder of the original ones; prompts name the whole path.
-
-    Returns:
-      The paths of records and prompts.
     """
     written = []
     write_whole(folder / _SOURCE, msgspec.json.encode({"sha256": digest_file(collection.path)[1]}))
@@ -70,11 +67,7 @@ def write_rounds(
 
 
 def read_source(folder: Path) -> str:
-    """Return the digest of the file that the perturbed records of a folder were made of.
-
-    Raises:
-      BadInput: the folder has none.
-    """
+    """Return the digest of the file that the perturbed records of a folder were made of."""
     try:
         return msgspec.json.decode(read_file(folder / _SOURCE, max_bytes=2**16), type=dict[str, str])["sha256"]
     except (OSError, msgspec.MsgspecError, KeyError):

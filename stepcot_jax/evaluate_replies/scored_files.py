@@ -35,11 +35,7 @@ from stepcot_jax.tables.writing import Table, write_table
 
 
 def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[VqaRecord]) -> str:
-    """Score the files that the command line names, write all results, and return the table as text.
-
-    Raises:
-      BadInput: a setting, a file or a folder cannot be used.
-    """
+    """Score the files that the command line names, write all results, and return the table as text."""
     settings = _read_settings(options)
     files = _read_files(options, collection, chosen)
     make_workdir(options.out)

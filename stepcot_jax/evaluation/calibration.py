@@ -125,17 +125,8 @@ def calibrated_probabilities(
 ) -> npt.NDArray[np.float64]:
     """Compute distributions after temperature scaling.
 
-    Args:
-      logits: [case, step, answer], padded.
-      model: name of the model.
-      calibration: its temperatures.
-      chain: the steps.
-
     Returns:
       [case, step, answer], each in 0..1; 0 beyond a step's own answers.
-
-    Raises:
-      BadInput: the calibration lacks the model.
     """
     temperatures = _of_model(calibration.temperatures, model)
     probabilities = np.zeros(logits.shape)
@@ -151,16 +142,9 @@ def answer_sets(
 
     Args:
       probabilities: [case, step, answer] of `calibrated_probabilities`.
-      model: name of the model.
-      calibration: its thresholds.
-      chain: the steps.
 
     Returns:
       [case, step, answer], True for an answer in the set; the most probable one always is, unlike in a plain
-      conformal set, which can only raise the coverage.
-
-    Raises:
-      BadInput: the calibration lacks the model.
     """
     limits: Sequence[npt.ArrayLike] = (
         _of_model(calibration.answer_thresholds, model)

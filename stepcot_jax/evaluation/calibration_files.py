@@ -68,11 +68,7 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration, ch
 
 
 def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
-    """Read a file of `write_calibration`.
-
-    Raises:
-      BadInput: the file is missing, damaged or of another chain.
-    """
+    """Read a file of `write_calibration`."""
     found = read_json(path, _File, accepted="expected the calibration.json of a run", max_bytes=_MAX_BYTES)
     if found.layout != _LAYOUT:
         raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")

@@ -30,16 +30,11 @@ def fit_calibration(
     """Fit temperatures and thresholds of every model on the validation split.
 
     Args:
-      val: labels and logits; a step's unannotated cases do not count.
-      chain: the steps.
       coverage: wanted share of cases whose answer set holds the true answer, above 0 and below 1.
       coverage_by: "step" fits one threshold for a step, "answer" also one for each of its answers.
       confidence: share of validation splits that reach the coverage, from 0 to below 1; 0: on average over the splits.
       patients: [case], "" where unknown; None: each case is a patient of its own. With a confidence, thresholds use one
         case of each patient, which are independent; temperatures use all.
-
-    Raises:
-      ValueError: coverage or confidence is out of range, or the logits do not fit the chain.
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
@@ -66,7 +61,6 @@ def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.inte
 
     Args:
       logits: [case, answer] of the annotated cases.
-      labels: [case], the true answers.
 
     Returns:
       The temperature, 0.01 to 100, and "" or why it is 1 or at a bound.

@@ -23,8 +23,6 @@ def find_rank(num_cases: int, *, coverage: float, confidence: float = 0.0) -> in
     """Return the rank of the score that is the threshold; above `num_cases` where these are too few.
 
     Args:
-      num_cases: number of independent scores.
-      coverage: wanted share, above 0 and below 1.
       confidence: share of validation splits that reach the coverage, from 0 to below 1; 0: on average over the splits.
 
     >>> find_rank(100, coverage=0.9), find_rank(100, coverage=0.9, confidence=0.95), find_rank(28, coverage=0.9, confidence=0.95)
@@ -45,14 +43,6 @@ def find_rank(num_cases: int, *, coverage: float, confidence: float = 0.0) -> in
 
 def conformal_threshold(scores: npt.NDArray[np.float64], *, coverage: float, confidence: float = 0.0) -> float:
     """Return the score that a new case's true answer exceeds with probability 1 - coverage at most.
-
-    Args:
-      scores: [case], 1 - probability of the true answer.
-      coverage: wanted share, above 0 and below 1.
-      confidence: as in `find_rank`.
-
-    Returns:
-      The score of rank `find_rank`; infinite where there are fewer.
 
     >>> conformal_threshold(np.arange(19) / 19, coverage=0.9) == 17 / 19
     True

@@ -71,13 +71,9 @@ def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt
 
     Args:
       labels: int [case, step] of training chains; a pair with an unannotated step does not count.
-      chain: the steps.
 
     Returns:
       Counts [answer, answer] by the positions of the two steps.
-
-    Raises:
-      ValueError: the labels do not fit the chain.
     """
     _check_answers(labels, chain.answers_per_step)
     counts = {}
@@ -95,8 +91,6 @@ def make_rules(
     """Make the given rules that training chains do not contradict and, from their pairs, the learned ones.
 
     Args:
-      chain: the steps.
-      counts: pairs of training chains from `count_pairs`; None for the given rules alone.
       min_expected: number of chains expected to have a pair under independence, from which an unseen pair is forbidden.
     """
     allowed = {}
@@ -180,13 +174,6 @@ def inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> npt.NDArray[
 
     Args:
       answers: int [case, step]; a pair with an unannotated step breaks no rule.
-      rules: the rules.
-
-    Returns:
-      [case].
-
-    Raises:
-      ValueError: the answers do not fit the rules.
     """
     broken = np.zeros(len(answers), dtype=bool)
     for _, wrong in _broken_pairs(answers, rules):
@@ -200,13 +187,7 @@ def share_inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> float:
 
 
 def count_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> dict[str, int]:
-    """Count the chains with each forbidden pair, described in words, the most frequent first.
-
-    Args:
-      answers: int [case, step].
-      rules: the rules.
-      chain: the steps.
-    """
+    """Count the chains with each forbidden pair, described in words, the most frequent first."""
     counts = collections.Counter(words for _, words in _describe_broken(answers, rules, chain))
     return dict(counts.most_common())
 

@@ -56,20 +56,12 @@ def write_pairs(
 
 
 def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
-    """Read the counts of `write_pairs`.
-
-    Raises:
-      BadInput: the file is missing, damaged or of another chain.
-    """
+    """Read the counts of `write_pairs`."""
     return _read(path, chain)[1]
 
 
 def read_pair_ratios(path: str | os.PathLike[str], chain: Chain, *, model: str) -> PairRatios:
-    """Read a network's log-ratios of pairs of answers.
-
-    Raises:
-      BadInput: as for `read_pairs`, or the file has no weights of this network.
-    """
+    """Read a network's log-ratios of pairs of answers."""
     found, counts = _read(path, chain)
     weights = found.weights.get(model, [])
     if len(weights) != chain.num_steps:

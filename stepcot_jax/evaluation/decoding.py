@@ -31,15 +31,9 @@ def decode_consistent(
     Args:
       log_probabilities: for each step [case, answer]; minus infinity for an impossible answer, which still gives way
         to the rules.
-      rules: forbidden pairs and learned transitions.
-      transition_weight: weight of the learned transitions against the model; 0 for the rules alone.
 
     Returns:
       int [case, step]; one of several equally probable chains.
-
-    Raises:
-      ValueError: the probabilities do not fit the rules or are not numbers, or the weight is negative.
-      BadInput: the rules contradict each other, so that no chain keeps them all.
     """
     _check_scores(log_probabilities, rules)
     if not 0 <= transition_weight < math.inf:
@@ -67,11 +61,7 @@ def decode_consistent(
 def answer_and_decode(
     predictions: Predictions, chain: Chain, rules: Rules, *, model: str, transition_weight: float = 0.0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step].
-
-    Raises:
-      BadInput: the rules contradict each other, so that no chain keeps them all.
-    """
+    """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
     scores = tuple(log_softmax(own, axis=1) for own in own_logits(predictions.logits[model], chain=chain, model=model))
     before = np.stack([own.argmax(axis=1) for own in scores], axis=1)
     return before, decode_consistent(scores, rules, transition_weight=transition_weight)
@@ -81,12 +71,6 @@ def decoding_effect(
     predictions: Predictions, chain: Chain, rules: Rules, *, transition_weight: float = 0.0
 ) -> dict[str, dict[str, Any]]:
     """Measure what decoding changes for each model.
-
-    Args:
-      predictions: labels and logits.
-      chain: the steps.
-      rules: forbidden pairs and learned transitions.
-      transition_weight: as in `decode_consistent`.
 
     Returns:
       By model name the figures of `decoding_figures` on the split itself: numbers, or lists of numbers for each step.
@@ -110,21 +94,14 @@ def decoding_figures(
     """Compute what decoding changes in each resample.
 
     Args:
-      weights: [resample, case].
       before: [case, step], each step answered for itself.
       after: [case, step], the decoded chains.
       labels: [case, step], `NOT_ANNOTATED` where unannotated.
-      rules: the rules that were decoded with.
 
     Returns:
       Shares in 0..1 [resample], NaN where undefined: `share_inconsistent` of the chains have a contradiction before,
       `share_changed` are changed by decoding (without a `transition_weight` the same ones); `accuracy` of each step
       [resample, step], `mean_accuracy` over the steps with two or more answers (`metrics.mean_over_steps`) and
-      `chain_accuracy` (all annotated steps correct), each with the suffixes `_before`, `_after` and `_difference`
-      (after less before, in the same resample).
-
-    Raises:
-      ValueError: the shapes do not fit, or an answer is not one of the step's.
     """
     if not before.shape == after.shape == labels.shape:
         raise ValueError(

@@ -28,15 +28,9 @@ def own_logits(
 
     Args:
       logits: [case, step, answer], padded to the step with the most answers or wider.
-      chain: the steps.
-      model: name for messages.
 
     Returns:
       For each step [case, answer].
-
-    Raises:
-      ValueError: the logits do not fit the chain.
-      FloatingPointError: a logit of a step's own answers is not finite.
     """
     widest = max(chain.answers_per_step)
     if logits.ndim != 3 or logits.shape[1] != chain.num_steps or logits.shape[2] < widest:

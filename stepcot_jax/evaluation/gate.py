@@ -61,8 +61,6 @@ def fit_gate(
     """Return the gate of a network; None if the validation images are too few for its limit, or nothing varies.
 
     Args:
-      training: features of the training images, at least two.
-      validation: features of other images of the same kind.
       false_alarms: wanted share of images like these that the gate leaves outside, above 0 and below 1.
     """
     from sklearn.covariance import LedoitWolf  # takes a second to import
@@ -98,11 +96,7 @@ def write_gates(path: str | os.PathLike[str], gates: Mapping[str, Gate]) -> None
 
 
 def read_gate(path: str | os.PathLike[str], model: str) -> Gate | None:
-    """Read the gate of one network; None if there is no file, or it has none of this network.
-
-    Raises:
-      BadInput: the file is damaged.
-    """
+    """Read the gate of one network; None if there is no file, or it has none of this network."""
     path = pathlib.Path(path)
     if not path.exists():
         return None

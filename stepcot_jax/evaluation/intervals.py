@@ -35,7 +35,6 @@ class Interval:
     Attributes:
       value: the figure on the split itself; NaN where undefined.
       low: lower end; NaN without resamples in which the figure is defined, and with a single patient.
-      high: upper end.
       undefined: share of the resamples in which the figure is undefined; they do not count.
     """
 
@@ -50,14 +49,7 @@ class StepIntervals:
     """Intervals of one step's figures.
 
     Attributes:
-      name: name of the step.
-      num_cases: number of annotated cases.
-      accuracy: share of correct answers.
       auc: macro one-vs-rest area under the ROC curve.
-      sensitivity: macro recall.
-      specificity: macro one-vs-rest specificity.
-      f1: macro F1.
-      precision: macro precision.
       share_incomplete: share of the resamples that lack an answer of the split, so that their macro averages run
         over fewer answers.
     """
@@ -100,18 +92,7 @@ def bootstrap(
     """Compute percentile intervals of every figure of every model, in the same resamples.
 
     Args:
-      split: labels, logits and patients.
-      chain: the steps.
-      num_resamples: number of resamples, from 1.
-      level: share of the resampled figures inside an interval, above 0 and below 1.
-      seed: seed of the draws.
       left_out: [step], steps that means over steps leave out; by default those with one answer (`find_one_answer`).
-
-    Returns:
-      The intervals by model name.
-
-    Raises:
-      ValueError: the level or the number is out of range, or the logits do not fit the chain.
     """
     found = _resample_models(split, chain, num_resamples=num_resamples, level=level, seed=seed, left_out=left_out)
     return {model: _summarise(*found, (model,), split, chain, level=level) for model in split.predictions.logits}
@@ -131,19 +112,6 @@ def bootstrap_differences(
 
     The differences are paired: what makes a resample easy for both models cancels out, so that such an interval is
     narrower than those of the two models suggest. `prediction_files.join_models` joins models of several runs.
-
-    Args:
-      split: labels, logits and patients.
-      chain: the steps.
-      first: name of the model.
-      second: name of the model whose figures are subtracted.
-      num_resamples: number of resamples, from 1.
-      level: share of the resampled differences inside an interval, above 0 and below 1.
-      seed: seed of the draws.
-
-    Raises:
-      BadInput: there is no such model.
-      ValueError: the level or the number is out of range, or the logits do not fit the chain.
     """
     logits = split.predictions.logits
     for model in (first, second):
@@ -170,8 +138,6 @@ def widen_agreement(found: Interval, *, num_patients: int, level: float) -> Inte
 
     Args:
       found: of a share, from a bootstrap; any other share, and one without ends, is returned as it is.
-      num_patients: behind the share, each taken as one trial.
-      level: of the interval.
 
     >>> round(widen_agreement(Interval(1.0, 1.0, 1.0), num_patients=17, level=0.95).low, 3)
     0.805
@@ -186,16 +152,7 @@ def widen_agreement(found: Interval, *, num_patients: int, level: float) -> Inte
 def prepare_metrics(
     split: SplitPredictions, chain: Chain, *, left_out: npt.NDArray[np.bool_] | None = None
 ) -> Callable[[Weights], Figures]:
-    """Return a function from weights [resample, case] to every model's figures in each resample.
-
-    Args:
-      split: labels and logits.
-      chain: the steps.
-      left_out: as in `bootstrap`.
-
-    Raises:
-      ValueError: the logits do not fit the chain.
-    """
+    """Return a function from weights [resample, case] to every model's figures in each resample."""
     labels = split.predictions.labels
     left_out = find_one_answer(labels) if left_out is None else left_out
     probabilities = {

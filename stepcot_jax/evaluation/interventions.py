@@ -31,7 +31,6 @@ def give_logits(read_logits: Callable[[Any], Any], temperatures: Sequence[float]
 
     Args:
       read_logits: given answers [variant, case, step, answer] -> padded logits of the same shape.
-      temperatures: of each step, for calibrated probabilities; () for 1.
     """
     scale = np.asarray(temperatures or 1.0, np.float64).reshape(-1, 1)
     return lambda given: softmax(np.asarray(read_logits(given), np.float64) / scale, axis=-1)
@@ -67,14 +66,11 @@ def expected_gains(
     answer as certain concludes more firmly from any answer, which is no information (docs/corrections.md has both).
 
     Args:
-      read: the network.
       given: [case, step, answer], what is given already.
-      chain: the steps.
 
     Returns:
       Gains in nats [case, step], 0 or more, minus infinity for given steps and the last one; and the probabilities
       [1 + number of answers of all steps but the last, case, step, answer]: with nothing more given, then with each
-      answer of each step in turn.
     """
     variants = [given]
     for position, num_answers in enumerate(chain.answers_per_step[:-1]):
@@ -109,13 +105,9 @@ def choose_steps(
     """Return the step to check next in each case, -1 where none is left.
 
     Args:
-      policy: see `POLICIES`.
-      read: the network.
       given: [case, step, answer], what is given already.
-      chain: the steps.
       can_ask: [case, step], steps that somebody can answer; the last step and given ones are never asked.
       costs: of asking each step, positive; gain and uncertainty are taken per cost. () for equal costs.
-      rng: of the policy "random".
     """
     allowed = can_ask & (given.sum(axis=-1) == 0)
     allowed[:, -1] = False
@@ -145,16 +137,10 @@ def correct_in_turn(
     """Correct one step after another to its true answer and read again.
 
     Args:
-      policy: chooses the next step of each case from what was read so far.
-      read: the network.
       labels: [case, step], negative where nobody can answer.
-      chain: the steps.
-      costs: of asking each step.
-      seed: of the policy "random".
 
     Returns:
       Probabilities [1 + corrections, case, step, answer] with 0, 1, ... steps corrected; and which steps were
-      [1 + corrections, case, step].
     """
     truth, rng = as_distributions(labels, chain), np.random.default_rng(seed)
     given = np.zeros_like(truth)
@@ -180,10 +166,7 @@ def measure_reliance(
     earlier answers, at most 1.
 
     Args:
-      read: the network.
       labels: [case, step], negative where not annotated; such an answer is not given.
-      chain: the steps.
-      seed: of the draw of other cases.
 
     Returns:
       By kind of answer (`KINDS`: the network's own as certain, the true one, another case's, equal shares), by earlier

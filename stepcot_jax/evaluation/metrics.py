@@ -24,15 +24,11 @@ class StepMetrics:
     """Metrics of one step, each in 0..1, NaN where undefined.
 
     Attributes:
-      name: name of the step.
       answers: the step's options in label order; they label both axes of `confusion`.
       num_cases: number of annotated cases; no others count.
-      accuracy: share of correct answers.
       majority_accuracy: share of the most frequent answer, which is the accuracy of the best constant answer.
       auc: macro one-vs-rest area under the ROC curve; NaN where only one answer occurs.
-      sensitivity: macro recall.
       specificity: macro one-vs-rest specificity; NaN where only one answer occurs.
-      f1: macro F1.
       precision: macro precision; 0 for an answer that is never given.
       confusion: number of cases [truth, answer].
       left_out: options that no annotated case has; the macro averages leave them out.
@@ -61,16 +57,11 @@ def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayL
     """Compute the metrics of one step (paper: Tables 3 and 8).
 
     Args:
-      step: the step that the answers belong to.
       probabilities: float [case, answer], each row summing to 1; the answer is the most probable one, the first of
         several equally probable ones.
-      labels: int [case], `NOT_ANNOTATED` where unannotated.
 
     Returns:
       The metrics over the annotated cases; without any, `num_cases` is 0 and every figure NaN.
-
-    Raises:
-      ValueError: the shapes do not fit, a row is not a distribution or a label is not one of the step's.
 
     >>> size = Step("Size", "How large?", ("Small", "Large", "N/A"))
     >>> figures = step_metrics(step=size, probabilities=[[0.8, 0.2, 0], [0.6, 0.4, 0], [1, 0, 0]], labels=[0, 1, -100])
@@ -105,11 +96,6 @@ def step_figures(
 ) -> npt.NDArray[np.float64]:
     """Compute the figures of one step in each resample.
 
-    Args:
-      weights: [resample, case].
-      probabilities: [case, answer].
-      labels: [case], `NOT_ANNOTATED` where unannotated.
-
     Returns:
       [resample, figure] in the order of `FIGURES`; NaN where undefined.
     """
@@ -143,12 +129,6 @@ def weighted_confusion(
 ) -> npt.NDArray[np.float64]:
     """Count how often each answer is given for each truth.
 
-    Args:
-      weights: [resample, case].
-      truth: [case]; every case is annotated.
-      answers: [case].
-      num_answers: number of answers of the step.
-
     Returns:
       Confusion matrices [resample, truth, answer].
     """
@@ -163,16 +143,12 @@ def answer_accuracy(
     """Accuracy of each step, and share of the cases whose annotated steps are all answered correctly.
 
     Args:
-      weights: [resample, case].
       answers: int [case, step], labels of the answers.
       labels: int [case, step], `NOT_ANNOTATED` where unannotated; the second figure leaves out cases without any
         annotated step.
 
     Returns:
       Shares [resample, step] and [resample]; NaN where no case counts.
-
-    Raises:
-      ValueError: the shapes do not fit.
 
     >>> steps, chain = answer_accuracy(count_once(3), answers=[[0, 1], [0, 1], [2, 2]], labels=[[0, 1], [0, 2], [-100] * 2])
     >>> steps.tolist(), chain.tolist()
@@ -196,10 +172,6 @@ def mean_over_steps(accuracies: npt.NDArray[np.float64], *, left_out: npt.NDArra
 
     Args:
       accuracies: [resample, step]; those that are NaN do not count.
-      left_out: [step], those of one answer (`chain.find_one_answer`) in the evaluated split.
-
-    Returns:
-      [resample]; NaN where no step counts.
     """
     return mean_defined(np.where(left_out, np.nan, accuracies))
 

@@ -87,11 +87,7 @@ def describe_points(found: OperatingPoints) -> dict[str, Any]:
 
 
 def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints | None:
-    """Read the operating points of a `statistics.json`; None if the run chose none.
-
-    Raises:
-      BadInput: the file is damaged or of another chain.
-    """
+    """Read the operating points of a `statistics.json`; None if the run chose none."""
     accepted = "expected the statistics.json of a run"
     found = read_json(path, _Statistics, accepted=accepted, max_bytes=_MAX_BYTES).operating_points
     if found is None:

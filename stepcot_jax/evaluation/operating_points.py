@@ -101,14 +101,6 @@ def count_levels(weights: Weights, *, scores: npt.NDArray[np.float64], positive:
 
     Sensitivity is `hits` over its last column, false-positive rate `alarms` over its last, precision `hits` over the
     sum of both; these are the points of scikit-learn's `roc_curve` and `precision_recall_curve`.
-
-    Args:
-      weights: [resample, case].
-      scores: [case].
-      positive: [case].
-
-    Raises:
-      ValueError: the shapes do not fit, or a score is NaN.
     """
     if scores.ndim != 1 or positive.shape != scores.shape or weights.shape[1:] != scores.shape:
         raise ValueError(
@@ -132,12 +124,6 @@ def figures_at(
     weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_], threshold: float
 ) -> npt.NDArray[np.float64]:
     """Compute the figures of a threshold in each resample.
-
-    Args:
-      weights: [resample, case].
-      scores: [case].
-      positive: [case].
-      threshold: scores from it on are called; infinite: none is.
 
     Returns:
       [resample, figure] in the order of `FIGURES`; NaN where undefined.
@@ -184,19 +170,8 @@ def choose_operating_points(
 ) -> dict[Finding, OperatingPoint]:
     """Choose the operating points of every model and measure them.
 
-    Args:
-      val: the cases that choose the thresholds.
-      test: the cases of the figures.
-      chain: the steps.
-      calibration: of the probabilities.
-      rule: how to choose.
-      num_resamples: of the bootstraps by patient; 0 for no intervals.
-
     Returns:
       The points of the answers that some, but not all annotated validation cases have.
-
-    Raises:
-      BadInput: the calibration lacks a model.
     """
     of_val, of_test = (dict(_list_findings(split, chain, calibration)) for split in (val, test))
     chosen = {finding: each for finding, each in of_val.items() if each.has_both}

@@ -47,10 +47,6 @@ class PairRatios:
 def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
     """Return log P(later answer | earlier answer) / P(later answer) over cases in which both are annotated.
 
-    Args:
-      counts: of all pairs of steps.
-      chain: the steps.
-
     Returns:
       [step, answer, step, answer], 0 where the second step is not a later one.
     """
@@ -70,7 +66,6 @@ def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[An
 
     Args:
       labels: [case, step] of training cases, negative where not annotated.
-      chain: the steps.
     """
     prior = np.full((chain.num_steps, max(chain.answers_per_step)), -np.inf)
     for step, number in enumerate(chain.answers_per_step):
@@ -102,10 +97,7 @@ def fit_pair_ratios(
 
     Args:
       logits: [step, case, step, answer] of the validation cases, given `give_prefixes`.
-      counts: of the training labels.
       labels: [case, step] of the validation cases.
-      temperatures: of each step, that the network's logits are divided by.
-      chain: the steps.
     """
     from scipy.optimize import minimize_scalar  # takes half a second to import, and only fitting needs it
     from scipy.special import log_softmax

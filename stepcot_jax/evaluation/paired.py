@@ -29,22 +29,7 @@ def bootstrap_difference(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Compute the interval of one figure of `intervals.bootstrap_differences`.
-
-    Args:
-      split: labels, logits and patients.
-      chain: the steps.
-      first: name of the model.
-      second: name of the model whose figure is subtracted.
-      figure: "mean_accuracy" or "chain_accuracy" without a step, one of `metrics.FIGURES` with one.
-      step: name of the step.
-      num_resamples: number of resamples, from 1.
-      level: share of the resampled differences inside the interval.
-      seed: seed of the draws.
-
-    Raises:
-      BadInput: there is no such model, step or figure.
-    """
+    """Compute the interval of one figure of `intervals.bootstrap_differences`."""
     names = [own.name for own in chain.steps]
     if step is not None and step not in names:
         raise BadInput(f"step {step!r} is not one of {', '.join(names)}")
@@ -71,10 +56,8 @@ class McNemar:
     """McNemar's test: among the cases that one model alone answers correctly, does each model have half?
 
     Attributes:
-      num_cases: number of annotated cases.
       only_first: number of cases that only the first model answers correctly.
       only_second: number of cases that only the second model answers correctly.
-      exact_p: two-sided binomial p.
       chi2: (|only_first - only_second| - 1)^2 / (only_first + only_second), corrected for continuity; NaN where the
         models agree in every case.
       chi2_p: its p on one degree of freedom; NaN where `chi2` is.
@@ -90,14 +73,6 @@ class McNemar:
 
 def compare_accuracy(*, labels: npt.ArrayLike, first: npt.ArrayLike, second: npt.ArrayLike) -> McNemar:
     """Run McNemar's test (McNemar 1947; continuity correction of Edwards 1948) on the answers of two models.
-
-    Args:
-      labels: int [case], the true answers, `NOT_ANNOTATED` where unannotated; such cases do not count.
-      first: int [case], answers of the first model.
-      second: int [case], answers of the second model.
-
-    Raises:
-      ValueError: the shapes differ.
 
     >>> test = compare_accuracy(labels=[0, 1, 1, 0, -100], first=[0, 1, 1, 0, 0], second=[1, 1, 0, 1, 1])
     >>> test.num_cases, test.only_first, test.only_second, test.exact_p

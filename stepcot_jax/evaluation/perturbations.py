@@ -30,18 +30,7 @@ _ALONE = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
 def perturb(
     record: VqaRecord, *, seed: int, round_number: int, probability: float = 0.5, negated_answer: NegatedAnswer = "flip"
 ) -> VqaRecord:
-    """Return the record of one round, of the same id; open and multiple-choice questions stay as they are.
-
-    Args:
-      record: the question.
-      seed: seed of the draws.
-      round_number: of the round, from 1.
-      probability: that a closed question is changed.
-      negated_answer: as in `negate`.
-
-    Raises:
-      ValueError: a setting is out of range.
-    """
+    """Return the record of one round, of the same id; open and multiple-choice questions stay as they are."""
     if not 0 <= probability <= 1 or round_number < 1:
         raise ValueError(f"probability must be from 0 to 1 and round_number from 1; got {probability}, {round_number}")
     draw = f"{seed}/{round_number}/{record.id}"
@@ -82,13 +71,8 @@ def negate(record: VqaRecord, *, prefer_is: bool, negated_answer: NegatedAnswer 
     other one, is left out.
 
     Args:
-      record: a closed question; one that fits neither is returned as it is.
-      prefer_is: which of the two where both fit.
       negated_answer: "flip" turns the answer of an "isn't" question, as the sentence reads; "keep" keeps it, as such
         questions are used in English. "normal" always turns it.
-
-    Raises:
-      ValueError: `negated_answer` is another one.
     """
     if negated_answer not in get_args(NegatedAnswer):
         raise ValueError(f"negated_answer must be one of {', '.join(get_args(NegatedAnswer))}; got {negated_answer!r}")
@@ -116,13 +100,6 @@ def reorder(record: VqaRecord, places: Sequence[int]) -> VqaRecord:
 
     Letters are moved in the answer, and in question, thinking, preamble and stages where they follow "option", "choice"
     or "answer", stand in brackets, or stand before the option's text ("B: Mass").
-
-    Args:
-      record: a question with choices.
-      places: old place of each new option.
-
-    Raises:
-      ValueError: `places` is not an order of all options.
     """
     if sorted(places) != list(range(len(record.choices))):
         raise ValueError(f"places must be an order of {len(record.choices)} options; got {list(places)}")
@@ -155,13 +132,8 @@ def spread(rounds: Sequence[float], *, original: float, std: PerturbationStd = "
     """Return the standard deviation of a figure over the rounds.
 
     Args:
-      rounds: the figure in each round.
-      original: the figure on the unperturbed questions.
       std: "population" about the rounds' mean, which Table 5 prints; "sample" with one less in the divisor;
         "from_original" about `original`, as the note below Table 5 says.
-
-    Raises:
-      ValueError: `std` is another one, or there is no round.
 
     >>> [round(spread([76.98, 83.06, 75.69], original=79.93, std=std), 4) for std in get_args(PerturbationStd)]
     [3.2136, 3.9359, 3.487]

@@ -45,12 +45,7 @@ def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, cha
     """Write an .npz file atomically.
 
     Args:
-      path: the file; an earlier one is replaced.
-      split: what to write.
       chain: the steps of the labels and logits; their names and options are written too.
-
-    Raises:
-      ValueError: the arrays do not fit each other or the chain.
     """
     problem = _find_problem(split, chain)
     if problem:
@@ -72,11 +67,7 @@ def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredict
     """Read a file of `write_predictions`.
 
     Args:
-      path: the file.
       chain: the expected steps; the wording of questions may differ, names and options may not.
-
-    Raises:
-      BadInput: the file is missing, damaged, of another layout or of another chain.
     """
     arrays = read_arrays(pathlib.Path(path), accepted="predictions of a run", expected=_EXPECTED)
     _check_about(path, arrays, chain)
@@ -100,17 +91,7 @@ def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredict
 
 
 def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
-    """Join models of several runs on the same cases for paired comparisons; cases are matched by `case_id`.
-
-    Args:
-      parts: by the model's new name, its predictions and its name there.
-
-    Returns:
-      The cases in the order of the first part.
-
-    Raises:
-      BadInput: the parts do not have the same cases, disagree on a label, or lack a model.
-    """
+    """Join models of several runs on the same cases for paired comparisons; cases are matched by `case_id`."""
     names = list(parts)
     base = parts[names[0]][0]
     place = {case: position for position, case in enumerate(base.facts["case_id"].tolist())}

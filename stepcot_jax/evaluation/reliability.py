@@ -20,7 +20,6 @@ class ReliabilityBin:
 
     Attributes:
       low: lower edge of the bin; the first bin includes it.
-      high: upper edge.
       num_cases: number of cases in the bin.
       confidence: mean probability of the answers given; NaN in an empty bin.
       accuracy: share of them that are correct; NaN in an empty bin.
@@ -38,8 +37,6 @@ class Reliability:
     """Calibration of one step; NaN without annotated cases.
 
     Attributes:
-      name: name of the step.
-      num_cases: number of annotated cases.
       bins: the reliability curve, bins of equal width.
       ece: expected calibration error of the answer given: mean distance of confidence and accuracy, weighted by
         the bins' cases (Guo et al. 2017); 0..1.
@@ -63,12 +60,6 @@ def reliability(
 
     Args:
       probabilities: float [case, answer], each row summing to 1.
-      labels: int [case], `NOT_ANNOTATED` where unannotated; such cases do not count.
-      name: name of the step.
-      num_bins: number of bins of equal width, from 1.
-
-    Raises:
-      ValueError: the shapes do not fit or `num_bins` is below 1.
     """
     distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     once = count_once(len(truth))
@@ -100,16 +91,7 @@ def calibration_figures(
     """Compute the calibration figures of one step in each resample.
 
     Args:
-      weights: [resample, case].
       probabilities: [case, answer], each row summing to 1.
-      labels: [case], `NOT_ANNOTATED` where unannotated; such cases do not count.
-      num_bins: number of bins of equal width, from 1.
-
-    Returns:
-      "ece", "brier" and "nll" of `Reliability`, each [resample]; NaN where no case counts.
-
-    Raises:
-      ValueError: the shapes do not fit or `num_bins` is below 1.
     """
     check_cases(weights, probabilities=probabilities, labels=labels)
     if num_bins < 1:
@@ -138,20 +120,7 @@ def calibration_figures(
 def step_reliability(
     predictions: Predictions, chain: Chain, *, calibration: Calibration | None = None, num_bins: int = NUM_BINS
 ) -> dict[str, tuple[Reliability, ...]]:
-    """Compute the reliability of every model and step.
-
-    Args:
-      predictions: labels and logits.
-      chain: the steps.
-      calibration: temperatures to apply; None for the models' own probabilities.
-      num_bins: number of bins of equal width, from 1.
-
-    Returns:
-      By model name one entry per step, in the chain's order.
-
-    Raises:
-      BadInput: the calibration lacks a model.
-    """
+    """Compute the reliability of every model and step."""
     found = {}
     for model, logits in predictions.logits.items():
         if calibration is None:

@@ -34,11 +34,6 @@ class Results:
     """Figures of every row.
 
     Attributes:
-      settings: how replies were scored.
-      num_resamples: of the bootstrap.
-      seed: of the bootstrap.
-      num_records: number of scored records.
-      num_patients: number of their patients.
       counts: by model, counts of replies by kind and by what happened to them.
       figures: by model, with intervals; the baseline's first, where there is one.
       stages: by model whose replies have stages.
@@ -75,13 +70,7 @@ def summarise(
     """Compute every figure with its interval by patient.
 
     Args:
-      records: the scored records.
       models: scores by name, in the order of the records; the first is what the others are compared with.
-      settings: how they were scored.
-      baseline: scores of the majority answer with the constant box; None without training records.
-      num_resamples: of the bootstrap, from 1.
-      seed: of the bootstrap.
-      notes: remarks for below the tables.
     """
     everyone = {**({} if baseline is None else {BASELINE: baseline}), **models}
     replies = {name: as_columns(records, scores) for name, scores in everyone.items()}

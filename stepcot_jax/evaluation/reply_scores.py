@@ -67,14 +67,11 @@ class ReplyScore:
     """One scored reply. NaN: not scored.
 
     Attributes:
-      id: of the record.
       text: what the model wrote; None for a missing reply, and for the baseline, which writes none.
       answer: as it was read, in words for the page; None if no answer could be read.
       boxes: of the reply, in pixels of the record's image.
       a_score: of the answer, 0 to 1.
-      v_score: mean IoU.
       grounding: 1 if the boxes pass.
-      format: 1 if well formed.
       judged: the judge's scores of an open answer.
       stages: value of each stage, NaN without; see `evaluation.stage_quality`.
       rated_stages: a judge's score of each stage from 1 to 5, NaN without.

@@ -28,12 +28,6 @@ def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
     """Format a text table for each model, in percent, followed by notes on what the averages leave out.
 
     The mean line averages each column over the steps with two or more answers where it is defined.
-
-    Args:
-      metrics: by model name; the table puts the teacher first.
-
-    Returns:
-      Lines of at most 110 columns, without a newline at the end.
     """
     ordered = _teacher_first(metrics)
     blocks = [_format_model(name, model) for name, model in ordered.items()]
@@ -50,19 +44,7 @@ def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
 def report_dict(
     *, metrics: Mapping[str, ModelMetrics], num_cases: Mapping[str, int], wall_seconds: float
 ) -> dict[str, Any]:
-    """Return the content of `report.json`: plain types, None where a figure is undefined.
-
-    Args:
-      metrics: on the test split, by model name.
-      num_cases: number of cases of "train", "val" and "test".
-      wall_seconds: duration of the run in seconds.
-
-    Returns:
-      The report, shares in 0..1.
-
-    Raises:
-      KeyError: a split is missing from `num_cases`.
-    """
+    """Return the content of `report.json`: plain types, None where a figure is undefined."""
     return {
         "num_cases": {split: int(num_cases[split]) for split in _SPLITS},
         "wall_seconds": float(wall_seconds),
@@ -71,15 +53,7 @@ def report_dict(
 
 
 def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> None:
-    """Write a report as strict JSON, atomically.
-
-    Args:
-      path: the file; an earlier report is replaced.
-      report: plain types.
-
-    Raises:
-      ValueError: a number is not finite; the earlier report stays.
-    """
+    """Write a report as strict JSON, atomically."""
     write_whole(path, (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
 
 

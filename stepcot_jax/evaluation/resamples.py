@@ -36,13 +36,7 @@ def draw_weights(
     """Draw patients with replacement, each with all their cases.
 
     Args:
-      patients: [case]; a case without a patient ("") is a patient of its own.
-      num_resamples: number of resamples.
-      seed: seed of the draws.
       num_at_once: approximate number of weights in a block; the draws do not depend on it.
-
-    Yields:
-      Weights in blocks of resamples.
     """
     names, member = np.unique(name_patients(patients), return_inverse=True)
     rng = np.random.default_rng(seed)
@@ -63,18 +57,8 @@ def resample(
 ) -> dict[Key, npt.NDArray]:
     """Compute figures in each resample.
 
-    Args:
-      compute: from weights to figures [resample, ...] by name.
-      patients: [case], as in `draw_weights`.
-      num_resamples: number of resamples, from 1.
-      seed: seed of the draws.
-
     Returns:
       Figures [resample, ...] by name. With fewer than two patients all resamples would be alike: there is one, in
-      which no case counts.
-
-    Raises:
-      ValueError: `num_resamples` is below 1.
     """
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be 1 or more; got {num_resamples}")
@@ -118,15 +102,10 @@ def weighted_mean(weights: Weights, *, values: npt.NDArray, counted: npt.NDArray
     """Return the mean of each column over the cases that count in it.
 
     Args:
-      weights: [resample, case].
       values: [case, figure], numbers or booleans; anything, NaN included, where a case does not count.
-      counted: [case, figure].
 
     Returns:
       [resample, figure]; NaN where no case counts.
-
-    Raises:
-      ValueError: the shapes do not fit.
     """
     if values.ndim != 2 or counted.shape != values.shape or weights.shape[1:] != values.shape[:1]:
         raise ValueError(
@@ -137,11 +116,7 @@ def weighted_mean(weights: Weights, *, values: npt.NDArray, counted: npt.NDArray
 
 
 def check_cases(weights: Weights, *, probabilities: npt.NDArray, labels: npt.NDArray) -> None:
-    """Check that weights [resample, case], probabilities [case, answer] and labels [case] are of the same cases.
-
-    Raises:
-      ValueError: the shapes do not fit, or a probability is NaN.
-    """
+    """Check that weights [resample, case], probabilities [case, answer] and labels [case] are of the same cases."""
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or weights.shape[1:] != labels.shape:
         raise ValueError(
             "weights, probabilities and labels must have shapes [resample, case], [case, answer] and [case]; "

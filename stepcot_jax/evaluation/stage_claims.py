@@ -96,7 +96,6 @@ class Claims:
 
     Attributes:
       agreeing: number that the facts bear out.
-      contradicting: number that they contradict.
       unsupported: number about which nothing is known.
     """
 
@@ -115,11 +114,6 @@ def find_claims(text: str, *, stage: str, facts: Mapping[str, str]) -> Claims:
 
     A value counts once a stage. It is denied if a word of negation precedes it in its clause, or "is absent" and the
     like follow it; a denied value agrees with the facts if they do not hold it.
-
-    Args:
-      text: of the stage.
-      stage: of `record.STAGE_NAMES`.
-      facts: of the record.
 
     >>> find_claims("In the right lower zone.", stage="localisation", facts={"side": "right", "zone": "Upper zone"})
     Claims(agreeing=1, contradicting=1, unsupported=0)
@@ -149,13 +143,6 @@ def stage_consistency(record: VqaRecord, reply: Reply) -> float:
 
     A fact counts if at least two stages affirm a value of it; they agree if they share one. Ours: MEDSAGE's learned
     scorer of consistency is not published. For `rewards.presets.reward` with a `consistency_weight`.
-
-    Args:
-      record: not used; the truth takes no part.
-      reply: with stages.
-
-    Returns:
-      0 to 1; NaN if no fact is named twice.
     """
     del record
     agreed = []

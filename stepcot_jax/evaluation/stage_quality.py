@@ -38,7 +38,6 @@ def label_stages(stages: Mapping[str, str], facts: Mapping[str, str]) -> tuple[f
     """Label a reply's stages from the facts.
 
     Args:
-      stages: text of each stage that could be read.
       facts: of the record; with "asked" among them, stages are about another finding than the facts.
 
     Returns:
@@ -96,12 +95,7 @@ def step_quality(labels: Float64[np.ndarray, "reply stage"]) -> Float64[np.ndarr
 
 
 def stage_figures(weights: Weights, *, labels: Float64[np.ndarray, "reply stage"]) -> Figures:
-    """Return the mean value of each stage and the mean step quality in each resample.
-
-    Args:
-      weights: [resample, reply].
-      labels: as in `step_quality`.
-    """
+    """Return the mean value of each stage and the mean step quality in each resample."""
     keys = [("stage", name) for name in STAGE_NAMES]
     keys += [("step_quality", name) for name in ("description", "reasoning", "together")]
     values: npt.NDArray[np.float64] = np.column_stack([labels, step_quality(labels)])

@@ -25,8 +25,6 @@ class StepCases:
     """A model's predictions on every case at one step.
 
     Attributes:
-      name: name of the step.
-      labels: [case], `NOT_ANNOTATED` where unannotated.
       raw: [case, answer], the model's own probabilities.
       calibrated: [case, answer], after temperature scaling.
       sets: [case, answer], True for an answer in the answer set.
@@ -40,18 +38,7 @@ class StepCases:
 
 
 def step_cases(predictions: Predictions, chain: Chain, *, model: str, calibration: Calibration) -> list[StepCases]:
-    """Return a model's predictions at each step of the chain.
-
-    Args:
-      predictions: labels and logits.
-      chain: the steps.
-      model: name of the model.
-      calibration: its temperatures and thresholds.
-
-    Raises:
-      BadInput: the calibration lacks the model.
-      ValueError: the logits do not fit the chain.
-    """
+    """Return a model's predictions at each step of the chain."""
     logits = predictions.logits[model]
     calibrated = calibrated_probabilities(logits, model, calibration, chain)
     sets = answer_sets(calibrated, model, calibration, chain)
@@ -72,14 +59,9 @@ def step_cases(predictions: Predictions, chain: Chain, *, model: str, calibratio
 def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray[np.float64]]:
     """Compute the statistics of one step in each resample.
 
-    Args:
-      weights: [resample, case].
-      cases: predictions at the step.
-
     Returns:
       By figure name [resample]; `accuracy_of_the_surest` is [resample, share] in the order of `COVERAGES`,
       `answer_set_coverage_by_answer` [resample, answer] is of the cases with each true answer. NaN where no annotated
-      case counts.
     """
     raw, calibrated = (
         calibration_figures(weights, probabilities=own, labels=cases.labels) for own in (cases.raw, cases.calibrated)
@@ -113,7 +95,6 @@ class SelectiveCurve:
     """Accuracy of the most confident cases; cases of equal confidence are read together.
 
     Attributes:
-      num_cases: number of annotated cases.
       confidence: for each point the lowest confidence that is still read, falling.
       coverage: for each point the share of the cases read, rising to 1.
       accuracy: for each point the share of those that are correct.
@@ -130,13 +111,6 @@ class SelectiveCurve:
 
 def selective_curve(*, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> SelectiveCurve:
     """Compute accuracy against coverage of one step (El-Yaniv and Wiener 2010), by the probability of the answer.
-
-    Args:
-      probabilities: float [case, answer].
-      labels: int [case], `NOT_ANNOTATED` where unannotated; such cases do not count.
-
-    Raises:
-      ValueError: the shapes do not fit or a probability is NaN.
 
     >>> curve = selective_curve(probabilities=[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], labels=[0, 1, 1])
     >>> [f"{accuracy:.2f} of {share:.2f}" for accuracy, share in zip(curve.accuracy, curve.coverage)]
@@ -165,16 +139,10 @@ def selective_figures(
     """Compute the accuracy among the most confident cases of one step, and the area, in each resample.
 
     Args:
-      weights: [resample, case].
-      probabilities: [case, answer].
-      labels: [case], `NOT_ANNOTATED` where unannotated; such cases do not count.
       shares: smallest shares of the cases to read, above 0 and up to 1; cases of equal confidence are read together.
 
     Returns:
       Accuracies [resample, share] and `SelectiveCurve.area` [resample]; NaN where no case counts.
-
-    Raises:
-      ValueError: the shapes do not fit or a share is out of range.
     """
     if not all(0 < share <= 1 for share in shares):
         raise ValueError(f"shares must be above 0 and up to 1; got {list(shares)}")

@@ -28,8 +28,6 @@ class Subgroup:
     Attributes:
       grouping: the fact, one of `GROUPINGS`.
       name: its value; `UNKNOWN` if there is none.
-      num_cases: number of cases.
-      num_patients: number of patients.
       models: figures by model name; None with too few patients.
     """
 
@@ -56,20 +54,8 @@ def score_subgroups(
     groups are many and small: one that stands out may do so by chance, and the answers of one group may be easier
     than those of another. The cases whose fact is unknown are a group too.
 
-    Args:
-      split: labels, logits and facts.
-      chain: the steps.
-      groupings: the facts to group by.
-      min_patients: groups with fewer patients are listed without figures.
-      num_resamples: number of resamples of each group.
-      level: share of the resampled figures inside an interval.
-      seed: seed of the draws.
-
     Returns:
       The groups by grouping, then by name, with ages rising and the unknown last.
-
-    Raises:
-      BadInput: a grouping is none of `GROUPINGS`.
     """
     wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
     if wrong:

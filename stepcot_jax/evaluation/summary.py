@@ -50,20 +50,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Compute intervals, calibration, answer sets, selective reading, consistency and subgroups of every model.
 
-    Args:
-      split: predictions and facts of the cases.
-      chain: the steps.
-      calibration: fitted on another split.
-      rules: pairs of answers that contradict each other.
-      num_resamples: resamples of the bootstrap by patient; 0 leaves intervals and subgroups out.
-
     Returns:
       Plain types by model name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals` next to
-      them has for each figure the fields of an `Interval`.
-
-    Raises:
-      BadInput: the calibration lacks a model, or no chain keeps all rules.
-      ValueError: the logits do not fit the chain.
     """
     compute = prepare_statistics(split, chain, calibration=calibration, rules=rules)
     values, resampled, intervals = compute(count_once(len(split.predictions.labels))), None, {}
@@ -121,18 +109,7 @@ def _count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, A
 def prepare_statistics(
     split: SplitPredictions, chain: Chain, *, calibration: Calibration, rules: Rules
 ) -> Callable[[Weights], Statistics]:
-    """Return a function from weights [resample, case] to all statistics in each resample.
-
-    Args:
-      split: predictions and facts of the cases.
-      chain: the steps.
-      calibration: fitted on another split.
-      rules: pairs of answers that contradict each other.
-
-    Raises:
-      BadInput: the calibration lacks a model, or no chain keeps all rules.
-      ValueError: the logits do not fit the chain.
-    """
+    """Return a function from weights [resample, case] to all statistics in each resample."""
     predictions, labels = split.predictions, split.predictions.labels
     complete = (labels != NOT_ANNOTATED).all(axis=1, keepdims=True)
     broken = inconsistent(labels, rules)[:, None]

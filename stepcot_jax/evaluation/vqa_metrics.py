@@ -36,15 +36,11 @@ def prepare_figures(
     """Return a function from weights [resample, reply] to every figure in each resample.
 
     Args:
-      scored: the replies.
       open_score: A-score of open questions. "relative": sum of the judge's scores of the answers over that of the true
         answers; a reply that could not be read counts like a question of average score answered with 0. "within_two":
         share whose two scores differ by less than 2. "exact" and "token_f1": mean of the column `a_score`.
       mean_kinds: kinds that the mean of the A-scores is over, NaN where one of them is; those with a scored answer by
         default.
-
-    Raises:
-      ValueError: `open_score` is another one.
     """
     if open_score not in get_args(OpenScore):
         raise ValueError(f"open_score must be one of {', '.join(get_args(OpenScore))}; got {open_score!r}")
@@ -98,13 +94,6 @@ def bootstrap_figures(
 
     Args:
       compute: from weights [resample, reply] to figures [resample].
-      patients: [reply], as in `resamples.draw_weights`.
-      num_resamples: number of resamples, from 1.
-      level: share of the resampled figures inside an interval, above 0 and below 1.
-      seed: seed of the draws.
-
-    Raises:
-      ValueError: the level or the number is out of range.
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be above 0 and below 1; got {level}")
@@ -123,17 +112,7 @@ def score_models(
 ) -> dict[str, dict[Key, Interval]]:
     """Compute every figure of every model with its percentile interval by patient.
 
-    Args:
-      models: by name; a model's interval does not depend on the others.
-      open_score: as in `prepare_figures`.
-      num_resamples: number of resamples, from 1.
-      level: share of the resampled figures inside an interval, above 0 and below 1.
-      seed: seed of the draws.
-
     The mean of the A-scores is over the kinds of which every model has a scored answer.
-
-    Raises:
-      ValueError: the level or the number is out of range.
     """
     how: dict[str, Any] = {"num_resamples": num_resamples, "level": level, "seed": seed}
     kinds = find_scored_kinds(*models.values())
@@ -155,18 +134,6 @@ def score_difference(
     """Compute every figure of the first model less that of the second, in the same resamples of patients.
 
     A reply that takes no part in a figure of one model takes no part in that of the other.
-
-    Args:
-      first: replies of a model.
-      second: replies of another model to the same questions in the same order.
-      open_score: as in `prepare_figures`.
-      mean_kinds: as in `prepare_figures`; those of which both have a scored answer by default.
-      num_resamples: number of resamples, from 1.
-      level: share of the resampled differences inside an interval.
-      seed: seed of the draws.
-
-    Raises:
-      ValueError: the models answered different questions, or the level or the number is out of range.
     """
     for column in ("kinds", "patients", "references"):
         if not np.array_equal(getattr(first, column), getattr(second, column)):

@@ -43,18 +43,10 @@ def write_explanations(
     """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`.
 
     Args:
-      trained: the run.
-      paths: of radiographs.
-      model: "teacher" or "student".
-      given: answers in place of the network's, by step (`corrections.give_answers`).
       out: the folder; files of these names are replaced. NAME is that of the image without its ending.
-      refuse: called with a message for each file that cannot be read.
 
     Returns:
       The path of each picture of maps, with the reading, whose `warnings` speak against the answers.
-
-    Raises:
-      BadInput: the network cannot be explained or does not take given answers, or the folder is not writable.
     """
     shares = give_answers(given, trained.chain)
     paths = list(paths)
@@ -96,11 +88,7 @@ def explain_pictures(
     """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
 
     Args:
-      explainer: of a network.
-      names: of the pictures.
-      pictures: at the encoder's size.
       given: answers as distributions [step, answer], the same for all pictures, zeros for none.
-      projections: of the pictures by their DICOM headers; () for unknown.
     """
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
@@ -157,13 +145,7 @@ def _write(
 def draw_explanation(
     picture: UInt8[np.ndarray, "size size 3"], maps: Float[np.ndarray, "step row column"], reading: ChainReading
 ) -> Figure:
-    """Draw a panel for each step: the map over the radiograph, question, answer, probability and spread of the map.
-
-    Args:
-      picture: the encoder's input.
-      maps: of the steps, each summing to 1.
-      reading: the answers.
-    """
+    """Draw a panel for each step: the map over the radiograph, question, answer, probability and spread of the map."""
     num_steps = len(reading.steps)
     num_rows = -(-(num_steps + 1) // _COLUMNS)
     spreads = spread(maps)
@@ -209,25 +191,14 @@ def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
 def step_attention(
     attention: Float32[np.ndarray, "case step layer head node node"],
 ) -> Float[np.ndarray, "case step node"]:
-    """Return the attention of each step, in its own turn, to every step and to the memory; rows sum to 1.
-
-    Args:
-      attention: of the teacher's graph, in the pass before each step's answer.
-
-    Returns:
-      The mean over the heads.
-    """
+    """Return the attention of each step, in its own turn, to every step and to the memory; rows sum to 1."""
     num_steps = attention.shape[1]
     of_layer = attention[:, :, -1].mean(axis=2, dtype=np.float64)  # the step reads the last layer's output
     return of_layer[:, np.arange(num_steps), np.arange(num_steps)]
 
 
 def node_names(chain: Chain, *, num_nodes: int) -> tuple[str, ...]:
-    """Return the names of the graph's nodes: the steps, then the memory if there is one.
-
-    Raises:
-      BadInput: the chain has another number of steps than the graph.
-    """
+    """Return the names of the graph's nodes: the steps, then the memory if there is one."""
     names = tuple(step.name for step in chain.steps)
     if num_nodes not in (len(names), len(names) + 1):
         raise BadInput(f"attention over {num_nodes} nodes does not fit {len(names)} steps with or without a memory")

@@ -23,14 +23,7 @@ from stepcot_jax.settings.run_settings import Settings
 
 
 def place_box(box: Box, *, width: int, height: int, preprocessing: Preprocessing) -> tuple[float, float, float, float]:
-    """Return a box's left, upper, right and lower edge in pixels of the encoder's square; they may lie outside.
-
-    Args:
-      box: in pixels of its picture.
-      width: of the picture.
-      height: of the picture.
-      preprocessing: of the encoder.
-    """
+    """Return a box's left, upper, right and lower edge in pixels of the encoder's square; they may lie outside."""
     size = preprocessing.size
     if preprocessing.fit == "stretch":
         across, down = size / width, size / height
@@ -132,9 +125,6 @@ class BoxedPicture:
     """A radiograph with the locations of its lesions.
 
     Attributes:
-      name: of the image.
-      patient: the unit of resampling.
-      picture: at the encoder's size.
       inside: whether each pixel is in a box.
     """
 
@@ -145,11 +135,7 @@ class BoxedPicture:
 
 
 def draw_boxed(settings: Settings, preprocessing: Preprocessing, *, num_cases: int) -> list[BoxedPicture]:
-    """Draw phantoms with boxes from the next seed, which no run of these settings has seen.
-
-    Raises:
-      BadInput: hardly any phantom has a box.
-    """
+    """Draw phantoms with boxes from the next seed, which no run of these settings has seen."""
     phantom = settings.phantom
     size = phantom.image_size if settings.data.source == "phantom" else preprocessing.size
     seed = (phantom.seed + 1) % 2**32
@@ -176,14 +162,7 @@ def read_boxed(
     """Read the radiographs of a data root that have boxes.
 
     Args:
-      root: in any layout; its own boxes are used unless there is a list.
-      preprocessing: of the encoder.
-      num_cases: most radiographs to read.
       box_list: ChestX-ray8's table of boxes, matched to images by name without suffix and scaled to their size.
-      max_pixels: largest accepted width times height.
-
-    Raises:
-      BadInput: the root or the list cannot be read, or no image has a box.
     """
     collection = read_source(root, on_bad_record="skip", require_images=True)
     listed = None if box_list is None else _read_listed(box_list)

@@ -48,7 +48,6 @@ class Explanation:
     """A network's reading of images, with its maps.
 
     Attributes:
-      reading: the answers.
       labels: the answer that each map explains.
       maps: not negative, summing to 1 over rows and columns; even if nothing supports the answer.
     """
@@ -59,16 +58,7 @@ class Explanation:
 
 
 class Explainer:
-    """Explains the readings of one network; compiled once for one batch size.
-
-    Args:
-      trained: the run.
-      model: "teacher" or "student".
-      batch_size: images explained at once; fewer are padded.
-
-    Raises:
-      BadInput: the run has no such network, or its image encoder runs in another framework.
-    """
+    """Explains the readings of one network; compiled once for one batch size."""
 
     def __init__(self, trained: Trained, *, model: str = "student", batch_size: int = 1) -> None:
         self.trained, self.model, self.batch_size = trained, model, batch_size
@@ -85,12 +75,7 @@ class Explainer:
         """Read images and map the support of each answer.
 
         Args:
-          images: normalised, at the encoder's size.
-          given_answers: as for `Reader.read`.
           labels: the answers to explain, `PREDICTED` for the most probable; None for the most probable everywhere.
-
-        Raises:
-          BadInput: the network does not take given answers.
         """
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
         asked = np.full(given.shape[:2], PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
@@ -221,7 +206,6 @@ def roll_out(values: Taps, gradients: Taps, *, num_heads: int) -> Float[Array, "
     Args:
       values: queries, keys and values [case, token, 3 * width] of each block, under names that end with "/qkv".
       gradients: with respect to each block's mixed values, [step, case, token, width], under "/out".
-      num_heads: of the attention.
     """
     relevance = None
     num_blocks = len(gradients)

@@ -52,12 +52,7 @@ class MapScores:
 def score_maps(
     maps: Float[np.ndarray, "case step row column"], inside: Bool[np.ndarray, "case size size"]
 ) -> MapScores:
-    """Score each map.
-
-    Args:
-      maps: summing to 1.
-      inside: whether each of the encoder's pixels is in a box of the case.
-    """
+    """Score each map."""
     num_cases, num_steps, rows, columns = maps.shape
     energy = np.zeros((num_cases, num_steps))
     for case in range(num_cases):  # one at a time: all maps at the encoder's size would take gigabytes
@@ -80,7 +75,6 @@ def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str]) -> d
     """Return the mean with its 95 % bootstrap interval over patients.
 
     Args:
-      values: one for each case.
       groups: the patient of each case; a case without one ("") is a patient of its own.
 
     Returns:
@@ -98,16 +92,7 @@ def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str]) -> d
 
 
 def compare(scores: Mapping[str, MapScores], chain: Chain, *, groups: Sequence[str]) -> dict[str, object]:
-    """Compare sources of maps over the same cases: their scores, and the differences in energy.
-
-    Args:
-      scores: by the name of the source, such as `EVEN`.
-      chain: the steps.
-      groups: the patient of each case, as in `mean_interval`.
-
-    Returns:
-      Plain types; ends of intervals are NaN where undefined.
-    """
+    """Compare sources of maps over the same cases: their scores, and the differences in energy."""
     steps = []
     for place, step in enumerate(chain.steps):
         entry: dict[str, object] = {"step": step.name}
@@ -143,17 +128,7 @@ def score_network(
     """Score the maps of one network.
 
     Args:
-      trained: the run.
-      model: "teacher" or "student".
       data: root of radiographs with boxes; None draws phantoms that the run has not seen.
-      box_list: ChestX-ray8's boxes for the images of `data`.
-      num_cases: most radiographs with boxes.
-
-    Returns:
-      The figures of `compare`, with the network and the source of the radiographs.
-
-    Raises:
-      BadInput: the data cannot be read or have no boxes, or the network cannot be explained.
     """
     if data is None:
         pictures = draw_boxed(trained.settings, trained.preprocessing, num_cases=num_cases)

@@ -21,12 +21,7 @@ Taps = dict[str, Array]
 
 
 class TappedModules:
-    """Interceptor of Flax methods.
-
-    Args:
-      choose: which modules.
-      taps: added to their values; a module without one is only recorded.
-    """
+    """Interceptor of Flax methods."""
 
     def __init__(self, choose: Choose, taps: Taps) -> None:
         self._choose, self._taps = choose, taps
@@ -81,15 +76,6 @@ def step_gradients(
     tapped: dict[str, jax.ShapeDtypeStruct],
 ) -> tuple[tuple[Array, Any], Int[Array, "case step"], Taps, Taps]:
     """Compute the gradients of each step's logit with respect to the encoder's values.
-
-    Args:
-      network: images -> features.
-      params: its parameters.
-      images: [case, height, width, 3].
-      read: features -> padded logits, and auxiliary outputs.
-      labels: the answer whose logit is differentiated; below 0 the most probable one.
-      choose: modules whose values are recorded.
-      tapped: names of the values to differentiate by, with their shapes.
 
     Returns:
       The outputs of `read`, the differentiated labels, values [case, ...] and gradients [step, case, ...].

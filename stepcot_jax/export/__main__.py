@@ -106,14 +106,7 @@ def push_export(
     """Upload an export to the Hugging Face hub and return its address.
 
     Args:
-      folder: of the export.
-      repository: OWNER/NAME.
-      private: whether a new repository is private.
       licence: written to the card; None keeps the licence of the card that the repository has.
-      name: what the user calls the folder, if not by its path.
-
-    Raises:
-      BadInput: the folder is no export, or a file of it changed; or the upload failed, with the command to repeat it.
     """
     from stepcot_jax import __version__
     from stepcot_jax.export.licence import with_licence

@@ -39,11 +39,7 @@ def write_carried(folder: pathlib.Path, trained: Trained) -> None:
 
 
 def read_kept_statistics(workdir: pathlib.Path) -> dict[str, Any]:
-    """Return the parts of a run's statistics that an export carries.
-
-    Raises:
-      BadInput: the file is damaged.
-    """
+    """Return the parts of a run's statistics that an export carries."""
     path = workdir / STATISTICS_FILE
     found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run") if path.exists() else {}
     return {key: found[key] for key in STATISTICS if found.get(key)}
@@ -81,11 +77,7 @@ def name_encoder(encoder: FrozenImageEncoder) -> str:
 
 
 def describe_encoder(found: FrozenImageEncoder | None, workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Return a run's frozen image encoder as `CarriedEncoder` reads it; None if the run trained its own.
-
-    Raises:
-      BadInput: the encoder does not run in JAX.
-    """
+    """Return a run's frozen image encoder as `CarriedEncoder` reads it; None if the run trained its own."""
     if found is None:
         return None
     if not isinstance(found, ImageEncoder):

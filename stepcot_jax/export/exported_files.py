@@ -30,11 +30,7 @@ class RefusedExport(ValueError):
 
 
 class Files:
-    """The files of an export, compared with their digests.
-
-    Args:
-      folder: of the export; all files that SHA256SUMS names are compared at once.
-    """
+    """The files of an export, compared with their digests."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
@@ -52,21 +48,13 @@ class Files:
         return name in self._contents
 
     def read(self, name: str) -> memoryview:
-        """Return the content of a verified file.
-
-        Raises:
-          RefusedExport: it has no digest.
-        """
+        """Return the content of a verified file."""
         if name not in self._contents:
             raise RefusedExport(f"{self._folder / SUMS} has no digest of {name}")
         return self._contents[name]
 
     def read_json(self, name: str) -> Any:
-        """Return the content of a JSON file.
-
-        Raises:
-          RefusedExport: it has no digest, is too large or is not JSON.
-        """
+        """Return the content of a JSON file."""
         content = self.read(name)
         if len(content) > _MOST_JSON_BYTES:
             raise RefusedExport(f"{self._folder / name}: {len(content)} bytes; at most {_MOST_JSON_BYTES} are accepted")
@@ -74,11 +62,7 @@ class Files:
             return json.loads(bytes(content))
 
     def read_tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Return the tensors of a .safetensors file.
-
-        Raises:
-          RefusedExport: it has no digest, or is no complete .safetensors file.
-        """
+        """Return the tensors of a .safetensors file."""
         with self.expecting(name, "a complete .safetensors file"):
             return dict(read_safetensors(self.read(name)))
 
@@ -124,11 +108,7 @@ def _read_text(path: pathlib.Path, *, most: int) -> str:
 
 
 def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors of a .safetensors file by name, as views of its content.
-
-    Raises:
-      RefusedExport: its lengths, types and offsets are inconsistent.
-    """
+    """Yield the tensors of a .safetensors file by name, as views of its content."""
     try:
         (length,) = struct.unpack_from("<Q", content)
         if length > len(content) - 8:

@@ -47,9 +47,6 @@ class Preprocessing:
         Args:
           images: uint8 [case, size, size] (grey) or [case, size, size, 3], or normalised float32
             [case, size, size, 3].
-
-        Raises:
-          ValueError: another shape or type.
         """
         images = np.asarray(images)
         grey = images.ndim == 3 and images.dtype == np.uint8
@@ -76,11 +73,7 @@ def read_steps(files: Files) -> tuple[Step, ...]:
 
 
 def read_manifest(files: Files, manifest: str, name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the manifest of an export, and the facts of one of its models with its "name"; None names the first.
-
-    Raises:
-      RefusedExport: the manifest has another format, or no such model.
-    """
+    """Return the manifest of an export, and the facts of one of its models with its "name"; None names the first."""
     with files.expecting(manifest, f"format {FORMAT} and models"):
         found = files.read_json(manifest)
         if found.get("format") != FORMAT:
@@ -104,14 +97,8 @@ def to_answers(
 ) -> dict[str, tuple[list[str], np.ndarray]]:
     """Return the answers of all steps.
 
-    Args:
-      logits: [case, step, answer].
-      steps: the questions.
-      temperatures: divisor of each step's logits before the softmax.
-
     Returns:
       By the name of the step: the most probable answer of each image, and the probabilities of the step's options
-      [case, option].
     """
     found = {}
     for position, (step, temperature) in enumerate(zip(steps, temperatures, strict=True)):
@@ -142,11 +129,6 @@ def find_above(
 ) -> dict[str, list[list[str]]]:
     """Return the answers at or above their operating points.
 
-    Args:
-      answers: of `to_answers`.
-      steps: the questions.
-      points: of `read_points`.
-
     Returns:
       By the name of each step with operating points: for each image the answers, in the order of the options.
     """
@@ -172,13 +154,7 @@ def check_models(
     """Compare each model's logits and gate scores of the stored images with the stored ones.
 
     Args:
-      folder: of the export.
       load: (folder, name of the model) -> the model, with `logits`, and `gate_scores` if scores are stored.
-      manifest: name of the file that lists the models.
-      tolerance: largest accepted difference, the smaller of absolute and relative.
-
-    Returns:
-      For each model: "model", "max_error", "same_answers", "ok" and, with stored scores, "gate_error".
     """
     files = Files(pathlib.Path(folder))
     stored = files.read_tensors("check.safetensors")
@@ -200,13 +176,7 @@ def check_models(
 
 
 def run_check(check: Callable[..., list[dict[str, Any]]], arguments: list[str] | None, *, here: pathlib.Path) -> int:
-    """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused.
-
-    Args:
-      check: (folder, tolerance) -> results, as of `check_models`.
-      arguments: of the command line.
-      here: the folder without an argument.
-    """
+    """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
     parser = argparse.ArgumentParser(description="Check that this machine computes the logits that were exported.")
     parser.add_argument(
         "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"

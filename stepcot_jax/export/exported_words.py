@@ -33,11 +33,7 @@ class ClosedWords:
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text.
-
-        Raises:
-          ValueError: a word is not in the vocabulary.
-        """
+        """Return the tokens of a text."""
         merged = [piece for part in split_segments(_PIECE.findall(text)) for piece in apply_merges(part, self._ranks)]
         unknown = [piece for piece in merged if piece not in self._tokens]
         if unknown:
@@ -63,11 +59,7 @@ class PretrainedWords:
         self._special = frozenset(special)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text.
-
-        Raises:
-          ValueError: the tokenizer reads a part as a special token, such as that of unknown words.
-        """
+        """Return the tokens of a text."""
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if special := self._special.intersection(tokens):
             named = self._tokenizer.id_to_token(min(special))

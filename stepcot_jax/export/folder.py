@@ -100,11 +100,7 @@ def describe_models(programs: Sequence[Program], results: Sequence[Mapping[str, 
 
 
 def require_new(out: pathlib.Path) -> None:
-    """Refuse a folder that holds something.
-
-    Raises:
-      BadInput: it does, or it is a file.
-    """
+    """Refuse a folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} already exists; expected a new or an empty folder")
 
@@ -131,16 +127,7 @@ def list_sizes(folder: pathlib.Path) -> dict[str, int]:
 def require_equal(
     results: Sequence[Mapping[str, Any]], *, tolerance: float, outcome: str = "nothing was written"
 ) -> None:
-    """Refuse an export that computes other numbers than the networks.
-
-    Args:
-      results: of a loader's `check` with this tolerance.
-      tolerance: for the message.
-      outcome: what the user is told about the files.
-
-    Raises:
-      RunStopped: a result is not "ok".
-    """
+    """Refuse an export that computes other numbers than the networks."""
     for result in results:
         if not result["ok"]:
             raise RunStopped(
@@ -226,11 +213,7 @@ def save_tensors(path: pathlib.Path, tensors: Tensors) -> None:
 
 
 def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the parameters of networks under the authors' names, without image encoders, which have none.
-
-    Raises:
-      BadInput: a network has parameters that the authors' lacks, such as a linear map of the prompts.
-    """
+    """Return the parameters of networks under the authors' names, without image encoders, which have none."""
     networks: dict[str, Any] = {}
     for name in names:
         parts = (name, f"{name}_projection")

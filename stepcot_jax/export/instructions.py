@@ -45,8 +45,6 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, written
     """Return the README as Markdown.
 
     Args:
-      trained: the run.
-      manifest: content of export.json.
       written: names of the files in the folder; those that only some exports have are listed if they are among them.
     """
     models = manifest["models"]

@@ -27,12 +27,7 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
     """Give the folder to upload: the export, or a copy whose card has the licence, and its digest.
 
     Args:
-      folder: of an export.
-      repository: on the hub; its card's licence is kept if none is given.
       licence: of the weights, an identifier of the hub such as "cc-by-nc-4.0"; None for none.
-
-    Raises:
-      BadInput: the licence is no identifier, the export has no card to write it to, or the hub cannot be reached.
     """
     if licence is not None and not _IDENTIFIER.fullmatch(licence):
         raise BadInput(

@@ -55,13 +55,11 @@ class Model:
     """An exported model.
 
     Attributes:
-      name: "student" or "teacher".
       steps: the questions and their answers.
       preprocessing: size and normalisation of the images.
       temperatures: divisor of each step's logits before the softmax; 1 without calibration.
       operating_points: by step and answer the "threshold" of the probability (None: never called), and "sensitivity"
         and "specificity" at it on the test cases; empty without any.
-      exported: the program.
       trained_on: the training data in a few words; "" in exports of earlier versions.
     """
 
@@ -92,9 +90,6 @@ class Model:
     def gate_scores(self, images: Any) -> np.ndarray | None:
         """Return how far images lie from the training images; compiled once for each number of images.
 
-        Args:
-          images: see `Preprocessing.normalise`.
-
         Returns:
           float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
         """
@@ -105,9 +100,6 @@ class Model:
     def logits(self, images: Any) -> np.ndarray:
         """Return the logits of all steps; compiled once for each number of images.
 
-        Args:
-          images: see `Preprocessing.normalise`.
-
         Returns:
           float32 [case, step, answer]; `ABSENT_LOGIT` beyond a step's own answers.
         """
@@ -116,20 +108,13 @@ class Model:
     def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
         """Return the answers of all steps.
 
-        Args:
-          images: see `Preprocessing.normalise`.
-
         Returns:
           By the name of the step: the most probable answer of each image, and the probabilities of the step's options
-          [case, option].
         """
         return to_answers(self.logits(images), self.steps, self.temperatures)
 
     def above(self, images: Any) -> dict[str, list[list[str]]]:
         """Return the answers at or above their operating points.
-
-        Args:
-          images: see `Preprocessing.normalise`.
 
         Returns:
           By the name of each step with operating points: for each image the answers, in the order of the options.
@@ -153,24 +138,12 @@ def _read_temperatures(files: Files, name: str, facts: dict[str, Any], num_steps
 
 
 def load(folder: str | pathlib.Path, model: str | None = None) -> Model:
-    """Load a model.
-
-    Args:
-      folder: of the export.
-      model: "student" or "teacher"; default: the first of the export.
-
-    Raises:
-      RefusedExport: a file is missing, changed, or has another format.
-    """
+    """Load a model."""
     return Model(folder, model)
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
     """Compare this machine's logits and gate scores of the stored images with the stored ones.
-
-    Args:
-      folder: of the export.
-      tolerance: largest accepted difference, the smaller of absolute and relative.
 
     Returns:
       For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".

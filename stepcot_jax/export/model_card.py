@@ -29,9 +29,6 @@ _COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", 
 def write_front_matter(task: str) -> str:
     """Return the metadata that the Hugging Face hub reads at the top of a card.
 
-    Args:
-      task: of the hub's tasks.
-
     >>> print(write_front_matter("image-classification").splitlines()[2])
     pipeline_tag: image-classification
     """
@@ -41,26 +38,14 @@ def write_front_matter(task: str) -> str:
 
 
 def require_readable(trained: Trained) -> None:
-    """Read the files of a run that an export uses last, so that a damaged one is refused before the work.
-
-    Raises:
-      BadInput: report.json, converted.json or statistics.json is damaged.
-    """
+    """Read the files of a run that an export uses last, so that a damaged one is refused before the work."""
     _read_report(trained.workdir)
     _read_conversion(trained.workdir)
     read_kept_statistics(trained.workdir)
 
 
 def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
-    """Return the card as Markdown.
-
-    Args:
-      trained: the run; the figures come from its report.json and predictions/test.npz, if present.
-      programs: the networks of the export.
-
-    Raises:
-      BadInput: the report or the predictions are damaged.
-    """
+    """Return the card as Markdown."""
     report = _read_report(trained.workdir)
     sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     numbers = "; ".join(f"{name} {size:,}" for name, size in sizes.items())

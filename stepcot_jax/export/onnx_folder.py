@@ -65,18 +65,7 @@ def export_onnx(
     """Write networks of a run, or of an export of one, as ONNX files with their image encoders.
 
     Args:
-      workdir: of the run, or the loaded run.
-      out: the folder; it must not exist or be empty.
       models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
-      say: called with a message before each slow part.
-
-    Returns:
-      "folder", "files" (names -> bytes), "models" (names -> "parameters" and "max_error").
-
-    Raises:
-      BadInput: the package onnx or onnxruntime is missing, the run cannot be loaded, the folder is not empty, or a
-        network has no ONNX form, with the operator's name.
-      RunStopped: onnxruntime computes other logits than the networks.
     """
     _require_onnx()
     trained, out = workdir, pathlib.Path(out)
@@ -142,13 +131,7 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
 
 
 def write_use(trained: Trained, models: Mapping[str, Any], *, written: Collection[str]) -> str:
-    """Return the part of the card that says how to use the files.
-
-    Args:
-      trained: the run.
-      models: of onnx.json.
-      written: names of the files that are there.
-    """
+    """Return the part of the card that says how to use the files."""
     first, *others = models
     files = {}
     for name, facts in models.items():

@@ -56,13 +56,10 @@ class Model:
     """An exported model.
 
     Attributes:
-      name: "student" or "teacher".
       steps: the questions and their answers.
       preprocessing: size and normalisation of the images.
       temperatures: divisor of each step's logits before the softmax; 1 without calibration.
-      operating_points: see `loader.Model`.
       trained_on: the training data in a few words.
-      session: of onnxruntime.
     """
 
     def __init__(
@@ -85,9 +82,6 @@ class Model:
     def logits(self, images: Any) -> np.ndarray:
         """Return the logits of all steps.
 
-        Args:
-          images: see `exported_models.Preprocessing.normalise`.
-
         Returns:
           float32 [case, step, answer]; about -1e9 beyond a step's own answers.
         """
@@ -95,9 +89,6 @@ class Model:
 
     def gate_scores(self, images: Any) -> np.ndarray | None:
         """Return how far images lie from the training images.
-
-        Args:
-          images: see `exported_models.Preprocessing.normalise`.
 
         Returns:
           float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
@@ -107,9 +98,6 @@ class Model:
 
     def above(self, images: Any) -> dict[str, list[list[str]]]:
         """Return the answers at or above their operating points.
-
-        Args:
-          images: see `exported_models.Preprocessing.normalise`.
 
         Returns:
           By the name of each step with operating points: for each image the answers, in the order of the options.
@@ -123,36 +111,19 @@ class Model:
     def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
         """Return the answers of all steps.
 
-        Args:
-          images: see `exported_models.Preprocessing.normalise`.
-
         Returns:
           By the name of the step: the most probable answer of each image, and the probabilities of the step's options
-          [case, option].
         """
         return to_answers(self.logits(images), self.steps, self.temperatures)
 
 
 def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Sequence[str] = PROVIDERS) -> Model:
-    """Load a model.
-
-    Args:
-      folder: of the export.
-      model: "student" or "teacher"; default: the first of the export.
-      providers: of onnxruntime, such as "CUDAExecutionProvider".
-
-    Raises:
-      RefusedExport: a file is missing, changed, or has another format.
-    """
+    """Load a model."""
     return Model(folder, model, providers=providers)
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
     """Compare this machine's logits and gate scores of the stored images with those of JAX.
-
-    Args:
-      folder: of the export.
-      tolerance: largest accepted difference, the smaller of absolute and relative.
 
     Returns:
       For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".

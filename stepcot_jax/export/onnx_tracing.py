@@ -31,12 +31,6 @@ def trace_to_onnx(
     Args:
       reads: by the name of an output: (tensors, images float32 [case, size, size, 3]) -> float32 [case, ...], such as
         logits [case, step, answer]. What they share, onnxruntime computes once.
-      tensors: parameters by name.
-      size: height and width of the images.
-
-    Raises:
-      BadInput: an operator has no ONNX form here, the network computes in another type than float32, or the parameters
-        are larger than an ONNX file may be.
     """
     if (total := sum(array.nbytes for array in tensors.values())) > _MOST_BYTES:
         raise BadInput(f"ONNX: the parameters take {total} bytes; one file holds at most {_MOST_BYTES}")
@@ -56,11 +50,7 @@ def trace_to_onnx(
 
 
 def convert(graph: Graph, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-    """Add the equations of a jaxpr and return its outputs.
-
-    Raises:
-      BadInput: an operator has no ONNX form here.
-    """
+    """Add the equations of a jaxpr and return its outputs."""
     consts = [np.asarray(const) for const in getattr(jaxpr, "consts", ())]
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     known: dict[Any, Value] = dict(zip([*inner.constvars, *inner.invars], [*consts, *inputs], strict=True))

@@ -55,18 +55,6 @@ def export_policy(
     """Write the policy of a run to a folder that generates replies without this package.
 
     That of a Qwen2.5-VL is a checkpoint folder; see `qwen_folder.export_qwen`.
-
-    Args:
-      workdir: of the run.
-      out: the folder; it must not exist or be empty.
-      say: called with a message before each slow part.
-
-    Returns:
-      "folder", "files" (names -> bytes), and "policy" ("parameters", "phase", "step").
-
-    Raises:
-      BadInput: the run cannot be loaded, has a tokenizer without a tokenizer.json, or the folder is not empty.
-      RunStopped: the export generates other tokens than the run's own network.
     """
     trained, out = load_policy(pathlib.Path(workdir)), pathlib.Path(out)
     if trained.source is not None:

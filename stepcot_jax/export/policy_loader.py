@@ -71,16 +71,7 @@ class Policy:
         self._prefill, self._extend = jax.jit(self.prefill.call), jax.jit(self.extend.call)
 
     def write_prompt(self, question: str, *, choices: Sequence[str] = (), kind: str | None = None) -> str:
-        """Return the prompt of a question.
-
-        Args:
-          question: without choices.
-          choices: bare texts without letters; () for none.
-          kind: "open", "closed", "single" or "multi"; None guesses.
-
-        Raises:
-          ValueError: the question is blank, the kind is unknown, or kind and choices do not fit.
-        """
+        """Return the prompt of a question."""
         kind = kind or ("single" if choices else "closed" if _YES_OR_NO.match(question) else "open")
         if not question.strip() or kind not in self.facts["instructions"]:
             raise ValueError(
@@ -94,11 +85,7 @@ class Policy:
         return "\n".join(lines)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text.
-
-        Raises:
-          ValueError: a word is not in a closed vocabulary, or would be a special token of a pretrained tokenizer.
-        """
+        """Return the tokens of a text."""
         return self._words.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -118,20 +105,7 @@ class Policy:
         seed: int = 0,
         temperature: float = 1.0,
     ) -> list[str]:
-        """Return a reply to the question for each image; boxes in it are in pixels of the stretched image.
-
-        Args:
-          images: see `exported_models.Preprocessing.normalise`.
-          question: in the words of the training records.
-          choices: see `write_prompt`, as `kind`.
-          kind: of the question.
-          greedy: take the likeliest token each time; False samples.
-          seed: of the samples.
-          temperature: of the samples, > 0.
-
-        Raises:
-          ValueError: an argument cannot be used.
-        """
+        """Return a reply to the question for each image; boxes in it are in pixels of the stretched image."""
         pixels = self.preprocessing.normalise(images)
         tokens = self.encode(self.write_prompt(question, choices=choices, kind=kind))
         longest = self.facts["prompt_length"]
@@ -158,13 +132,6 @@ class Policy:
         Args:
           images: float32 [rollout, size, size, 3], normalised.
           prompts: int32 [rollout, token], padded to `prompt_length`.
-          lengths: int32 [rollout].
-          greedy: see `answer`, as the next two.
-          seed: of the samples.
-          temperature: of the samples.
-
-        Raises:
-          ValueError: the temperature is not above 0.
         """
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0; got {temperature}")
@@ -195,26 +162,12 @@ def _draw(keys: jax.Array, scores: jax.Array, place: int, *, greedy: bool) -> ja
 
 
 def load(folder: str | pathlib.Path) -> Policy:
-    """Load a policy.
-
-    Args:
-      folder: of the export.
-
-    Raises:
-      RefusedExport: a file is missing, changed, or has another format.
-    """
+    """Load a policy."""
     return Policy(folder)
 
 
 def check(folder: str | pathlib.Path) -> dict[str, Any]:
-    """Compare this machine's greedy replies to the stored prompts with the stored tokens.
-
-    Args:
-      folder: of the export.
-
-    Returns:
-      "same_tokens" (share), and "ok": whether all are the same.
-    """
+    """Compare this machine's greedy replies to the stored prompts with the stored tokens."""
     files, names = Files(pathlib.Path(folder)), ("images", "prompts", "lengths", "tokens")
     with files.expecting("check.safetensors", ", ".join(names)):
         images, prompts, lengths, tokens = map(files.read_tensors("check.safetensors").__getitem__, names)

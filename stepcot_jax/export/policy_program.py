@@ -33,7 +33,6 @@ class PolicyPrograms:
         [rollout]) -> scores of the first token float32 [rollout, word], caches of the prompt, empty ones of the reply.
       extend: (tensors, tokens int32 [rollout], place int32 [], lengths, caches of the prompt, caches of the reply) ->
         scores of the next token, caches of the reply.
-      tensors: '/'-joined names -> arrays.
       size: height and width of an image in pixels.
       prompt_length: tokens that prompts are padded to.
     """
@@ -46,11 +45,7 @@ class PolicyPrograms:
 
 
 def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
-    """Return the programs of a trained policy with the small decoder; a frozen encoder is part of the first.
-
-    Raises:
-      BadInput: the policy reads a frozen encoder that does not run in JAX.
-    """
+    """Return the programs of a trained policy with the small decoder; a frozen encoder is part of the first."""
     network, lengths_of = trained.network, trained.lengths
     if not isinstance(network, PrefixVlm):
         raise TypeError(f"trained: {type(network).__name__} has no programs; expected a PrefixVlm")

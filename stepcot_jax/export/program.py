@@ -29,7 +29,6 @@ class Program:
     """A network that reads images.
 
     Attributes:
-      name: "student" or "teacher".
       read: (tensors, normalised images float32 [case, size, size, 3]) -> logits float32 [case, step, answer]; of a gate
         scores [case].
       tensors: '/'-joined names -> arrays: the network, its image encoder and, for the teacher, the prompts.
@@ -43,15 +42,7 @@ class Program:
 
 
 def make_program(trained: Trained, name: str) -> Program:
-    """Return the program of a network of a run.
-
-    Args:
-      trained: the run.
-      name: "student" or "teacher".
-
-    Raises:
-      BadInput: the run has no such network, or its image encoder does not run in JAX.
-    """
+    """Return the program of a network of a run."""
     trained.check_model(name)
     encode, encoder_params = _image_encoder(trained, name)
     networks, chosen = trained.networks, {ENCODER: encoder_params, name: trained.params[name][name]}

@@ -21,17 +21,6 @@ def export_qwen(
     """Write the network of a run, bfloat16, with the config, tokenizer and preprocessing that it started from.
 
     A run with random weights is exported too, if it had the folder of a checkpoint and its size.
-
-    Args:
-      trained: a policy with `source`.
-      out: the folder; it must not exist, or be empty.
-      say: called with a message before each slow part.
-
-    Returns:
-      "folder", "files" (names -> bytes), and "policy" ("parameters", "phase", "step").
-
-    Raises:
-      BadInput: the run had no checkpoint's folder, or a shrunk network, or the folder is not empty.
     """
     source, policy = trained.source, trained.settings.policy
     if source is None or not isinstance(trained.network, QwenPolicy):

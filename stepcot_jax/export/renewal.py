@@ -36,20 +36,6 @@ def renew_export(
     """Write the programs, the loader and the card's lifetime anew; tensors, labels and figures stay as they are.
 
     The new folder takes its name after its loader computed the stored logits, or a policy's stored tokens.
-
-    Args:
-      folder: of an export, of networks or of a policy.
-      out: a new or empty folder for the renewed export; None replaces `folder`.
-      say: called with a message before each slow part.
-
-    Returns:
-      "folder", "renewed" (names of the programs), "lifetime" (`describe_lifetime`) and "lifetime_before" (None for an
-      export of an earlier version).
-
-    Raises:
-      BadInput: the folder is no export, a file of it changed, or it was written before exports carried their settings;
-        or `out` is not empty.
-      RunStopped: the new programs compute other numbers; the old export stays.
     """
     folder = pathlib.Path(folder).resolve()
     if not is_export(folder):

@@ -35,10 +35,8 @@ class ArrayFile:
     """An array in a file, with its header read.
 
     Attributes:
-      path: the file.
       member: entry of an .npz; None for an .npy.
       shape: of the header, checked against the size of the entry.
-      dtype: of a value.
       offset: bytes before the first value.
     """
 
@@ -59,11 +57,7 @@ class ArrayFile:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def blocks(self, *, max_rows: int = 512) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the index of the first row and the rows of each block of at most 16 MiB.
-
-        Raises:
-          BadInput: the file ends early or cannot be unpacked.
-        """
+        """Yield the index of the first row and the rows of each block of at most 16 MiB."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         num_rows = max(1, min(max_rows, _BLOCK_BYTES // max(1, row_bytes)))
         with _reading(self.where), _open(self.path, self.member) as file:
@@ -99,25 +93,13 @@ def _open(path: Path, member: str | None) -> Iterator[IO[bytes]]:
 
 
 def list_arrays(path: Path) -> list[str]:
-    """Return the names of the arrays in an .npz.
-
-    Raises:
-      BadInput: the file is not an .npz.
-    """
+    """Return the names of the arrays in an .npz."""
     with _reading(str(path)), open_archive(path, accepted="an .npz") as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def open_array(path: Path, name: str | None = None) -> ArrayFile:
-    """Read an array's header.
-
-    Args:
-      path: an .npy, or an .npz with `name`.
-      name: of the array in an .npz.
-
-    Raises:
-      BadInput: the file cannot be read, holds Python objects, has Fortran order, or disagrees with its header.
-    """
+    """Read an array's header."""
     member = None if name is None else f"{name}.npy"
     where = str(path) if name is None else f"{path}: {name}"
     with _reading(where), _open(path, member) as file:
@@ -149,11 +131,7 @@ def _num_bytes(path: Path, member: str | None) -> int:
 
 
 def check_features(array: ArrayFile) -> None:
-    """Check that an array can be features [case, width].
-
-    Raises:
-      BadInput: wrong axes, not floating-point, or too wide.
-    """
+    """Check that an array can be features [case, width]."""
     if len(array.shape) != 2:
         raise BadInput(f"{array.where}: features must have shape [case, width]; got {array.shape}")
     if array.dtype.kind != "f" or array.dtype.itemsize > 8:
@@ -170,15 +148,7 @@ def read_features(array: ArrayFile, *, max_rows: int = 512) -> Iterator[tuple[in
 
 
 def read_texts(array: ArrayFile, *, most: int) -> list[str]:
-    """Return a one-dimensional array of strings or whole numbers as strings.
-
-    Args:
-      array: of an .npz.
-      most: largest accepted number of them.
-
-    Raises:
-      BadInput: wrong axes or dtype, too large, too many, or bytes that are not UTF-8.
-    """
+    """Return a one-dimensional array of strings or whole numbers as strings."""
     where, megabytes, limit = array.where, array.num_bytes / 1e6, MAX_TEXT_BYTES / 1e6
     if len(array.shape) != 1 or array.dtype.kind not in "USiu":
         found = f"{array.dtype} with shape {array.shape}"
@@ -201,10 +171,6 @@ def read_ids(path: Path, *, most: int) -> list[str]:
 
     Args:
       path: .txt with one id per line, .csv with a header and one of `ID_COLUMNS`, or .json with a list of ids.
-      most: largest accepted number of them.
-
-    Raises:
-      BadInput: the file cannot be read as its suffix says, or has more or longer ids.
     """
     expected = f"expected .txt (one id per line), .csv (column {' or '.join(ID_COLUMNS)}) or .json (a list of ids)"
     readers: dict[str, Callable[[bytes, Path], Iterator[str]]] = {

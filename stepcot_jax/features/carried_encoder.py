@@ -37,11 +37,7 @@ class _Preprocessing(msgspec.Struct):
 
 
 def read_carried_preprocessing(folder: pathlib.Path) -> Preprocessing:
-    """Return the preprocessing of an export's images.
-
-    Raises:
-      BadInput: preprocessing.json is damaged or out of range.
-    """
+    """Return the preprocessing of an export's images."""
     path = folder / PREPROCESSING_FILE
     found = read_json(path, _Preprocessing, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
     try:
@@ -51,16 +47,7 @@ def read_carried_preprocessing(folder: pathlib.Path) -> Preprocessing:
 
 
 def make_carried_encoder(manifest: pathlib.Path, found: CarriedEncoder, params: Any) -> ImageEncoder:
-    """Return the encoder of an export.
-
-    Args:
-      manifest: the file that `found` was read from.
-      found: what it says.
-      params: weights, nested; None if the export has none.
-
-    Raises:
-      BadInput: the network or the preprocessing is not readable, or the weights do not fit; names file and tensor.
-    """
+    """Return the encoder of an export."""
     network = make_network(found.network, where=f"{manifest}, encoder.network")
     preprocessing = read_carried_preprocessing(manifest.parent)
     if (depth := count_layers(network)) > (number := len(jax.tree.leaves(params))):

@@ -29,7 +29,6 @@ class ImageItem:
     """An image to encode.
 
     Attributes:
-      key: from `keys.image_key`.
       read: returns pixels uint8 [size, size, 3] at the encoder's size; called in a thread, and only for images without
         a stored feature.
       name: of the case, for messages.
@@ -88,23 +87,7 @@ def encode_images(
     num_threads: int = 2,
     progress: Progress | None = None,
 ) -> EncodeCounts:
-    """Encode the images without a stored feature, and log the counts.
-
-    Args:
-      encoder: frozen; all batches have one shape, so that it compiles once.
-      items: the images; of several with one key the first is encoded.
-      store: of `describe_image_store(encoder)`; its spec decides about patch tokens.
-      batch_size: images per batch; the last batch is padded.
-      shard_size: images per shard, the most that are encoded again after a kill.
-      num_threads: threads that read images.
-      progress: watches the images that are not stored.
-
-    Returns:
-      The counts of distinct images.
-
-    Raises:
-      BadInput: an image cannot be read or its feature is not finite. Features encoded before it are stored.
-    """
+    """Encode the images without a stored feature, and log the counts."""
     if store.spec.digest != encoder.digest:
         raise ValueError(f"the store {store.folder} belongs to another encoder than {encoder.name}")
     by_key: dict[bytes, ImageItem] = {}
@@ -153,17 +136,7 @@ def _encode_batch(
 
 
 def round_patches(patches: np.ndarray, dtype: str, *, names: Sequence[str], encoder: str) -> np.ndarray:
-    """Return a copy of patches as they are stored.
-
-    Args:
-      patches: [case, patch, channel].
-      dtype: "float16" or "float32".
-      names: of the cases, for the message.
-      encoder: name, for the message.
-
-    Raises:
-      BadInput: a value is not finite, or too large for float16.
-    """
+    """Return a copy of patches as they are stored."""
     with np.errstate(over="ignore"):
         rounded = patches.astype(dtype)
     for name, rows in zip(names, rounded, strict=True):
@@ -194,20 +167,7 @@ def _check_features(found: Any, names: Sequence[str], *, encoder: str, shape: tu
 def encode_prompts(
     encoder: FrozenTextEncoder, texts: Sequence[str], store: FeatureStore, *, pooling: str
 ) -> EncodeCounts:
-    """Encode the texts without a stored feature, in one call, and log the counts.
-
-    Args:
-      encoder: frozen.
-      texts: prompts.
-      store: of `describe_text_store(encoder, pooling=pooling)`.
-      pooling: of token vectors.
-
-    Returns:
-      The counts of distinct texts.
-
-    Raises:
-      BadInput: a feature is not finite.
-    """
+    """Encode the texts without a stored feature, in one call, and log the counts."""
     if store.spec.digest != encoder.digest or store.spec.details.get("pooling") != pooling:
         raise ValueError(f"the store {store.folder} belongs to another encoder or pooling than {encoder.name}")
     store.refresh()

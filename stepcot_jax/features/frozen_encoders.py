@@ -10,11 +10,7 @@ from stepcot_jax.settings.sections import TRANSFORMERS
 
 
 def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
-    """Load the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch.
-
-    Raises:
-      BadInput: there are no such weights, or they have no image encoder.
-    """
+    """Load the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch."""
     return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)
 
 

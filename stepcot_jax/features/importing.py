@@ -36,12 +36,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
     Args:
       path: an .npz with `features` [case, width], `ids` [case] unless `ids` names a file, and optionally
         `prompt_features` [step, width]; or an .npy [case, width].
-      ids: file with the id of each row (see `arrays.read_ids`).
-      cases: of the data; each needs exactly one row, in any order.
       folder: for the stores; a folder holds the features of one file, and importing it again is harmless.
-
-    Raises:
-      BadInput: a file, an id or a value is refused; the message names it.
     """
     path = Path(path)
     if not cases:
@@ -70,21 +65,13 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
 
 
 def open_imported_images(folder: Path, cases: Sequence[Case]) -> tuple[FeatureStore, list[bytes]]:
-    """Return the store of imported image features and the key of each case, for `store.open_features`.
-
-    Raises:
-      BadInput: there is no such store.
-    """
+    """Return the store of imported image features and the key of each case, for `store.open_features`."""
     store = _open_store(folder / _IMAGES, "imported images")
     return store, _image_keys(store.spec.digest, [case.image_path for case in cases])
 
 
 def open_imported_prompts(folder: Path, *, num_steps: int) -> tuple[FeatureStore, list[bytes]] | None:
-    """Return the store of imported prompt features and the key of each step, or None without imported prompts.
-
-    Raises:
-      BadInput: the folder holds another kind of store.
-    """
+    """Return the store of imported prompt features and the key of each step, or None without imported prompts."""
     if not (folder / _PROMPTS / DESCRIPTION_FILE).exists():
         return None
     store = _open_store(folder / _PROMPTS, "imported prompts")

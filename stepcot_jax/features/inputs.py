@@ -62,9 +62,6 @@ class Inputs:
         """One row of a prepared batch, for the shapes; made when asked for, as nothing but training has targets.
 
         It is kept, so that it holds arrays, also where it is first asked for within a function that JAX traces.
-
-        Raises:
-          BadInput: a step with uncertain answers lacks the negative option that `dataset.uncertain` needs.
         """
         with jax.ensure_compile_time_eval():
             return jax.device_get(self._make_example())
@@ -92,14 +89,8 @@ def load_inputs(
     """Read the data, load the encoders, and compute the features of frozen ones.
 
     Args:
-      settings: of the run.
       workdir: of the run; features are stored below it unless `features.folder` names a folder to share.
-      terminal: shows progress and how many images and prompts were encoded or read.
-      processes: of the run; each encodes its share of the images.
       cluster: encodes the images in the place of this process; None to encode them here.
-
-    Raises:
-      BadInput: data, weights or features cannot be used.
     """
     image_encoder: nn.Module | None = None
     encoder_digest = ""
@@ -219,13 +210,7 @@ def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal
     """Return the vector of each step's prompt, float32 [step, width].
 
     Args:
-      settings: of the run.
       workdir: of the run; a pretrained encoder's vectors are stored below it or in `features.folder`.
-      terminal: shows the encoder and how many prompts were encoded.
-      chain: the steps.
-
-    Raises:
-      BadInput: the weights or the imported features cannot be used.
     """
     prompts = settings.prompts
     if prompts.encoder == "imported":

@@ -24,22 +24,13 @@ _VERSION = 1
 
 
 def digest_fields(kind: str, /, **fields: Any) -> bytes:
-    """Return the SHA-256 of named values, 32 bytes.
-
-    Args:
-      kind: what the fields describe; equal fields of two kinds have different digests.
-      **fields: strings, whole numbers, floats, and lists, tuples or mappings of them.
-    """
+    """Return the SHA-256 of named values, 32 bytes."""
     text = json.dumps(["stepcot_jax", _VERSION, kind, fields], sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).digest()
 
 
 def digest_file(path: Path) -> str:
-    """Return "file:" and the SHA-256 of a file in hex.
-
-    Raises:
-      BadInput: the file cannot be read.
-    """
+    """Return "file:" and the SHA-256 of a file in hex."""
     try:
         return f"file:{files.digest_file(path)[1]}"
     except OSError as error:

@@ -31,7 +31,6 @@ class PatchInput:
     """Turns pictures into patch vectors.
 
     Attributes:
-      encoder: frozen.
       shape: of a picture's patches, (patch, channel).
       dtype: "float32" or "float16", of the patches.
       batch_size: most pictures that are encoded at a time.
@@ -56,9 +55,6 @@ class PatchInput:
 
         Args:
           pictures: uint8 [case, size, size, 3] at the encoder's size.
-
-        Raises:
-          BadInput: a patch is not finite.
         """
         if self.store is None:
             return self._encode(pictures)
@@ -92,22 +88,14 @@ class PatchInput:
 
 
 def load_patch_input(settings: Settings) -> PatchInput | None:
-    """Return the patches of the frozen encoder that the settings name; None if the policy trains its own encoder.
-
-    Raises:
-      BadInput: the encoder cannot be loaded, or pictures or grid of the settings do not suit it; names the setting.
-    """
+    """Return the patches of the frozen encoder that the settings name; None if the policy trains its own encoder."""
     if settings.image_encoder.name != "pretrained":
         return None
     return make_patch_input(settings, load_frozen_encoder(settings))
 
 
 def make_patch_input(settings: Settings, encoder: FrozenImageEncoder) -> PatchInput:
-    """Return the patches of an encoder as a run's settings say; they are float32 with `features.patches="none"`.
-
-    Raises:
-      BadInput: pictures or grid of the settings do not suit the encoder; names the setting.
-    """
+    """Return the patches of an encoder as a run's settings say; they are float32 with `features.patches="none"`."""
     size, grid, dtype = encoder.preprocessing.size, settings.policy.grid, settings.features.patches
     if settings.image_encoder.image_size != size:
         raise BadInput(
@@ -140,19 +128,7 @@ def store_patches(
     *,
     processes: Processes = ALONE,
 ) -> PatchInput:
-    """Encode the pictures of a dataset into the run's feature store, each once; return the patches with that store.
-
-    Args:
-      patches: without a store.
-      dataset: records and pictures.
-      settings: of the run, with `features`; without `features.store` nothing is stored.
-      workdir: of the run.
-      terminal: shows progress and counts.
-      processes: of the run; each encodes its share.
-
-    Raises:
-      BadInput: a picture cannot be read or encoded, or the store cannot be written.
-    """
+    """Encode the pictures of a dataset into the run's feature store, each once; return the patches with that store."""
     if not settings.features.store:
         return patches
     num_threads = settings.data.num_threads

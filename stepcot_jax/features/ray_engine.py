@@ -35,8 +35,6 @@ class EncoderOfWorker:
       open_store: returns the store, which need not read; called once in each worker.
       pixels: returns uint8 [size, size, 3] of a case.
       names: image path of each case, for messages.
-      batch_size: images of a batch.
-      num_threads: threads that read images.
     """
 
     load: Callable[[], FrozenImageEncoder]
@@ -82,22 +80,8 @@ def encode_with_ray(
     """Encode the images without a stored feature in the workers of a cluster; return when all are stored.
 
     Args:
-      load: returns the encoder; called once in each worker, and pickled.
-      dataset: of the encoder's preprocessing; workers read its images.
-      keys: of the cases' features.
-      store: in a folder that all workers share, unless `remote` is given.
-      cluster: the processes.
       remote: the store's folder on an object store, to which the workers copy their shards.
-      batch_size: images of a batch; the last batch of a block is padded.
       shard_size: images of a block and a shard, rounded up to whole batches; the most that a killed worker loses.
-      num_threads: threads that read images, in each worker.
-      progress: watches the blocks.
-
-    Returns:
-      The counts of distinct images.
-
-    Raises:
-      BadInput: an image or the cluster cannot be used. Blocks encoded before it are stored.
     """
     store.refresh()
     blocks = cut_blocks(keys, size=batch_size * math.ceil(shard_size / batch_size))

@@ -23,17 +23,8 @@ _KEY = "config.features.folder"
 class RemoteFeatures:
     """The folder of one feature store on an object store, and its copy on this machine.
 
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, of several feature stores.
-      name: of this one, `StoreSpec.folder_name`.
-      terminal: shows progress.
-
     Attributes:
-      address: as given.
       folder: the copy; processes of this machine share it.
-
-    Raises:
-      BadInput: the address has another form, or the copy cannot be made.
     """
 
     def __init__(self, address: str, name: str, *, terminal: Terminal) -> None:
@@ -48,9 +39,6 @@ class RemoteFeatures:
 
         Args:
           anew: also those that were found to be bad here, as others may have written them again.
-
-        Raises:
-          BadInput: the store cannot be read, or the disk has no room.
         """
         waits = f"{self._store.address}: another process is downloading it"
         with naming(_KEY), wait_for_lock(self.folder / ".lock", say=lambda: self._terminal.say(waits)):
@@ -60,11 +48,7 @@ class RemoteFeatures:
             copy_missing(self._store, wanted, self.folder, terminal=self._terminal)
 
     def push(self) -> None:
-        """Copy what is here alone to the store, such as shards of a process that could not reach it.
-
-        Raises:
-          StoreError: the store cannot be written.
-        """
+        """Copy what is here alone to the store, such as shards of a process that could not reach it."""
         here = {path.name: path for path in self.folder.iterdir() if _is_kept(path.name)}
         with naming(_KEY):
             new = here.keys() - self._store.list().keys()
@@ -72,11 +56,7 @@ class RemoteFeatures:
             self._store.upload({name: here[name] for name in new - {DESCRIPTION_FILE}})
 
     def upload(self, shard: Path) -> None:
-        """Copy one new shard to the store.
-
-        Raises:
-          StoreError: the store cannot be written.
-        """
+        """Copy one new shard to the store."""
         with naming(_KEY):
             self._store.upload({shard.name: shard})
 
@@ -98,15 +78,7 @@ def _is_kept(name: str) -> bool:
 
 
 def open_for_worker(address: str, spec: StoreSpec) -> FeatureStore:
-    """Open a store that copies each shard to an object store as it is written, and reads none.
-
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, of several feature stores.
-      spec: of this one.
-
-    Raises:
-      BadInput: as for `RemoteFeatures`.
-    """
+    """Open a store that copies each shard to an object store as it is written, and reads none."""
     remote = RemoteFeatures(address, spec.folder_name, terminal=Terminal())
     store = FeatureStore(remote.folder, spec, indexed=False)
     store.saved = remote.upload

@@ -43,14 +43,7 @@ class BadShard(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Position of an array in a shard's file.
-
-    Attributes:
-      offset: of the first byte.
-      shape: of a row.
-      dtype: of a value.
-      num_rows: number of rows.
-    """
+    """Position of an array in a shard's file."""
 
     offset: int
     shape: tuple[int, ...]
@@ -71,11 +64,7 @@ class Shard:
     arrays: dict[str, Rows]
 
     def read(self, name: str, rows: Sequence[int]) -> list[np.ndarray]:
-        """Return rows of an array, in the given order.
-
-        Raises:
-          OSError: the file can no longer be read.
-        """
+        """Return rows of an array, in the given order."""
         place, row_bytes = self.arrays[name], self.arrays[name].row_bytes
         with self.path.open("rb", buffering=0) as file:
             contents = [os.pread(file.fileno(), row_bytes, place.offset + row * row_bytes) for row in rows]
@@ -94,10 +83,6 @@ def write_shard(
     """Write a new shard atomically and return its path, which depends on its content alone.
 
     Args:
-      folder: the store's folder.
-      store_digest: of the store's spec.
-      keys: one per row.
-      features: float32 [case, width].
       patches: float16 or float32 [case, patch, width], or None.
     """
     tensors = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES), "features": features}
@@ -128,18 +113,7 @@ def _sort_header(content: bytes) -> bytes:
 
 
 def open_shard(path: Path, *, store_digest: str, width: int, patch_dtype: np.dtype | None) -> Shard:
-    """Open a shard and verify every byte.
-
-    Args:
-      path: the file.
-      store_digest: of the spec of its store.
-      width: of a feature.
-      patch_dtype: of its patches; None if it must have none.
-
-    Raises:
-      BadShard: the file is truncated, changed, not a shard, or of another store.
-      OSError: the file cannot be read.
-    """
+    """Open a shard and verify every byte."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         metadata, arrays = _read_header(file.fileno(), size)

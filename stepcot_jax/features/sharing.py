@@ -15,7 +15,6 @@ class Processes:
 
     Attributes:
       index: of this process, from 0.
-      count: number of processes.
       wait: barrier; takes its name and returns when every process has called it.
     """
 
@@ -41,22 +40,7 @@ def encode_together(
     say: Callable[[str], None],
     **options: Any,
 ) -> EncodeCounts:
-    """Encode the images without a stored feature, each in one process; return when all are stored.
-
-    Args:
-      encoder: see `encode_images`.
-      items: the images, the same in every process.
-      store: in a folder that all processes share.
-      processes: of the run.
-      say: prints the counts of this process.
-      **options: of `encode_images`.
-
-    Returns:
-      The counts of distinct images; with several processes, those after the shared work.
-
-    Raises:
-      BadInput: an image cannot be encoded.
-    """
+    """Encode the images without a stored feature, each in one process; return when all are stored."""
     if processes.count > 1:
         counts = encode_images(encoder, [item for item in items if processes.has(item.key)], store, **options)
         say(counts.describe(f"images of process {processes.index} of {processes.count}"))

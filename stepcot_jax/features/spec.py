@@ -28,8 +28,6 @@ class _FrozenEncoder(Protocol):
     """Frozen encoder of any framework.
 
     Attributes:
-      name: for messages.
-      width: of a feature.
       digest: of the weights and of everything else that determines the features, such as the compute dtype.
     """
 
@@ -76,10 +74,8 @@ class StoreSpec:
     """Origin of the features of a store.
 
     Attributes:
-      kind: of the features.
       encoder: name for messages; the same weights under another name are the same encoder.
       digest: of the encoder's weights, or of the files of imported features.
-      width: of a feature.
       details: preprocessing of images, or pooling of texts; JSON values.
       patches: dtype of the patch tokens stored with the features, or "none".
     """
@@ -114,12 +110,7 @@ class StoreSpec:
 
 
 def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "none") -> StoreSpec:
-    """Return the spec of a store for an image encoder's features.
-
-    Args:
-      encoder: the encoder.
-      patches: dtype of the patch tokens to store with the features, or "none".
-    """
+    """Return the spec of a store for an image encoder's features."""
     details = describe_preprocessing(encoder.preprocessing)
     if patches != "none":
         details["patch_shape"] = list(encoder.patch_shape())
@@ -127,28 +118,14 @@ def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "non
 
 
 def describe_text_store(encoder: FrozenTextEncoder, *, pooling: str) -> StoreSpec:
-    """Return the spec of a store for a text encoder's features.
-
-    Args:
-      encoder: the encoder; its `projected_width`, if any, is the width of pooling "projected".
-      pooling: of token vectors.
-    """
+    """Return the spec of a store for a text encoder's features."""
     width = getattr(encoder, "projected_width", 0) if pooling == "projected" else encoder.width
     details = {"pooling": pooling, "max_tokens": int(encoder.max_tokens)}
     return StoreSpec("text", encoder.name, encoder.digest, width, details)
 
 
 def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
-    """Return the spec of a store's folder, and write it if the folder is new.
-
-    Args:
-      folder: of the store.
-      spec: expected spec; None accepts any existing store.
-
-    Raises:
-      BadInput: the folder holds something else, or a store of another spec or version.
-      OSError: the folder cannot be read or written.
-    """
+    """Return the spec of a store's folder, and write it if the folder is new."""
     path = folder / DESCRIPTION_FILE
     if spec is not None and not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -28,15 +28,10 @@ class FeatureStore:
     """Features by key in a folder.
 
     Args:
-      folder: created if missing; each spec needs its own folder, such as `spec.folder_name`.
-      spec: origin of the features; None accepts any existing store.
       indexed: whether to read the shards; False for a process that only writes to the store.
 
     Attributes:
       saved: called with the path of every shard that this object has written; None if nothing is to be done.
-
-    Raises:
-      BadInput: the folder holds a store of another spec or version, or something else, or cannot be written.
     """
 
     def __init__(self, folder: Path, spec: StoreSpec | None = None, *, indexed: bool = True) -> None:
@@ -84,12 +79,7 @@ class FeatureStore:
         """Write features as one shard, readable by any process when this returns.
 
         Args:
-          keys: one per row, 32 bytes each.
-          features: [case, width], finite.
           patches: [case, patch, width] if the store has patch tokens.
-
-        Raises:
-          BadInput: the folder cannot be written.
         """
         features = np.asarray(features, "<f4")
         if features.shape != (len(keys), self.spec.width) or any(len(key) != KEY_BYTES for key in keys):
@@ -112,19 +102,11 @@ class FeatureStore:
         self.refresh()
 
     def read(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Return features float32 [case, width] in the keys' order.
-
-        Raises:
-          BadInput: a key is missing, or a shard can no longer be read.
-        """
+        """Return features float32 [case, width] in the keys' order."""
         return self._read("features", keys, (self.spec.width,), np.dtype(np.float32))
 
     def read_patches(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Return patch tokens [case, patch, width] of the store's dtype, in the keys' order.
-
-        Raises:
-          BadInput: the store has none, a key is missing, or a shard can no longer be read.
-        """
+        """Return patch tokens [case, patch, width] of the store's dtype, in the keys' order."""
         if self._patch_dtype is None or not self._shards:
             raise BadInput(f"{self.folder}: the store has no patch tokens (set config.features.patches when encoding)")
         return self._read("patches", keys, self._shards[0].arrays["patches"].shape, np.dtype(self.spec.patches))
@@ -148,11 +130,7 @@ class FeatureStore:
         return rows
 
     def check_present(self, keys: Sequence[bytes]) -> None:
-        """Check that no key is missing.
-
-        Raises:
-          BadInput: keys are missing; the message gives their number.
-        """
+        """Check that no key is missing."""
         num_missing = sum(key not in self._places for key in keys)
         if num_missing:
             raise BadInput(
@@ -179,12 +157,7 @@ class FeatureStore:
 
 
 class StoredFeatures:
-    """Features on disk, read when indexed like an array [case, width].
-
-    Args:
-      store: of the features; read without a lock from any thread or process.
-      keys: of the cases.
-    """
+    """Features on disk, read when indexed like an array [case, width]."""
 
     def __init__(self, store: FeatureStore, keys: Sequence[bytes]) -> None:
         store.check_present(keys)
@@ -209,11 +182,7 @@ class StoredFeatures:
 def open_features(
     store: FeatureStore, keys: Sequence[bytes], *, max_bytes: int = MAX_BYTES
 ) -> np.ndarray | StoredFeatures:
-    """Return features in the keys' order: in memory up to `max_bytes`, else read when indexed.
-
-    Raises:
-      BadInput: features are missing.
-    """
+    """Return features in the keys' order: in memory up to `max_bytes`, else read when indexed."""
     store.refresh()
     num_bytes = 4 * len(keys) * store.spec.width
     return store.read(keys) if num_bytes <= max_bytes else StoredFeatures(store, keys)

@@ -27,14 +27,10 @@ class TransformersEncoder:
     """A frozen model; see `spec.FrozenImageEncoder`.
 
     Attributes:
-      name: id or folder.
-      width: of a feature.
       preprocessing: of the model's image processor.
       digest: of weights, class and pooling.
-      num_parameters: number of parameters.
       pooling: "projection": output of `get_image_features`; "pooler": `pooler_output`; "mean": mean of the last hidden
         states.
-      model: the torch module.
     """
 
     name: str
@@ -50,11 +46,7 @@ class TransformersEncoder:
         return _pool(_run(self.model, images, self.pooling), self.pooling)
 
     def encode_patches(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return features [case, width] and patch tokens [case, patch, width] of the last layer.
-
-        Raises:
-          BadInput: the model has no patch tokens.
-        """
+        """Return features [case, width] and patch tokens [case, patch, width] of the last layer."""
         output = _run(self.model, images, self.pooling)
         tokens = getattr(output, "last_hidden_state", None)
         if tokens is None:
@@ -78,9 +70,6 @@ def load_transformers_encoder(source: str) -> TransformersEncoder:
 
     Args:
       source: a folder or a Hugging Face id, without `TRANSFORMERS`. Code shipped with a model is never run.
-
-    Raises:
-      BadInput: torch is not installed, or the model cannot be loaded or cannot encode images without text.
     """
     try:
         import torch
@@ -128,11 +117,7 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
 
 
 def read_preprocessing(source: str) -> Preprocessing:
-    """Return a model's image preprocessing.
-
-    Raises:
-      BadInput: there is no image processor, or it does not scale pixels to [0, 1].
-    """
+    """Return a model's image preprocessing."""
     import transformers
 
     try:

@@ -36,16 +36,7 @@ def is_address(place: object) -> bool:
 
 
 def refuse_address(place: str | os.PathLike[str], what: str = "", *, is_output: bool = False) -> None:
-    """Refuse an address.
-
-    Args:
-      place: a path of this machine, or an address.
-      what: the setting or flag that names it, for the message.
-      is_output: whether it is written; the message says what to do instead.
-
-    Raises:
-      BadInput: it is an address.
-    """
+    """Refuse an address."""
     if is_address(place):
         hint = _OUTPUT if is_output else _HERE
         raise BadInput(f"{what}{': ' if what else ''}{shorten(os.fspath(place))} {hint}")
@@ -57,27 +48,14 @@ def name_place(place: str) -> str:
 
 
 def refuse_source(source: str | os.PathLike[str], out: str | os.PathLike[str], name: str = "") -> None:
-    """Refuse an output that is the source itself, both on a store; on this machine each command compares the paths.
-
-    Args:
-      source: folder or file that is read.
-      out: folder that is written.
-      name: of the file that is written there; "" if any may be.
-
-    Raises:
-      BadInput: the source is this folder, or this file in it.
-    """
+    """Refuse an output that is the source itself, both on a store; on this machine each command compares the paths."""
     folder = name_place(str(out))
     if is_address(out) and name_place(str(source)) in (folder, f"{folder}/{name}".rstrip("/")):
         raise BadInput(f"--out: {out} is the source itself; choose another folder")
 
 
 def local_path(text: str, *, is_output: bool = False) -> pathlib.Path:
-    """Return the path that an argument names; the `type=` of argparse for every path of this machine that is read.
-
-    Raises:
-      argparse.ArgumentTypeError: it is an address.
-    """
+    """Return the path that an argument names; the `type=` of argparse for every path of this machine that is read."""
     try:
         refuse_address(text, is_output=is_output)
     except BadInput as error:
@@ -86,12 +64,7 @@ def local_path(text: str, *, is_output: bool = False) -> pathlib.Path:
 
 
 def output_place(text: str) -> pathlib.Path | str:
-    """Return the path or the address that an argument names; the `type=` of argparse for what `outputs` writes.
-
-    Raises:
-      argparse.ArgumentTypeError: it is empty, or an address of another form than gs://BUCKET/FOLDER or
-        s3://BUCKET/FOLDER.
-    """
+    """Return the path or the address that an argument names; the `type=` of argparse for what `outputs` writes."""
     if not text:
         raise argparse.ArgumentTypeError("'' names nothing; expected a path, or gs:// or s3://")
     if not is_address(text):

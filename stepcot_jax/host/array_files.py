@@ -29,12 +29,7 @@ def read_arrays(path: pathlib.Path, *, accepted: str, expected: str) -> dict[str
     """Return the arrays of an uncompressed .npz file by name: numbers and text.
 
     Args:
-      path: the file.
-      accepted: what the file is, such as "predictions of a run".
       expected: end of the error message, such as "expected a predictions file of a run".
-
-    Raises:
-      BadInput: the file is missing, damaged or compressed, or an array holds other things than numbers and text.
     """
     arrays = {}
     try:

@@ -26,11 +26,7 @@ MAX_LISTING_BYTES = 2**28
 
 
 def make_workdir(folder: Path) -> None:
-    """Create a folder and its parents, and check that it is writable.
-
-    Raises:
-      BadInput: it is an address, or the folder cannot be created or written.
-    """
+    """Create a folder and its parents, and check that it is writable."""
     refuse_address(folder, is_output=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,11 +37,7 @@ def make_workdir(folder: Path) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its parents, and close it to other users.
-
-    Raises:
-      BadInput: it belongs to another user, or cannot be created or closed.
-    """
+    """Create a folder and its parents, and close it to other users."""
     user = os.getuid()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,45 +51,21 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_new_folder(folder: Path) -> None:
-    """Create a folder that must not hold anything yet.
-
-    Raises:
-      BadInput: the folder is not empty, or cannot be created or written.
-    """
+    """Create a folder that must not hold anything yet."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; a new or empty folder is required")
     make_workdir(folder)
 
 
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:
-    """Return the content of a regular file.
-
-    Args:
-      path: the file.
-      max_bytes: larger files are refused before they are read.
-      accepted: expected kind of file, for messages.
-
-    Raises:
-      BadInput: the path is not a regular file, or the file is too large.
-      OSError: it cannot be read.
-    """
+    """Return the content of a regular file."""
     with open_untrusted(path, accepted=accepted, max_bytes=max_bytes) as file:
         # At most one byte more than its size: the decoder notices a file that grows.
         return file.read(os.fstat(file.fileno()).st_size + 1)
 
 
 def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max_bytes: int = _MAX_JSON_BYTES) -> T:
-    """Return the content of a JSON file, checked against a type.
-
-    Args:
-      path: the file.
-      kind: a type that msgspec supports.
-      accepted: end of the error message, such as "expected the settings of a run".
-      max_bytes: larger files are refused before they are read.
-
-    Raises:
-      BadInput: the file is missing, not regular, too large, not JSON, or of another type.
-    """
+    """Return the content of a JSON file, checked against a type."""
     where = Path(path)
     try:
         return msgspec.json.decode(read_file(where, max_bytes=max_bytes, accepted="a JSON file"), type=kind)
@@ -116,9 +84,6 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block ends and all of it is on the disk.
 
     The folder is created if missing. If the block fails, the old file stays and the temporary one is removed.
-
-    Raises:
-      BadInput: `path` is an address.
     """
     refuse_address(path, is_output=True)
     target = Path(path)
@@ -151,16 +116,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def digest_file(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[int, str]:
-    """Return the size in bytes and the SHA-256 of a file.
-
-    Args:
-      path: the file.
-      sync: flush it to the disk first.
-
-    Raises:
-      BadInput: not a regular file.
-      OSError: it cannot be read.
-    """
+    """Return the size in bytes and the SHA-256 of a file."""
     with open_untrusted(path, accepted="a file") as file:
         if sync:
             os.fsync(file.fileno())

@@ -36,15 +36,6 @@ def download_folder(address: str, *, allow: Sequence[str], ignore: Sequence[str]
 
     Without a network the cached files of the revision are used, if all of them are there. A download that broke off
     goes on where it stopped.
-
-    Args:
-      address: hf://OWNER/NAME, optionally with @REVISION: a branch, a tag or a commit.
-      allow: patterns of file names.
-      ignore: patterns of file names that are left.
-
-    Raises:
-      BadInput: the address is not of this form; there is no such repository or revision, or the account may not read
-        it; the hub cannot be reached; the download broke off; or the files are larger than 8 GiB.
     """
     found = _ID.fullmatch(address.removeprefix(SCHEME))
     if not is_hub_address(address) or found is None:
@@ -77,19 +68,7 @@ def fetch(
     ignore: Sequence[str] = (),
     most_bytes: int | None = None,
 ) -> pathlib.Path:
-    """Download files of a repository into huggingface_hub's cache, and return their folder, named by the commit.
-
-    Args:
-      source: the repository as the user wrote it, for messages.
-      repository: its name.
-      revision: a branch, a tag or a commit; None for the main branch.
-      allow: patterns of file names.
-      ignore: patterns of file names that are left.
-      most_bytes: of all files together; None for no limit.
-
-    Raises:
-      BadInput: see `download_folder`.
-    """
+    """Download files of a repository into huggingface_hub's cache, and return their folder, named by the commit."""
     import huggingface_hub  # seconds; most loads are of folders
     from huggingface_hub import errors
 
@@ -108,11 +87,7 @@ def fetch(
 
 
 def read_hub_file(repository: str, name: str) -> bytes | None:
-    """Return a small file of a repository's main branch before an upload; None without such a file or repository.
-
-    Raises:
-      BadInput: the hub cannot be reached, or the file is larger than 1 MiB.
-    """
+    """Return a small file of a repository's main branch before an upload; None without such a file or repository."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -130,11 +105,7 @@ def read_hub_file(repository: str, name: str) -> bytes | None:
 
 
 def check_account(repository: str) -> None:
-    """Refuse a repository's name that the hub does not take, and a machine without an account's token.
-
-    Raises:
-      BadInput: with how to log in.
-    """
+    """Refuse a repository's name that the hub does not take, and a machine without an account's token."""
     found = _ID.fullmatch(repository)
     if found is None or found["revision"]:
         raise BadInput(f"{shorten(repository)}: not a name on the Hugging Face hub; expected OWNER/NAME")
@@ -152,12 +123,6 @@ def upload_folder(folder: pathlib.Path, repository: str, *, private: bool, messa
 
     Args:
       folder: its files go to the top folder of the repository, which is created if missing; other files there stay.
-      repository: OWNER/NAME.
-      private: whether a new repository is private.
-      message: of the commit.
-
-    Raises:
-      BadInput: there is no token, it may not write there, the hub cannot be reached, or the upload broke off.
     """
     check_account(repository)
     import huggingface_hub

@@ -40,10 +40,6 @@ class Lease:
     """The right to write to a folder on a store, of one process.
 
     It is no lock: see "Workdirs on a store" in docs/reliability.md for what may still happen.
-
-    Args:
-      store: the folder.
-      say: prints why the process waits.
     """
 
     def __init__(self, store: StoreFolder, *, say: Callable[[str], None]) -> None:
@@ -54,11 +50,7 @@ class Lease:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the lease within the context, renewed by a thread.
-
-        Raises:
-          BadInput: another run holds it, or the store cannot be read or written.
-        """
+        """Hold the lease within the context, renewed by a thread."""
         self._acquire()
         self._renewed = time.monotonic()
         with contextlib.ExitStack() as stack:
@@ -78,12 +70,7 @@ class Lease:
                 self._store.remove([LEASE_FILE])
 
     def check(self) -> None:
-        """Refuse to go on after another run has taken the lease.
-
-        Raises:
-          RunStopped: it was lost.
-          StoreError: the store cannot be read.
-        """
+        """Refuse to go on after another run has taken the lease."""
         if self._slow_seconds:
             raise RunStopped(
                 f"{self._store.address}: a renewal of this run's lease took {self._slow_seconds:.0f} s, within which "
@@ -113,11 +100,7 @@ class Lease:
                 return
 
     def _lapses(self, found: _Holder) -> bool:
-        """Watch a lease; return True if nobody renews it, False if it is removed.
-
-        Raises:
-          BadInput: it is renewed.
-        """
+        """Watch a lease; return True if nobody renews it, False if it is removed."""
         self._say(
             f"{self._store.address}: process {found.process} of {found.host} holds or left {LEASE_FILE}; waiting up to "
             f"{LAPSE_SECONDS:.0f} s to see whether it is renewed"

@@ -17,14 +17,7 @@ _LOOK_SECONDS = 0.5
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock an output folder against other runs, which would overwrite its results.
-
-    Args:
-      folder: of the output; created if missing.
-
-    Raises:
-      BadInput: another run has locked it.
-    """
+    """Lock an output folder against other runs, which would overwrite its results."""
     make_workdir(folder)
     path = folder / LOCK_NAME
     try:
@@ -40,15 +33,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, *, say: Callable[[], None]) -> Iterator[None]:
-    """Lock a file, which is made if missing and stays; wait while another process has it locked.
-
-    Args:
-      path: the file.
-      say: called once if there is something to wait for.
-
-    Raises:
-      BadInput: the file cannot be made or locked.
-    """
+    """Lock a file, which is made if missing and stays; wait while another process has it locked."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -77,15 +62,7 @@ def _try_lock(descriptor: int, path: Path) -> bool:
 
 
 def lock_file(descriptor: int, path: Path) -> None:
-    """Lock an open file until it is closed.
-
-    Args:
-      descriptor: of the file.
-      path: for the message.
-
-    Raises:
-      BadInput: another process has locked it.
-    """
+    """Lock an open file until it is closed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

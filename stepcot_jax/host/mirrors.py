@@ -44,10 +44,7 @@ class Mirror:
     """A folder of this machine and its copy on a store.
 
     Args:
-      folder: of this machine; it exists, and nothing else writes there.
-      store: where the copy is.
       paid: folders of files that only grow, such as answers of models; what is here beyond the store is kept.
-      left: names in the folder that are not copied.
       is_run: whether the folder is a run's alone; what a killed run left of a checkpoint is then removed.
     """
 
@@ -65,11 +62,7 @@ class Mirror:
         self._digests: dict[str, tuple[int, str]] = {}
 
     def prepare(self) -> None:
-        """Make the copy if the store's folder is empty.
-
-        Raises:
-          BadInput: it holds other files than those of a run.
-        """
+        """Make the copy if the store's folder is empty."""
         found = self.store.list()
         if MANIFEST not in found:
             others = sorted(found.keys() - {LEASE_FILE})
@@ -87,9 +80,6 @@ class Mirror:
 
         Returns:
           A warning for each checkpoint that is left out, since it is not as it was written.
-
-        Raises:
-          StoreError: the store cannot be read, or none of its checkpoints is as it was written.
         """
         found = self.store.list()
         complete = read_complete(self.store) or {}
@@ -126,11 +116,7 @@ class Mirror:
         return read_file(path, max_bytes=_MOST_PAID, accepted="answers of a model").startswith(stored)
 
     def push(self) -> None:
-        """Make the copy equal to the folder, whose checkpoints are complete: first the log, the manifest last.
-
-        Raises:
-          StoreError: the store cannot be written; the copy is that of the last push then, with some files newer.
-        """
+        """Make the copy equal to the folder, whose checkpoints are complete: first the log, the manifest last."""
         here, marks = list_files(self.folder, self._left), {}
         for name, path in list(here.items()):
             try:
@@ -152,11 +138,7 @@ class Mirror:
         self._pushed, self._digests = marks, digests
 
     def push_paid(self) -> None:
-        """Copy the files that are paid for and have grown; another thread may be writing them.
-
-        Raises:
-          StoreError: the store cannot be written.
-        """
+        """Copy the files that are paid for and have grown; another thread may be writing them."""
         for name, path in list_files(self.folder, self._left).items():
             mark = mark_file(path)
             if name.startswith(self._paid) and self._pushed.get(name) != mark:
@@ -169,11 +151,7 @@ class Mirror:
 
 
 def read_complete(store: StoreFolder) -> dict[str, tuple[int, str]] | None:
-    """Return the files of complete checkpoints, name -> (size, SHA-256); None if there is no manifest.
-
-    Raises:
-      StoreError: the manifest is not one, or names a file that is not of a checkpoint.
-    """
+    """Return the files of complete checkpoints, name -> (size, SHA-256); None if there is no manifest."""
     content = store.read(MANIFEST)
     if content is None:
         return None

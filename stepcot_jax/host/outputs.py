@@ -41,14 +41,6 @@ def writing_file(place: str | os.PathLike[str], flag: str = "--out") -> Iterator
     """Give the path of a file to write; for an address it is uploaded when the context ends without an error.
 
     A file of this name on the store is brought first, so that a command refuses or replaces it as on this machine.
-
-    Args:
-      place: a path, or gs://BUCKET/FOLDER/FILE or s3://BUCKET/FOLDER/FILE.
-      flag: that names it, for messages.
-
-    Raises:
-      BadInput: the store cannot be used; also in the place of one from the context, whose message names the address.
-      RunStopped: the upload failed; names the file on this machine.
     """
     if not _is_on_store(place, flag):
         yield _local(place)
@@ -83,15 +75,7 @@ def writing_folder(
     The folder is empty then: of what is on the store it has the files in `needs` alone. Other objects stay.
 
     Args:
-      place: a path, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      flag: that names it, for messages.
       is_new: refuse a store's folder that is not empty; on this machine the command does.
-      is_workdir: refuse a store's folder that is neither empty nor a workdir.
-      needs: files that the context reads, refuses or removes.
-
-    Raises:
-      BadInput: as `writing_file`; or another command writes to the folder.
-      RunStopped: the upload failed, or another command took the folder meanwhile; names the folder on this machine.
     """
     if not _is_on_store(place, flag):
         yield _local(place)
@@ -125,15 +109,6 @@ def resuming_folder(
 
     Files below `paid` are copied every minute, and the whole folder also if the context fails; without `paid` only if
     it does not.
-
-    Args:
-      place: a path, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      flag: that names it, for messages.
-      paid: folders of files that only grow, such as "ledger/": answers of models.
-
-    Raises:
-      BadInput: as `writing_folder`.
-      RunStopped: as `writing_folder`.
     """
     if not _is_on_store(place, flag):
         yield _local(place)
@@ -180,11 +155,7 @@ def _local(place: str | os.PathLike[str]) -> Output:
 
 
 def _is_on_store(place: str | os.PathLike[str], flag: str) -> bool:
-    """Return whether a place is on a store and not on this machine.
-
-    Raises:
-      BadInput: it is another address.
-    """
+    """Return whether a place is on a store and not on this machine."""
     if is_address(place):
         with naming(flag):
             check_store_address(str(place))
@@ -193,15 +164,7 @@ def _is_on_store(place: str | os.PathLike[str], flag: str) -> bool:
 
 @contextlib.contextmanager
 def holding_folder(address: str, flag: str) -> Iterator[tuple[StoreFolder, Lease]]:
-    """Keep other commands from writing to a folder on a store within the context.
-
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      flag: that names it, for messages.
-
-    Raises:
-      BadInput: another command holds it, or the store cannot be used.
-    """
+    """Keep other commands from writing to a folder on a store within the context."""
     with contextlib.ExitStack() as stack:
         with naming(flag):
             store = StoreFolder(address)

@@ -31,9 +31,6 @@ def make_environment(folder: Path) -> jinja2.Environment:
 
     Every value is escaped unless it is `markupsafe.Markup`; `name_unseen` is applied first. An undefined name is an
     error. `tojson` writes compact JSON that cannot end its script element and refuses numbers that are not finite.
-
-    Args:
-      folder: the templates' folder.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, _HERE]),
@@ -54,11 +51,7 @@ def render_page(template: jinja2.Template, *, style: str, script: str = "", imag
     blocked by the browser.
 
     Args:
-      template: of `make_environment`; it fills the block `body`.
-      style: the page's CSS.
-      script: JavaScript that runs after the body; "" for none.
       images: further image sources for the policy, such as "'self' file:"; data URIs are always allowed.
-      **values: of the template; `title` is required.
     """
     sources = " ".join(["data:", *images.split()])
     scripts = _digest(script) if script else "'none'"

@@ -18,7 +18,6 @@ class Cluster:
 
     Attributes:
       address: of a Ray cluster; "" for the one of the environment variable RAY_ADDRESS, or else a local one of its own.
-      num_workers: processes.
       num_cpus: logical cores of a worker.
       num_gpus: accelerators of a worker; Ray hides them from workers without.
     """
@@ -44,13 +43,7 @@ def map_blocks(
     is done.
 
     Args:
-      blocks: arguments of the function, each a block; anything that can be pickled.
       make: called once in each worker; returns the function that does a block. Any callable that can be pickled.
-      cluster: the processes.
-
-    Raises:
-      BadInput: a block raised it, Ray is not installed, or the cluster cannot be reached or has no such workers.
-      RunStopped: Ray gave up, for example because workers keep dying.
     """
     if not blocks:
         return

@@ -61,8 +61,6 @@ def keeping_output(out: Output, flag: str, *, is_moved: bool = False) -> Iterato
     """Say where a complete output lies when it cannot be uploaded, also since Ctrl-C ended the upload.
 
     Args:
-      out: the output.
-      flag: that names it, for messages.
       is_moved: put it into a new folder beside it first, as the next start of the command empties this one.
     """
     try:

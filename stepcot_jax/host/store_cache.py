@@ -26,14 +26,6 @@ def fetch_run(address: str, *, terminal: Terminal) -> pathlib.Path:
     """Download a run's folder, or an export, and return its copy in `~/.cache/stepcot_jax/stores`.
 
     The complete checkpoints are taken and compared with their digests; logs of other programs stay.
-
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      terminal: shows what is downloaded.
-
-    Raises:
-      BadInput: the address is no folder of a store, which cannot be read or is empty; the disk has no room for it; or
-        a checkpoint is not as it was written.
     """
     store = StoreFolder(address)
     complete = read_complete(store)
@@ -54,17 +46,7 @@ def fetch_run(address: str, *, terminal: Terminal) -> pathlib.Path:
 
 
 def fetch_files(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path:
-    """Download a folder of cases or weights, and return its copy in `~/.cache/stepcot_jax/stores`.
-
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      holds: what is expected there, for messages.
-      terminal: shows what is downloaded.
-
-    Raises:
-      BadInput: the address is no folder of a store, which cannot be read or is empty; the disk has no room for it; or
-        an object changed meanwhile.
-    """
+    """Download a folder of cases or weights, and return its copy in `~/.cache/stepcot_jax/stores`."""
     store = StoreFolder(address)
     found = list_whole(store)
 
@@ -76,16 +58,7 @@ def fetch_files(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path
 
 
 def fetch_file(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path:
-    """Download one file, or a folder as `fetch_files` does, and return its copy.
-
-    Args:
-      address: gs://BUCKET/FOLDER/FILE, s3://BUCKET/FOLDER/FILE, or of a folder.
-      holds: what is expected there, for messages.
-      terminal: shows what is downloaded.
-
-    Raises:
-      BadInput: as for `fetch_files`.
-    """
+    """Download one file, or a folder as `fetch_files` does, and return its copy."""
     parent, _, name = address.rpartition("/")
     store = StoreFolder(parent) if name and parent.count("/") > 2 else None
     found = None if store is None else store.look_up(name)
@@ -100,15 +73,7 @@ def fetch_file(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path:
 
 
 def find_workdir(source: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
-    """Return the folder of a run or an export; one on a store is downloaded first.
-
-    Args:
-      source: a folder, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      flag: the flag or setting that names it, for messages.
-
-    Raises:
-      BadInput: it is another address, or as for `fetch_run`; names the flag.
-    """
+    """Return the folder of a run or an export; one on a store is downloaded first."""
     if not is_store_address(source):
         refuse_address(source, flag)
         return pathlib.Path(source)
@@ -117,17 +82,7 @@ def find_workdir(source: str | os.PathLike[str], flag: str = "") -> pathlib.Path
 
 
 def find_files(source: str, key: str = "", *, holds: str, may_be_file: bool = False) -> pathlib.Path:
-    """Return the folder or file of cases, weights or images that is named; one on a store is downloaded first.
-
-    Args:
-      source: a path, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      key: the setting or argument, for messages.
-      holds: what is expected there, for messages.
-      may_be_file: whether an address may also name one file below a folder.
-
-    Raises:
-      BadInput: it is another address, or as for `fetch_files`; names the setting.
-    """
+    """Return the folder or file of cases, weights or images that is named; one on a store is downloaded first."""
     if not is_store_address(source):
         refuse_address(source, key)
         return pathlib.Path(source)
@@ -189,15 +144,7 @@ def naming(key: str) -> Iterator[None]:
 
 
 def staging_folder(kind: str, address: str) -> pathlib.Path:
-    """Return a folder of this machine for what belongs to an address, the same at each start; closed to other users.
-
-    Args:
-      kind: of the contents, such as "runs".
-      address: of the folder, with what else distinguishes it.
-
-    Raises:
-      BadInput: it belongs to another user, or cannot be made.
-    """
+    """Return a folder of this machine for what belongs to an address, the same at each start; closed to other users."""
     folder = _find_base() / kind / hashlib.sha256(address.encode()).hexdigest()[:32]
     make_private_folder(folder.parent)
     make_private_folder(folder)

@@ -13,21 +13,7 @@ _SPARE_BYTES = 2**28
 
 
 def copy_missing(store: StoreFolder, found: Mapping[str, Stored], folder: pathlib.Path, *, terminal: Terminal) -> int:
-    """Copy the objects that a folder does not have with the same size; each file is written whole or not at all.
-
-    Args:
-      store: of the objects.
-      found: of the store's listing, those to copy.
-      folder: that exists; other files there stay.
-      terminal: shows progress.
-
-    Returns:
-      How many were copied.
-
-    Raises:
-      BadInput: the disk has no room.
-      StoreError: the store cannot be read, or an object is not of the size that was listed.
-    """
+    """Copy the objects that a folder does not have with the same size; each file is written whole or not at all."""
     missing = [name for name in sorted(found) if not _is_here(folder / name, found[name].size)]
     size, free = sum(found[name].size for name in missing), shutil.disk_usage(folder).free
     if missing and size + _SPARE_BYTES > free:

@@ -32,12 +32,7 @@ def uploading(store: StoreFolder, names: Iterable[str], *, is_all: bool = False)
     both are left to the next command that writes to the folder, as uploads may be going on.
 
     Args:
-      store: the folder, without new objects of an earlier upload (`drop_unfinished`).
-      names: of the objects.
       is_all: whether all objects are as they should be after the context, also those of an earlier upload that failed.
-
-    Raises:
-      StoreError: the store cannot be read or written.
     """
     names, found = set(names), store.list().keys()
     earlier = set(_read_mark(store).old) if UNFINISHED in found else set()
@@ -56,15 +51,7 @@ def uploading(store: StoreFolder, names: Iterable[str], *, is_all: bool = False)
 
 
 def drop_unfinished(store: StoreFolder, *, is_all: bool = False) -> None:
-    """Remove the new objects of an upload that did not end, and its mark unless it replaced or removed others.
-
-    Args:
-      store: the folder.
-      is_all: remove the mark in any case.
-
-    Raises:
-      StoreError: the store cannot be read or written, or the mark is not one.
-    """
+    """Remove the new objects of an upload that did not end, and its mark unless it replaced or removed others."""
     found = store.list().keys()
     if UNFINISHED in found:
         mark = _read_mark(store)
@@ -88,11 +75,7 @@ def _write_mark(store: StoreFolder, *, new: set[str], old: set[str]) -> None:
 
 
 def is_whole(store: StoreFolder) -> bool:
-    """Return whether a folder has files and no unfinished upload.
-
-    Raises:
-      StoreError: the store cannot be read.
-    """
+    """Return whether a folder has files and no unfinished upload."""
     found = store.list().keys() - {LEASE_FILE}
     return bool(found) and UNFINISHED not in found
 
@@ -101,12 +84,7 @@ def list_whole(store: StoreFolder, *, is_run: bool = False) -> dict[str, Stored]
     """Return the objects of a folder that is read, without the lease of a command that writes there.
 
     Args:
-      store: the folder.
       is_run: whether it is a run's, in which outputs of other commands may lie that are not read.
-
-    Raises:
-      BadInput: an upload to it, or to a folder below it, has not ended.
-      StoreError: the store cannot be read.
     """
     found = store.list()
     marks = [name for name in found if name == UNFINISHED or (name.endswith(f"/{UNFINISHED}") and not is_run)]

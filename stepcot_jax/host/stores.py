@@ -33,7 +33,6 @@ class Stored:
     """An object of a store.
 
     Attributes:
-      size: in bytes.
       tag: changes when the content does.
     """
 
@@ -51,11 +50,7 @@ def is_store_address(source: object) -> bool:
 
 
 def check_store_address(address: str) -> re.Match[str]:
-    """Return the scheme and the folder of an address, without opening the store.
-
-    Raises:
-      BadInput: it has another form.
-    """
+    """Return the scheme and the folder of an address, without opening the store."""
     found = _ADDRESS.fullmatch(address)
     if not is_store_address(address) or found is None or {".", ".."} & set(found["folder"].split("/")):
         raise BadInput(f"{shorten(address)}: not the address of a folder on a store; expected {_FORM}")
@@ -65,15 +60,9 @@ def check_store_address(address: str) -> re.Match[str]:
 class StoreFolder:
     """A folder on an object store.
 
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-
     Attributes:
       address: of the folder, without a slash at its end.
       compares: whether `replace` is one step. S3 has conditional writes (If-Match); gcsfs has none but `create`.
-
-    Raises:
-      BadInput: the address is not of this form, or the extra is not installed.
     """
 
     def __init__(self, address: str) -> None:
@@ -93,11 +82,7 @@ class StoreFolder:
             raise StoreError(f"{self.address}: the store cannot be opened ({_describe(error)})") from None
 
     def list(self) -> dict[str, Stored]:
-        """Return the objects by their names below the folder.
-
-        Raises:
-          StoreError: the store cannot be read, or an object has no file's name.
-        """
+        """Return the objects by their names below the folder."""
         with self._explain("listed"):
             self._files.invalidate_cache()
             found = self._files.find(self._root, detail=True)
@@ -198,11 +183,7 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def _explain(self, done: str) -> Iterator[None]:
-        """Turn every error of the store into one line.
-
-        Raises:
-          StoreError: in its place.
-        """
+        """Turn every error of the store into one line."""
         try:
             yield
         except Exception as error:  # botocore, aiohttp, google.auth and the system raise dozens of kinds

@@ -8,12 +8,7 @@ from typing import Any
 
 
 class Terminal:
-    """Prints progress: a live bar on a terminal, one line that changes in a notebook, plain lines elsewhere.
-
-    Args:
-      every_seconds: shortest time between two lines of progress.
-      silent: show nothing; for all processes of a run but one.
-    """
+    """Prints progress: a live bar on a terminal, one line that changes in a notebook, plain lines elsewhere."""
 
     def __init__(self, *, every_seconds: float = 5.0, silent: bool = False) -> None:
         self._silent = silent

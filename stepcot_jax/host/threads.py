@@ -12,17 +12,7 @@ Result = TypeVar("Result")
 def map_in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int, num_ahead: int | None = None
 ) -> Iterator[tuple[Item, Result]]:
-    """Yield each item with its result, in order; a slow consumer holds the threads back.
-
-    Args:
-      work: called once an item, in a thread.
-      items: taken one at a time.
-      num_threads: threads that work.
-      num_ahead: items worked on before their results are asked for; `num_threads` by default.
-
-    Raises:
-      Exception: whatever `work` raised, when its item is reached; work not yet started is cancelled.
-    """
+    """Yield each item with its result, in order; a slow consumer holds the threads back."""
     limit = num_threads if num_ahead is None else num_ahead
     pending: collections.deque[tuple[Item, concurrent.futures.Future[Result]]] = collections.deque()
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=num_threads)

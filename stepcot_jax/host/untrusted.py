@@ -30,9 +30,7 @@ class Limits:
     """The largest accepted files.
 
     Attributes:
-      rows: of a table.
       blank_rows: rows of a table without text; spreadsheets save up to a million.
-      columns: cells of a row.
       cells: of a table, blank ones included.
       sheet_cells: of an .xlsx, whose cells take longer to read; also its shared strings.
       text: characters of a text, such as a report.
@@ -57,11 +55,7 @@ class Limits:
 
 
 def read_limits() -> Limits:
-    """Return the limits, with those of the environment variable `STEPCOT_JAX_LIMITS` in place of the defaults.
-
-    Raises:
-      BadInput: the variable does not hold names of limits with whole numbers.
-    """
+    """Return the limits, with those of the environment variable `STEPCOT_JAX_LIMITS` in place of the defaults."""
     return _parse_limits(os.environ.get(VARIABLE, ""))
 
 
@@ -86,18 +80,7 @@ def exceeds(where: object, found: str, limit: str) -> BadInput:
 def open_untrusted(
     path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None = None, follow: bool = True
 ) -> io.BufferedReader:
-    """Open a regular file for reading bytes; never wait for a pipe.
-
-    Args:
-      path: the file.
-      accepted: expected kind of file, for messages.
-      max_bytes: larger files are refused before they are read.
-      follow: whether the path may be a link.
-
-    Raises:
-      BadInput: the path is a folder, pipe, socket or device, or the file is too large.
-      OSError: it cannot be opened.
-    """
+    """Open a regular file for reading bytes; never wait for a pipe."""
     _require_regular(os.stat(path, follow_symlinks=follow), path, accepted)  # noqa: PTH116
     descriptor = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
     try:
@@ -155,16 +138,7 @@ class _ShortReads:
 
 
 def iterate_lines(file: BinaryIO, path: object, *, most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that are not blank, with their numbers from 1.
-
-    Args:
-      file: opened for bytes.
-      path: of the file, for messages.
-      most_bytes: a longer line comes in pieces of this size.
-
-    Raises:
-      BadInput: the file has too many blank lines.
-    """
+    """Yield the lines of a file that are not blank, with their numbers from 1."""
     meter = Meter(path)
     for number, line in enumerate(iter(lambda: file.readline(most_bytes), b""), start=1):
         if len(line) < most_bytes and line.isspace():
@@ -174,12 +148,7 @@ def iterate_lines(file: BinaryIO, path: object, *, most_bytes: int) -> Iterator[
 
 
 class Meter:
-    """Counts the rows and cells of a table while it is read, and refuses it above `Limits`.
-
-    Args:
-      path: of the table, for messages.
-      sheet: whether it is an .xlsx.
-    """
+    """Counts the rows and cells of a table while it is read, and refuses it above `Limits`."""
 
     def __init__(self, path: object, *, sheet: bool = False) -> None:
         self._path, self._limits = path, read_limits()

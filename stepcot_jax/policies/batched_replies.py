@@ -21,10 +21,6 @@ def reply_in_batches(
 
     Args:
       ask: from the places of a batch's prompts to the tokens of their replies, int [case, token].
-      number: of prompts, at least 1.
-      batch_size: prompts in a batch.
-      tokenizer: of the replies.
-      watch: wraps the batches, as progress bars do.
     """
     texts = list[str]()
     for first in watch(range(0, number, batch_size)):

@@ -27,15 +27,7 @@ def sample_chains(
     temperature: float = 1.0,
     greedy: bool = False,
 ) -> Int[Array, "rollout step"]:
-    """Draw an answer of each step in order, with `num_steps` passes.
-
-    Args:
-      read: scores of all steps given some answers.
-      num_steps: of the chain.
-      keys: one a rollout, of `rollouts.rollout_keys`.
-      temperature: scores are divided by it, > 0.
-      greedy: take the likeliest answer instead of drawing one.
-    """
+    """Draw an answer of each step in order, with `num_steps` passes."""
 
     def answer(step: Int[Array, ""], given: Int[Array, "rollout step"]) -> Int[Array, "rollout step"]:
         scores = read(given)[:, step].astype(jnp.float32) / jnp.float32(temperature)

@@ -15,23 +15,14 @@ from stepcot_jax.policies.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class CheckMarks:
-    """Tokens around a check.
-
-    Attributes:
-      opens: of <CHECK>.
-      closes: of </CHECK>.
-    """
+    """Tokens around a check."""
 
     opens: tuple[int, ...]
     closes: tuple[int, ...]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "CheckMarks":
-        """Return a tokenizer's marks.
-
-        Raises:
-          BadInput: a closed vocabulary was counted without them.
-        """
+        """Return a tokenizer's marks."""
         return cls(tuple(tokenizer.encode(CHECK_OPENS)), tuple(tokenizer.encode(CHECK_CLOSES)))
 
     def find_close(self, tokens: Sequence[int]) -> int:
@@ -54,13 +45,7 @@ def longest_check(examples: Mapping[int, CheckExample], tokenizer: Tokenizer) ->
 def encode_checks(
     examples: Mapping[int, CheckExample], encoded: Mapping[int, EncodedRecord], tokenizer: Tokenizer
 ) -> dict[int, EncodedRecord]:
-    """Return the targets of examples by place. The wrong attempt and what is given has no part in the loss.
-
-    Args:
-      examples: by the place of their record.
-      encoded: the records of the training split, by place.
-      tokenizer: of checks.
-    """
+    """Return the targets of examples by place. The wrong attempt and what is given has no part in the loss."""
     marks = CheckMarks.of(tokenizer)
     found = {}
     for place, example in examples.items():

@@ -29,20 +29,8 @@ def generate(
     """Sample replies; every prompt is read once, however many replies it gets.
 
     Args:
-      policy: of `policy_choice.choose_policy`, or a `QwenVl`.
-      params: its parameters, as its `apply` takes them.
       images: [case, height, width, 3], normalised; of a `QwenVl` `QwenImages`, or None.
       prompts: [case, token], padded on the right; of a `QwenVl` `QwenPrompts`.
-      lengths: [case], tokens of each prompt, at least 1; of a `QwenVl` `PromptEnds`.
-      sampling: how.
-      keys: [rollout], of `rollouts.rollout_keys`; a multiple of the number of cases.
-      skipped: [rollout], which get no reply; None for none.
-
-    Returns:
-      The replies; those of a prompt follow each other.
-
-    Raises:
-      ValueError: the number of keys is not a multiple of the number of prompts.
     """
     num_cases = len(jax.tree.leaves(lengths)[0])
     each, left = divmod(len(keys), num_cases)

@@ -23,7 +23,6 @@ class EncodedRecord:
     """A record as tokens.
 
     Attributes:
-      prompt: tokens of the question.
       target: tokens of the reply, the stop token included.
       parts: `ANSWER` or `REASONING` for each token of `target`.
     """
@@ -43,8 +42,6 @@ class RecordEncoder:
     """Writes records in a dialect and encodes them.
 
     Attributes:
-      tokenizer: of prompts and replies.
-      dialect: of `reasoning.dialects.DIALECTS`.
       with_thinking: whether replies have their part before the answer, where the dialect lets it be left out.
     """
 
@@ -53,28 +50,16 @@ class RecordEncoder:
     with_thinking: bool = True
 
     def texts(self, record: VqaRecord) -> tuple[str, str]:
-        """Return prompt and reply.
-
-        Raises:
-          BadInput: the dialect cannot write the record; the message names record and field.
-        """
+        """Return prompt and reply."""
         return write_texts(record, self.dialect, with_thinking=self.with_thinking)
 
     def encode_prompt(self, record: VqaRecord) -> tuple[int, ...]:
-        """Return the tokens of the prompt.
-
-        Raises:
-          BadInput: a word is not in the vocabulary.
-        """
+        """Return the tokens of the prompt."""
         text = write_question(record, self.dialect, with_thinking=self.with_thinking)
         return tuple(self.tokenizer.encode_prompt(text))
 
     def encode(self, record: VqaRecord) -> EncodedRecord:
-        """Return a record's tokens. Reasoning and answer are encoded apart, so that no token lies in both.
-
-        Raises:
-          BadInput: the dialect cannot write the record, or a word is not in the vocabulary.
-        """
+        """Return a record's tokens. Reasoning and answer are encoded apart, so that no token lies in both."""
         _, reply = self.texts(record)
         start = answer_start(reply, self.dialect)
         reasoning, answer = (self.tokenizer.encode(text) for text in (reply[:start], reply[start:]))
@@ -84,11 +69,7 @@ class RecordEncoder:
 
 
 def write_texts(record: VqaRecord, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
-    """Return the prompt and the reply of a record.
-
-    Raises:
-      BadInput: the dialect cannot write the record; the message names record and field.
-    """
+    """Return the prompt and the reply of a record."""
     try:
         reply = write_reply(record if with_thinking else msgspec.structs.replace(record, thinking=""), dialect)
     except BadInput as error:
@@ -98,11 +79,6 @@ def write_texts(record: VqaRecord, dialect: str, *, with_thinking: bool = True) 
 
 def pack_records(lengths: Sequence[int], image_of: Sequence[int], *, longest: int) -> list[tuple[int, ...]]:
     """Divide records into packs of one image each, in order; a record that is longer than `longest` is a pack alone.
-
-    Args:
-      lengths: tokens of each record.
-      image_of: image of each record.
-      longest: tokens of a pack; 0 for packs of one record.
 
     >>> pack_records([3, 4, 2, 5], [0, 0, 0, 1], longest=7)
     [(0, 1), (2,), (3,)]
@@ -127,9 +103,6 @@ def lay_out_pack(records: Iterable[EncodedRecord], length: int) -> Arrays:
 
     Returns:
       "tokens", "segments", "places", and for the token after each "targets" and "parts", int32 [length].
-
-    Raises:
-      ValueError: the records are longer than `length`.
     """
     row = {name: np.zeros(length, np.int32) for name in ("tokens", "segments", "places", "targets")}
     row["parts"] = np.full(length, NO_PART, np.int32)
@@ -148,11 +121,7 @@ def lay_out_pack(records: Iterable[EncodedRecord], length: int) -> Arrays:
 
 
 def lay_out_prompts(prompts: Sequence[Sequence[int]], length: int, *, pad: int) -> Arrays:
-    """Return prompts padded on the right: "prompts" int32 [case, length] and "lengths" int32 [case].
-
-    Raises:
-      BadInput: a prompt is longer.
-    """
+    """Return prompts padded on the right: "prompts" int32 [case, length] and "lengths" int32 [case]."""
     rows = np.full((len(prompts), length), pad, np.int32)
     for row, prompt in zip(rows, prompts, strict=True):
         if len(prompt) > length:

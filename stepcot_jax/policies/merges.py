@@ -44,13 +44,7 @@ def split_segments(pieces: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def learn_merges(texts: Iterable[Sequence[str]], *, most: int, least_count: int) -> list[Pair]:
-    """Return pairs of neighbours to merge, most frequent first; ties in alphabetical order.
-
-    Args:
-      texts: pieces of each text.
-      most: number of merges.
-      least_count: a pair must occur as often.
-    """
+    """Return pairs of neighbours to merge, most frequent first; ties in alphabetical order."""
     counts = collections.Counter(segment for pieces in texts for segment in split_segments(pieces))
     segments = [(list(segment), number) for segment, number in sorted(counts.items()) if len(segment) > 1]
     totals: collections.Counter[Pair] = collections.Counter()

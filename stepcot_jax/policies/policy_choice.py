@@ -24,24 +24,12 @@ AnyPolicy = PrefixVlm | QwenPolicy
 
 
 def read_source(workdir: pathlib.Path, settings: Settings) -> QwenSource | None:
-    """Return the Qwen2.5-VL that a run started from; None of a run with the small decoder.
-
-    Raises:
-      BadInput: see `qwen_setup.find_qwen`.
-    """
+    """Return the Qwen2.5-VL that a run started from; None of a run with the small decoder."""
     return find_qwen(settings, workdir=workdir) if settings.policy.weights else None
 
 
 def read_tokenizer(workdir: pathlib.Path, settings: Settings) -> AnyTokenizer:
-    """Return the tokenizer of a run.
-
-    Args:
-      workdir: of the run, with `vocabulary.json` if its vocabulary is closed.
-      settings: of the run.
-
-    Raises:
-      BadInput: the vocabulary, or the tokenizer, cannot be loaded.
-    """
+    """Return the tokenizer of a run."""
     if source := read_source(workdir, settings):
         return source.read_tokenizer(None if source.folder else Vocabulary.read(workdir / VOCABULARY_FILE))
     if settings.policy.tokenizer:
@@ -52,26 +40,14 @@ def read_tokenizer(workdir: pathlib.Path, settings: Settings) -> AnyTokenizer:
 def choose_policy(
     settings: Settings, tokenizer: AnyTokenizer, source: QwenSource | None, *, mesh: Mesh | None = None
 ) -> AnyPolicy:
-    """Return the policy of a run.
-
-    Args:
-      settings: of the run.
-      tokenizer: of its prompts and replies.
-      source: of a Qwen2.5-VL; None for the small decoder.
-      mesh: over which a Qwen2.5-VL is divided; None for whole arrays.
-    """
+    """Return the policy of a run."""
     if source is not None and isinstance(tokenizer, ChatTokenizer):
         return source.make_policy(settings, tokenizer, mesh=mesh)
     return make_policy(settings, num_words=tokenizer.num_words)
 
 
 def policy_params(params: Params, part: str) -> Params:
-    """Return what a policy's `apply` takes as "params".
-
-    Args:
-      params: of a training state, by part.
-      part: what trains, such as "policy" or "reference".
-    """
+    """Return what a policy's `apply` takes as "params"."""
     return {TRAINED: params[part], FROZEN: params[FROZEN]} if FROZEN in params else params[part]
 
 

@@ -27,7 +27,6 @@ class PolicyLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     Attributes:
       prompt_length: tokens that prompts are padded to.
       reply_length: tokens that are sampled at most, the stop token included.
-      num_words: size of the vocabulary.
       largest_coordinate: largest coordinate that is a token.
       image_encoder: digest of the frozen encoder whose patches the policy reads; "" of one that trains its own.
     """
@@ -50,23 +49,12 @@ def write_lengths(workdir: Path, lengths: PolicyLengths) -> None:
 
 
 def read_lengths(workdir: Path) -> PolicyLengths:
-    """Read what `write_lengths` wrote.
-
-    Raises:
-      BadInput: the file cannot be used.
-    """
+    """Read what `write_lengths` wrote."""
     return read_json(workdir / LENGTHS_FILE, PolicyLengths, accepted="expected the lengths of a policy's run")
 
 
 def load_pretrained(name: str) -> PretrainedTokenizer:
-    """Load a Hugging Face tokenizer; its own code is never run.
-
-    Args:
-      name: folder, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or Hugging Face id.
-
-    Raises:
-      BadInput: the tokenizer cannot be loaded.
-    """
+    """Load a Hugging Face tokenizer; its own code is never run."""
     import transformers  # slow to import, and often not needed
 
     source = find_files(name, _TOKENIZER, holds="the files of a tokenizer") if is_store_address(name) else name

@@ -21,12 +21,7 @@ Params = dict[str, Any]
 
 
 def make_policy(settings: Settings, *, num_words: int) -> PrefixVlm:
-    """Return the vision-prefix decoder that the settings describe, over an encoder of its own or over given patches.
-
-    Args:
-      settings: sections `policy` and `image_encoder`, and the compute dtype.
-      num_words: size of the vocabulary.
-    """
+    """Return the vision-prefix decoder that the settings describe, over an encoder of its own or over given patches."""
     policy, dtype = settings.policy, jnp.dtype(settings.training.compute_dtype)
     encoder: nn.Module = PatchMap(policy.grid)
     if not settings.image_encoder.is_frozen:
@@ -79,9 +74,7 @@ def start_coordinates(params: Params, tokenizer: Tokenizer, *, largest: int) -> 
     """Return random parameters of a policy whose coordinate tokens start from sinusoids, so that neighbours are alike.
 
     Args:
-      params: of `PrefixVlm`.
       tokenizer: one that has no token for a coordinate leaves the parameters as they are.
-      largest: coordinate.
     """
     found = [(tokens[0], number) for number, tokens in _encode_coordinates(tokenizer, largest) if len(tokens) == 1]
     if not found:
@@ -114,7 +107,6 @@ def normalise(
 
     Args:
       pixels: uint8 [case, height, width, 3]; or patches [case, patch, channel].
-      settings: `image_encoder.mean` and `std`, of red, green and blue, unless the encoder is frozen.
     """
     if settings.image_encoder.is_frozen:
         return pixels.astype(jnp.float32)

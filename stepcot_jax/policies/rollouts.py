@@ -54,13 +54,7 @@ class Replies(NamedTuple):
 
 
 def rollout_keys(key: Array, *, first: int | Int[Array, ""], number: int) -> UInt32[Array, "rollout 2"]:
-    """Return the key of each rollout; the same for every division of the rollouts among devices.
-
-    Args:
-      key: of the update.
-      first: number of the first rollout within the global batch.
-      number: of rollouts.
-    """
+    """Return the key of each rollout; the same for every division of the rollouts among devices."""
     return jax.vmap(lambda place: jax.random.key_data(jax.random.fold_in(key, place)))(first + jnp.arange(number))
 
 
@@ -76,12 +70,7 @@ def sample_replies(
     """Draw replies; ends when all have ended.
 
     Args:
-      extend: see `Extend`.
       scores: [rollout, word], of the first token.
-      caches: of the prompts, one row a rollout.
-      keys: of `rollout_keys`.
-      sampling: how.
-      skipped: [rollout], which get no reply; None for none.
     """
     number = scores.shape[0]
     shape = (number, sampling.longest)
@@ -137,7 +126,6 @@ def draw_words(weights: Float[Array, "rollout word"], uniform: Float[Array, "rol
 
     Args:
       weights: [rollout, word], >= 0, the largest of a row 1.
-      uniform: [rollout], in [0, 1).
     """
     num_words = weights.shape[1]
     size = math.isqrt(num_words)

@@ -75,11 +75,7 @@ class Vocabulary:
     """A closed vocabulary.
 
     Args:
-      pieces: distinct texts of the base tokens after padding and stop, in order.
       merges: pairs of neighbours that become one token, in the order in which they are applied; see `merges`.
-
-    Raises:
-      BadInput: a piece is repeated or is none that `split_pieces` makes, or a merge joins what is no token.
 
     >>> vocabulary = Vocabulary.count(["So the answer is A. [1]"], largest=3)
     >>> vocabulary.decode(vocabulary.encode("So the answer is A. [1, 3]"))
@@ -116,10 +112,7 @@ class Vocabulary:
         """Return the vocabulary of texts, with brackets, commas and every coordinate from 0 to `largest`.
 
         Args:
-          texts: of prompts and replies.
-          largest: coordinate.
           num_merges: most phrases that become one token; a base piece that they leave unused stays.
-          least_count: a merged pair must occur as often.
         """
         split = [split_pieces(text) for text in texts]
         found = {piece for pieces in split for piece in pieces}
@@ -133,11 +126,7 @@ class Vocabulary:
         return len(_SPECIAL) + len(self.pieces)
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens, without padding and stop.
-
-        Raises:
-          BadInput: a piece of the text is not in the vocabulary.
-        """
+        """Return a text's tokens, without padding and stop."""
         try:
             merged = [piece for segment in split_segments(split_pieces(text)) for piece in self._merge(segment)]
             return [self._tokens[piece] for piece in merged]
@@ -159,11 +148,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
-        """Read what `write` wrote.
-
-        Raises:
-          BadInput: the file cannot be used.
-        """
+        """Read what `write` wrote."""
         found = read_json(path, _Written, accepted="expected the vocabulary of a run")
         try:
             return cls(found.pieces, found.merges)
@@ -183,14 +168,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 class PretrainedTokenizer:
-    """A Hugging Face tokenizer.
-
-    Args:
-      tokenizer: of `transformers`, with an end-of-sequence token.
-
-    Raises:
-      BadInput: it has no end-of-sequence token.
-    """
+    """A Hugging Face tokenizer."""
 
     more_stops: tuple[int, ...] = ()
 
@@ -203,11 +181,7 @@ class PretrainedTokenizer:
         self.special = frozenset(special_tokens(tokenizer).values())
 
     def write(self, folder: Path) -> None:
-        """Write the tokenizer's JSON files, of which tokenizer.json is all that the package tokenizers needs.
-
-        Raises:
-          BadInput: the tokenizer has no tokenizer.json.
-        """
+        """Write the tokenizer's JSON files, of which tokenizer.json is all that the package tokenizers needs."""
         if getattr(self._tokenizer, "backend_tokenizer", None) is None:
             kind = type(self._tokenizer).__name__
             raise BadInput(f"config.policy.tokenizer: a {kind} has no tokenizer.json and cannot be written")
@@ -219,11 +193,7 @@ class PretrainedTokenizer:
         return None
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens, without special tokens.
-
-        Raises:
-          BadInput: the text needs a special token, such as that of unknown words, which decoding leaves out.
-        """
+        """Return a text's tokens, without special tokens."""
         tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
         if special := self.special.intersection(tokens):
             named = self._tokenizer.convert_ids_to_tokens(min(special))

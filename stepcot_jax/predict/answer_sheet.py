@@ -28,11 +28,7 @@ def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
     """Return whether a file gets one row an image, as its ending says; upper and lower case are the same.
 
     Args:
-      path: of `--out`.
       flag: "--json" or "--ask", which write lines or text in place of a sheet; "" without.
-
-    Raises:
-      BadInput: the ending is that of another kind of sheet, or of a sheet that `flag` does not write.
     """
     ending = path.suffix.lower()
     if ending in _REFUSED_SUFFIXES:
@@ -95,9 +91,7 @@ def in_order(
     """Yield for every path, in order, its reading or a row with its problem.
 
     Args:
-      paths: distinct.
       read: called with what takes the message of an unreadable file; yields the readings of the others in order.
-      refuse: called with the same messages.
     """
     problems: list[str] = []
 
@@ -126,9 +120,6 @@ def write_sheet(
 
     `.csv` and `.parquet` have the columns of `column_names`; a line of `.jsonl` is `ChainReading.as_dict`, or the image
     and its problem. Cells of a CSV that a spreadsheet would run as formulas get an apostrophe.
-
-    Raises:
-      BadInput: another ending, pyarrow is missing, or the file cannot be written.
     """
     write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix.lower())
     if write is None:

@@ -198,19 +198,8 @@ def make_readings(
     """Return the readings of images in words.
 
     Args:
-      reading: of the images.
-      chain: the steps.
-      sources: name of each image.
-      model: that read them.
-      calibration: of the probabilities and answer sets; None without.
       given: distributions that a person gave, the same for all images, zeros for the network's own; None for none.
-      uncorrected: of the same images without given answers, to find the changes.
-      pictures: of the images, kept in the readings; () for none.
       pairs: whether counted pairs were added to the network's logits, which the readings then say.
-      rules: pairs of answers that training never had together; None for none.
-      points: operating points of the networks; None for none.
-      trained_on: the training data in a few words.
-      projections: of the images by their DICOM headers; () for unknown.
     """
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
     by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points)

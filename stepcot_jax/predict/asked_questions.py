@@ -41,13 +41,7 @@ def ask_question(
     """Return a question as a record, whose answer is a placeholder.
 
     Args:
-      question: without choices.
       image_size: width and height in pixels of the picture that boxes of the reply refer to.
-      choices: bare texts without letters, 2 to 26.
-      kind: of `record.KINDS`; None guesses it.
-
-    Raises:
-      BadInput: the question is blank, or kind and choices do not fit.
     """
     if isinstance(choices, str):
         raise BadInput(f"choices: {choices[:80]!r} is one text; a sequence of texts is required")
@@ -83,18 +77,7 @@ def _read_questions(workdir: pathlib.Path) -> Sequence[VqaRecord]:
 def encode_prompt(
     record: VqaRecord, tokenizer: AnyTokenizer, settings: Settings, *, prompt_length: int, workdir: pathlib.Path
 ) -> list[int]:
-    """Return the tokens of a question's prompt, in the words of the run's dialect.
-
-    Args:
-      record: the question.
-      tokenizer: of the run.
-      settings: of the run.
-      prompt_length: most tokens.
-      workdir: of the run; its test records are searched for similar questions, for messages.
-
-    Raises:
-      BadInput: a word is not in a closed vocabulary, or the prompt is too long.
-    """
+    """Return the tokens of a question's prompt, in the words of the run's dialect."""
     prompt = write_question(record, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
     try:
         tokens = tokenizer.encode_prompt(prompt)

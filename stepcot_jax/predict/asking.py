@@ -31,10 +31,8 @@ class Outcome:
     """What one answer to a step would make of the last step.
 
     Attributes:
-      answer: the option.
       probability: the network's, of this answer.
       last_answer: the last step's most probable answer if it is given.
-      last_probability: of that answer.
     """
 
     answer: str
@@ -52,7 +50,6 @@ class NextStep:
       gain: what its answer is expected to tell of the last step's, in nats (`interventions.expected_gains`).
       gains: the same for every step that can be asked, by name.
       last_answer: the last step's most probable answer as read.
-      last_probability: of that answer.
       outcomes: by option, the most probable first.
     """
 
@@ -88,14 +85,7 @@ def find_next_steps(
     """Return the step worth checking in each case, by expected gain per cost; None where all steps are given.
 
     Args:
-      read: the network.
       given: [case, step, answer], distributions that were given, zeros where none was.
-      chain: the steps.
-      costs: of checking each step; () for equal costs.
-      leave_out: names of steps that nobody can answer.
-
-    Raises:
-      BadInput: there is not one cost for each step.
     """
     if costs and len(costs) != chain.num_steps:
         raise BadInput(
@@ -138,13 +128,7 @@ def ask_in_turn(
     """Ask the steps one by one, the most useful first, and show how the last step's answer moves.
 
     Args:
-      reader: of the network.
-      image: as for `ImageReader.read`.
       answer: shows a prompt and returns what was typed; raises EOFError at the end of the input.
-      say: shows a line.
-
-    Returns:
-      The reading with the answers that were given.
     """
     given: dict[str, str] = {}
     skipped: set[str] = set()

@@ -21,8 +21,6 @@ class Finding:
     """An answer with an operating point.
 
     Attributes:
-      answer: the option.
-      probability: the network's.
       threshold: probability from which the finding is called; infinite: it never is.
       sensitivity: at the threshold, of the test cases; NaN where no test case has the answer.
       specificity: the same; NaN where every test case has it.
@@ -68,12 +66,7 @@ def find_called(points: Points, probabilities: Sequence[float]) -> tuple[Finding
 
 
 def describe_called(findings: Mapping[str, Sequence[Finding]], rule: str) -> list[str]:
-    """Return a heading and a line for each step with answers at or above their operating points.
-
-    Args:
-      findings: by step.
-      rule: that chose the points, in words.
-    """
+    """Return a heading and a line for each step with answers at or above their operating points."""
     if not any(findings.values()):
         return []
     lines = [f"above the operating point ({rule}; figures of the test cases):"]

@@ -47,9 +47,6 @@ def read_corrections(texts: Iterable[str]) -> dict[str, str | Mapping[str, float
     Args:
       texts: such as "Anatomical location=Lower lung zone". Of a saved reading (`ChainReading.as_dict` as a file) only
         the answers that a person gave are taken.
-
-    Raises:
-      BadInput: a text has no "=", a step occurs twice, or a file cannot be read or has no given answer.
     """
     given: dict[str, str | Mapping[str, float]] = {}
     for text in texts:
@@ -84,11 +81,6 @@ def give_answers(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer
       given: answers by step: its name or its number from 1 -> an option's text or letter, "Nodular 70 %" for one that
         is not certain, or options with their probabilities, the most probable among them. What is left of 1 is spread
         evenly over the options that are not named. Case and spacing are ignored.
-      chain: the steps.
-
-    Raises:
-      BadInput: the chain has no such step or answer, where the message lists them and the nearest; or the probabilities
-        are none.
     """
     shares = np.zeros((chain.num_steps, max(chain.answers_per_step)), np.float32)
     for name, answer in given.items():
@@ -141,12 +133,6 @@ def check_given(
     Args:
       given_answers: labels [case, step], `NOT_GIVEN` for none; distributions [case, step, answer], zeros for none; or
         None.
-      trained: the run.
-      model: "teacher" or "student".
-      num_cases: number of cases to read.
-
-    Raises:
-      BadInput: they are neither, or the network takes none.
     """
     chain = trained.chain
     shape = (num_cases, chain.num_steps, max(chain.answers_per_step))
@@ -178,11 +164,7 @@ def _are_distributions(given: Float32[np.ndarray, "case step answer"], most: Int
 
 
 def check_takes_answers(trained: Trained, *, model: str) -> None:
-    """Refuse given answers for a network whose later steps cannot follow them.
-
-    Raises:
-      BadInput: the network is a teacher without memory.
-    """
+    """Refuse given answers for a network whose later steps cannot follow them."""
     teacher = trained.settings.teacher
     if not takes_answers(trained, model=model):
         raise BadInput(

@@ -36,7 +36,6 @@ class StoredParts:
     """What a run or an export holds of its networks.
 
     Attributes:
-      chain: the steps.
       text_features: float32 [step, width]; None without text.
       frozen: the frozen image encoder; None if the parameters hold one.
       params: by network, its parameter tree.
@@ -75,24 +74,12 @@ class _Labels(msgspec.Struct):
 
 
 def list_exported_models(folder: pathlib.Path) -> tuple[str, ...]:
-    """Return the networks of an export, the default last.
-
-    Raises:
-      BadInput: its manifest is damaged or of another format, or it is of a policy.
-    """
+    """Return the networks of an export, the default last."""
     return tuple(reversed(_read_manifest(folder).models))
 
 
 def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
-    """Read networks of an export; every file is compared with its digest first.
-
-    Args:
-      folder: of the export.
-      names: of the networks, of `list_exported_models`.
-
-    Raises:
-      BadInput: a file is missing, damaged, changed, or does not fit the others.
-    """
+    """Read networks of an export; every file is compared with its digest first."""
     require_read(folder)
     manifest = _read_manifest(folder)
     labels = read_json(folder / LABELS_FILE, _Labels, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)

@@ -14,12 +14,6 @@ def prepare_first_answer(workdir: pathlib.Path, settings: Settings) -> tuple[str
 
     The programs go to the user's cache of compiled programs (`host.compilation_cache`), where the next process finds
     them.
-
-    Returns:
-      The networks; () for jobs that read no images.
-
-    Raises:
-      BadInput: the run cannot be loaded.
     """
     if settings.job in (*POLICY_JOBS, "baseline") or settings.image_encoder.name == "imported":
         return ()

@@ -59,14 +59,8 @@ def load(
     """Load a trained network as a reader of radiographs.
 
     Args:
-      workdir: what `stepcot_jax.main` wrote.
-      model: "teacher" or "student"; None loads the student if the run has one.
-      batch_size: images that `read_files` reads at once.
       pairs: whether steps after a given one also follow what the run counted in its training labels
         (`evaluation.pair_ratios`); for a network trained as published, which hardly follows by itself.
-
-    Raises:
-      BadInput: the workdir is incomplete or damaged, or its networks cannot read images.
     """
     workdir = pathlib.Path(workdir)
     model = model or read_default_model(workdir)
@@ -74,12 +68,7 @@ def load(
 
 
 class ImageReader:
-    """Reads radiographs from files or arrays; see `load`.
-
-    Attributes:
-      trained: the run.
-      model: "teacher" or "student".
-    """
+    """Reads radiographs from files or arrays; see `load`."""
 
     def __init__(self, trained: Trained, *, model: str, batch_size: int, pairs: bool = False) -> None:
         self.trained, self.model, self._pairs = trained, model, pairs
@@ -131,13 +120,6 @@ class ImageReader:
           scale: values of an array that are black and white, such as (0, 1); what lies beyond is cut.
           given: answers in place of the network's, by step: its name or number -> an option or its letter; not certain
             ones as "Nodular 70 %" or {"Nodular": 0.7, "Cavity": 0.3} (`corrections.give_answers`).
-
-        Returns:
-          The reading: `.answers`, `.probabilities`, `.paragraph`, `.flipped`, the answers that `given` changed, and
-          `.warnings` of an image unlike those that the network was trained on.
-
-        Raises:
-          BadInput: the image cannot be read, or the network does not take `given`.
         """
         taken = self.take(given)
         if isinstance(image, list | tuple):
@@ -179,8 +161,6 @@ class ImageReader:
         """Read files in batches.
 
         Args:
-          paths: of files, not folders.
-          given: as for `read`, the same for all files.
           refuse: called with a message for each file that cannot be read; the file is skipped.
         """
         taken = self.take(given)
@@ -198,10 +178,6 @@ class ImageReader:
     def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
         """Return the step whose answer is expected to settle the last step most, at the run's costs.
 
-        Args:
-          reading: of this reader; its given answers count as given.
-          leave_out: names of steps that nobody can answer.
-
         Returns:
           The step with what each answer to it would change; None if there is none left to ask.
         """
@@ -215,11 +191,7 @@ class ImageReader:
         return find_next_steps(read, given, self.trained.chain, costs=costs, leave_out=leave_out)[0]
 
     def take(self, given: Given | None) -> Float32[np.ndarray, "step answer"] | None:
-        """Return given answers as distributions; None without any.
-
-        Raises:
-          BadInput: the chain has no such step or answer, or the network takes no given answers.
-        """
+        """Return given answers as distributions; None without any."""
         if not given:
             return None
         shares = give_answers(given, self.trained.chain)

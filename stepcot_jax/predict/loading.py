@@ -54,12 +54,6 @@ def find_folder(source: str | os.PathLike[str]) -> pathlib.Path:
     """Return the folder of a source; one on a store, or an export on the hub, is downloaded first.
 
     The folder of an export on the hub is named by the commit. stderr names the address with it, unless the source did.
-
-    Args:
-      source: a folder, "gs://BUCKET/FOLDER", "s3://BUCKET/FOLDER", or "hf://OWNER/NAME[@REVISION]".
-
-    Raises:
-      BadInput: the store or the hub has no such folder, or cannot be reached.
     """
     address = str(source)
     if not is_hub_address(address):

@@ -31,9 +31,6 @@ def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
     Args:
       answers: each step with its label and that label's probability; None if a person gave the answer.
 
-    Returns:
-      Sentences; the last one lists the steps that do not apply.
-
     >>> step = Step("Detection", "Is there any?", ("No abnormality", "Increased opacity"))
     >>> write_paragraph([(step, 1, 0.81)])
     'The radiograph shows increased opacity (81 %).'

@@ -191,15 +191,7 @@ class PolicyReader:
 
 
 def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) -> PolicyReader:
-    """Load a trained policy as a reader that answers questions.
-
-    Args:
-      workdir: what `stepcot_jax.main` wrote for the job "sft" or "grpo".
-      phase: whose best weights, "sft" or "grpo"; None for the last phase.
-
-    Raises:
-      BadInput: the workdir is incomplete or damaged, or its run trains no policy.
-    """
+    """Load a trained policy as a reader that answers questions."""
     return PolicyReader(load_policy(pathlib.Path(workdir), phase=phase))
 
 

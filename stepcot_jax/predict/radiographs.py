@@ -63,8 +63,6 @@ def find_images(
     Args:
       paths: files and folders. In a folder, PNG, JPEG and DICOM files are recognised by their first bytes or by their
         suffix, so that a damaged image is reported when it is read. Links that lead out of the folder are skipped.
-      refuse: called with a message for each folder without images.
-      note: called with a message on skipped files.
     """
     found: dict[pathlib.Path, None] = {}
     for path in paths:
@@ -126,12 +124,7 @@ def read_radiograph(
     Args:
       image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
         [height, width, 3]: uint8, or any numbers with `scale`.
-      preprocessing: of the encoder.
-      max_pixels: largest accepted width times height.
       scale: values of an array that are black and white; what lies beyond is cut.
-
-    Raises:
-      BadInput: it cannot be read or decoded, or has another type or shape.
     """
     if scale is not None:
         image = apply_scale(image, scale)
@@ -145,9 +138,6 @@ def read_radiograph(
 
 def apply_scale(image: Any, scale: Scale) -> UInt8[np.ndarray, "..."]:
     """Return numbers as uint8: `scale` names those that become 0 and 255; what lies beyond is cut.
-
-    Raises:
-      BadInput: the image is no array of numbers, holds NaN, or the scale is not two different numbers.
 
     >>> apply_scale(np.array([-1.0, 0.0, 0.5, 2.0]), (0, 1)).tolist()
     [0, 0, 128, 255]

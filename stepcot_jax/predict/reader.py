@@ -72,14 +72,7 @@ class Reader:
     """Reads images with one network of a run.
 
     Args:
-      trained: the run.
-      model: "teacher" or "student".
-      batch_size: images read at once; fewer are padded, more are read in several batches.
-      with_attention: whether readings hold the attention; the teacher compiles faster without.
       pairs: log-ratios of pairs of answers, added to the logits of steps after given ones; None for the network alone.
-
-    Raises:
-      BadInput: the run has no such network.
     """
 
     def __init__(
@@ -118,11 +111,7 @@ class Reader:
 
     @property
     def image_network(self) -> tuple[nn.Module, Params]:
-        """The module that encodes images, with its parameters.
-
-        Raises:
-          BadInput: the encoder runs in another framework.
-        """
+        """The module that encodes images, with its parameters."""
         frozen = self.trained.frozen_encoder
         if frozen is None:
             network: Any = self.trained.networks.image_encoder
@@ -142,12 +131,8 @@ class Reader:
         """Read images.
 
         Args:
-          images: normalised, at the encoder's size; at least one.
           given_answers: labels [case, step], -1 where the network answers, or distributions [case, step, answer], zeros
             where it does.
-
-        Raises:
-          BadInput: the images have another shape, the network does not take given answers, or the gate does not fit.
         """
         images = np.asarray(images, np.float32)
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))

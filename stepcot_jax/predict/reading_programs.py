@@ -25,11 +25,7 @@ def read_batch(
     model: str,
     with_attention: bool,
 ) -> tuple[jax.Array, Any, Any]:
-    """Return logits, the teacher's attention and the gate's scores of a batch; None for what was not asked for.
-
-    Raises:
-      OtherEncoder: the gate does not fit.
-    """
+    """Return logits, the teacher's attention and the gate's scores of a batch; None for what was not asked for."""
     scores = None
     if gate is None:
         features = encode_images(networks, params, batch)

@@ -27,13 +27,8 @@ def answer_records(
     """Return greedy replies to records, in batches of `evaluation.batch_size`.
 
     Args:
-      trained: the policy.
-      records: the questions, at least one.
       load_images: from places of records to their images, uint8 [case, size, size, 3], as `VqaDataset.load_images`.
       leave_out_unknown: leave pieces that a closed vocabulary does not have out of the prompts; see `leave_out`.
-
-    Raises:
-      BadInput: a word is unknown to a closed vocabulary and `leave_out_unknown` is False.
     """
     vqa, tokenizer = trained.settings.vqa, trained.tokenizer
     texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]

@@ -86,14 +86,7 @@ def answer_step(
     """Return the answers of all cases to a step.
 
     Args:
-      step: the question.
-      probabilities: the network's; padding beyond the step's own answers.
       given: distributions that a person gave, the same for all cases, zeros for the network's own.
-      place: of the step in the chain.
-      sets: the conformal sets; None without calibration.
-      points: operating points; None for none.
-      model: "teacher" or "student".
-      spread: 95 % range of the sets' coverage; None if unknown.
     """
     own = probabilities[:, : step.num_answers]
     shares = tuple(given[place, : step.num_answers].tolist()) if given[place].any() else ()

@@ -40,7 +40,6 @@ class ReportingNetwork:
 
     Attributes:
       name: "teacher" or "student", with "with counted pairs" if they were added to its logits.
-      version: of this package.
       digest: SHA-256 of its weights, in hex.
     """
 
@@ -67,13 +66,7 @@ def derive_uid(*parts: str) -> str:
 
 
 def make_content(reading: ChainReading, source: "Dataset", network: ReportingNetwork) -> "MeasurementReport":
-    """Return the content tree of a reading.
-
-    Args:
-      reading: of the image.
-      source: header of the image, with SOPClassUID and SOPInstanceUID.
-      network: that read it.
-    """
+    """Return the content tree of a reading."""
     from highdicom import sr
     from pydicom.sr.codedict import codes
 

@@ -42,14 +42,6 @@ class ReportFolder:
 
     The UID is derived from everything that the report says, its time excepted: a repeated reading has the same UID, and
     its file is kept as it is.
-
-    Args:
-      folder: created if missing.
-      network: that reads.
-      max_pixels: of an image.
-
-    Raises:
-      BadInput: highdicom is not installed, or the folder cannot be written.
     """
 
     def __init__(self, folder: pathlib.Path, network: ReportingNetwork, *, max_pixels: int) -> None:
@@ -58,15 +50,7 @@ class ReportFolder:
         self._folder, self._network, self._max_bytes = folder, network, most_bytes(max_pixels)
 
     def attach(self, readings: Iterable[ChainReading], *, refuse: Callable[[str], None]) -> Iterator[ChainReading]:
-        """Write the report of each reading, and yield the reading with its file's path or the reason for none.
-
-        Args:
-          readings: of files.
-          refuse: called with a message for each reading without a report.
-
-        Raises:
-          BadInput: a report cannot be written to the folder.
-        """
+        """Write the report of each reading, and yield the reading with its file's path or the reason for none."""
         for reading in readings:
             try:
                 report = self._make(reading)
@@ -97,11 +81,7 @@ class ReportFolder:
 
 
 def require_highdicom() -> None:
-    """Import highdicom.
-
-    Raises:
-      BadInput: it is not installed.
-    """
+    """Import highdicom."""
     try:
         import highdicom.sr  # noqa: F401
     except ImportError:
@@ -113,14 +93,6 @@ def make_report(reading: ChainReading, header: Fields, network: ReportingNetwork
 
     It is the only instance of its series, number 1: a number counted within a shared series would depend on which
     images were read before, and so would the report's UID.
-
-    Args:
-      reading: of the image.
-      header: of the image (`read_header`), changed to text in Unicode.
-      network: that read the image.
-
-    Raises:
-      BadInput: an element that a report needs is missing or is not as in DICOM PS3.5.
     """
     source = _check_header(header)
     otherwise = header.refuse("its patient and study cannot be copied; expected elements as in DICOM PS3.3")

@@ -61,10 +61,6 @@ class Trained:
     """The trained networks of a run, ready to read images.
 
     Attributes:
-      workdir: of the run.
-      settings: of the run.
-      chain: the steps.
-      networks: the modules.
       params: by network ("teacher", "student"), the whole parameter tree at that network's best update.
       best_steps: the update of each network's weights.
       text_features: float32 [step, width]; None without text.
@@ -90,20 +86,12 @@ class Trained:
 
     @functools.cached_property
     def rules(self) -> Rules | None:
-        """Pairs of answers that its training chains never had together; None for a run that counted none.
-
-        Raises:
-          BadInput: the file of the counts is damaged or of another chain.
-        """
+        """Pairs of answers that its training chains never had together; None for a run that counted none."""
         path = self.workdir / PAIRS_FILE
         return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.exists() else None
 
     def gate(self, model: str) -> Gate | None:
-        """Return the gate of a network; None if the run stored none.
-
-        Raises:
-          BadInput: the file of the gates is damaged.
-        """
+        """Return the gate of a network; None if the run stored none."""
         return read_gate(self.workdir / GATE_FILE, model)
 
     @functools.cached_property
@@ -120,11 +108,7 @@ class Trained:
         return int(self.settings.data.max_megapixels * 1e6)
 
     def check_model(self, model: str) -> None:
-        """Refuse a network that was not trained or not loaded.
-
-        Raises:
-          BadInput: `model` is not among the loaded networks.
-        """
+        """Refuse a network that was not trained or not loaded."""
         if model not in self.params:
             raise BadInput(f"{self.workdir} has no trained {model!r}; it has {', '.join(self.params)}")
 
@@ -133,12 +117,7 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
     """Load the networks of a run, or of an export of one.
 
     Args:
-      workdir: what `stepcot_jax.main` or `stepcot_jax.export` wrote.
       names: of the networks to load, "teacher" and "student"; None loads all that it holds.
-
-    Raises:
-      BadInput: a file is missing, damaged or does not fit the others, or the run's image features were imported, so
-        that it cannot read images.
     """
     workdir = pathlib.Path(workdir)
     settings = _read_settings(workdir)
@@ -217,11 +196,7 @@ def names_of_run(settings: Settings) -> tuple[str, ...]:
 
 
 def read_default_model(workdir: pathlib.Path) -> str:
-    """Return the default network of a run: the student if it has one.
-
-    Raises:
-      BadInput: the folder is not the workdir of a run.
-    """
+    """Return the default network of a run: the student if it has one."""
     settings = _read_settings(workdir)
     return (list_exported_models(workdir) if is_export(workdir) else names_of_run(settings))[-1]
 

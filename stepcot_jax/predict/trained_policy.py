@@ -28,11 +28,7 @@ def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPo
     """Load the policy of a run.
 
     Args:
-      workdir: what `stepcot_jax.main` wrote for the job "sft" or "grpo".
       phase: whose best weights, "sft" or "grpo"; None for the last phase that was validated.
-
-    Raises:
-      BadInput: a file of the workdir is missing, damaged or does not fit the others, or the run trains no policy.
     """
     stored = read_policy(workdir, phase=phase)
     return TrainedPolicy(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)})

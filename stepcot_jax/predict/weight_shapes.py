@@ -17,18 +17,7 @@ from stepcot_jax.training.state import Params
 def check_shapes(
     workdir: pathlib.Path, parts: StoredParts, networks: Networks, preprocessing: Preprocessing, *, exported: bool
 ) -> None:
-    """Refuse weights whose names or shapes do not fit the settings; an export has only what reads images.
-
-    Args:
-      workdir: of the run or export.
-      parts: what it holds.
-      networks: of its settings.
-      preprocessing: of its images.
-      exported: whether it is an export.
-
-    Raises:
-      BadInput: names the first tensor that does not fit, and how many there are.
-    """
+    """Refuse weights whose names or shapes do not fit the settings; an export has only what reads images."""
     text, frozen = parts.text_features, parts.frozen
     if frozen is None:
         side = preprocessing.size

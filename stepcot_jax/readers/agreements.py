@@ -24,7 +24,6 @@ class Agreement:
     """Agreement of two readers, a reader and a model, or all readers at a step.
 
     Attributes:
-      names: of those compared.
       kind: of the kappa: "Fleiss" of all readers, "Cohen" of two.
       num_cases: cases that all of them have answered, with or without a known true answer.
       share: of these cases, those with the same answer from all.
@@ -44,13 +43,7 @@ def measure_agreements(
     """Measure the agreement of all readers, of each two, and of each reader with each model.
 
     Args:
-      people: each reader's answers.
-      models: each model's answers to the same cases.
-      chain: the steps.
       weights: how often a case counts in each resample; zeros if nothing can be resampled.
-
-    Returns:
-      For each step the agreements; none with one reader and no model.
     """
     compared = [(people, "Fleiss")] if len(people) > 1 else []
     pairs = [*itertools.combinations(people, 2), *itertools.product(people, models)]
@@ -86,11 +79,6 @@ def _measure(
 
 def compare_signs(key: Key, people: Answers, models: Answers) -> tuple[list[int], dict[str, list[float]]]:
     """Count the patients with a known answer by step, and test each model's gain over all readers together.
-
-    Args:
-      key: of the sample.
-      people: answers of each reader, in the key's order.
-      models: answers of each model.
 
     Returns:
       Numbers of patients by step, and by model the p of each step by `flip_signs`.

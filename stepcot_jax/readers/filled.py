@@ -24,8 +24,6 @@ class FilledForm:
     """One reader's answers.
 
     Attributes:
-      reader: name.
-      path: of the form.
       labels: int32 [case, step], in the order of the key's cases; all questions are answered.
     """
 
@@ -35,16 +33,7 @@ class FilledForm:
 
 
 def read_forms(key: Key, folder: Path, paths: Sequence[Path]) -> tuple[FilledForm, ...]:
-    """Read the answers of filled forms, in the key's order of readers.
-
-    Args:
-      key: of the sample.
-      folder: of the sample; its images must be unchanged.
-      paths: of the forms: CSV files, filled or saved by the page.
-
-    Raises:
-      BadInput: a form is incomplete, altered, of another sample or given twice, or images have changed.
-    """
+    """Read the answers of filled forms, in the key's order of readers."""
     forms: dict[str, FilledForm] = {}
     for path in paths:
         form = _read_form(key, path)

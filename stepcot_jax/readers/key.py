@@ -102,11 +102,7 @@ def list_rows(key: Key, *, name: str, order: Sequence[int]) -> Iterator[FormRow]
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that readers' names are valid folder names on every system, and distinct.
-
-    Raises:
-      BadInput: a name is not; the message has the first one.
-    """
+    """Check that readers' names are valid folder names on every system, and distinct."""
     if not names:
         raise BadInput("--readers is required (one or more names, separated by commas)")
     for name in names:
@@ -125,11 +121,7 @@ def write_key(folder: Path, key: Key) -> None:
 
 
 def read_key(folder: Path) -> Key:
-    """Read the key of a sample.
-
-    Raises:
-      BadInput: it is missing or was changed.
-    """
+    """Read the key of a sample."""
     path = folder / KEY_NAME
     expected = "expected the key of `python -m stepcot_jax.readers sample`"
     key = read_json(path, Key, accepted=expected)

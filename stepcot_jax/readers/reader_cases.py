@@ -32,8 +32,6 @@ class CaseSource:
     """Cases to draw from for readers.
 
     Attributes:
-      name: description of their origin.
-      chain: their questions and options.
       cases: the cases, including those whose last step is unannotated.
       picture: from the place of a case to its upright picture, mode "L" or "RGB".
     """
@@ -50,16 +48,7 @@ class CaseSource:
 
 
 def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
-    """Open all cases of a data root in any layout, with images in files or in shards.
-
-    Args:
-      root: folder or file.
-      max_pixels: largest accepted width times height of an image.
-      reading: keyword arguments of `read_source`.
-
-    Raises:
-      BadInput: the root cannot be used; names file, record and field.
-    """
+    """Open all cases of a data root in any layout, with images in files or in shards."""
     sharded = has_shards(root)
     collection = read_source(root, require_images=not sharded, **reading)
     on_bad_record = reading.get("on_bad_record", "stop")
@@ -68,16 +57,7 @@ def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
 
 
 def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSource:
-    """Open the cases of a split of a finished run.
-
-    Args:
-      workdir: of the run.
-      split: "val" or "test", with predictions of the run.
-      root: data root with the images; None for that of the run.
-
-    Raises:
-      BadInput: the predictions or the data are missing, or the data differ from those of the run.
-    """
+    """Open the cases of a split of a finished run."""
     settings = read_settings(workdir / "settings.json")
     path = workdir / "predictions" / f"{split}.npz"
     name = f"{split} split of {workdir}"

@@ -28,13 +28,11 @@ class StepScores:
     """One step of the comparison.
 
     Attributes:
-      step: name.
       num_cases: cases whose true answer is known; accuracy counts no others.
       accuracy: of all readers together, each reader and each model, in 0..1; NaN without such cases.
       sensitivity: macro recall over the answers that occur as true ones, of the same; NaN likewise.
       f1: macro F1 over these answers, of the same.
       gains: each model's accuracy less that of all readers together.
-      num_patients: patients of these cases.
       p_values: of each gain, by `agreements.flip_signs`.
       agreements: of all readers, of each two, and of each reader with each model, on all cases.
     """
@@ -57,8 +55,6 @@ class Comparison:
     Attributes:
       readers: their names as in `StepScores.accuracy`.
       models: their names as in `StepScores.accuracy`.
-      num_cases: cases of the sample.
-      steps: in the chain's order.
     """
 
     readers: tuple[str, ...]
@@ -76,14 +72,7 @@ def compare_readers(
     those of other readers would differ.
 
     Args:
-      key: of the sample.
-      forms: of one or more readers.
       predictions: predictions file of a run that has all cases of the sample; None for no models.
-      num_resamples: of the bootstrap, from 1.
-      seed: of the bootstrap, from 0.
-
-    Raises:
-      BadInput: the predictions are missing or of other cases, or a number is out of range.
     """
     if not forms:
         raise BadInput("FORM is required (the filled forms of one or more readers)")
@@ -118,11 +107,7 @@ def compare_readers(
 
 
 def read_answers(path: Path, key: Key) -> dict[str, Int32[np.ndarray, "case step"]]:
-    """Read each model's most probable answers to the sample's cases, in the key's order.
-
-    Raises:
-      BadInput: the file cannot be used, or a case of the sample is missing or has other labels there.
-    """
+    """Read each model's most probable answers to the sample's cases, in the key's order."""
     split = read_predictions(path, key.chain)
     places = {name: place for place, name in enumerate(split.facts["image_path"].tolist())}
     chosen = []

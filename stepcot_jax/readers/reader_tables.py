@@ -35,11 +35,7 @@ _WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly diffe
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
-    """Write the tables of a comparison and return the file names.
-
-    Raises:
-      BadInput: the folder cannot be written to.
-    """
+    """Write the tables of a comparison and return the file names."""
     make_workdir(folder)
     tables = [
         tabulate_accuracy(comparison),

@@ -42,20 +42,7 @@ def write_sample(
     """Write the readers' folders and then the key; a folder without a key is no sample.
 
     Args:
-      folder: new or empty.
-      source: the cases.
-      readers: names of the readers.
-      num_cases: number of cases to draw, in proportion by diagnosis.
-      seed: of the draw, of the numbers and of each reader's order.
-      form: format of the forms.
       with_undiagnosed: draw cases whose last step is unannotated too, as a stratum of their own.
-      progress: wraps the cases to show a progress bar.
-
-    Returns:
-      The key.
-
-    Raises:
-      BadInput: the folder is not empty, a name is refused, there are too few cases, or an image is unreadable.
     """
     check_names(readers)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -113,15 +100,9 @@ def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases:
 
     Args:
       names: unique names of the cases; the choice depends on them and not on their order.
-      strata: of each case, such as its diagnosis.
-      num_cases: number of cases to choose.
-      seed: any integer.
 
     Returns:
       Indices of the chosen cases, in an order that depends on the seed and the names alone and not on the strata.
-
-    Raises:
-      BadInput: `num_cases` is below 1 or above the number of cases.
 
     >>> sorted(choose_stratified(["a", "b", "c", "d"], [0, 0, 0, 1], num_cases=3, seed=0))[-1]
     3
@@ -140,10 +121,6 @@ def share_out(sizes: Mapping[int, int], total: int) -> dict[int, int]:
     """Divide `total` in proportion to sizes; what rounding leaves goes to the largest remainders.
 
     Of equal remainders the larger stratum's comes first, then the smaller label's.
-
-    Args:
-      sizes: of each stratum, at least 1.
-      total: at most the sum of the sizes.
 
     >>> share_out({0: 6, 1: 3, 2: 1}, 5)
     {0: 3, 1: 2, 2: 0}

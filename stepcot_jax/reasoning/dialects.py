@@ -79,12 +79,7 @@ _KINDS = {
 
 
 def write_reply(record: VqaRecord, dialect: str) -> str:
-    """Write the reply that a record stands for: the target of fine-tuning.
-
-    Raises:
-      BadInput: the record lacks what the dialect requires, or a text would break its markup; the message begins with
-        the field. There is no such dialect.
-    """
+    """Write the reply that a record stands for: the target of fine-tuning."""
     return _find(dialect).write(record)
 
 
@@ -92,13 +87,8 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     """Read a reply, in time linear in its length; no text raises.
 
     Args:
-      text: any text.
-      dialect: that it is to follow.
       with_thinking: whether "gemex" requires its thinking; False for a model trained without (GEMeX-200K). Other
         dialects are read the same.
-
-    Raises:
-      BadInput: there is no such dialect.
 
     >>> reply = read_reply("<answer> Yes <reason> The heart is wide. <location> [[10, 20, 50, 60]]", "gemex_plain")
     >>> reply.answer, reply.references[0].box, reply.is_well_formed
@@ -114,9 +104,6 @@ def answer_start(reply: str, dialect: str) -> int:
     The answer is <response> of "gemex", <ANSWER> of "lvkc", <CON> of "lvkc_released", and what follows "Answer:" in
     "medclm". "gemex_plain" begins with its answer: all of it counts.
 
-    Raises:
-      BadInput: there is no such dialect.
-
     >>> answer_start("Reasoning: It is wide.\n\nAnswer: Yes", "medclm")
     24
     """
@@ -127,12 +114,7 @@ def write_question(record: VqaRecord, dialect: str, *, with_thinking: bool = Tru
     """Write the prompt: question, choices, the kind of question and the form that the reply is to have.
 
     Args:
-      record: the record.
-      dialect: of the reply.
       with_thinking: whether the prompt asks for thinking; False matches targets without it in "gemex" and "medclm".
-
-    Raises:
-      BadInput: there is no such dialect.
     """
     of = _find(dialect)
     kind, answer = _KINDS[record.kind]

@@ -37,9 +37,6 @@ def write_gemex(record: VqaRecord) -> str:
 
     A record without thinking is written as the response block alone, the target of GEMeX-200K; `read_gemex` reports
     its missing <think>. Rewards with `ill_formed="parts"` score such replies.
-
-    Raises:
-      BadInput: the record has no reference (the grammar requires a location), or a text holds a tag.
     """
     if not record.references:
         raise BadInput("references: none; dialect 'gemex' requires at least one box")
@@ -99,11 +96,7 @@ def _read_located(text: str) -> tuple[Region, ...] | None:
 
 
 def write_gemex_plain(record: VqaRecord) -> str:
-    """Write a record; its thinking is the reason. Labels are not written; no reference is written as [].
-
-    Raises:
-      BadInput: the record has no thinking, or a text holds a tag.
-    """
+    """Write a record; its thinking is the reason. Labels are not written; no reference is written as []."""
     answer = check_text("answer", write_answer(record), _PLAIN)
     reason = check_text("thinking", record.thinking, _PLAIN)
     return f"<answer> {answer} <reason> {reason} <location> [{', '.join(write_boxes(record))}]"

@@ -47,11 +47,7 @@ _PIXELS = msgspec.json.Decoder(_Pixels)
 
 
 def write_lvkc(record: VqaRecord) -> str:
-    """Write a record; the boxes of its references follow the text of the localisation.
-
-    Raises:
-      BadInput: the record has no stages, or a text holds a tag or, in the localisation, a curly bracket.
-    """
+    """Write a record; the boxes of its references follow the text of the localisation."""
     stages = _required_stages(record)
     texts = {tag: check_text(f"stages.{name}", getattr(stages, name), _TAGS) for tag, name in _STAGE_TAGS.items()}
     if re.search("[{}]", texts["LOC"]):
@@ -88,11 +84,7 @@ def read_lvkc(text: str) -> Reply:
 
 
 def write_lvkc_released(record: VqaRecord) -> str:
-    """Write a record; localisation is the boxes alone, without labels, and the conclusion is the answer alone.
-
-    Raises:
-      BadInput: the record has no stages, or a text holds a tag.
-    """
+    """Write a record; localisation is the boxes alone, without labels, and the conclusion is the answer alone."""
     stages, tags = _required_stages(record), tuple(_RELEASED_TAGS)
     visual, knowledge = (check_text(f"stages.{name}", getattr(stages, name), tags) for name in ("visual", "knowledge"))
     boxes = f'{{"bbox_xyxy_pixel": [{", ".join(write_boxes(record))}]}}'

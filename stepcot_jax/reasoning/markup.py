@@ -73,10 +73,8 @@ def read_parts(text: str, marks: tuple[str, ...], *, has_preamble: bool = False)
     """Split a text into the parts between its tags.
 
     Args:
-      text: any text.
       marks: the tags that a well-formed text has, each once, in order, such as ("think", "/think"). A part without a
         closing tag ends at the next tag. Tags that hold other tags hold nothing else.
-      has_preamble: whether text may stand before the first tag.
     """
     tags = scan_tags(text, tuple(dict.fromkeys(mark.lstrip("/") for mark in marks)), most=_MOST_TAGS)
     if tags is None:
@@ -163,11 +161,7 @@ def write_answer(record: VqaRecord) -> str:
 
 
 def check_text(field: str, text: str, names: Sequence[str]) -> str:
-    """Return a text without the blanks around it.
-
-    Raises:
-      BadInput: the text is blank, or holds a tag of one of these names.
-    """
+    """Return a text without the blanks around it."""
     if not text.strip():
         raise BadInput(f"{field}: blank; this dialect requires a text")
     found = tag_pattern(tuple(names)).search(text)

@@ -41,10 +41,6 @@ def write_medclm(record: VqaRecord) -> str:
     Regions of the thinking, **name** ([x1, y1, x2, y2]) in pixels, are written in the unit square if they are the
     references in order. Otherwise they lose their boxes, and a last line of the reasoning lists the references. A
     thinking that holds the references' boxes in the unit square already, each after its name, stays as it is.
-
-    Raises:
-      BadInput: the thinking holds other lists of four numbers, or a line of a text begins with "Reasoning:" or
-        "Answer:".
     """
     answer = _check("answer", write_answer(record))
     if not record.thinking.strip():

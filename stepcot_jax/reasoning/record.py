@@ -75,20 +75,15 @@ class VqaRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
       patient_id: patient; splits and intervals go by it.
       origin: collection that the image comes from.
       split: "train", "val" or "test"; "" if none is assigned.
-      kind: of question.
       topic: template or subject of the question; majority answers are counted by it.
-      question: without choices.
       choices: bare texts without letters, 2 to 26; empty for "open" and "closed".
       answer: "Yes" or "No"; one letter; distinct letters in order; or a text.
       synonyms: further accepted texts of an open answer.
       references: boxes of the final answer, in order.
       thinking: reasoning before the answer; "" for none.
       preamble: overall description before the stages; "" for none.
-      stages: MEDSAGE's stages.
       cue: what the localisation starts from: a box, a text, or the whole image.
       lesion: class of the lesion; "" if there is none.
-      organ: organ that hosts it.
-      modality: such as "xray".
       facts: what is known of the image, by name, for checking stages.
       provenance: how the record was made, as names and values.
     """

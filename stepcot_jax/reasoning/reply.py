@@ -21,7 +21,6 @@ class Region:
     """A named box of a reply.
 
     Attributes:
-      name: as written.
       box: as written, in the reply's space.
     """
 

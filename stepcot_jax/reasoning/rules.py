@@ -67,9 +67,6 @@ _DIAGNOSES = {fold(diagnosis): diagnosis for diagnosis in KNOWLEDGE} | {fold("No
 def find_rules(text: str) -> frozenset[str]:
     """Return the diagnoses of which a text states a rule, in one of the table's wordings.
 
-    Args:
-      text: any; case and white space do not matter.
-
     >>> find_rules("So:  air outside the lung leaves a zone without vessels beyond the lung's border.")
     frozenset({'Pneumothorax'})
     """
@@ -80,9 +77,5 @@ def find_rules(text: str) -> frozenset[str]:
 
 
 def ruled_diagnosis(facts: Mapping[str, str]) -> str:
-    """Return the diagnosis of a record's facts as the table names it; "" if it is not known or has no rule.
-
-    Args:
-      facts: of the record.
-    """
+    """Return the diagnosis of a record's facts as the table names it; "" if it is not known or has no rule."""
     return _DIAGNOSES.get(fold(facts.get("diagnosis", "")), "")

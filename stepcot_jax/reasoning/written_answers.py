@@ -30,10 +30,6 @@ def read_answer(text: str, record: VqaRecord) -> str | tuple[str, ...] | None:
     - multi: several of these with commas, semicolons or "and" between, letters also with blanks; order and
       repetition do not count.
     - open: the folded text.
-
-    Args:
-      text: any text.
-      record: the question.
     """
     if record.kind == "open":
         return fold(text) or None

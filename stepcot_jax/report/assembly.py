@@ -33,20 +33,7 @@ def assemble(
     terminal: Terminal,
     num_resamples: int = 1000,
 ) -> str:
-    """Return the page of a run as HTML.
-
-    Args:
-      run: the run.
-      model: the network whose answers the cases show.
-      num_cases: most cases to show.
-      with_data: whether to show pictures, reports, maps and corrections.
-      with_maps: whether to show maps.
-      terminal: shows the progress.
-      num_resamples: of the bootstrap behind every interval.
-
-    Raises:
-      BadInput: data or checkpoint cannot be used.
-    """
+    """Return the page of a run as HTML."""
     plausibility = Plausibility.of_run(run)
     gathered = gather(
         run,

@@ -37,7 +37,6 @@ class Gathered:
     """The cases of a page.
 
     Attributes:
-      cases: those to browse.
       corrections: of the teacher; None if it cannot be corrected.
       notes: on the cases, one sentence each.
       correction_note: why there are no corrections, or of which cases they are.
@@ -62,16 +61,8 @@ def gather(
     """Gather the cases of a page.
 
     Args:
-      run: its test split is shown.
-      model: the network whose answers are shown.
       num_cases: most cases to show; where the split has more, they are drawn at random.
       broken_rules: from answers [case, step] to the rule that each case breaks, "" for none.
-      with_data: False leaves out pictures, reports, maps and corrections, and needs no data.
-      with_maps: False leaves out maps.
-      progress: shows the progress.
-
-    Raises:
-      BadInput: data or checkpoint cannot be used.
     """
     predictions = run.split.predictions
     places = draw_places(len(predictions.index), num_cases)

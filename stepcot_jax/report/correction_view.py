@@ -23,7 +23,6 @@ class Corrections:
     """Readings of the same cases, each with the truth of one more step given.
 
     Attributes:
-      names: of the cases.
       truth: [case, step], `NOT_ANNOTATED` where nobody answered; the network answers such a step itself.
       answers: [num_given, case, step], the network's own answers with the first `num_given` steps given, from 0.
       largest_shift: largest change of a later answer's probability when one more step was given, 0 to 1.
@@ -50,9 +49,7 @@ def read_corrections(
     """Read the cases with 0, 1, ... and all but the last step given.
 
     Args:
-      read: the network.
       truth: [case, step], `NOT_ANNOTATED` where nobody answered.
-      names: of the cases.
       asked: of each case the step worth checking as read; () if that was not looked for.
     """
     given = np.where(truth == NOT_ANNOTATED, NOT_GIVEN, truth)
@@ -70,13 +67,7 @@ def _is_later(num_steps: int) -> Bool[np.ndarray, "num_given step"]:
 
 
 def write_corrections(corrections: Corrections, chain: Chain, *, num_shown: int = 4) -> Markup:
-    """Write how many later answers flipped, for better or worse, and the cases with the most flips.
-
-    Args:
-      corrections: of some cases.
-      chain: steps with their options.
-      num_shown: most cases to show step by step.
-    """
+    """Write how many later answers flipped, for better or worse, and the cases with the most flips."""
     by_case = corrections.flipped.sum(axis=(0, 2))
     order = np.argsort(-by_case, kind="stable")[:num_shown]
     return render(

@@ -29,12 +29,6 @@ def write_map(values: Float[np.ndarray, "height width"]) -> dict[str, int | str]
 
     Args:
       values: not negative; a map larger than 24 a side is averaged down, an even one becomes 0 everywhere.
-
-    Returns:
-      "width", "height" and "bytes" (base64, row by row).
-
-    Raises:
-      ValueError: a value is negative or not finite.
     """
     if not np.isfinite(values).all() or (values < 0).any():
         raise ValueError("map values must be finite and not negative")
@@ -49,12 +43,7 @@ def write_map(values: Float[np.ndarray, "height width"]) -> dict[str, int | str]
 
 
 def write_overlay(pixels: UInt8[np.ndarray, "height width 3"], values: Float[np.ndarray, "row column"]) -> str:
-    """Return a picture with a map over it as one data URI, in the colours of the report page's script.
-
-    Args:
-      pixels: the picture.
-      values: not negative, over the whole picture; an even map leaves it unchanged.
-    """
+    """Return a picture with a map over it as one data URI, in the colours of the report page's script."""
     height, width = pixels.shape[:2]
     smooth = Image.fromarray(_scale(values).astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
     colour, opacity = _paint(np.asarray(smooth, np.float64))
@@ -62,11 +51,7 @@ def write_overlay(pixels: UInt8[np.ndarray, "height width 3"], values: Float[np.
 
 
 def write_map_layer(values: Float[np.ndarray, "row column"]) -> str:
-    """Return a map as a data URI: a see-through PNG of one pixel a cell, in the colours of `write_overlay`.
-
-    Args:
-      values: not negative, over the whole picture; an even map is invisible.
-    """
+    """Return a map as a data URI: a see-through PNG of one pixel a cell, in the colours of `write_overlay`."""
     colour, opacity = _paint(_scale(values).astype(np.float64))
     buffer = io.BytesIO()
     Image.fromarray(np.round(np.concatenate([colour, 255 * opacity], axis=-1)).astype(np.uint8)).save(buffer, "PNG")

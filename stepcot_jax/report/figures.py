@@ -75,11 +75,7 @@ end."""
 
 
 def write_curves(entries: Sequence[Entry]) -> Markup:
-    """Draw by epoch the validation score, the loss, the parts of a student's loss, and the reward of GRPO.
-
-    Args:
-      entries: the run's logged numbers; those of one kind and epoch are averaged.
-    """
+    """Draw by epoch the validation score, the loss, the parts of a student's loss, and the reward of GRPO."""
     ends = ("/total", *(f"/{measure}" for measure in _MEASURES))
     keys = {key for entry in entries for key in entry if key.endswith(ends)}
     names = sorted(
@@ -123,12 +119,6 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
 
     Args:
       lines: each with a name of its own; up to six differ in colour and dashes.
-      title: above the chart.
-      x_label: what is counted from left to right, in whole numbers.
-      y_label: the measured quantity.
-
-    Returns:
-      A `figure` element, which says so where no line has a finite number.
     """
     if not any(math.isfinite(y) for _, points in lines for _, y in points):
         return render("chart.html.j2", title=title, svg=None)
@@ -158,15 +148,7 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
 def draw_reliability(
     *, confidences: Sequence[float], accuracies: Sequence[float], counts: Sequence[int], title: str, model: str
 ) -> Markup:
-    """Draw accuracy against confidence; a perfectly calibrated network lies on the diagonal.
-
-    Args:
-      confidences: mean confidence of each bin that holds cases, in 0..1.
-      accuracies: share of right answers in each bin.
-      counts: cases in each bin; a point's area follows it.
-      title: above the diagram.
-      model: the network, for screen readers.
-    """
+    """Draw accuracy against confidence; a perfectly calibrated network lies on the diagonal."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _make_axes(240, 240, "confidence", "accuracy")
         axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -193,13 +175,7 @@ def _make_axes(width: float, height: float, x_label: str, y_label: str) -> tuple
 
 
 def _to_svg(figure: Figure, *, label: str, titles: Mapping[str, str] | None = None) -> Markup:
-    """Return a figure as an SVG element without inline styles, which the page's policy blocks.
-
-    Args:
-      figure: drawn in `_STYLE`.
-      label: for screen readers, unique on the page.
-      titles: tooltips by the artists' gid.
-    """
+    """Return a figure as an SVG element without inline styles, which the page's policy blocks."""
     buffer = io.StringIO()
     salt: Any = {"svg.hashsalt": label}  # identifiers depend on the label alone: two runs write the same bytes
     with matplotlib.rc_context(salt):

@@ -36,11 +36,6 @@ class FinishedRun:
     """Settings, log and predictions of a run.
 
     Attributes:
-      workdir: of the run.
-      settings: of the run.
-      chain: the steps.
-      entries: the logged numbers.
-      report: content of `report.json`.
       split: each network's predictions for the test split.
       calibration: fitted on the validation split; None if the run fitted none.
       operating_points: thresholds of the answers; None if the run chose none.
@@ -56,11 +51,7 @@ class FinishedRun:
     operating_points: OperatingPoints | None = None
 
     def check_model(self, model: str) -> None:
-        """Refuse a network without predictions.
-
-        Raises:
-          BadInput: the run has no predictions by that name.
-        """
+        """Refuse a network without predictions."""
         names = list(self.split.predictions.logits)
         if model not in names:
             raise BadInput(f"{self.workdir} has no predictions of {model!r}; it has {', '.join(names)}")
@@ -83,11 +74,7 @@ class FinishedRun:
 
 
 def read_run(workdir: pathlib.Path) -> FinishedRun:
-    """Load a workdir that `stepcot_jax.main` wrote.
-
-    Raises:
-      BadInput: the run has not finished, or a file is damaged or does not fit the others.
-    """
+    """Load a workdir that `stepcot_jax.main` wrote."""
     if not workdir.is_dir():
         raise BadInput(f"{workdir} is not the workdir of a finished run (no such folder)")
     report = _read_report(workdir / "report.json")
@@ -124,11 +111,7 @@ def _read_report(path: pathlib.Path) -> Mapping[str, Any]:
 
 
 def read_metrics(path: pathlib.Path) -> list[Entry]:
-    """Load the entries of a `metrics.jsonl`, in order.
-
-    Raises:
-      BadInput: the file cannot be read, or a line is not an entry.
-    """
+    """Load the entries of a `metrics.jsonl`, in order."""
     try:
         with open_untrusted(path, accepted="a log", max_bytes=_MOST_LOG_BYTES) as file:
             lines = iterate_lines(file, path, most_bytes=_MOST_LINE_BYTES)

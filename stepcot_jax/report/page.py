@@ -21,7 +21,6 @@ class Section:
       name: id of the section, for links.
       title: its heading, also in the list of sections.
       lead: one sentence below the heading; "" for none.
-      body: markup.
     """
 
     name: str
@@ -55,13 +54,7 @@ def render(name: str, **values: Any) -> Markup:
 
 
 def write_page(*, title: str, about: Sequence[str], sections: Sequence[Section]) -> str:
-    """Write the whole page as HTML that loads nothing.
-
-    Args:
-      title: of the page, such as the run's name.
-      about: sentences that describe the run, below the title.
-      sections: in order.
-    """
+    """Write the whole page as HTML that loads nothing."""
     style, *scripts = (read_part(name) for name in ("page.css", "shared.js", "page.js", "operating.js"))
     template = TEMPLATES.get_template("report.html.j2")
     return render_page(template, style=style, script="".join(scripts), title=title, about=about, sections=sections)

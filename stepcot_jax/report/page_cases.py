@@ -42,14 +42,7 @@ def find_cases(
     """Find cases by their images' paths; phantoms are drawn again.
 
     Args:
-      settings: of the run.
-      image_paths: of the cases.
       labels: [case, step] in the run's predictions.
-      preprocessing: of the run's image encoder.
-      progress: shows the progress.
-
-    Raises:
-      BadInput: the data cannot be read, or lack a case, or have other labels than the run had.
     """
     find = _draw if settings.data.source == "phantom" else _read
     where = settings.data.root or "the phantom"
@@ -131,13 +124,7 @@ class ShownCase:
 
 
 def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str]) -> Markup:
-    """Write the section's content: filters, gallery, the dialog of one case, and the data of all cases.
-
-    Args:
-      cases: those to show.
-      chain: steps with their options.
-      notes: one sentence each, above the filters.
-    """
+    """Write the section's content: filters, gallery, the dialog of one case, and the data of all cases."""
     # The page's script shows these texts as text, hence `name_unseen`, which the templates apply by themselves.
     steps = [
         {

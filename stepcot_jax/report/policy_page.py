@@ -43,10 +43,6 @@ class FinishedPolicy:
     """What a finished run of a policy left in its workdir.
 
     Attributes:
-      workdir: of the run.
-      settings: of the run.
-      entries: the logged numbers.
-      report: content of `report.json`.
       records: of the test split; boxes are in pixels of the picture that the policy sees.
       scores: by phase, of the test split's replies.
       baseline: figures of the majority answer with the constant box; empty of a run that did not write them.
@@ -65,9 +61,6 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
     """Load a workdir that `stepcot_jax.main` wrote for a policy, and score its replies.
 
     Open questions are scored by exact text, so that no judge is asked.
-
-    Raises:
-      BadInput: the run has not finished, or a file is damaged or does not fit the others.
     """
     settings = read_settings(workdir / "settings.json")
     report = read_json(workdir / "report.json", dict[str, Any], accepted=_EXPECTED)
@@ -121,19 +114,7 @@ def write_policy_page(
     terminal: Terminal,
     num_resamples: int = 1000,
 ) -> int:
-    """Write the page; return its size in bytes.
-
-    Args:
-      run: the run.
-      out: file to write.
-      num_cases: most questions to show.
-      with_data: whether to show pictures and replies.
-      terminal: shows the progress.
-      num_resamples: of the bootstrap behind every interval.
-
-    Raises:
-      BadInput: the images of the run's records cannot be loaded any more.
-    """
+    """Write the page; return its size in bytes."""
     terminal.say(f"bootstrap: {num_resamples} resamples of the test patients")
     charts = Markup('<div class="charts">{}</div>').format(write_charts(run.entries))
     size, _ = write_page(

@@ -32,10 +32,7 @@ class ShownTable:
     """A table above the replies.
 
     Attributes:
-      title: its heading.
-      headings: of the columns.
       rows: cells as text, the first a heading of the row; "12.3 [10.1, 14.0]" is a value with its interval.
-      notes: sentences below it.
     """
 
     title: str
@@ -65,18 +62,7 @@ def write_page(
     """Write the page, and the pictures beside it if they are too many to embed.
 
     Args:
-      folder: to write to.
-      records: the scored records.
-      models: scores by name, in the order of the records.
-      tables: shown above the replies.
-      title: of the page.
-      writer: command that writes the page, for its foot.
       read_picture: image path of a record -> data URI, or None where it cannot be read; None leaves pictures out.
-      num_shown: most records on the page; the first ones are taken.
-      file_name: of the page.
-      about: sentences below the title.
-      sections: shown between tables and replies.
-      closing: shown after the replies.
 
     Returns:
       Size of the page in bytes, and number of pictures that could not be read.

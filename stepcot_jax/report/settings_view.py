@@ -12,12 +12,7 @@ from stepcot_jax.settings.run_settings import Settings
 
 
 def write_settings(settings: Settings, report: Mapping[str, Any]) -> Markup:
-    """Return the settings by section, and the time that the run took if its report has it.
-
-    Args:
-      settings: of the run.
-      report: content of its `report.json`.
-    """
+    """Return the settings by section, and the time that the run took if its report has it."""
     groups: dict[str, dict[str, Markup]] = {"run": {}}
     for key, value in dataclasses.asdict(settings).items():
         if isinstance(value, dict):

@@ -103,7 +103,6 @@ class Plausibility:
     """The rules by which chains of answers are called inconsistent.
 
     Attributes:
-      chain: the steps.
       rules: pairs of answers that contradict each other.
       source: where the rules come from, in a sentence.
     """
@@ -114,11 +113,7 @@ class Plausibility:
 
     @classmethod
     def of_run(cls, run: FinishedRun) -> "Plausibility":
-        """Return the given rules, and those learned from training chains, or else from validation chains.
-
-        Raises:
-          BadInput: the run's file of answer pairs or of validation predictions is damaged.
-        """
+        """Return the given rules, and those learned from training chains, or else from validation chains."""
         sources = []
         clear = consistency.find_clear_chest(run.chain)
         if clear is not None:

@@ -38,17 +38,7 @@ from stepcot_jax.training.system import Batch, Stream
 
 
 class ChainTask(Task):
-    """The task of the jobs "teacher", "distill", "baseline" and "chain_grpo".
-
-    Args:
-      settings: of the run.
-      workdir: of the run.
-      devices: where batches and parameters go.
-      terminal: shows progress.
-
-    Raises:
-      BadInput: the batch size does not suit the devices, or data or weights cannot be used.
-    """
+    """The task of the jobs "teacher", "distill", "baseline" and "chain_grpo"."""
 
     def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal

@@ -21,13 +21,7 @@ _READ = frozenset({"images", "image_features", "labels", "targets", "index", "pr
 
 
 class Feed:
-    """The batches of a run, of which every process loads its own rows.
-
-    Args:
-      settings: batch sizes, seed, sampling, augmentation, threads and workers.
-      inputs: the dataset, how a batch of it is prepared, and the prompts.
-      devices: where batches go.
-    """
+    """The batches of a run, of which every process loads its own rows."""
 
     def __init__(self, settings: Settings, inputs: Inputs, devices: Devices) -> None:
         self.settings, self.inputs, self.devices = settings, inputs, devices
@@ -77,7 +71,6 @@ class Feed:
 
         Args:
           predict: a batch on the devices -> name of a network -> logits [case, step, answer] of all processes' rows.
-          split: "train", "val" or "test".
         """
         batches = evaluation_batches(
             self.inputs.dataset,

@@ -20,11 +20,7 @@ def fit_gates(
     """Return the gate of each network; none where the validation images are too few for its limit.
 
     Args:
-      feed: of the run.
-      networks: the modules.
       names: of the networks; each has an encoder of its own best update, unless the encoder is frozen.
-      params_of: name -> parameters; called for one network at a time, in every process.
-      false_alarms: share of images like the validation images that a gate leaves outside.
     """
     gates: dict[str, Gate | None] = {}
     for name in reversed(names):  # the last was restored last

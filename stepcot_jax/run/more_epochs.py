@@ -35,7 +35,6 @@ class Raised:
     Attributes:
       key: full name of the setting.
       before: epochs that the run was started with.
-      after: epochs now.
       schedules: settings whose schedules depend on the number of epochs; empty if the run will equal one that had
         `after` from the start.
     """
@@ -57,15 +56,7 @@ class Raised:
 
 
 def find_raised(before: Settings, after: Settings) -> list[Raised]:
-    """Return the epochs settings of a job that were raised.
-
-    Args:
-      before: settings that the run was started with.
-      after: settings of this start, of the same job.
-
-    Raises:
-      BadInput: a number of epochs was lowered, or that of a phase before the last was changed.
-    """
+    """Return the epochs settings of a job that were raised."""
     keys, found = _PHASES[before.job], []
     for place, key in enumerate(keys):
         old, new = _value(before, key), _value(after, key)

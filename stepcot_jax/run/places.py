@@ -22,17 +22,11 @@ from stepcot_jax.training.processes import all_agree, check_shared, is_first, wa
 class Place:
     """A workdir on this machine.
 
-    Args:
-      folder: made if missing.
-
     Attributes:
       folder: where the run reads and writes.
       name: what the user calls it.
       title: the last part of it, as the run's name in loggers.
       saved: to be called when a checkpoint is on the disk; None if nothing is to be done.
-
-    Raises:
-      BadInput: it cannot be written.
     """
 
     saved: Callable[[], None] | None = None
@@ -71,13 +65,6 @@ class StorePlace(Place):
     Every file is written here. After a checkpoint, and at the end, the folder is copied to the store; at the start the
     store is copied here, since it alone counts. Of several processes each has a folder of its own; the first alone
     copies to the store.
-
-    Args:
-      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      say: prints a line.
-
-    Raises:
-      BadInput: the store cannot be used, or the folder here cannot be written.
     """
 
     def __init__(self, address: str, *, say: Callable[[str], None]) -> None:
@@ -110,12 +97,7 @@ class StorePlace(Place):
                     self._copy()
 
     def share(self) -> None:
-        """Copy the checkpoints of the first process to the others; collective.
-
-        Raises:
-          RunStopped: as `finish`.
-          StoreError: the store cannot be read.
-        """
+        """Copy the checkpoints of the first process to the others; collective."""
         if jax.process_count() == 1:
             return
         self.finish()
@@ -124,11 +106,7 @@ class StorePlace(Place):
             self._mirror.fetch()
 
     def finish(self) -> None:
-        """Copy the results to the store; the first process does.
-
-        Raises:
-          RunStopped: they cannot be written there, or another run has taken the store's folder.
-        """
+        """Copy the results to the store; the first process does."""
         if not is_first():
             return
         try:
@@ -141,29 +119,17 @@ class StorePlace(Place):
             ) from error
 
     def bring(self) -> None:
-        """Make the folder here equal to the store.
-
-        Raises:
-          StoreError: the store cannot be read, or none of its checkpoints is as it was written.
-        """
+        """Make the folder here equal to the store."""
         for warning in self._mirror.fetch():
             self._say(warning)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file here and on the store.
-
-        Raises:
-          StoreError: the store cannot be written.
-        """
+        """Write a file here and on the store."""
         super().write(name, content)
         self._store.write(name, content)
 
     def _copy(self) -> None:
-        """Copy a checkpoint and the log; a store that fails is tried again at the next checkpoint.
-
-        Raises:
-          RunStopped: another run has taken the store's folder.
-        """
+        """Copy a checkpoint and the log; a store that fails is tried again at the next checkpoint."""
         if not is_first():
             return
         try:
@@ -187,11 +153,7 @@ def make_place(workdir: str | pathlib.Path, *, say: Callable[[str], None]) -> Pl
 
 
 def check_judge(settings: Settings, place: Place) -> None:
-    """Refuse a judge of several processes without a shared folder: only the first process's ledger would be kept.
-
-    Raises:
-      BadInput: there is such a judge.
-    """
+    """Refuse a judge of several processes without a shared folder: only the first process's ledger would be kept."""
     judged = settings.job in POLICY_JOBS and settings.rewards.open_answer == "judge"
     if judged and jax.process_count() > 1 and isinstance(place, StorePlace):
         raise BadInput(
@@ -201,11 +163,7 @@ def check_judge(settings: Settings, place: Place) -> None:
 
 
 def _find_staging(address: str) -> pathlib.Path:
-    """Return the folder of this machine for an address: the same at each start, so that features are not made again.
-
-    Raises:
-      BadInput: it belongs to another user, or cannot be made.
-    """
+    """Return the folder of this machine for an address: the same at each start, so that features are not made again."""
     if jax.process_count() > 1:
         address += f" {jax.process_index()} of {jax.process_count()}"
     return staging_folder("runs", address)

@@ -10,11 +10,7 @@ from stepcot_jax.settings.run_settings import Settings
 
 
 def check_epochs(settings: Settings) -> None:
-    """Refuse a run without an update.
-
-    Raises:
-      BadInput: every phase of the job has 0 epochs.
-    """
+    """Refuse a run without an update."""
     if settings.sft.epochs or (settings.job == "grpo" and settings.grpo.epochs):
         return
     other = " and config.grpo.epochs=0" if settings.job == "grpo" else ""
@@ -22,11 +18,7 @@ def check_epochs(settings: Settings) -> None:
 
 
 def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
-    """Return how many training replies are longer than a sampled reply can be.
-
-    Raises:
-      BadInput: all are, so that no sampled reply can be well formed.
-    """
+    """Return how many training replies are longer than a sampled reply can be."""
     lengths = [len(record.target) for record in encoded.values()]
     number = sum(length > reply_length for length in lengths)
     if number == len(lengths):
@@ -40,16 +32,7 @@ def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
 def check_round_trip(
     encoder: RecordEncoder, records: Sequence[VqaRecord], encoded: Mapping[int, EncodedRecord]
 ) -> None:
-    """Refuse a tokenizer that loses what a reply is scored by, such as one without capital letters or line breaks.
-
-    Args:
-      encoder: of the records.
-      records: of the run.
-      encoded: tokens of the training records, by their places.
-
-    Raises:
-      BadInput: the tokens of a training reply, decoded, have another answer, other boxes or another form.
-    """
+    """Refuse a tokenizer that loses what a reply is scored by, such as one without capital letters or line breaks."""
     for place, tokens in encoded.items():
         reply, decoded = encoder.texts(records[place])[1], encoder.tokenizer.decode(tokens.target)
         if decoded == reply:

@@ -33,9 +33,6 @@ class PolicyData:
     """Records and pictures of a run.
 
     Attributes:
-      workdir: of the run.
-      dataset: records and pictures.
-      tokens: of the records.
       source: of a Qwen2.5-VL; None without.
       patches: of a frozen encoder; None if the network reads pictures.
     """
@@ -70,20 +67,12 @@ class PolicyData:
         )
 
     def check_same_lengths(self) -> None:
-        """Refuse records with a vocabulary of another size, which no checkpoint fits.
-
-        Raises:
-          BadInput: the vocabulary or the lengths differ from those that the run started with.
-        """
+        """Refuse records with a vocabulary of another size, which no checkpoint fits."""
         if read_lengths(self.workdir) != self.tokens.lengths:
             raise self._other_data()
 
     def check_same(self, digest: str) -> None:
-        """Refuse other records, images or splits.
-
-        Raises:
-          BadInput: their digest is not that of the run's start.
-        """
+        """Refuse other records, images or splits."""
         if digest != self.dataset.digest:
             raise self._other_data()
 
@@ -115,22 +104,7 @@ def load_policy_data(
     start: StoredPolicy | None,
     patches: PatchInput | None,
 ) -> PolicyData:
-    """Load records and pictures, encode the records, and, for a frozen encoder, the pictures.
-
-    Args:
-      settings: of the run.
-      workdir: of the run.
-      terminal: shows progress.
-      source: of a Qwen2.5-VL; None without.
-      start: policy of the run that this one starts from; None without.
-      patches: of a frozen encoder, without a store; None without.
-
-    Returns:
-      Records with their tokens and pictures, the patches of which are stored.
-
-    Raises:
-      BadInput: records, images, the tokenizer or the frozen encoder cannot be used, or a resumed run had another.
-    """
+    """Load records and pictures, encode the records, and, for a frozen encoder, the pictures."""
     encoder = "" if patches is None else patches.digest
     if saved_steps(workdir / "checkpoints"):  # before pictures are encoded
         check_encoder(workdir, read_lengths(workdir), patches)

@@ -30,19 +30,7 @@ def make_policy_system(
     devices: Devices,
     workdir: pathlib.Path,
 ) -> PolicySystem:
-    """Return the policy with its phases, and with the rollouts of the job "grpo".
-
-    Args:
-      settings: of the run.
-      dataset: the records.
-      tokens: of the records.
-      num_rows: of an epoch of fine-tuning.
-      staged: rows of fine-tuning with a curriculum; None without.
-      start: policy of the run that this one starts from; None without.
-      source: of a Qwen2.5-VL; None for the small decoder.
-      devices: that sample.
-      workdir: of the run.
-    """
+    """Return the policy with its phases, and with the rollouts of the job "grpo"."""
     tokenizer, lengths = tokens.tokenizer, tokens.lengths
     policy = choose_policy(settings, tokenizer, source, mesh=devices.named_mesh)
     prepare = functools.partial(normalise, settings=settings)

@@ -38,13 +38,7 @@ _SHOWN: tuple[tuple[str, Key], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """Questions with replies.
-
-    Attributes:
-      records: of the questions.
-      texts: of the replies.
-      scores: of the replies.
-    """
+    """Questions with replies."""
 
     records: Sequence[VqaRecord]
     texts: Sequence[str]
@@ -64,12 +58,6 @@ def write_policy_results(
     """Write the test replies of each phase, `statistics.json` and `report.json`, print the figures, return the report.
 
     Args:
-      workdir: of the run.
-      answered: test questions by phase, fine-tuning first, with which the others are compared.
-      train: records of the training split, for the majority answer with the constant box.
-      scoring: how replies were scored.
-      outcome: of the run.
-      num_resamples: of the bootstrap by patient; 0 for none.
       end_of_sft: last update of fine-tuning, from whose weights GRPO began; 0 if this run had not both phases.
     """
     for phase, found in answered.items():
@@ -154,9 +142,6 @@ def write_examples(
     In the picture each pair shows the true boxes on the left and those of the reply on the right.
 
     Args:
-      workdir: of the run.
-      answered: questions with replies.
-      step: update that the policy is of; names the files.
       load_image: record -> uint8 [height, width, 3].
     """
     folder = workdir / EXAMPLES_FOLDER

@@ -47,14 +47,6 @@ def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> 
 
     Its vocabulary becomes that of the new run. The data may be others; of the same phantoms or folder the settings of
     splits must be the same. `refuse_seen_patients` compares the splits themselves.
-
-    Args:
-      settings: of the run that starts.
-      patches: that the run reads; None if it trains its own encoder.
-
-    Raises:
-      BadInput: `policy.start` is not the workdir of a run with a policy, or its network, pictures or splits differ;
-        or it is on a store that cannot be read.
     """
     workdir = settings.policy.start
     folder = find_workdir(workdir, _KEY)
@@ -95,9 +87,6 @@ def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
 
     Of other phantoms, of another folder, of runs whose folder is gone and of runs of earlier versions, which did not
     write their patients, nobody can say.
-
-    Raises:
-      BadInput: a test patient is in the train or val split of such a run on the same cases; or its file is damaged.
     """
     of_test = {dataset.records[place].patient_id for place in dataset.splits["test"]}
     for start, workdir in _earlier_runs(settings):
@@ -140,13 +129,7 @@ def _have_same_cases(one: Settings, other: Settings) -> bool:
 def given_start(
     policy: AnyPolicy, stored: StoredPolicy | None, source: QwenSource | None
 ) -> Callable[[], Params] | None:
-    """Return what loads the parameters that a run starts from; None for random ones.
-
-    Args:
-      policy: of the run.
-      stored: policy of the run that this one starts from; None without.
-      source: of a Qwen2.5-VL; None for the small decoder.
-    """
+    """Return what loads the parameters that a run starts from; None for random ones."""
     if stored is not None:
         params = stored.params
         return lambda: params

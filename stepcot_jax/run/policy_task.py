@@ -37,18 +37,7 @@ _MOST_EXAMPLE_BYTES = 2**26
 
 
 class PolicyTask(Task):
-    """The task of the jobs "sft" and "grpo".
-
-    Args:
-      settings: of the run.
-      workdir: of the run.
-      devices: where batches and parameters go.
-      terminal: shows progress.
-
-    Raises:
-      BadInput: a batch size does not suit the devices, no phase has an epoch, no reply fits in
-        `policy.longest_reply`, or records, images or the tokenizer cannot be used.
-    """
+    """The task of the jobs "sft" and "grpo"."""
 
     def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal

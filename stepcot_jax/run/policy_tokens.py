@@ -22,10 +22,8 @@ class TokenizedRecords:
     """The records of a dataset as tokens.
 
     Attributes:
-      tokenizer: of prompts and replies.
       prompts: tokens of each record's prompt, by place.
       encoded: tokens of each training record, by place; with self-checks some show a wrong attempt and its check.
-      lengths: of prompts and replies.
       longest_check: tokens of the longest training reply with a self-check.
       num_cut: training replies that are longer than a sampled reply can be.
     """
@@ -49,14 +47,7 @@ def tokenize_records(
     """Encode the prompts of all records and the replies of the training split.
 
     Args:
-      settings: of the run.
-      dataset: its records.
       tokenizer: of the run that this one starts from; None for that of the settings.
-      source: of a Qwen2.5-VL; None for the small decoder.
-      image_encoder: digest of a frozen encoder; "" without one.
-
-    Raises:
-      BadInput: a record cannot be written or encoded, or no training reply fits in `policy.longest_reply`.
     """
     tokenizer = make_tokenizer(settings, dataset, source) if tokenizer is None else tokenizer
     encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)

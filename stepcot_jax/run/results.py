@@ -38,13 +38,7 @@ Predict = Callable[[Any, str], Predictions]
 
 
 def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], predict: Predict) -> dict[str, Predictions]:
-    """Return the predictions of each network on validation and test split, with its own best weights.
-
-    Args:
-      names: of the networks.
-      params_of: name -> parameters; called for one network at a time.
-      predict: (parameters, split) -> predictions of all networks.
-    """
+    """Return the predictions of each network on validation and test split, with its own best weights."""
     logits: dict[str, dict[str, Any]] = {split: {} for split in SPLITS}
     found: dict[str, Predictions] = {}
     for name in names:
@@ -74,13 +68,7 @@ class GivenReadings:
 def read_with_given(
     system: StepCoT, params_of: Callable[[str], Any], rows: Mapping[str, Mapping[str, Any]]
 ) -> GivenReadings:
-    """Read cases with answers given.
-
-    Args:
-      system: with the networks.
-      params_of: name -> parameters.
-      rows: "val" and "test": cases on the host, and the prompts.
-    """
+    """Read cases with answers given."""
     labels = {split: np.asarray(own["labels"]) for split, own in rows.items()}
     prefixes, reliance, logits = give_prefixes(labels["val"], system.chain), {}, {}
     for name in reversed(system.names):  # the last was restored last
@@ -127,11 +115,7 @@ def write_results(
     evaluation: EvaluationSettings,
     given: GivenReadings | None = None,
 ) -> dict[str, Any]:
-    """Write predictions, calibration, statistics and report; print the scores of the test split.
-
-    Returns:
-      The report.
-    """
+    """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
     folder = workdir / PREDICTIONS
     folder.mkdir(exist_ok=True)

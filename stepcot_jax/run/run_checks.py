@@ -22,11 +22,7 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE
 
 @contextlib.contextmanager
 def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
-    """Turn an error of the disk into one line.
-
-    Raises:
-      RunStopped: in place of an OSError of the disk.
-    """
+    """Turn an error of the disk into one line."""
     try:
         yield
     except OSError as error:
@@ -39,14 +35,7 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> list[Raised]:
-    """Refuse a workdir whose checkpoints these settings cannot resume.
-
-    Returns:
-      The numbers of epochs that were raised since the run started.
-
-    Raises:
-      BadInput: `settings.resume` is False, keys differ that may not, or a number of epochs cannot be changed so.
-    """
+    """Refuse a workdir whose checkpoints these settings cannot resume."""
     if not saved_steps(workdir / "checkpoints"):
         return []
     if not settings.resume:
@@ -62,11 +51,7 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> list[Raised]
 
 
 def check_step_costs(settings: Settings, chain: Chain) -> None:
-    """Refuse costs that are not one for each step.
-
-    Raises:
-      BadInput: their number is another.
-    """
+    """Refuse costs that are not one for each step."""
     found = len(settings.evaluation.step_costs)
     if found not in (0, chain.num_steps):
         raise BadInput(
@@ -79,9 +64,6 @@ def check_annotated(dataset: Dataset) -> list[str]:
 
     Returns:
       A note for each step that is never trained, and for each split with steps that have one answer.
-
-    Raises:
-      BadInput: the train or the val split has no annotated answer.
     """
     counts = {
         name: (dataset.labels[np.asarray(indices, int)] >= 0).sum(axis=0)
@@ -103,20 +85,12 @@ def check_annotated(dataset: Dataset) -> list[str]:
 
 
 def check_same_splits(dataset: Dataset, workdir: pathlib.Path) -> None:
-    """Refuse to resume with other splits than the run began with.
-
-    Raises:
-      BadInput: an image is in another split, or splits.json is missing or was altered.
-    """
+    """Refuse to resume with other splits than the run began with."""
     check_manifest(workdir / "splits.json", dataset.splits, dataset.cases, set_aside=dataset.set_aside)
 
 
 def check_same_data(dataset: Dataset, digest: str, workdir: pathlib.Path) -> None:
-    """Refuse to resume on other data than the checkpoint was trained on.
-
-    Raises:
-      BadInput: `digest`, of the checkpoint, differs from the dataset's.
-    """
+    """Refuse to resume on other data than the checkpoint was trained on."""
     if digest != dataset.digest:
         raise BadInput(
             f"{workdir}: cases, labels or splits differ from those the run started with (splits.json lists them); use "

@@ -62,7 +62,6 @@ class StoredReading:
     """The questions and prompt vectors of a run.
 
     Attributes:
-      chain: the steps.
       text_features: float32 [step, width]; None without text.
       encoder_digest: of the frozen image encoder that the networks were trained on; "" without one.
       trained_on: the training data in a few words (`training_data.describe_cases`); "" in runs of earlier versions.
@@ -80,11 +79,7 @@ def write_reading(
     """Write the files of `read_reading`, each whole or not at all.
 
     Args:
-      workdir: of the run.
-      chain: the steps.
       text_features: [step, width], the vector of each step's prompt; None without text.
-      encoder_digest: of the frozen image encoder; "" if the encoder is trained.
-      trained_on: the training data in a few words.
     """
     folder = workdir / FOLDER
     if text_features is None:
@@ -99,11 +94,7 @@ def write_reading(
 
 
 def read_reading(workdir: pathlib.Path) -> StoredReading:
-    """Load what `write_reading` wrote.
-
-    Raises:
-      BadInput: a file is missing, damaged, or does not fit the other.
-    """
+    """Load what `write_reading` wrote."""
     path = workdir / FOLDER / CHAIN_FILE
     accepted = f"expected the file that a run wrote ({_WAY_OUT})"
     stored = read_json(path, _StoredChain, accepted=accepted, max_bytes=_MOST_CHAIN_BYTES)
@@ -119,8 +110,6 @@ def write_shapes(workdir: pathlib.Path, shapes: Shapes, *, inputs: Sequence[int]
     """Write the shapes of a run's parameters, so that readers need not trace the networks to check what they load.
 
     Args:
-      workdir: of the run; its settings and questions are written already.
-      shapes: by the '/'-joined name.
       inputs: of the networks: the shape of the prompt vectors, and the width of a frozen encoder's features.
     """
     stored = _StoredShapes(_digest_networks(workdir, inputs), {name: list(shape) for name, shape in shapes.items()})

@@ -42,7 +42,6 @@ class Task(Protocol):
     before it reads anything. Every process of a run calls the same methods in the same order, except `write_facts`.
 
     Attributes:
-      system: what is trained.
       batch_size: rows of a global batch, for the rate that the log shows.
     """
 
@@ -87,9 +86,6 @@ class Task(Protocol):
 
         Names may differ between phases: each name's best is that of the epochs that returned it. `state.step` says
         which phase has ended an epoch.
-
-        Raises:
-          FloatingPointError: a prediction is not finite; the run stops with its message.
         """
         ...
 
@@ -107,19 +103,11 @@ class Task(Protocol):
         ...
 
     def check_same_splits(self) -> None:
-        """Refuse to resume with other splits than the workdir records; called before anything is compiled.
-
-        Raises:
-          BadInput: the splits differ, or their file is missing or altered.
-        """
+        """Refuse to resume with other splits than the workdir records; called before anything is compiled."""
         ...
 
     def check_same_data(self, digest: str) -> None:
-        """Refuse to resume on other data; called with the digest that the restored checkpoint kept.
-
-        Raises:
-          BadInput: `digest` differs from that of the data.
-        """
+        """Refuse to resume on other data; called with the digest that the restored checkpoint kept."""
         ...
 
     def write_facts(self) -> None:
@@ -127,9 +115,5 @@ class Task(Protocol):
         ...
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
-        """Write the results of the best weights, of which the first process writes the files.
-
-        Returns:
-          The report; empty in other processes.
-        """
+        """Write the results of the best weights, of which the first process writes the files."""
         ...

@@ -9,17 +9,7 @@ from stepcot_jax.training.parallel import Devices
 
 
 def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> Task:
-    """Load what the settings say to train on.
-
-    Args:
-      settings: of the run.
-      workdir: of the run.
-      devices: where batches and parameters go.
-      terminal: shows progress.
-
-    Raises:
-      BadInput: a batch size does not suit the devices, or data or weights cannot be used.
-    """
+    """Load what the settings say to train on."""
     if settings.job in POLICY_JOBS:  # imported here: each kind of job needs the libraries of its own data
         from stepcot_jax.run.policy_task import PolicyTask
 

@@ -44,8 +44,6 @@ class WarmStart:
     Attributes:
       source: the run's workdir as the settings name it, a folder or an address on a store.
       workdir: of the run, on this machine.
-      settings: of the run.
-      reading: its steps.
       step: the update of its best teacher, whose checkpoint all parts are taken from.
       notes: settings of images and prompts that differ.
     """
@@ -58,11 +56,7 @@ class WarmStart:
     notes: tuple[str, ...]
 
     def apply(self, params: Params, chain: Chain) -> Matched:
-        """Return fresh parameters with those of the run put in, steps and answers matched by name.
-
-        Raises:
-          BadInput: the checkpoint cannot be restored, or nothing of it fits.
-        """
+        """Return fresh parameters with those of the run put in, steps and answers matched by name."""
         names = _PARTS[self.settings.job]
         found = restore_params(self.workdir / "checkpoints", self.step)
         own = {name: found[name] for name in names if name in found}
@@ -101,12 +95,6 @@ def read_warm_start(settings: Settings) -> WarmStart:
     """Read which run `start.checkpoint` names, before any weights.
 
     The data may be others; `refuse_seen_cases` says whether their test split may be used.
-
-    Args:
-      settings: of the run that starts.
-
-    Raises:
-      BadInput: it is not the workdir of a run with a teacher, or it is on a store that cannot be read.
     """
     source = settings.start.checkpoint
     workdir = find_workdir(source, _KEY)
@@ -130,18 +118,6 @@ def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) ->
 
     Images are known by their paths in the same folder, or of phantoms by their seed. Of another folder nobody can say
     whether its images are the same; neither can a converted checkpoint.
-
-    Args:
-      start: of the run.
-      settings: of the run.
-      dataset: of the run.
-
-    Returns:
-      What could not be checked, in words.
-
-    Raises:
-      BadInput: a test image was used by the start for training or for the choice of its weights, or is of a patient of
-        such an image.
     """
     patients = {dataset.cases[index].image_path: dataset.cases[index].patient_id for index in range(len(dataset.cases))}
     test = {dataset.cases[index].image_path for index in dataset.splits.test}

@@ -27,9 +27,6 @@ def find_config(name: str) -> pathlib.Path:
 
     Args:
       name: a shipped config such as "quickstart", or the path of a file: anything with a slash or ".py".
-
-    Raises:
-      BadInput: there is no such config; the message names the nearest one.
     """
     path = pathlib.Path(name)
     names = shipped_names()
@@ -47,14 +44,7 @@ def find_config(name: str) -> pathlib.Path:
 
 
 def load_config(source: str) -> Any:
-    """Return what a config's `get_config` returns, usually a `ConfigDict`.
-
-    Args:
-      source: as for `find_config`; what follows a colon is passed to `get_config`.
-
-    Raises:
-      BadInput: there is no such config, or its code fails; the message names file, line and error.
-    """
+    """Return what a config's `get_config` returns, usually a `ConfigDict`."""
     name, *argument = source.split(":", 1)
     path = find_config(name)
     spec = importlib.util.spec_from_file_location("stepcot_config", path, loader=_loader(path))

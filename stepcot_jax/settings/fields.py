@@ -64,11 +64,6 @@ def make(cls: type[Made], found: Any, where: str) -> Made:
     Args:
       cls: the dataclass. Its fields are numbers, strings, booleans, Literals, tuples of these, or dataclasses;
         `msgspec.Meta` gives a number's range.
-      found: a ConfigDict or any mapping.
-      where: the full name of `found`, such as "config".
-
-    Raises:
-      BadInput: a key is unknown, renamed or missing, or a value has the wrong type or is out of range.
     """
     plain = found.to_dict() if hasattr(found, "to_dict") else found
     _check_keys(cls, plain, where, cls)
@@ -87,15 +82,7 @@ def make(cls: type[Made], found: Any, where: str) -> Made:
 
 
 def describe_key(cls: type, key: str) -> str:
-    """Describe the values that a setting accepts.
-
-    Args:
-      cls: the dataclass of all settings.
-      key: full name of the setting, such as "config.training.batch_size".
-
-    Raises:
-      BadInput: there is no such setting; the message names the nearest.
-    """
+    """Describe the values that a setting accepts."""
     hint: Any = cls
     where, *names = key.split(".")
     for name in names:

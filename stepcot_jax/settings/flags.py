@@ -29,10 +29,6 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
     """Parse the command line with absl and return the positional arguments, program name first.
 
     A wrong flag prints one line and exits with 2; `--help` exits with 0.
-
-    Args:
-      arguments: program name first.
-      example: shipped config that a message names where `--config` is missing.
     """
     accepted: dict[str, tuple[str, str]] = {}
     try:
@@ -75,11 +71,7 @@ def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
 
 
 def _resolve_configs(arguments: list[str]) -> list[str]:
-    """Replace each config's name by its absolute path.
-
-    Raises:
-      BadInput: there is no such config, or it fails to load; ml_collections would wrap the error in its traceback.
-    """
+    """Replace each config's name by its absolute path."""
     resolved = list(arguments)
     for position, value in _find_configs(arguments):
         load_config(value)

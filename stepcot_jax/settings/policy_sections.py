@@ -97,9 +97,6 @@ def list_unread(policy: Mapping[str, Any]) -> dict[str, str]:
     """Return the names of a policy's settings that nothing reads, each with the reason.
 
     A new run must leave them at their defaults; of runs of earlier versions `stored_settings.read_settings` drops them.
-
-    Args:
-      policy: settings by name.
     """
     unread: dict[str, str] = {}
     if policy.get("weights"):

@@ -27,12 +27,6 @@ def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
     """Return the settings that a policy's run does not read and that are not at their defaults.
 
     A new run must leave them there; of runs of earlier versions `stored_settings.read_settings` drops them.
-
-    Args:
-      config: all settings, nested.
-
-    Returns:
-      By full name without "config.", the value found, the default, and the reason.
     """
     defaults, found = load_config("base"), {}
     for name, reason in _REASONS.items():

@@ -162,9 +162,6 @@ def make_settings(config: Mapping[str, Any]) -> Settings:
     """Return the settings of a ConfigDict or any nested mapping.
 
     With the job "baseline", `training.batch_size` becomes `baseline.batch_size`.
-
-    Raises:
-      BadInput: a key is unknown, renamed or missing, or a value has the wrong type or is out of range.
     """
     settings = make(Settings, config, "config")
     if settings.job == "baseline":

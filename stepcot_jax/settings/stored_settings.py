@@ -79,9 +79,6 @@ def read_settings(path: pathlib.Path) -> Settings:
     """Read the settings that `write_settings` wrote, also of earlier versions.
 
     They may have other names, lack later settings, and have values without effect, which a new run is refused.
-
-    Raises:
-      BadInput: the file is missing or is not JSON, or its settings are refused.
     """
     found = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
     is_earlier = _READS_PATCHES not in (found["curriculum"] if isinstance(found.get("curriculum"), dict) else {})
@@ -108,22 +105,14 @@ def read_settings(path: pathlib.Path) -> Settings:
 
 
 def read_run_settings(workdir: pathlib.Path) -> Settings:
-    """Return the settings of a run.
-
-    Raises:
-      BadInput: there is no such folder, or it is not the workdir of a run.
-    """
+    """Return the settings of a run."""
     if not workdir.is_dir():
         raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
     return read_settings(workdir / "settings.json")
 
 
 def is_policy_run(folder: pathlib.Path) -> bool:
-    """Return whether a folder is the workdir of a run that trains a policy.
-
-    Raises:
-      BadInput: there is no such folder, or it is not the workdir of a run.
-    """
+    """Return whether a folder is the workdir of a run that trains a policy."""
     return read_run_settings(folder).job in POLICY_JOBS
 
 

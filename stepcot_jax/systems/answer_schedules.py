@@ -28,10 +28,8 @@ class AnswerSchedule:
       schedule: "none": as published. "random": each annotated answer of each case with probability `rate`. "prefix":
         with probability `rate` a case is given the answers of its first steps, 1 to all but the last, equally likely.
         "annealed": as "random", at a rate that goes from 1 to `rate` in equal parts over `num_updates`.
-      rate: 0 to 1.
       noise: share of the given answers that are wrong ones of the same step, equally likely; 0 to 1.
       student: whether the student is given the same answers in its update; else only the teacher.
-      num_updates: length of the annealing.
     """
 
     schedule: Schedule = "none"
@@ -60,15 +58,7 @@ class AnswerSchedule:
         answers_per_step: tuple[int, ...],
         first_case: Int[Array, ""] | int = 0,
     ) -> Int[Array, "case step"]:
-        """Return the given answers, -1 where the network is to predict.
-
-        Args:
-          key: of the update.
-          labels: negative where not annotated; such an answer is never given.
-          step: updates since the start of the run.
-          answers_per_step: number of answers of each step.
-          first_case: position of the first case in the global batch.
-        """
+        """Return the given answers, -1 where the network is to predict."""
         num_cases, num_steps = labels.shape
         counts = jnp.asarray(answers_per_step)
         rate = jnp.float32(self.rate)

@@ -29,7 +29,6 @@ class Attempts(NamedTuple):
     Attributes:
       tokens: int32 [row, rollout, token], padded with the stop token.
       log_probs: float32 [row, rollout, token], of sampled tokens; 0 elsewhere.
-      kinds: int8 [row, rollout, token].
       last: int32 [row, rollout, token], the last attempt alone, padded with the stop token; empty without one.
       ended: bool [row, rollout], whether the last attempt was not cut.
     """
@@ -60,14 +59,7 @@ def token_advantages(
     wrong: Bool[np.ndarray, "row rollout"],
     settings: SelfCheckSettings,
 ) -> Float[np.ndarray, "row rollout token"]:
-    """Return the outcome advantage of each token, float32; see the table above.
-
-    Args:
-      relative: A of each completion.
-      kinds: of its tokens.
-      wrong: whether its first attempt was wrong.
-      settings: with `first_attempt`.
-    """
+    """Return the outcome advantage of each token, float32; see the table above."""
     keeps = np.ones_like(wrong) if settings.first_attempt == "outcome" else ~wrong
     gets = (kinds == SECOND) | ((kinds == FIRST) & keeps[..., None])
     return np.where(gets, relative[..., None], 0).astype(np.float32)
@@ -79,13 +71,7 @@ def describe_checks(
     success: Bool[np.ndarray, "prompt rollout"],
     first: Float[np.ndarray, "prompt rollout"],
 ) -> dict[str, float]:
-    """Return the numbers of all processes' checks for the log.
-
-    Args:
-      wrong: whether a first attempt was checked.
-      success: whether its second attempt was right.
-      first: answer reward of first attempts; NaN if unscored.
-    """
+    """Return the numbers of all processes' checks for the log."""
     scored = first[np.isfinite(first)]
     return {
         "rollouts/self_check_rate": float(wrong.mean()),

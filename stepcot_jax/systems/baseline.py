@@ -171,15 +171,6 @@ class BaselineSystem(System):
 def make_baseline_optimizer(
     *, learning_rate: float, schedule: str, num_batches: int, weight_decay: float, epsilon: float, clip_norm: float
 ) -> optax.GradientTransformation:
-    """Return AdamW behind a global-norm clip, its rate constant or falling to 0 as a cosine over the whole run.
-
-    Args:
-      learning_rate: at the start.
-      schedule: "cosine" or "constant".
-      num_batches: of the run.
-      weight_decay: decoupled.
-      epsilon: of AdamW.
-      clip_norm: largest global norm of a gradient.
-    """
+    """Return AdamW behind a global-norm clip, its rate constant or falling to 0 as a cosine over the whole run."""
     rate = optax.cosine_decay_schedule(learning_rate, num_batches) if schedule == "cosine" else learning_rate
     return make_optimizer(learning_rate=rate, weight_decay=weight_decay, epsilon=epsilon, clip_norm=clip_norm)

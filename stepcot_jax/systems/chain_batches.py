@@ -10,11 +10,7 @@ from stepcot_jax.settings.run_settings import Settings
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that leave nothing to do, or a teacher whose steps do not see the answers before them.
-
-    Raises:
-      BadInput: names the setting.
-    """
+    """Refuse settings that leave nothing to do, or a teacher whose steps do not see the answers before them."""
     if not settings.grpo.epochs:
         raise BadInput("config.grpo.epochs: 0; expected 1 or more with config.job='chain_grpo'")
     if not (settings.teacher.memory and settings.teacher.write_back):
@@ -25,11 +21,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def read_batches(settings: Settings, dataset: Dataset) -> tuple[ReadAhead, int]:
-    """Return the batches of GRPO, of `grpo.batch_size` cases, and their number in an epoch.
-
-    Raises:
-      BadInput: the devices cannot divide a batch.
-    """
+    """Return the batches of GRPO, of `grpo.batch_size` cases, and their number in an epoch."""
     grpo, data, parallel = settings.grpo, settings.data, settings.parallel
     num_parts = (parallel.num_devices or jax.device_count()) * parallel.num_passes
     if grpo.batch_size % num_parts:

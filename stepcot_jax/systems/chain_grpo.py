@@ -48,16 +48,7 @@ class ChainGrpo(StepCoT):
     end of that phase the teacher goes back to it.
 
     Args:
-      chain: steps and answers.
-      rewards: of sampled chains.
-      rollouts: how they are sampled and compared.
-      refining: optimizer of the phase "chain_grpo".
-      grpo_epochs: length of that phase, 1 or more.
-      grpo_stream: batches of that phase; None for those of the run.
-      teacher_updates: updates of the teacher's phase.
-      stop_reading: called after the last epoch, to end the threads that read `grpo_stream`.
       start: returns the parts of "start", of a finished run; None trains the teacher for `teacher_epochs` first.
-      **teaching: of `StepCoT`.
     """
 
     score_name = "mean_reward"
@@ -100,14 +91,8 @@ class ChainGrpo(StepCoT):
         """Return the system of `config.job` "chain_grpo".
 
         Args:
-          settings: of the run.
           dataset: cases and splits; pairs of answers of the training split give the rules of contradiction.
-          image_encoder: trained along with the teacher; None if batches carry features.
-          batches_per_epoch: updates in an epoch of the teacher's phase.
           answer_weights: [step, answer] weights of the labels in that phase; None weighs all answers the same.
-
-        Raises:
-          BadInput: a setting does not fit this job, or `policy.start` cannot be used.
         """
         grpo, training, chain, start = settings.grpo, settings.training, dataset.chain, settings.policy.start
         check_settings(settings)

@@ -34,12 +34,8 @@ class ChainRewards:
 
     Attributes:
       rules: pairs of answers that contradict each other (`evaluation.consistency`).
-      diagnosis_weight: of the last step.
       steps_weight: of the share of right steps.
       chain_weight: of a chain without a contradiction.
-
-    Raises:
-      BadInput: no weight is above 0.
     """
 
     rules: Rules
@@ -65,12 +61,7 @@ class ChainRewards:
         return self.diagnosis_weight + self.steps_weight + self.chain_weight
 
     def score(self, *, chains: Int[Array, "*chain step"], labels: Int[Array, "*chain step"]) -> RewardParts:
-        """Return the rewards of chains.
-
-        Args:
-          chains: [*chain, step], answers.
-          labels: [*chain, step], negative where not annotated.
-        """
+        """Return the rewards of chains."""
         annotated, right = labels >= 0, chains == labels
         number = jnp.sum(annotated, axis=-1, dtype=jnp.float32)
         num_right = jnp.sum(right & annotated, axis=-1, dtype=jnp.float32)

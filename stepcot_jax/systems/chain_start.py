@@ -21,17 +21,6 @@ def read_start(workdir: str, settings: Settings) -> Params:
     """Read the best teacher of a run, and the image encoder trained with it.
 
     The data must be the same, with the same splits: a test case must not have been a training case of the start.
-
-    Args:
-      workdir: of the run, a folder or an address on a store.
-      settings: of the run that starts from it.
-
-    Returns:
-      float32 parameters, "teacher" and, if it was trained along, "image_encoder".
-
-    Raises:
-      BadInput: it is not the workdir of a run with a teacher, its settings of data and networks differ, or it is on a
-        store that cannot be read.
     """
     found = find_workdir(workdir, _KEY)
     try:
@@ -60,11 +49,7 @@ def _read_teacher(workdir: pathlib.Path, settings: Settings, *, name: str) -> Pa
 
 
 def check_same_shapes(found: Params, expected: Params) -> Params:
-    """Return weights that fit the networks.
-
-    Raises:
-      BadInput: names or shapes differ.
-    """
+    """Return weights that fit the networks."""
     shapes = [
         {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (found, expected)

@@ -41,13 +41,9 @@ class ChainRollouts:
     """How chains are sampled and compared within their group.
 
     Attributes:
-      objective: the loss.
       group_size: chains of a case, 2 or more.
       num_updates: passes over the sampled chains.
       temperature: of sampling and of every log-probability.
-      std_ddof: see `losses.advantages`.
-      std_epsilon: see `losses.advantages`.
-      scale: see `losses.advantages`.
       shuffle_rewards: exchange the rewards among the scored chains of the batch, a control that must not learn.
     """
 

@@ -28,7 +28,6 @@ class CurriculumState:
     """What a schedule remembers; JSON-able, so that a checkpoint can hold it.
 
     Attributes:
-      epoch: epochs that have ended.
       easy: running mean of the easy loss of each domain that had one.
       medium: the same of the medium loss.
       overall: running mean of the mean loss over domains and stages.
@@ -84,12 +83,6 @@ def stage_shares(
     - "mixed": the shares, in every epoch: the control without a curriculum.
     - "adaptive": easy before `easy_epochs`; then medium with `medium_probability`, else easy; from `hard_epoch` on
       first hard with probability `state.hard_share`.
-
-    Args:
-      state: of the schedule.
-      settings: of the curriculum.
-      domain: of the row; "" for none.
-      num_epochs: of fine-tuning.
     """
     if settings.schedule == "none" or not domain:
         return 0.0, 1.0, 0.0
@@ -122,16 +115,7 @@ def draw_stages(
     update: int,
     domains: Sequence[str],
 ) -> list[Stage]:
-    """Return the stage of each row of an update: a function of the state, the seed, the update and the row.
-
-    Args:
-      state: after the last finished epoch.
-      settings: of the curriculum.
-      num_epochs: of fine-tuning.
-      seed: of the run.
-      update: number of the update.
-      domains: of each row; "" for none.
-    """
+    """Return the stage of each row of an update: a function of the state, the seed, the update and the row."""
     drawn: list[Stage] = []
     for row, domain in enumerate(domains):
         easy, medium, hard = stage_shares(state, settings, domain, num_epochs=num_epochs)
@@ -154,12 +138,7 @@ def after_epoch(state: CurriculumState, settings: CurriculumSettings, losses: Lo
     `hard_factor`. The median is over the domains that had a loss in any epoch.
 
     Args:
-      state: before the epoch.
-      settings: of the curriculum.
       losses: mean of the epoch by domain and stage; rows without domain may be left out.
-
-    Raises:
-      ValueError: a loss is not finite.
     """
     bad = [key for key, loss in losses.items() if not math.isfinite(loss)]
     if bad:

@@ -42,13 +42,7 @@ class Metrics(flax.struct.PyTreeNode):
 
 
 def named_numbers(metrics: Metrics, chain: Chain, networks: Sequence[str]) -> dict[str, float]:
-    """Return the numbers of an update by name, such as "student/soft_label/Diagnosis"; parts come before totals.
-
-    Args:
-      metrics: of the update, on the host.
-      chain: names the steps.
-      networks: their order; those that the update did not train are left out.
-    """
+    """Return the numbers of an update by name, such as "student/soft_label/Diagnosis"; parts come before totals."""
     numbers: dict[str, float] = {}
     totals: dict[str, float] = {}
     for network in networks:
@@ -126,14 +120,9 @@ def teacher_gradients(
     """Return loss parts, image features and gradients of the teacher's part of `params`.
 
     Args:
-      networks: the modules.
-      objective: how the losses are put together.
-      params: all parameters.
       batch: "image_features" or "images", "labels" int [case, step], "targets" [case, step, answer] if the labels of
         some are soft, and "given_answers" if any are given.
       text_features: [step, width] or [case, step, width].
-      key: random key of the dropout; None switches dropout off.
-      whole: reduces over the devices.
 
     Returns:
       Loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
@@ -171,9 +160,6 @@ def differentiate_batch(
     Args:
       loss: (parameters, rows, position of the first row in the batch) -> (this part's share of the loss, (loss parts,
         image features)).
-      trained: the parameters to differentiate with respect to.
-      batch: this device's rows.
-      whole: reduces over the devices.
     """
     differentiate = jax.grad(loss, has_aux=True)
     if whole.num_passes == 1:
@@ -214,17 +200,7 @@ def student_gradients(
     """Return loss parts and gradients of the student's part of `params`, for targets of a teacher.
 
     Args:
-      networks: the modules.
-      objective: how the losses are put together.
-      params: all parameters.
       batch: "labels" int [case, step], and as in `teacher_gradients` "targets" and "given_answers".
-      image_features: [case, width]; constant.
-      targets: the teacher's reading of the batch; constant.
-      key: random key of the dropout; None switches dropout off.
-      whole: reduces over the devices.
-
-    Returns:
-      Loss parts and gradients of the global batch.
     """
     totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
 

@@ -28,10 +28,6 @@ class GrpoUpdate:
     """One device's update on its prompts with their groups of completions.
 
     Attributes:
-      policy: the network.
-      normalise: of its pictures.
-      optimizer: of all its parameters.
-      settings: of the objective.
       self_check: of the self-check's term, where batches carry one.
     """
 
@@ -65,9 +61,6 @@ class GrpoUpdate:
         """Return the numbers of the global batch and the gradients of its loss.
 
         Args:
-          params: before.
-          batch: of `freeze`.
-          whole: division of the batch.
           is_first: whether this is the first pass over the batch, whose ratios are then exactly 1; None: all ratios are
             those to the batch's old log-probabilities.
         """

@@ -46,15 +46,9 @@ class Rollouts:
     """Makes the batch of a GRPO update from prompts; a function of the state and the prompts.
 
     Attributes:
-      policy: the network.
-      normalise: of its pictures.
-      tokenizer: of its replies.
       dialect: that replies are read in.
       with_thinking: whether replies must have their part before the answer.
       records: by place, as a prompt's "place" names them.
-      devices: that sample.
-      settings: of groups and advantages.
-      rewards: of a reply.
       longest: tokens of a sampled reply.
       self_check: tries wrong first attempts again; None for none.
       judge: of open answers; None if `rewards.open_answer` is not "judge".
@@ -100,12 +94,7 @@ class Rollouts:
         return replies
 
     def __call__(self, state: TrainState, batch: Batch) -> Batch:
-        """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log.
-
-        Raises:
-          RunStopped: no reply was scored, rewards were equal within every group for 20 updates in a row, or the judge
-            cannot go on.
-        """
+        """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log."""
         number, group = len(batch["place"]), self.settings.group_size
         first = jax.process_index() * number
         replies = jax.tree.map(
@@ -168,11 +157,7 @@ class Rollouts:
         return found
 
     def reward_all(self, replies: Sequence[tuple[VqaRecord, np.ndarray]]) -> list[Rewards]:
-        """Return the rewards of the tokens of this process's replies, each with its record.
-
-        Raises:
-          RunStopped: the judge cannot go on.
-        """
+        """Return the rewards of the tokens of this process's replies, each with its record."""
         read = [(record, self.read(tokens)) for record, tokens in replies]
         judged = [None] * len(read) if self.judge is None else self.judge(read)
         consistency = stage_consistency if self.rewards.consistency_weight else None
@@ -186,11 +171,7 @@ class Rollouts:
         return read_reply(self.tokenizer.decode(tokens.tolist()), self.dialect, with_thinking=self.with_thinking)
 
     def compare(self, totals: Float[np.ndarray, "prompt rollout"], *, step: int) -> Float[np.ndarray, "prompt rollout"]:
-        """Return the advantages of all prompts.
-
-        Raises:
-          RunStopped: no reply was scored, or rewards were equal within every group for 20 updates in a row.
-        """
+        """Return the advantages of all prompts."""
         if np.isnan(totals).all():
             raise RunStopped(f"step {step}: none of {totals.size} replies was scored (rewards are NaN)")
         if self.settings.shuffle_rewards:

@@ -21,11 +21,7 @@ _SETTINGS = {"--max-tokens": "judge_cap", "--base-url": "judge_url", "--model": 
 
 
 def make_judge(settings: RewardsSettings, workdir: pathlib.Path) -> Judge:
-    """Return the judge of this process, with its ledger in the workdir and its share of the cap.
-
-    Raises:
-      BadInput: address or model cannot be used, or the cap has no token for each process.
-    """
+    """Return the judge of this process, with its ledger in the workdir and its share of the cap."""
     number, folder = jax.process_count(), workdir / LEDGER_FOLDER
     if 0 < settings.judge_cap < number:
         raise BadInput(f"config.rewards.judge_cap: {settings.judge_cap} is below the number of processes, {number}")
@@ -46,7 +42,6 @@ class JudgedRewards:
     Equal replies to a question are asked about once, and never again: a resumed run reads the ledger.
 
     Args:
-      judge: endpoint, ledger and cap.
       ill_formed: of the rewards; with "nothing" replies that break the grammar are not judged, since they earn nothing.
     """
 
@@ -55,12 +50,7 @@ class JudgedRewards:
         self._session = open_answer_session(judge)
 
     def __call__(self, replies: Iterable[tuple[VqaRecord, Reply]]) -> list[Judged | None]:
-        """Return the rating of each reply; None without a usable one, and where none is needed. Collective.
-
-        Raises:
-          RunStopped: cap reached, or three requests given up in a row, in any process; the ledger keeps all answers.
-          BadInput: no request can succeed with this key, address or model.
-        """
+        """Return the rating of each reply; None without a usable one, and where none is needed. Collective."""
         exchanges = [make_exchange(*each) if self._is_judged(*each) else None for each in replies]
         asked = {exchange.text: exchange for exchange in exchanges if exchange is not None}
         found, stopped = list[Judged | None](), None

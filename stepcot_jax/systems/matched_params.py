@@ -27,9 +27,7 @@ class Matched:
     """Parameters, some of them taken over.
 
     Attributes:
-      params: of the new networks.
       num_taken: numbers that were taken over.
-      num_all: numbers in `params`.
       answers: by step that both chains have, the answers that both have.
       fresh: steps, answers, and networks that have no counterpart, as lines of text.
       misfits: parameters whose counterpart has another shape, with both shapes.
@@ -44,14 +42,7 @@ class Matched:
 
 
 def match_params(found: Params, like: Params, *, found_chain: Chain, chain: Chain) -> Matched:
-    """Return fresh parameters with those of other networks put in wherever name and shape fit.
-
-    Args:
-      found: parameters to take over; a network that it lacks stays fresh.
-      like: fresh parameters of the new networks, which keep their types.
-      found_chain: steps that `found` was trained on.
-      chain: steps of the new networks.
-    """
+    """Return fresh parameters with those of other networks put in wherever name and shape fit."""
     source, fresh = flatten_dict(found, sep="/"), flatten_dict(like, sep="/")
     places = _match_steps(found_chain, chain)
     leaves, misfits, taken = {}, [], 0

@@ -26,8 +26,6 @@ class Networks(flax.struct.PyTreeNode):
     """The modules of a run; all static.
 
     Attributes:
-      teacher: the graph-attention teacher.
-      student: the chain student.
       image_encoder: images -> features, trained with the teacher; None if batches carry features.
       projection_width: width of the space in which channel alignment compares teacher and student.
       remat: compute the image encoder's activations again in the backward pass instead of keeping them.
@@ -43,13 +41,7 @@ class Networks(flax.struct.PyTreeNode):
 
 
 def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
-    """Return the modules that the settings describe.
-
-    Args:
-      settings: sizes, dropout rates and compute dtype.
-      chain: of the data; gives the answers of each step.
-      image_encoder: trained along with the teacher; None if batches carry features.
-    """
+    """Return the modules that the settings describe."""
     teacher, student, dtype = settings.teacher, settings.student, jnp.dtype(settings.training.compute_dtype)
     if image_encoder is not None and dtype != jnp.float32:
         image_encoder = image_encoder.clone(dtype=dtype)
@@ -86,8 +78,6 @@ def init_params(networks: Networks, *, key: Array, batch: Batch, text_features: 
     Compiled as a whole: operation by operation it takes about 1.7 times as long, for the same bits.
 
     Args:
-      networks: the modules.
-      key: random key.
       batch: an example with "image_features" [case, width], or "images" [case, height, width, 3] if there is an image
         encoder; only its shape matters.
       text_features: [step, width] or [case, step, width]; None without text.
@@ -200,9 +190,6 @@ def predict_logits(networks: Networks, names: Sequence[str], params: Params, bat
     """Return padded logits [case, step, answer] of the named networks, without dropout.
 
     Args:
-      networks: the modules.
-      names: of "teacher", "student" and "baseline".
-      params: of all parts that the named networks need.
       batch: "images" or "image_features" [case, width], "text_features" [step, width] for a teacher with text and for
         the baseline, and "given_answers" (`models.given`) if any are given to teacher and student.
     """
@@ -222,11 +209,7 @@ def predict_logits(networks: Networks, names: Sequence[str], params: Params, bat
 
 
 def read_as_baseline(networks: Networks, params: Params, image_features: Array, text_features: Array | None) -> Array:
-    """Return the baseline's padded logits [case, step, answer].
-
-    Raises:
-      ValueError: there is no baseline or no text.
-    """
+    """Return the baseline's padded logits [case, step, answer]."""
     if networks.baseline is None or text_features is None:
         missing = "networks.baseline" if networks.baseline is None else "batch['text_features']"
         raise ValueError(f"{missing} is required: the baseline tells the steps apart by their prompts")
@@ -260,12 +243,7 @@ def make_read_given(
     """Return a function from given answers to logits of fixed cases, whose images are encoded once.
 
     Args:
-      networks: the modules.
-      name: "teacher" or "student".
-      params: with that network's.
-      image_features: [case, width].
       text_features: [step, width]; None without text.
-      num_at_once: rows (variants times cases) of a call of the network.
 
     Returns:
       Given answers float32 [variant, case, step, answer] (zeros to predict) -> padded logits of the same shape.

@@ -35,9 +35,6 @@ class PolicySystem(System):
     """The phases "sft" and, with the job "grpo", "grpo" of one policy.
 
     Attributes:
-      settings: of the run.
-      policy: the network.
-      normalise: of its pictures.
       sampling: of greedy replies, for evaluation.
       sft_updates: in an epoch of fine-tuning.
       grpo_updates: in an epoch of GRPO.

@@ -16,14 +16,7 @@ from stepcot_jax.training.system import System
 def make_system(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
-    """Return what the settings say to train, with class weights counted on the training split.
-
-    Args:
-      settings: of the run.
-      dataset: cases and splits.
-      image_encoder: trained along; None if batches carry features.
-      batches_per_epoch: updates in an epoch, for schedules over the whole run.
-    """
+    """Return what the settings say to train, with class weights counted on the training split."""
     weights = _answer_weights(settings, dataset)
     if settings.job == "baseline":
         return BaselineSystem.from_settings(

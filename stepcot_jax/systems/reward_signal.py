@@ -10,7 +10,6 @@ class RewardSignal:
 
     Attributes:
       units: what is rewarded, such as "the replies to a prompt".
-      num_updates: updates by rewards.
       num_equal: of them those whose rewards were equal within every group.
       num_unscored: of them those without any reward.
       num_in_a_row: last updates that had no signal.
@@ -25,12 +24,7 @@ class RewardSignal:
     mean: float = float("nan")
 
     def add(self, *, mean: float, differs: bool) -> None:
-        """Count an update.
-
-        Args:
-          mean: of its rewards; NaN if there are none.
-          differs: whether the rewards of any group differ.
-        """
+        """Count an update."""
         is_scored = not math.isnan(mean)
         self.num_updates += 1
         self.num_unscored += not is_scored

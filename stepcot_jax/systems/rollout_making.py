@@ -26,19 +26,7 @@ def make_rollouts(
     longest: int,
     longest_check: int,
 ) -> Rollouts:
-    """Return the host part of GRPO's updates.
-
-    Args:
-      settings: of the run.
-      policy: the network.
-      normalise: of its pictures.
-      tokenizer: of its replies.
-      records: by place.
-      devices: that sample.
-      workdir: of the run, where a judge keeps its ledger.
-      longest: tokens of a sampled reply.
-      longest_check: tokens of the longest training reply with a self-check.
-    """
+    """Return the host part of GRPO's updates."""
     judge = self_check = None
     if settings.rewards.open_answer == "judge":
         judge = JudgedRewards(make_judge(settings.rewards, workdir), ill_formed=settings.rewards.ill_formed)

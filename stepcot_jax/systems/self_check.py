@@ -30,14 +30,6 @@ class SelfCheck:
     """Samples checks and second attempts.
 
     Attributes:
-      policy: the network.
-      normalise: of its pictures.
-      tokenizer: of its replies.
-      devices: that sample.
-      settings: of the self-check.
-      group_size: rollouts of a prompt.
-      temperature: of sampling.
-      longest: tokens of an attempt.
       longest_check: tokens of a check, marks left aside.
     """
 
@@ -86,8 +78,6 @@ class SelfCheck:
         """Return the completions of this process's prompts.
 
         Args:
-          state: with the policy's parameters and the key of the update.
-          batch: "images", "prompts" and "lengths" of this process's prompts.
           replies: first attempts, [row, rollout, token].
           wrong: whether a first attempt is tried again; others get neither check nor second attempt.
         """

@@ -38,13 +38,9 @@ class PackedRows:
     """Rows of a fine-tuning batch from the numbers of their packs.
 
     Attributes:
-      dataset: records and images.
       encoded: tokens of each record of the training split, by its place.
       packs: places of the records of each pack, all of one image.
-      length: tokens of a row.
-      part_weights: of answer and reasoning.
       rows: of a global batch that this process loads.
-      see: applied to their pictures.
     """
 
     dataset: VqaDataset
@@ -88,28 +84,14 @@ class OneBatch(grain.transforms.MapWithIndex):
 
 
 def draw_batches(number: int, *, batch_size: int, seed: int, make: Callable[[int, Any], Batch]) -> grain.MapDataset:
-    """Return endless batches; each item comes once before any repeats, in a new order each time.
-
-    Args:
-      number: of items.
-      batch_size: rows of a global batch.
-      seed: of the order.
-      make: (update, numbers of its items) -> batch.
-    """
+    """Return endless batches; each item comes once before any repeats, in a new order each time."""
     order = grain.MapDataset.range(number).seed(seed).shuffle().repeat()
     return order.batch(batch_size, drop_remainder=True).map_with_index(OneBatch(make))
 
 
 @dataclasses.dataclass(frozen=True)
 class SftUpdate:
-    """One device's update of fine-tuning.
-
-    Attributes:
-      policy: the network.
-      normalise: of its pictures.
-      optimizer: of all its parameters.
-      settings: with the reduction.
-    """
+    """One device's update of fine-tuning."""
 
     policy: AnyPolicy
     normalise: Normalise

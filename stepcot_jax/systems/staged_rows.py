@@ -40,12 +40,9 @@ class StagedRows:
     """Rows of a fine-tuning batch; `read` is for reading ahead, the call is the phase's `collect`.
 
     Attributes:
-      dataset: records and images.
       places: of the record of each number that is drawn.
-      views: of the training split.
       encoded: tokens of each view, by its record's place and whether it is hard.
       part_weights: of answer and reasoning, at the stages easy and medium.
-      curriculum: the schedule.
       rows: of a global batch that this process loads.
       see: applied to their pictures, once boxes are drawn.
     """
@@ -119,11 +116,7 @@ class StagedRows:
 
 
 def make_views(settings: Settings, dataset: VqaDataset) -> StageViews:
-    """Return the views of the training split.
-
-    Raises:
-      BadInput: the schedule has a hard stage and the dialect has no reply of the answer alone.
-    """
+    """Return the views of the training split."""
     dialect = settings.vqa.dialect
     if may_be_hard(settings.curriculum) and dialect not in DIALECTS_WITH_HARD:
         raise BadInput(
@@ -164,16 +157,7 @@ def make_staged_rows(
     """Return the rows of a run's fine-tuning.
 
     Args:
-      settings: of the run, with a curriculum.
-      dataset: records and images.
-      tokenizer: of prompts and replies.
       encoded: tokens of the training split by place, as the stages easy and medium show them.
-      places: of the record of each number that is drawn.
-      rows: of a global batch that this process loads.
-      see: applied to their pictures.
-
-    Raises:
-      BadInput: the schedule needs a reply that the dialect does not have, or a word is not in the vocabulary.
     """
     views = make_views(settings, dataset)
     encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=False)

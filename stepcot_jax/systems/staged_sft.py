@@ -36,10 +36,6 @@ class Curriculum:
     """The schedule of a run, and its state as arrays.
 
     Attributes:
-      settings: of the schedule.
-      num_epochs: of fine-tuning.
-      updates_per_epoch: of fine-tuning.
-      seed: of the run.
       domains: of the training records, see `stage_views.domain_of`; distinct, without "".
     """
 
@@ -115,9 +111,6 @@ class StagedSftUpdate(SftUpdate):
 
     Rows have, beside those of `SftUpdate`, "domains" and "stages" int32 [row]: numbers of the domain, `NO_DOMAIN` for
     none, and of the stage shown.
-
-    Attributes:
-      num_domains: of the curriculum.
     """
 
     num_domains: int

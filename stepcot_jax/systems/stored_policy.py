@@ -55,16 +55,10 @@ class StoredPolicy:
     """The trained policy of a run.
 
     Attributes:
-      workdir: of the run.
-      settings: of the run.
-      network: the module.
       params: its parameters, as its `apply` takes them: float32, matrices of a Qwen2.5-VL in its compute dtype.
       source: config, tokenizer and preprocessing of the Qwen2.5-VL that the run started from; None without.
       patches: of the frozen encoder that the network reads; None if the network reads pictures.
-      tokenizer: of prompts and replies.
-      lengths: of prompts and replies.
       phase: that ended with these weights, "sft" or "grpo".
-      step: update of these weights.
     """
 
     workdir: pathlib.Path
@@ -94,13 +88,9 @@ def read_policy(
     """Read the policy of a run, or of an export of one.
 
     Args:
-      workdir: what `stepcot_jax.main` wrote for the job "sft" or "grpo", or `stepcot_jax.export` of it.
       phase: whose best weights, "sft" or "grpo"; None for the last phase that was validated.
       for_training: leave the parameters as they were saved, NumPy arrays; False puts them on the default device.
       patches: what the run that is to be trained reads, which must be as here; without `for_training` they are loaded.
-
-    Raises:
-      BadInput: a file of the workdir is missing, damaged or does not fit the others, or the run trains no policy.
     """
     settings = read_run_settings(workdir)
     if settings.job not in POLICY_JOBS:
@@ -173,16 +163,7 @@ def _load_patches(workdir: pathlib.Path, settings: Settings, carried: "_Carried 
 
 
 def check_encoder(workdir: pathlib.Path, lengths: PolicyLengths, patches: PatchInput | None) -> None:
-    """Refuse a frozen encoder that is not the one whose patches a policy has learnt to read.
-
-    Args:
-      workdir: of the policy's run.
-      lengths: of its policy.json.
-      patches: that the policy is to read; None for none.
-
-    Raises:
-      BadInput: the encoder, its preprocessing or the dtype of its patches is another; or only one has an encoder.
-    """
+    """Refuse a frozen encoder that is not the one whose patches a policy has learnt to read."""
     found = "" if patches is None else patches.digest
     if found != lengths.image_encoder:
         expected = f"digest {lengths.image_encoder[:12]}" if lengths.image_encoder else "none"

@@ -64,11 +64,7 @@ WITH_LARGE_MODELS = ("diagnosis", "steps")
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:
-    """Return the tables that the command line names.
-
-    Raises:
-      BadInput: it names none, or an unknown one.
-    """
+    """Return the tables that the command line names."""
     known = f"{', '.join((*NAMES, *PUBLISHED_NAMES))} or all"
     if not arguments:
         raise BadInput(f"NAME is required (one or more of {known})")
@@ -84,11 +80,7 @@ def read_names(arguments: list[str]) -> tuple[str, ...]:
 
 
 def read_encoders(entries: list[str]) -> dict[str, str]:
-    """Return encoders by name from NAME=WEIGHTS entries.
-
-    Raises:
-      BadInput: an entry has another form, or a name comes twice.
-    """
+    """Return encoders by name from NAME=WEIGHTS entries."""
     encoders: dict[str, str] = {}
     for entry in entries:
         name, separator, weights = entry.partition("=")
@@ -101,11 +93,7 @@ def read_encoders(entries: list[str]) -> dict[str, str]:
 
 
 def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
-    """Return the seeds; the config's without any.
-
-    Raises:
-      BadInput: one is not a whole number from 0.
-    """
+    """Return the seeds; the config's without any."""
     for entry in entries:
         if not entry.strip().isdecimal():
             raise BadInput(f"--seeds: {entry!r} is not a whole number from 0, as in --seeds=0,1,2")
@@ -115,17 +103,7 @@ def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
 def make_tables(
     names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path | str
 ) -> list[str]:
-    """Run the unfinished cells, then make and write the tables.
-
-    Args:
-      names: of `NAMES` and `PUBLISHED_NAMES`.
-      plan: settings, seeds, encoders and cells; None for published figures alone, of `PUBLISHED_NAMES`.
-      command: the command line, for the tables' notes.
-      folder: for the tables; also gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-
-    Returns:
-      The names of the files.
-    """
+    """Run the unfinished cells, then make and write the tables."""
     # Imported here: jax takes seconds, and --help and a wrong flag should not.
     from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.terminal import Terminal

@@ -40,8 +40,6 @@ class Weights:
     """Networks with weights.
 
     Attributes:
-      settings: of the run.
-      chain: the steps.
       networks: the modules; without an image encoder where that is frozen.
       params: by network, the whole parameter tree at its best step.
       text_features: float32 [step, width]; None without text.
@@ -55,15 +53,7 @@ class Weights:
 
 
 def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
-    """Load the best weights of a finished run.
-
-    Args:
-      folder: its workdir.
-      names: of the networks, such as "teacher" or "baseline".
-
-    Raises:
-      BadInput: a file of the workdir is missing or damaged, or the run has no such network.
-    """
+    """Load the best weights of a finished run."""
     settings, stored = read_settings(folder / "settings.json"), read_reading(folder)
     along = None if settings.image_encoder.is_frozen else make_resnet(settings.image_encoder.name)
     latest, best = read_best(folder / "checkpoints")
@@ -83,9 +73,6 @@ def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings)
     Args:
       predict: from a prepared batch, with "labels" and "images" or "image_features", to logits [case, step, answer] by
         model name.
-      inputs: the cases.
-      split: "train", "val", "test", or "all" for the cases of all three.
-      settings: of the run; gives batch size and threads.
     """
     dataset = inputs.dataset
     if split == "all":
@@ -101,7 +88,6 @@ def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
     """Return a function that predicts with the teacher, given the true answers of the first steps.
 
     Args:
-      trained: weights of a teacher.
       counts: numbers of first steps whose answers are given; for each there is a model "NUMBER given".
 
     Returns:

@@ -37,15 +37,7 @@ _OF_RECORDS = {".json", ".jsonl", ".csv"}
 
 
 def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Return the settings with some keys changed, and validated.
-
-    Args:
-      settings: the base.
-      changes: values by full name without "config", such as {"teacher.memory": False}.
-
-    Raises:
-      BadInput: a key is unknown or a value is not accepted.
-    """
+    """Return the settings with some keys changed, and validated."""
     return load_settings(dataclasses.asdict(settings), **changes)
 
 
@@ -54,7 +46,6 @@ class Cell:
     """One run that tables are made from.
 
     Attributes:
-      name: for messages.
       settings: of the run, including its seed.
       prepare: makes inputs of the run from earlier cells, such as features; None if not needed.
     """
@@ -70,7 +61,6 @@ class Cells:
     Args:
       workdir: of the tables; a cell's folder is `cells/DIGEST` in it. On a store each cell is a run with a workdir
         there, see `places.StorePlace`.
-      terminal: for progress.
 
     Attributes:
       place: the workdir as the user names it, without a slash at its end.
@@ -113,15 +103,7 @@ class Cells:
         return make_place(self.source(cell), say=self._terminal.say)
 
     def make_folder(self, name: str, make: Callable[[pathlib.Path], None]) -> None:
-        """Make a folder that cells read, such as an encoder's, unless it is there.
-
-        Args:
-          name: below the workdir.
-          make: writes to a folder; one that is complete it leaves.
-
-        Raises:
-          BadInput: it cannot be made.
-        """
+        """Make a folder that cells read, such as an encoder's, unless it is there."""
         if not self._is_on_store:
             make(self.workdir / name)
         elif not is_whole(StoreFolder(self.name(name))):
@@ -137,11 +119,7 @@ class Cells:
         return all((folder / name).is_file() for name in ("report.json", *results))
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run the unfinished cells in order, each once; interrupted ones resume.
-
-        Raises:
-          BadInput: a run refuses its settings or data, or a cell's records have changed; names the cell.
-        """
+        """Run the unfinished cells in order, each once; interrupted ones resume."""
         by_digest = {self.digest(cell): cell for cell in reversed(cells)}  # of equal ones the first stays
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
         if self._is_on_store:
@@ -201,19 +179,11 @@ class Cells:
         return vary(settings, {"features.folder": settings.features.folder or self.name("features")})
 
     def chain(self, cell: Cell) -> Chain:
-        """Return the steps of a finished cell.
-
-        Raises:
-          BadInput: the cell's stored questions cannot be read.
-        """
+        """Return the steps of a finished cell."""
         return read_reading(self.folder(cell)).chain
 
     def predictions(self, cell: Cell, split: str = "test") -> SplitPredictions:
-        """Return the predictions of a finished cell on a split, of each network's best weights.
-
-        Raises:
-          BadInput: the file cannot be read.
-        """
+        """Return the predictions of a finished cell on a split, of each network's best weights."""
         return read_predictions(self.folder(cell) / "predictions" / f"{split}.npz", self.chain(cell))
 
 

@@ -37,9 +37,6 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
 
     Args:
       parts: by new name, predictions and the model's name there; the first part has all labels.
-
-    Raises:
-      BadInput: the runs were not measured on the same cases.
     """
     first = next(iter(parts.values()))[0]
     known = dict(zip(first.facts["case_id"].tolist(), first.predictions.labels, strict=True))
@@ -73,8 +70,6 @@ class Comparison:
 
     Attributes:
       splits: for each seed the models' predictions, all with the same models and cases.
-      chain: the steps.
-      num_resamples: of every bootstrap.
     """
 
     splits: Sequence[SplitPredictions]

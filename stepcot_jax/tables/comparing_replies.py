@@ -32,7 +32,6 @@ class ReplyComparison:
 
     Attributes:
       splits: for each seed the models' scored replies by name, all with the same models and questions.
-      num_resamples: of every bootstrap.
     """
 
     splits: Sequence[Mapping[str, ScoredReplies]]
@@ -92,12 +91,7 @@ class ReplyComparison:
 def tabulate_differences(
     comparison: ReplyComparison, pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[Column, ...], tuple[tuple[Entry, ...], ...]]:
-    """Return columns and rows of paired differences, with verdicts on mean A, V and V on findings.
-
-    Args:
-      comparison: of the models.
-      pairs: first and second model of each row.
-    """
+    """Return columns and rows of paired differences, with verdicts on mean A, V and V on findings."""
     said = comparison.verdicts([(*pair, key) for pair in pairs for _, key in JUDGED])
     rows = []
     for place, pair in enumerate(pairs):

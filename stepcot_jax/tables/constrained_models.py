@@ -50,7 +50,6 @@ class Level(msgspec.Struct, frozen=True):
     """One variant at one level.
 
     Attributes:
-      variant: "constraints", "own" or "true".
       level: number of steps that are constraints.
       diagnosis: figures of the diagnosis by name; a reply without a readable answer is wrong.
       differences: figures less those of level 0, in the same resamples; empty at level 0.
@@ -59,7 +58,6 @@ class Level(msgspec.Struct, frozen=True):
       followed: shares by name: prompts and instructions, strict and loose, and readable diagnoses.
       right: accuracy of the diagnosis where every constraint was followed ("followed") and where not ("broken").
       steps: figures of each step that was asked, by its name.
-      constraints: by kind.
       confusion: number of cases [truth, answer] of the diagnosis; the last column counts unreadable ones.
     """
 
@@ -80,10 +78,6 @@ class Constrained(msgspec.Struct, frozen=True, kw_only=True):
     """A model put through the levels.
 
     Attributes:
-      format: of the file.
-      model: its name.
-      about: how it was asked.
-      source: the cases, in words.
       prompt: digest of the prompts' texts.
       lists_diagnoses: whether the options of the diagnosis were listed below the last level.
       steps: name and options of each step.
@@ -92,7 +86,6 @@ class Constrained(msgspec.Struct, frozen=True, kw_only=True):
       num_missing: number of dialogues without a reply, such as refused ones.
       num_cut: number of replies that were cut at the limit of their length.
       cases: SHA-256 of the cases' ids, by `digest_cases`.
-      levels: results, level 0 first.
     """
 
     format: str = FORMAT
@@ -126,11 +119,7 @@ def write_constrained(folder: Path, found: Constrained) -> None:
 
 
 def read_constrained(path: Path) -> Constrained:
-    """Read a file of `write_constrained`, or that of a folder.
-
-    Raises:
-      BadInput: the file is missing, damaged or of another format, or lacks level 0.
-    """
+    """Read a file of `write_constrained`, or that of a folder."""
     path = path / FILE_NAME if path.is_dir() else path
     found = read_json(path, Constrained, accepted=_EXPECTED, max_bytes=_MAX_BYTES)
     if found.format != FORMAT:

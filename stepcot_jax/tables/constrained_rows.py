@@ -45,11 +45,7 @@ def make_evidence(found: Constrained, level: Level, metrics: Sequence[str]) -> l
 
 
 def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
-    """Require that large models answered the questions of a table.
-
-    Raises:
-      BadInput: the steps or their options differ.
-    """
+    """Require that large models answered the questions of a table."""
     for found in models:
         difference = describe_difference([(name, tuple(options)) for name, options in found.steps], chain)
         if difference:

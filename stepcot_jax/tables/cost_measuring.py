@@ -53,12 +53,7 @@ class Cost:
 
 
 def measure_apart(arguments: Sequence[str]) -> Cost:
-    """Measure a cost in a new process.
-
-    Raises:
-      BadInput: the process refused its input; has its message.
-      RuntimeError: the process failed.
-    """
+    """Measure a cost in a new process."""
     command = [sys.executable, "-m", "stepcot_jax.tables.cost_measuring", *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
     if found.returncode == 2:

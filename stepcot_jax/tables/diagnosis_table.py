@@ -79,14 +79,8 @@ def compare_supervision(
 ) -> tuple[list[dict[str, list[Entry]]], list[str]]:
     """Compare the baselines with and without the intermediate steps, each on the same cases.
 
-    Args:
-      comparisons: of the last step, with models "ENCODER, with steps" and "ENCODER, without steps".
-      encoders: their names.
-      besides: further differences of the same table.
-
     Returns:
       For each comparison, by encoder, the differences in all figures and then their verdicts; and the verdicts on the
-      further differences. All are corrected together.
     """
     asked = [
         (comparison, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))

@@ -116,11 +116,6 @@ def predict_from_answers(
     Where no training case has them, the earliest answer is left out, and so on. Of equally frequent answers the first
     is taken. A missing answer counts as an answer of its own.
 
-    Args:
-      train: labels to count.
-      asked: labels of the cases to predict; only those before `step` are used.
-      step: position of the step.
-
     Returns:
       A label for each case, `NOT_ANNOTATED` if no training case has the step annotated.
 

@@ -31,7 +31,6 @@ class Encoder:
     """An image encoder of a baseline.
 
     Attributes:
-      name: for the tables.
       changes: of the settings, see `cells.vary`.
       prepare: makes the files that the changes name; None if they exist.
       note: for the table; "" for none.
@@ -50,9 +49,6 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
     frozen after the teacher's training, and a vision transformer with random weights as the floor. The user's follow.
 
     Args:
-      settings: of the config.
-      cells: the runs and their workdir.
-      main: the cell whose teacher trained an encoder.
       named: by name, a folder or id of weights, or a folder of imported features.
     """
     own = settings.image_encoder
@@ -145,12 +141,7 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
 
 
 def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
-    """Write a small CLIP image tower with random weights as a checkpoint folder.
-
-    Args:
-      folder: created if missing; existing weights stay.
-      seed: of the weights.
-    """
+    """Write a small CLIP image tower with random weights as a checkpoint folder."""
     from safetensors.numpy import save_file
 
     from stepcot_jax.encoders.architecture import recognise

@@ -36,16 +36,8 @@ def _cell(plan: Plan, fold: str, seed: int) -> Cell:
 def pool_folds(folds: Mapping[str, SplitPredictions], models: Sequence[str]) -> SplitPredictions:
     """Join the test cases of all folds, and add a model that always gives the most frequent answer.
 
-    Args:
-      folds: by name, the predictions on the fold's test cases.
-      models: names of the models to keep.
-
     Returns:
       All cases with the models and `CONSTANT`, whose answers in a fold are the most frequent of the other folds' cases:
-      it sees no test case.
-
-    Raises:
-      BadInput: a case is in several folds.
     """
     first_of: dict[str, str] = {}
     for fold, split in folds.items():

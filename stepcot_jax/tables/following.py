@@ -49,9 +49,6 @@ class Readers:
     Attributes:
       read: by network; those with the suffix " and pairs" add log-ratios.
       counted: the baseline that sees no picture.
-      labels: [case, step].
-      patients: [case].
-      rules: of the training chains.
     """
 
     read: Mapping[str, ReadGiven]
@@ -106,11 +103,7 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     """Give a network true, hesitant, careless and foreign answers to all steps but the last.
 
     Args:
-      read: the network.
       labels: [case, step], negative where not annotated; such an answer is not given.
-      chain: the steps.
-      rules: of the training chains.
-      seed: of wrong answers and of the other cases.
     """
     rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
     others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
@@ -171,11 +164,7 @@ def tabulate_following(
     """Return columns and rows: what trainings cost without help, how they follow, and how far wrong answers mislead.
 
     Args:
-      plan: seeds and resamples.
-      chain: the steps.
       cells: by training, the first of which is the base of the differences, a finished cell for each seed.
-      followed: by training and network, for each seed.
-      patients: [case].
     """
     splits = []
     for of_seed in zip(*cells.values(), strict=True):

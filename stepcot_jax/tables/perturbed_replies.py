@@ -40,16 +40,7 @@ class PerturbedReplies:
 
 
 def answer_rounds(folder: pathlib.Path, records: Sequence[VqaRecord], *, num_rounds: int) -> PerturbedReplies:
-    """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused.
-
-    Args:
-      folder: workdir of the run.
-      records: its test records.
-      num_rounds: of perturbations.
-
-    Raises:
-      BadInput: a file of the run cannot be read, or its pictures are no longer those of the records.
-    """
+    """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
     settings = read_settings(folder / "settings.json")
     perturbed = [perturb_records(records, seed=ROUND_SEED, round_number=number + 1) for number in range(num_rounds)]
     places = [folder / FOLDER / f"replies_{number + 1}.jsonl" for number in range(num_rounds)]

@@ -32,10 +32,8 @@ class Plan:
     Attributes:
       settings: of the full teacher and student; the job is "distill".
       seeds: of the runs of each cell.
-      cells: the runs.
       named_encoders: encoders given by the user, by name: a folder, a Hugging Face id or a folder of imported features.
       target: settings whose data the transfer table reads; None for the phantom's held-out styles.
-      num_resamples: of every bootstrap.
       constrained: large models put through the steps, for the rows beside the trained networks.
     """
 
@@ -71,9 +69,6 @@ class Plan:
 
         Args:
           list_parts: seed -> each model's name in the comparison -> its cell and its name there; full model first.
-
-        Raises:
-          BadInput: predictions cannot be read, or were not measured on the same cases.
         """
         splits = []
         for seed in self.seeds:

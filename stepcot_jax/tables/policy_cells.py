@@ -43,25 +43,12 @@ def make_scoring(settings: Settings) -> ScoringSettings:
 
 
 def read_test_records(plan: Plan, cell: Cell) -> list[VqaRecord]:
-    """Return the test records of a finished cell; boxes are in pixels of the picture that the policy sees.
-
-    Raises:
-      BadInput: the file cannot be read.
-    """
+    """Return the test records of a finished cell; boxes are in pixels of the picture that the policy sees."""
     return list(read_vqa_records(plan.cells.folder(cell) / TEST_RECORDS).records)
 
 
 def score_cell(plan: Plan, cell: Cell, records: Sequence[VqaRecord]) -> list[ReplyScore]:
-    """Score the replies of a finished cell with its best weights.
-
-    Args:
-      plan: the cells.
-      cell: the finished cell.
-      records: test records that every row of a table was asked about.
-
-    Raises:
-      BadInput: a file cannot be read, or the cell has other test records.
-    """
+    """Score the replies of a finished cell with its best weights."""
     folder = plan.cells.folder(cell)
     if read_test_records(plan, cell) != list(records):
         raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
@@ -72,11 +59,7 @@ def score_cell(plan: Plan, cell: Cell, records: Sequence[VqaRecord]) -> list[Rep
 
 
 def score_constant(settings: Settings, records: Sequence[VqaRecord]) -> list[ReplyScore]:
-    """Score the majority answer with the constant box of the training split.
-
-    Raises:
-      BadInput: the training split has no record.
-    """
+    """Score the majority answer with the constant box of the training split."""
     scores, remark = score_baseline(load_training_records(settings), records, make_scoring(settings))
     if scores is None:
         raise BadInput(remark)

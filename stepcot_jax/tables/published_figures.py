@@ -28,10 +28,6 @@ COMPONENT_ACCURACY: dict[str, dict[str, float]] = {
 def step_figures(model: str, step: str) -> dict[str, float]:
     """Return a model's figures at a step by metric: of Tables 6 and 9, and at the diagnosis of Table 3.
 
-    Args:
-      model: its name in tables: "teacher", "student", "teacher without memory", or "ENCODER, with steps".
-      step: its name.
-
     >>> step_figures("teacher", "Detection"), step_figures("student", "Morphologic feature")
     ({'accuracy': 0.918}, {})
     """

@@ -32,11 +32,7 @@ class Reference:
 
 
 def make_reference(name: str) -> Reference:
-    """Make one of `REFERENCES`, ready to run.
-
-    Raises:
-      KeyError: the name is not one of them.
-    """
+    """Make one of `REFERENCES`, ready to run."""
     from stepcot_jax.encoders.load import count_parameters
 
     networks = _make_networks(name)
@@ -82,10 +78,6 @@ def count_multiply_adds(function: Callable[..., Any], *inputs: Any) -> int:
     Results that nothing uses do not count, as XLA leaves them out. A loop of known length counts as often as it runs,
     one of unknown length once, and of a condition all branches. Twice the number is about the number of floating-point
     operations.
-
-    Args:
-      function: traceable by JAX.
-      *inputs: arrays or `jax.ShapeDtypeStruct`.
 
     >>> import jax.numpy as jnp
     >>> count_multiply_adds(lambda x: x @ jnp.ones((5, 7)), jax.ShapeDtypeStruct((3, 5), jnp.float32))

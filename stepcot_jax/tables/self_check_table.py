@@ -117,11 +117,7 @@ def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> tuple[Entry,
 
 
 def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
-    """Return the rates of `RATES`, means over the logged updates of the last epoch of GRPO; NaN without a check.
-
-    Raises:
-      BadInput: the log cannot be read, or has no such number.
-    """
+    """Return the rates of `RATES`, means over the logged updates of the last epoch of GRPO; NaN without a check."""
     path = plan.cells.folder(cell) / METRICS_FILE
     entries = [entry for entry in read_metrics(path) if entry["kind"] == "train"]
     last = [entry for entry in entries if entry["epoch"] == entries[-1]["epoch"]]

@@ -35,11 +35,7 @@ def tabulate_steps(
     seeds: tuple[int, ...],
     large: Sequence[Constrained] = (),
 ) -> Table:
-    """Make a table of all figures of each model and step, with published ones and the best constant answer.
-
-    Raises:
-      BadInput: a large model answered other questions.
-    """
+    """Make a table of all figures of each model and step, with published ones and the best constant answer."""
     check_chain(large, comparison.chain)
     found = [step_figures(model, step.name) for step in comparison.chain.steps for model in models]
     shown = [figure for figure in FIGURES if any(figure in figures for figures in found)]

@@ -25,17 +25,8 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
 
     Options are matched by text, case and spacing folded. The options of other steps may differ.
 
-    Args:
-      dataset: the cases.
-      chain: of the networks.
-      name: of the data, for messages.
-
     Returns:
       The cases under the other chain, where those whose answer it lacks are in no split; and a sentence on the cases
-      and records that are left out, "" without any.
-
-    Raises:
-      BadInput: the other chain lacks every answer that the cases have.
     """
     own, known = dataset.chain.steps[-1], chain.steps[-1]
     by_text = {fold(option): label for label, option in enumerate(known.options)}
@@ -74,14 +65,6 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
     Patients are compared by id within one data root, or within phantoms of one seed; elsewhere equal ids mean nothing.
     Images are compared by file content; with a phantom, which has no files, by their pixels after preprocessing; with
     imported features by path.
-
-    Args:
-      source: settings of the networks' run.
-      target: the same with the target's data.
-      name: of the target, for messages.
-
-    Raises:
-      BadInput: a patient or an image is in the source's train or val split, or the chain lacks every answer.
     """
     by_path = source.image_encoder.name == "imported"
     are_phantoms = source.data.source == target.data.source == "phantom"

@@ -31,11 +31,7 @@ _PUBLISHED = (
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Return teacher, student, and baselines without and with the intermediate steps, trained on the source alone.
-
-    Raises:
-      BadInput: the target shares patients or images with the training data, or shares no answer.
-    """
+    """Return teacher, student, and baselines without and with the intermediate steps, trained on the source alone."""
     _check_targets(plan)
     return [cell for seed in plan.seeds for cell in (_main(plan, seed), *_baselines(plan, seed).values())]
 

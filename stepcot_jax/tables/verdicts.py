@@ -36,7 +36,6 @@ class Evidence:
     Attributes:
       difference: the mean over the training runs, with its interval by patient.
       values: the difference in each training run.
-      num_patients: number of annotated patients.
       p: of a test that it must pass too; None without one.
     """
 

@@ -31,7 +31,6 @@ class Figure:
     Attributes:
       value: the number; NaN where undefined.
       low: lower end of its interval; None without one.
-      high: upper end.
       deviation: sample standard deviation over seeds; None with one seed.
     """
 
@@ -50,7 +49,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-      name: its heading.
       kind: "percent" and "points" are shares of 1, printed times 100, points with a sign.
       published: whether its figures are the paper's; they keep the paper's digits.
       recomputed: whether its figures are our arithmetic on the paper's.
@@ -92,10 +90,7 @@ class Table:
 
     Attributes:
       name: of its files, without suffix.
-      title: one line.
-      columns: its columns.
       rows: entries in the columns' order.
-      notes: remarks below the table.
       pictures: content of more files, by file name.
     """
 

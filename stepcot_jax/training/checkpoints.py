@@ -63,7 +63,6 @@ class Checkpoints:
     """The checkpoints below a folder.
 
     Args:
-      folder: where they are kept; made if missing.
       saved: called when a checkpoint is on the disk, before training goes on; None lets Orbax write in the background.
         With it, each process has a folder of its own with the same checkpoints; the first alone writes new ones.
     """
@@ -105,11 +104,7 @@ class Checkpoints:
         return self._latest if self._is_apart else self._manager.latest_step()
 
     def save(self, state: TrainState, progress: dict[str, Any], best: dict[str, Best]) -> None:
-        """Save a state with the progress that a resumed loop needs, and delete what is neither latest nor best.
-
-        Raises:
-          RunStopped: it cannot be written; earlier checkpoints stay.
-        """
+        """Save a state with the progress that a resumed loop needs, and delete what is neither latest nor best."""
         step = int(jax.device_get(state.step))
         self._policy.save({entry.step for entry in best.values()})
         progress = {**progress, "best": {name: dataclasses.asdict(entry) for name, entry in best.items()}}
@@ -136,10 +131,6 @@ class Checkpoints:
 
         Args:
           like: a state of the same shapes, or its shapes; says where the arrays go.
-          step: a saved step.
-
-        Raises:
-          BadInput: there is no such step, it cannot be restored, or its shapes differ from those of `like`.
         """
         if step not in self._manager.all_steps():
             raise BadInput(f"{self.folder}: there is no checkpoint {step}; found {self._manager.all_steps()}")
@@ -152,12 +143,6 @@ class Checkpoints:
         """Return the newest state that can be restored, its progress, and a warning for each newer one that cannot.
 
         Those are renamed to "damaged-STEP", so that the run can save these steps again; none is deleted.
-
-        Args:
-          like: see `restore`.
-
-        Raises:
-          BadInput: none can be restored, or the shapes differ from those of `like`; then nothing is renamed.
         """
         damages: dict[int, Exception] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -229,11 +214,7 @@ class Checkpoints:
         return warnings
 
     def wait(self) -> None:
-        """Wait until everything is on disk.
-
-        Raises:
-          RunStopped: something could not be written.
-        """
+        """Wait until everything is on disk."""
         with self._explain_failure("a checkpoint"):
             self._manager.wait_until_finished()
 

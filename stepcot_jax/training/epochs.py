@@ -13,11 +13,7 @@ class Plan:
     """The epochs of all phases in a row, and where an update count falls among them.
 
     Attributes:
-      phases: in order.
       stream: batches of the phases that have none of their own.
-
-    Raises:
-      ValueError: two phases have the same name; compiled updates are kept by it.
     """
 
     phases: Sequence[Phase]
@@ -72,9 +68,6 @@ class Plan:
         """Go to positions that `positions` returned after `step` updates.
 
         A stream that was added since, for phases that begin later, starts with its first batch.
-
-        Raises:
-          BadInput: they are of another number of streams.
         """
         if not self.streams:  # no phase has an epoch left
             return

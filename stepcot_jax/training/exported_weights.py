@@ -31,11 +31,7 @@ def is_export(folder: pathlib.Path) -> bool:
 
 
 def list_files(folder: pathlib.Path) -> list[str]:
-    """Return the names of the files that an export has digests of.
-
-    Raises:
-      BadInput: its SHA256SUMS cannot be read, or names a file outside of the folder.
-    """
+    """Return the names of the files that an export has digests of."""
     return list(_read_sums(folder / SUMS_FILE))
 
 
@@ -45,11 +41,7 @@ def require_read(folder: pathlib.Path) -> None:
 
 
 def require_modest(folder: pathlib.Path, **sizes: int) -> None:
-    """Refuse sizes of settings.json that would take hours to lay out; weights are compared with them afterwards.
-
-    Raises:
-      BadInput: a size is above 1024.
-    """
+    """Refuse sizes of settings.json that would take hours to lay out; weights are compared with them afterwards."""
     for name, size in sizes.items():
         if size > _MOST_LAYERS:
             raise BadInput(
@@ -58,15 +50,7 @@ def require_modest(folder: pathlib.Path, **sizes: int) -> None:
 
 
 def require_whole(folder: pathlib.Path, names: Iterable[str]) -> None:
-    """Compare files of an export with their digests.
-
-    Args:
-      folder: of the export.
-      names: of the files.
-
-    Raises:
-      BadInput: a file is missing, has no digest, or is not what was exported.
-    """
+    """Compare files of an export with their digests."""
     digests = _read_sums(folder / SUMS_FILE)
     for name in names:
         if name not in digests:
@@ -80,11 +64,7 @@ def require_whole(folder: pathlib.Path, names: Iterable[str]) -> None:
 
 
 def read_weights(folder: pathlib.Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return the tensors of .safetensors files of an export by name, float32.
-
-    Raises:
-      BadInput: a file is not whole, is no file name of the folder, or holds other types than float32.
-    """
+    """Return the tensors of .safetensors files of an export by name, float32."""
     names = list(names)
     for name in names:
         if not is_file_name(name) or not name.endswith(".safetensors"):

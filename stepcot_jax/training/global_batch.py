@@ -50,9 +50,6 @@ class GlobalBatch:
 
         Returns:
           The rows [part, row, ...], and the position in the global batch of each part's first row.
-
-        Raises:
-          ValueError: the rows cannot be divided into `num_passes` equal parts.
         """
         num_rows = len(next(iter(rows.values())))
         if num_rows % self.num_passes:
@@ -68,14 +65,7 @@ ONE_DEVICE = GlobalBatch()
 def differentiate(
     loss: Callable[[Any, dict[str, Array]], tuple[Array, Any]], params: Any, rows: dict[str, Array], whole: GlobalBatch
 ) -> tuple[Any, Any]:
-    """Return the shares of the global batch added up, and the gradients of its loss.
-
-    Args:
-      loss: (params, some rows) -> (the rows' share of the loss, shares to report).
-      params: to differentiate with respect to.
-      rows: of this device.
-      whole: with the passes over the rows.
-    """
+    """Return the shares of the global batch added up, and the gradients of its loss."""
     gradient = jax.grad(loss, has_aux=True)
     if whole.num_passes == 1:
         gradients, shares = gradient(params, rows)

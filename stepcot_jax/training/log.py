@@ -30,14 +30,7 @@ class Logger(Protocol):
 
 
 class MetricsLog:
-    """Append the numbers of a run to `metrics.jsonl`, to TensorBoard event files and to other loggers.
-
-    Args:
-      workdir: of the run.
-      first_step: entries of later steps, left by an interrupted start, are removed.
-      silent: write nothing; all processes of a run but the first are silent.
-      loggers: others that get the same numbers; closed with the log.
-    """
+    """Append the numbers of a run to `metrics.jsonl`, to TensorBoard event files and to other loggers."""
 
     def __init__(
         self, workdir: pathlib.Path, *, first_step: int, silent: bool = False, loggers: Sequence[Logger] = ()
@@ -60,11 +53,7 @@ class MetricsLog:
         self._loggers: tuple[Logger, ...] = (self._board, *loggers)
 
     def write(self, kind: str, *, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Append an entry; `kind` is "train", "val" or "test".
-
-        Raises:
-          RunStopped: it cannot be written.
-        """
+        """Append an entry; `kind` is "train", "val" or "test"."""
         if self._silent:
             return
         defined = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
@@ -77,11 +66,7 @@ class MetricsLog:
                 logger.write(named, step=step)
 
     def write_picture(self, name: str, png: bytes, *, step: int) -> None:
-        """Append a picture to the TensorBoard event file.
-
-        Raises:
-          RunStopped: it cannot be written.
-        """
+        """Append a picture to the TensorBoard event file."""
         if not self._silent:
             with self._explain_failure():
                 self._board.write_picture(name, png, step=step)

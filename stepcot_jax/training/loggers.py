@@ -32,11 +32,7 @@ _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]", re.ASCII)  # characters that it refu
 
 
 def check_loggers(settings: LoggerSettings) -> None:
-    """Refuse loggers whose packages are missing, before anything is loaded.
-
-    Raises:
-      BadInput: names the package.
-    """
+    """Refuse loggers whose packages are missing, before anything is loaded."""
     for name in settings.names:
         if importlib.util.find_spec(name) is None:
             raise BadInput(f"config.loggers.names: {name!r} is not installed: {install_extra(name)}")
@@ -45,14 +41,7 @@ def check_loggers(settings: LoggerSettings) -> None:
 def open_loggers(
     workdir: pathlib.Path, settings: Settings, *, name: str = "", say: Callable[[str], None]
 ) -> list[Logger]:
-    """Open the loggers of the settings; one that fails is named and left out.
-
-    Args:
-      workdir: of the run; offline logs lie below it.
-      settings: of the run.
-      name: of the run, unless `loggers.run` has one; default: the workdir's.
-      say: gets a line about each logger.
-    """
+    """Open the loggers of the settings; one that fails is named and left out."""
     path, found = workdir / IDS_FILE, list[Logger]()
     ids = read_json(path, dict[str, str], accepted="expected the ids of a run's loggers") if path.is_file() else {}
     title = settings.loggers.run or name or workdir.resolve().name

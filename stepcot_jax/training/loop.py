@@ -27,14 +27,10 @@ class Loop:
     """A training run.
 
     Attributes:
-      system: what is trained.
       plan: its phases and their batches.
       compile_update: (phase, state, batch on the devices or its shapes) -> the compiled update.
       prepare: a host batch -> what an update takes, on the devices.
       validate: state -> score of each network; NaN where it is undefined.
-      checkpoints: where states are kept.
-      metrics: where numbers are logged.
-      terminal: where progress is shown.
       batch_size: cases in a batch, for the rate.
       log_every: updates between two looks at the losses, the only host synchronisation inside an epoch.
       best_by: "each" keeps the best of each network by its own score, "mean" by the mean over the networks.
@@ -44,7 +40,6 @@ class Loop:
       asked_to_end: returns whether the run is to save and end.
       keep: what else a checkpoint keeps, such as the settings.
       compiled: updates compiled ahead, by the phase's name.
-      profiler: traces some updates.
       pictures: number of updates -> PNG files by name, to be logged after the validation there.
     """
 
@@ -72,17 +67,10 @@ class Loop:
         """Train from `state` to the end of the last phase.
 
         Args:
-          state: where to start; it is donated.
           progress: what a checkpoint kept beside the state; None at the start of a run.
 
         Returns:
           The last state, and the best score of each network with the step whose checkpoint holds its weights.
-
-        Raises:
-          BadInput: the checkpoint has positions of another number of streams.
-          RunStopped: a number is not finite, or a checkpoint cannot be written; the checkpoints hold the last good
-            state.
-          Preempted: the run was asked to end, and has saved.
         """
         step = int(jax.device_get(state.step))
         self._best: dict[str, Best] = {}

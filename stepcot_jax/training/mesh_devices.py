@@ -18,17 +18,7 @@ DATA, MODEL = "data", "model"
 
 
 class MeshDevices(Devices):
-    """The devices of a run as a mesh.
-
-    Args:
-      place: (tree of arrays or shapes, mesh) -> the sharding of each.
-      num_devices: see `Devices`.
-      model_devices: devices along `model`, a divisor of the devices of a process.
-      num_passes: see `Devices`.
-
-    Raises:
-      BadInput: there are fewer devices, or they cannot be divided so.
-    """
+    """The devices of a run as a mesh."""
 
     def __init__(
         self,

@@ -27,10 +27,6 @@ def make_optimizer(
     without a new compilation and a checkpoint carries it.
 
     Args:
-      learning_rate: of AdamW at the start.
-      weight_decay: 0.01 is PyTorch's default, which the authors' code uses.
-      epsilon: added to the root of the second moment.
-      clip_norm: largest global norm of a gradient.
       is_packed: whether small arrays are updated as one vector; False keeps the moments of each parameter under its
         name, by which they are divided among devices.
     """
@@ -101,8 +97,6 @@ class Plateau:
       patience: epochs without a better score after which the rate is multiplied by `factor`.
       factor: of the rate, 0 to 1.
       stop_after: epochs without a better score after which training stops.
-      best: best score so far.
-      waited: epochs since `best`.
     """
 
     patience: int = 2

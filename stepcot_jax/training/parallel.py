@@ -25,12 +25,7 @@ class Devices:
 
     Args:
       transform: what runs the update on several devices: "shard_map", or "pmap", which JAX only maintains.
-      num_devices: devices to use; 0 for all. Several processes use all.
-      num_passes: see `GlobalBatch`.
       shared: names of the batch entries that all cases share; they are replicated, not divided.
-
-    Raises:
-      BadInput: there are fewer devices.
     """
 
     def __init__(
@@ -86,15 +81,7 @@ class Devices:
         return jax.tree.map(lambda _: self.whole, tree)
 
     def check_batch_size(self, batch_size: int, *, setting: str = "config.training.batch_size") -> None:
-        """Refuse a batch that cannot be divided among devices and passes.
-
-        Args:
-          batch_size: rows of a global batch.
-          setting: that decides it, for the message.
-
-        Raises:
-          BadInput: the batch size is no multiple of both.
-        """
+        """Refuse a batch that cannot be divided among devices and passes."""
         parts = self.num_shares * self.num_passes
         if batch_size % parts:
             raise BadInput(
@@ -144,13 +131,7 @@ class Devices:
         return rows, shared | self.put_whole(on_host)
 
     def compile_update(self, update: Callable[..., Any], *, state: Any, batch: dict[str, Any]) -> Callable[..., Any]:
-        """Compile an update to (state, batch) -> (state, metrics); the state is donated.
-
-        Args:
-          update: one device's function (state, batch, `GlobalBatch`) -> (state, metrics).
-          state: the state, or its shapes and places.
-          batch: shapes of a global batch, or a batch as `put_training_rows` returns it.
-        """
+        """Compile an update to (state, batch) -> (state, metrics); the state is donated."""
         whole = GlobalBatch(None if self.num_devices == 1 else AXIS, self.num_passes)
 
         def run_on_device(state: Any, batch: dict[str, Any]) -> Any:
@@ -225,12 +206,7 @@ def process_of(device: jax.Device) -> int:
 
 
 def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
-    """Return a mesh of devices in the given order.
-
-    Args:
-      devices: as many as the axes have places, the last axis varying fastest.
-      axes: number of devices along each axis, by its name.
-    """
+    """Return a mesh of devices in the given order."""
     # Auto axes: explicit ones make arrays carry their sharding in their types.
     axis_types = (jax.sharding.AxisType.Auto,) * len(axes)
     return Mesh(np.array(devices).reshape(*axes.values()), tuple(axes), axis_types=axis_types)
@@ -241,13 +217,6 @@ def require_row_order(by_row: jax.sharding.Sharding, num_shares: int) -> None:
     """Check that the shares of a batch lie on the devices in the order of the processes that load them.
 
     Process 0 loads the first rows, process 1 the next; labels and other host arrays have this order.
-
-    Args:
-      by_row: divides the rows among the devices.
-      num_shares: of the rows.
-
-    Raises:
-      RuntimeError: a device has a share of another process's rows.
     """
     placed = by_row.devices_indices_map((num_shares,))
     processes = sorted({process_of(device) for device in placed})

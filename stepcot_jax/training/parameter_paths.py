@@ -14,9 +14,6 @@ MOST_PARTS = 32
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of nested mappings by their '/'-joined paths.
 
-    Raises:
-      BadInput: mappings are nested too deeply, or a name is too long.
-
     >>> flatten({"a": {"b": 1}, "c": 2})
     {'a/b': 1, 'c': 2}
     """
@@ -38,9 +35,6 @@ def _flatten(tree: Mapping[str, Any], prefix: str, depth: int, leaves: dict[str,
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested mappings from '/'-joined paths; the inverse of `flatten`.
-
-    Raises:
-      BadInput: a path is too long or has too many parts, or lies inside another.
 
     >>> unflatten({"a/b": 1, "c": 2})
     {'a': {'b': 1}, 'c': 2}

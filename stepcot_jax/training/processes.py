@@ -39,16 +39,6 @@ def join_processes(
 
     TPU pods and Slurm provide the number of processes and the rank. Elsewhere all three arguments are required, or the
     variables STEPCOT_COORDINATOR, STEPCOT_NUM_PROCESSES and STEPCOT_PROCESS_ID.
-
-    Args:
-      coordinator: HOST:PORT of process 0.
-      num_processes: how many there are; checked if the platform provides it.
-      process_id: which this is, from 0.
-      environment: variables of this process.
-
-    Raises:
-      BadInput: an argument is missing or no number, the number of processes differs, or JAX_PLATFORMS names an
-        accelerator that is not there.
     """
     coordinator = coordinator or environment.get("STEPCOT_COORDINATOR") or None
     num_processes = _number(num_processes, "STEPCOT_NUM_PROCESSES", environment, least=1)
@@ -182,11 +172,7 @@ def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
     """Refuse a folder that is not the same in all processes; collective.
 
     Args:
-      folder: that can be written to.
       num_looks: how often a process looks, once a second, for the file of process 0.
-
-    Raises:
-      BadInput: a process does not see the files of process 0.
     """
     if jax.process_count() == 1:
         return
@@ -215,9 +201,6 @@ class Preemption:
 
     Inside `patience` the signal is remembered, and the loop saves a checkpoint at the next batch. Anywhere else
     everything worth keeping is on disk already, and the run ends at once.
-
-    Attributes:
-      asked: whether the signal came.
     """
 
     def __init__(self) -> None:

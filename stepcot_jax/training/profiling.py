@@ -8,13 +8,7 @@ import jax
 
 
 class Profiler:
-    """Traces the updates from the first to the last, wherever a run starts among them.
-
-    Args:
-      folder: of the traces, which XProf and TensorBoard's profile plugin read.
-      updates: numbers of the first and the last update, from 1; () for none.
-      say: shows where the trace is.
-    """
+    """Traces the updates from the first to the last, wherever a run starts among them."""
 
     def __init__(
         self, folder: pathlib.Path, updates: tuple[int, ...] = (), *, say: Callable[[str], None] = lambda _: None

@@ -36,14 +36,7 @@ class TrainState(flax.struct.PyTreeNode):
 def apply_gradients(
     state: TrainState, network: str, optimizer: "optax.GradientTransformation", gradients: Params
 ) -> TrainState:
-    """Return the state after one network's optimizer has applied its gradients; `step` stays.
-
-    Args:
-      state: before.
-      network: whose optimizer state it is.
-      optimizer: of that network.
-      gradients: by part; the parts that the optimizer trains.
-    """
+    """Return the state after one network's optimizer has applied its gradients; `step` stays."""
     import optax  # a fifth of a second, which readers of checkpoints need not wait for
 
     trained = {name: state.params[name] for name in gradients}
@@ -59,11 +52,7 @@ def put_given(params: Any, given: Any) -> Any:
     the call that starts it, and the host holds the cast shares until it ends, so that each array is awaited.
 
     Args:
-      params: nested dictionaries of arrays on the devices.
       given: those that change, NumPy arrays or what `numpy.asarray` reads; a part that is missing stays.
-
-    Raises:
-      ValueError: a given array has no place among `params`, or another shape.
     """
     if not isinstance(given, dict):
         if given.shape != params.shape:

@@ -20,11 +20,7 @@ MOST_BYTES = 4 * 2**30
 
 
 def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
-    """Return the latest saved step below a folder, and the best of each network until then.
-
-    Raises:
-      BadInput: there is no checkpoint, or the progress of the latest cannot be restored.
-    """
+    """Return the latest saved step below a folder, and the best of each network until then."""
     steps = saved_steps(folder)
     if not steps:
         raise BadInput(f"{folder}: no checkpoints; expected the workdir of a run that has finished an epoch")
@@ -48,15 +44,7 @@ def restore_params(
     """Return the parameters of a saved step, without the optimizer states.
 
     Args:
-      folder: of the checkpoints.
-      step: a saved step.
-      parts: names of the parts to restore, such as "policy"; None for all.
       like: shapes and places of all parts, which are then put on those devices; None for NumPy arrays.
-      most_bytes: largest accepted size of NumPy arrays.
-
-    Raises:
-      BadInput: there is no such step or part, its parameters cannot be restored, or they are larger than any network
-        here.
     """
     if step not in saved_steps(folder):
         raise BadInput(f"{folder}: there is no checkpoint {step}; found {saved_steps(folder)}")

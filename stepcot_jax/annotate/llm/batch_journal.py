@@ -31,13 +31,9 @@ class Asked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
       id: its name, the same in all rounds; with the round it is the line's `custom_id`.
       round: number of the round, from 1.
       ledger: digest of the identity of its ledger.
-      report: id of the report.
       text: SHA-256 of the report's text.
-      request: SHA-256 of the messages.
-      form: how JSON was requested.
       tokens_name: name of the limit of the answer.
       prompt_tokens: upper bound of the prompt.
-      answer_tokens: limit of the answer.
       has_picture: whether the prompt shows a picture.
     """
 
@@ -97,14 +93,7 @@ class Request:
 
 
 class Journal:
-    """The requests of a folder by `custom_id`; one process at a time writes.
-
-    Args:
-      folder: of the batches; created if missing.
-
-    Raises:
-      BadInput: the journal is damaged before its last line.
-    """
+    """The requests of a folder by `custom_id`; one process at a time writes."""
 
     def __init__(self, folder: Path) -> None:
         make_workdir(folder)

@@ -53,7 +53,6 @@ class Taken:
     """What became of the lines of reply files.
 
     Attributes:
-      answered: answers taken.
       repeated: lines about requests that were answered already, with the same answer.
       differing: `custom_id` of such lines with another answer; the first answer stays.
       foreign: `custom_id` of lines about requests that this folder did not write.
@@ -76,11 +75,7 @@ class Taken:
 
 
 def take_from_files(files: Sequence[Path], folder: Path) -> Taken:
-    """Take the lines of reply files into the ledgers of a folder; see `take_replies`.
-
-    Raises:
-      BadInput: the folder has no batches, no line belongs to it, or a file or a ledger cannot be used.
-    """
+    """Take the lines of reply files into the ledgers of a folder; see `take_replies`."""
     if not (folder / FOLDER / FILE_NAME).exists():
         raise BadInput(f"{folder / FOLDER} has no {FILE_NAME}; expected a folder that `annotate requests` wrote to")
     with lock_folder(folder), contextlib.closing(Journal(folder / FOLDER)) as journal:
@@ -114,16 +109,7 @@ def describe_replies(taken: Taken) -> Iterator[str]:
 
 
 def take_replies(files: Sequence[Path], *, journal: Journal, ledgers: Path) -> Taken:
-    """Take the lines of reply files into the ledgers, in any order; what is known already changes nothing.
-
-    Args:
-      files: output and error files of batches.
-      journal: of the requests.
-      ledgers: folder of the ledgers.
-
-    Raises:
-      BadInput: a file or a ledger cannot be used.
-    """
+    """Take the lines of reply files into the ledgers, in any order; what is known already changes nothing."""
     taken = Taken()
     with contextlib.ExitStack() as stack:
         opened: dict[str, Ledger] = {}

@@ -26,12 +26,7 @@ class Budget:
             self._changed.notify_all()
 
     async def reserve(self, num_tokens: int) -> None:
-        """Reserve the upper bound of a request's cost, waiting while requests in flight may still release enough.
-
-        Raises:
-          RunStopped: the rest of the cap does not suffice, or the run was stopped.
-          BadInput: the run was stopped by this error.
-        """
+        """Reserve the upper bound of a request's cost, waiting while requests in flight may still release enough."""
         async with self._changed:
             while self.cap is not None and self.num_spent + self._num_reserved + num_tokens > self.cap:
                 if not self._num_reserved:

@@ -70,9 +70,6 @@ class Client:
     Attributes:
       answered_before: whether an earlier run received an answer of this model.
       largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None before the first.
-
-    Raises:
-      BadInput: there is no key, or the openai package is not installed.
     """
 
     def __init__(self, endpoint: Endpoint, budget: Budget, schema: Mapping[str, Any]) -> None:
@@ -88,19 +85,7 @@ class Client:
         await self._openai.close()
 
     async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
-        """Ask until there is an answer, and return its entry, already recorded.
-
-        Args:
-          messages: the request.
-          about: report, text and request of the entries.
-          record: called with every entry that may have cost something, before its use.
-
-        Raises:
-          RequestFailed: the request was given up; others may succeed.
-          RequestRefused: the endpoint refuses this request.
-          RunStopped: no request can succeed now: spending cap or credit exhausted.
-          BadInput: no request can succeed with this key, address, model or setting.
-        """
+        """Ask until there is an answer, and return its entry, already recorded."""
         attempt = 1
         while True:
             # Without jitter all waiting requests would return at the same instant.

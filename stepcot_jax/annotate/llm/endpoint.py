@@ -35,7 +35,6 @@ class Endpoint:
     """A model behind an OpenAI-compatible address.
 
     Attributes:
-      model: name at the endpoint.
       base_url: address including the version, such as "http://localhost:11434/v1".
       key_variable: environment variable that holds the key; "" sends no key.
       temperature: decoding temperature, 0 to 2; None omits the setting.
@@ -84,11 +83,7 @@ class Endpoint:
 
 
 def read_key(endpoint: Endpoint) -> str:
-    """Return the key from the environment, or a placeholder if an endpoint other than the default has none.
-
-    Raises:
-      BadInput: the default endpoint has no key, or the key has invalid characters; the message never shows it.
-    """
+    """Return the key from the environment, or a placeholder if an endpoint other than the default has none."""
     key = os.environ.get(endpoint.key_variable, "").strip() if endpoint.key_variable else ""
     if not key:
         if endpoint.base_url != DEFAULT_BASE_URL:
@@ -149,9 +144,6 @@ def connect(endpoint: Endpoint, key: str) -> Any:
 
     The package's own retries stay off: they resend before the ledger can record the lost attempt, each request backs
     off alone, and its waits of up to two minutes cannot be ended by a stopped run.
-
-    Raises:
-      BadInput: the package is not installed.
     """
     try:
         import httpx2

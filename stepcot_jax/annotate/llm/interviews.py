@@ -58,9 +58,6 @@ class Interviewer:
     """Asks one model the questions of one task; a ledger in `folder` keeps the answers, the budget is charged with it.
 
     An unreadable answer is asked for again `num_repairs` times. `connect` returns what asks the endpoint.
-
-    Raises:
-      BadInput: the key, the openai package or the ledger cannot be used.
     """
 
     def __init__(
@@ -90,15 +87,7 @@ class Interviewer:
         return self.ledger.find(item.id, digest_messages(list(messages))) is not None
 
     async def ask(self, item: Item, messages: Sequence[Message], read: Callable[[str], _Value]) -> tuple[_Value, Entry]:
-        """Return the answer as parsed by `read`, and its ledger entry.
-
-        Raises:
-          CannotAnnotate: no answer could be parsed, repairs included.
-          RequestFailed: a request was given up.
-          AwaitsReply: the request is in a batch file.
-          RunStopped: the run has to stop.
-          BadInput: the endpoint refuses the key, the address or the model.
-        """
+        """Return the answer as parsed by `read`, and its ledger entry."""
         conversation = list(messages)
         for _ in range(self._num_tries):
             request = digest_messages(conversation)
@@ -142,21 +131,7 @@ async def examine(
     doubter: Interviewer | None,
     voters: Sequence[Interviewer],
 ) -> Provenance:
-    """Ask the annotator (`doubter`) for trust and further models for votes, and return both for the provenance.
-
-    Args:
-      item: what was annotated.
-      answer: the annotator's answer, as the object that it was asked for.
-      data: data of the annotator's request.
-      name: name of the answer in the data of a vote.
-      picture: the picture that both see, as data URL; "" for none.
-      doubter: the annotator with the trust prompt; None for no trust question.
-      voters: further models with the vote prompt.
-
-    Raises:
-      CannotAnnotate: the annotator does not trust its answer, or a voter does not call it correct; and as
-        `Interviewer.ask`.
-    """
+    """Ask the annotator (`doubter`) for trust and further models for votes, and return both for the provenance."""
     said, votes = [], []
     if doubter is not None:
         messages = [

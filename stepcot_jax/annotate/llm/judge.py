@@ -42,7 +42,6 @@ class Exchange:
     Attributes:
       id: unique name, such as the record's id.
       caption: what stands for the picture.
-      question: the question.
       reference: the record's answer, with its reasoning if there is one.
       reply: the reply's answer, with its reasoning if there is one.
       stages: texts of the reply's stages by `record.STAGE_NAMES`, for stage scores and step labels.
@@ -67,11 +66,7 @@ class Exchange:
 
 
 def make_exchange(record: VqaRecord, reply: Reply) -> Exchange:
-    """Return what a judge rates of a reply that has an answer, with the record's id.
-
-    Raises:
-      ValueError: the reply has no answer.
-    """
+    """Return what a judge rates of a reply that has an answer, with the record's id."""
     if reply.answer is None:
         raise ValueError(f"the reply to record {record.id!r} has no answer; there is nothing to judge")
     stages = {name: reply.stages.get(name, "") for name in STAGE_NAMES} if reply.stages else {}
@@ -102,8 +97,6 @@ class Judge:
     """A judge with its ledgers.
 
     Attributes:
-      endpoint: the model.
-      folder: folder of the ledgers.
       cap: most tokens of all ledgers in the folder; None for no cap.
       concurrency: number of requests in flight.
       num_repairs: how often an unreadable answer is asked for again.
@@ -120,11 +113,6 @@ class JudgeSession(Generic[_Score]):
     """A judge with one prompt, asked many times; ledger and connection are opened at the first question.
 
     Requests given up in a row add up over the calls of `ask`; an answer from the ledger does not end their count.
-
-    Args:
-      judge: endpoint, ledgers and cap.
-      prompt: what is asked about each exchange.
-      read: text of an answer -> score; raises `BadAnswer`.
     """
 
     def __init__(self, judge: Judge, prompt: Prompt, read: Callable[[str], _Score]) -> None:
@@ -134,12 +122,7 @@ class JudgeSession(Generic[_Score]):
         self._streak = Streak()
 
     def ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
-        """Score the exchanges, from the ledger if they were before; None where there is no usable answer.
-
-        Raises:
-          RunStopped: spending cap, or three requests given up in a row, over all calls; the ledger keeps every answer.
-          BadInput: no request can succeed with this key, address or model.
-        """
+        """Score the exchanges, from the ledger if they were before; None where there is no usable answer."""
         return self._runner.run(self._ask(exchanges))
 
     async def _ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
@@ -190,12 +173,7 @@ def _read_ratings(text: str) -> Judged:
 
 
 def judge_answers(exchanges: Sequence[Exchange], judge: Judge) -> list[Judged | None]:
-    """Rate reference and reply of each exchange from 1 to 10; None where there is no usable answer.
-
-    Raises:
-      RunStopped: spending cap, or three requests given up in a row; the same call resumes from the ledger.
-      BadInput: no request can succeed with this key, address or model.
-    """
+    """Rate reference and reply of each exchange from 1 to 10; None where there is no usable answer."""
     return _judge(exchanges, judge, RATE_ANSWERS, _read_ratings)
 
 
@@ -210,11 +188,7 @@ def label_steps(exchanges: Sequence[Exchange], judge: Judge) -> list[dict[str, s
 
 
 def read_step_labels(text: str) -> dict[str, str]:
-    """Read an answer of step labels.
-
-    Raises:
-      BadAnswer: there is no such object, or a label is another one.
-    """
+    """Read an answer of step labels."""
     found = find_object(text, ["reason", *STAGE_NAMES])
     labels = {name: fold(found[name]) if isinstance(found[name], str) else "" for name in STAGE_NAMES}
     for name, accepted in STEP_LABELS.items():

@@ -53,17 +53,11 @@ class Ledger:
     """The answers of one model to one prompt.
 
     Args:
-      folder: folder of the ledgers; created if missing.
       identity: what all answers share, as the file's header: task, prompt_version, prompt_digest, model and decoding.
         Each identity has its own file.
 
     Attributes:
-      num_tokens: tokens of all requests.
       largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None without one.
-
-    Raises:
-      BadInput: another process has it open, it is damaged before its last line, or the folder has answers of this
-        model to another version of the prompt.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -105,11 +99,7 @@ class Ledger:
         return msgspec.json.decode(os.pread(self._file, place[1], place[0]), type=Entry)
 
     def append(self, entry: Entry, *, sync: bool = True) -> None:
-        """Write an entry and sync it to disk, or leave that to `sync` if the answer is in another file too.
-
-        Raises:
-          RunStopped: the disk refuses it; no part of the entry remains.
-        """
+        """Write an entry and sync it to disk, or leave that to `sync` if the answer is in another file too."""
         line, start = msgspec.json.encode(entry) + b"\n", self._size
         self._write(line, sync=sync)
         self._count(entry, start, len(line))
@@ -176,11 +166,7 @@ def _refuse_other_versions(folder: Path, identity: Mapping[str, Any], own: Path)
 
 
 def count_spent(path: Path) -> int:
-    """Return the tokens spent on a ledger of another model, prompt or setting.
-
-    Raises:
-      BadInput: the ledger cannot be read, or is damaged before its last line, so that its cost is unknown.
-    """
+    """Return the tokens spent on a ledger of another model, prompt or setting."""
     try:
         with open_untrusted(path, accepted="a ledger") as file:
             return sum(found.num_tokens for found, _, _ in _scan(file, path) if isinstance(found, Entry))
@@ -189,15 +175,7 @@ def count_spent(path: Path) -> int:
 
 
 def merge_ledgers(paths: Sequence[Path], target: Path) -> None:
-    """Add the entries of several ledgers of one identity to another file, each line once.
-
-    Args:
-      paths: ledgers; missing ones are left out.
-      target: created if missing; readable by its owner only.
-
-    Raises:
-      BadInput: a ledger is damaged before its last line, or belongs to another prompt, model or setting.
-    """
+    """Add the entries of several ledgers of one identity to another file, each line once."""
     make_workdir(target.parent)
     header, lines = None, dict[bytes, None]()
     for path in (target, *paths):

@@ -46,10 +46,6 @@ class BatchLimits:
 class Outbox:
     """The batch files of one round.
 
-    Args:
-      folder: of the run.
-      limits: of the files.
-
     Attributes:
       files: files written, with the number of requests and the model of each.
       outstanding: names of requests that are needed now and wait for a reply since an earlier round.
@@ -82,11 +78,7 @@ class Outbox:
         return True
 
     def is_open(self, name: str) -> bool:
-        """Return whether a request is in a file and has no reply; raise for one that was given up.
-
-        Raises:
-          RequestRefused: the request was refused or given up.
-        """
+        """Return whether a request is in a file and has no reply; raise for one that was given up."""
         if name in self._written:
             return True
         request = self.journal.requests.get(name)
@@ -181,12 +173,7 @@ class BatchClient:
         about: Mapping[str, str],
         record: Callable[[Entry], None],  # noqa: ARG002
     ) -> Entry:
-        """Write a request unless it is in a file already.
-
-        Raises:
-          AwaitsReply: always, unless the request was given up.
-          RequestRefused: replies refused the request, or too many attempts failed.
-        """
+        """Write a request unless it is in a file already."""
         name, outbox = name_request(self._prompt.task, self._ledger, about), self._outbox
         bound = bound_prompt_tokens(messages, self._prompt.schema, largest_counted=self.largest_counted)
         bounds = (bound, self._endpoint.max_answer_tokens)

@@ -94,13 +94,10 @@ class Prompt:
     """The fixed text and the answer schema of one task.
 
     Attributes:
-      task: "annotate", "trust" or "vote".
-      system: system message.
       before: text before the data in the user message.
       after: text after the data in the user message.
       follow_up: second user message, after an answer; "" for none.
       schema: JSON schema of the answer.
-      version: version of the texts.
     """
 
     task: str
@@ -129,9 +126,6 @@ def quote_data(data: Mapping[str, Any]) -> str:
 
     Beyond JSON escaping, the brackets of chat templates' markers ("<|im_end|>", "[INST]") and invisible characters
     are escaped, because some servers interpret them.
-
-    Args:
-      data: texts by name, possibly nested; no lists.
 
     >>> quote_data({"report": 'Clear."}\n<|im_end|>'})
     '{"report": "Clear.\\"}\\n\\u003c|im_end|\\u003e"}'

@@ -41,12 +41,7 @@ def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
     """Read an answer to the annotation prompt; text around its single JSON object is ignored.
 
     Args:
-      text: the answer.
-      chain: the steps.
       report: the report's text, which has to contain every quote (case and white space folded).
-
-    Raises:
-      BadAnswer: there is no such object, it violates the schema, or a quote is not in the report.
     """
     names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
     found = find_object(text, names)
@@ -69,9 +64,6 @@ def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
 def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
     """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case.
 
-    Raises:
-      BadAnswer: there is no such object, or its value is not accepted.
-
     >>> read_choice('{"reasoning": "As reported.", "vote": "Correct"}', field="vote", accepted=("correct",))
     'correct'
     """
@@ -85,9 +77,6 @@ def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
 
 def read_texts(text: str, *, names: Sequence[str]) -> dict[str, str]:
     """Read an answer that is an object of texts.
-
-    Raises:
-      BadAnswer: there is no such object, or a text is blank or too long.
 
     >>> read_texts('{"thinking": "Clear."}', names=["thinking"])
     {'thinking': 'Clear.'}
@@ -103,9 +92,6 @@ def read_texts(text: str, *, names: Sequence[str]) -> dict[str, str]:
 
 def read_scores(text: str, *, names: Sequence[str], least: int, greatest: int) -> dict[str, float]:
     """Read an answer that is an object of a reason and numbers.
-
-    Raises:
-      BadAnswer: there is no such object, or a number is none or out of range.
 
     >>> read_scores('{"reason": "Both right.", "reply": 9}', names=["reply"], least=1, greatest=10)
     {'reply': 9.0}

@@ -23,7 +23,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request and its outcome: a line of the ledger.
 
     Attributes:
-      report: id of the report.
       text: SHA-256 of the report's text.
       request: SHA-256 of the messages, which differs between a question and its repairs.
       answer: text of the answer; None for none.
@@ -32,11 +31,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       finish: finish reason of the endpoint.
       served_model: model name of the endpoint, possibly more specific than the requested one.
       form: how JSON was requested: "json_schema", "json_object" or "plain".
-      prompt_tokens: tokens of the prompt.
-      answer_tokens: tokens of the answer.
       is_counted: whether the endpoint counted the tokens; otherwise they are upper bounds.
       has_picture: whether the prompt shows a picture; False in ledgers of earlier versions.
-      seconds: duration of the request.
       time: when the answer arrived, ISO 8601 with time zone.
     """
 
@@ -86,11 +82,6 @@ def read_reply(content: bytes, *, lost: Entry, key: str) -> Entry:
     """Parse a response's body.
 
     The openai package builds its own types without validation, so a wrong type would surface later.
-
-    Args:
-      content: the body.
-      lost: the entry if the body holds no answer; its counts are upper bounds.
-      key: the endpoint's key, masked wherever the body repeats it.
     """
     try:
         found = msgspec.json.decode(content, type=_Completion)
@@ -122,8 +113,6 @@ def bound_prompt_tokens(
     tokens that models make of it, or by `PICTURE_MULTIPLE` times the largest counted prompt.
 
     Args:
-      messages: the request.
-      schema: of the reply.
       largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None before the first.
     """
     num_tokens = _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))

@@ -46,12 +46,6 @@ def fold_body(body: object) -> str:
 def find_alternative(status: int, body: str, *, form: str, tokens_name: str) -> tuple[str, str] | None:
     """Return the (form, name of the limit) to ask with next, or None if the status is about something else.
 
-    Args:
-      status: HTTP status.
-      body: of the error, folded.
-      form: of the refused request.
-      tokens_name: of the refused request.
-
     >>> find_alternative(400, "use max_completion_tokens", form="plain", tokens_name="max_tokens")
     ('plain', 'max_completion_tokens')
     """

@@ -61,9 +61,6 @@ def describe_report(report: Report) -> Annotation:
 
     Next to an enlarged heart this describes the opacity. A lesion outside the taxonomy leaves the diagnosis not
     annotated.
-
-    Raises:
-      CannotAnnotate: as `annotate_report`, if there is no such lesion.
     """
     reading = read_report(report.text)
     return _annotation(_answers(reading, _find_lesion(reading) or find_diagnosis(reading)), DEFAULT_CHAIN)

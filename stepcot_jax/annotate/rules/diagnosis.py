@@ -78,12 +78,7 @@ _ARTIFACT = re.compile(
 
 
 def find_diagnosis(reading: Reading) -> Mention | None:
-    """Return the mention that is the diagnosis; None for a normal chest.
-
-    Raises:
-      CannotAnnotate: the report is empty, contradicts itself about the diagnosis, or names only findings outside the
-        taxonomy.
-    """
+    """Return the mention that is the diagnosis; None for a normal chest."""
     if not reading.sentences:
         raise CannotAnnotate(Reason.NO_REPORT, "no sentence in findings or impression")
     chief = rank_first(mention for mention in reading.mentions if mention.sort == "diagnosis")

@@ -31,9 +31,6 @@ class Mention:
     """A finding that a sentence names.
 
     Attributes:
-      finding: its name in `terms`.
-      status: assertion status.
-      sentence: the sentence.
       number: index of the sentence in the report.
       start: offset of the name in the sentence's line.
       end: offset one past the name.

@@ -65,7 +65,6 @@ class Sentence:
     Attributes:
       text: verbatim, with its full stop and without a list number.
       start: offset of its first character in the report.
-      role: "findings" or "impression".
     """
 
     text: str

@@ -27,11 +27,7 @@ Region = tuple[Corners, tuple[int, int]]
 
 
 def draw_views(records: Sequence[VqaRecord], settings: TaskSettings) -> None:
-    """Write the pictures of the easy views, with the boxes drawn, below the result's folder.
-
-    Raises:
-      BadInput: a picture cannot be read, or written.
-    """
+    """Write the pictures of the easy views, with the boxes drawn, below the result's folder."""
     for record in records:
         if record.provenance["stage"] == "easy":
             picture = _draw_references(_read_picture(record.provenance["drawn from"], settings), record)
@@ -40,11 +36,7 @@ def draw_views(records: Sequence[VqaRecord], settings: TaskSettings) -> None:
 
 
 def require_picture(image_path: str, settings: TaskSettings) -> None:
-    """Require a picture that can be read.
-
-    Raises:
-      BadInput: the picture cannot be read.
-    """
+    """Require a picture that can be read."""
     _read_picture(image_path, settings)
 
 
@@ -54,13 +46,7 @@ def show_picture(
     """Return an image as data URL of a PNG, its longer side at most 768 pixels.
 
     Args:
-      image_path: image below the root of the settings.
-      settings: of the pipeline.
-      boxed: record whose boxes are drawn; None for none.
       region: box that the picture is cropped to, with the width and height that it refers to; None for the whole.
-
-    Raises:
-      BadInput: the picture cannot be read.
     """
     picture = _read_picture(image_path, settings)
     picture = picture if boxed is None else _draw_references(picture, boxed)

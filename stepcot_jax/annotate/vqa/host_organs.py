@@ -27,11 +27,7 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif"}
 
 
 def name_host(record: VqaRecord, settings: TaskSettings) -> str:
-    """Return the organs that host a record's boxes by its image's masks, or without masks the organ that it names.
-
-    Raises:
-      BadInput: a mask cannot be read.
-    """
+    """Return the organs that host a record's boxes by its image's masks, or without masks the organ that it names."""
     folder, root = (settings.masks,) * 2 if settings.masks is not None else (settings.root / "masks", settings.root)
     masks = read_masks(folder, record.image_path, root=root)
     if not masks:
@@ -45,13 +41,9 @@ def find_hosts(boxes: Sequence[Corners], masks: Mapping[str, Mask], *, method: H
     """Return the organs that host boxes in alphabetical order, joined by "and"; "unknown" if no mask meets any box.
 
     Args:
-      boxes: corners in pixels of the masks.
       masks: [height, width] of each organ.
       method: "coverage" for the share of the box's pixels in the mask, "iou_mask" for the IoU of box and mask,
         "iou_box" for the IoU of the box and the mask's own box, which favours small organs (the public code).
-
-    Raises:
-      BadInput: there is no such method.
     """
     if method not in get_args(HostOrgan):
         raise BadInput(f"--host-organ: {method!r} is not one of {', '.join(get_args(HostOrgan))}")
@@ -84,9 +76,6 @@ def read_masks(folder: Path, image_path: str, *, root: Path | None = None) -> di
 
     A folder has one folder an organ with files named as the images (`lung/case_1.png`), or one folder an image with
     files named as the organs (`case_1/left lung.png`). Masks lie below `root`, by default the folder.
-
-    Raises:
-      BadInput: a mask cannot be read or is a link out of `root`, or masks of one image differ in size.
     """
     stem = Path(image_path).stem
     files = {path.stem: path for path in _list_files(folder / stem)}

@@ -51,8 +51,6 @@ class Question:
     """A question about an image, with the grounded report.
 
     Attributes:
-      record: question, answer and references.
-      statements: the grounded report.
       from_list: whether it was asked about a detection list.
     """
 
@@ -160,12 +158,6 @@ def read_questions(
 
     A detection list is split by patient as by `data vqa`. `with_normal` also asks about its images without a box of
     which the source denies findings.
-
-    Returns:
-      The questions, and the folder that image paths are relative to.
-
-    Raises:
-      BadInput: the source cannot be used; names file, line and field.
     """
     root = source.parent if source.is_file() else source
     layout = detect_vqa_layout(source)

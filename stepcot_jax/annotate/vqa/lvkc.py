@@ -134,11 +134,7 @@ def assemble(item: Trajectory, parts: Parts) -> VqaRecord:
 
 
 def check(item: Trajectory, parts: Parts, record: VqaRecord) -> None:
-    """Require stages that each keep to their part, and a record that is assembled of them.
-
-    Raises:
-      CannotAnnotate: names the first failed check.
-    """
+    """Require stages that each keep to their part, and a record that is assembled of them."""
     question = item.question
     place, visual, rule = (parts[name] for name in STAGE_NAMES[:3])
     check_markup([place, visual, rule])

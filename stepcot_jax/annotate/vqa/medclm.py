@@ -44,8 +44,6 @@ class View:
     Attributes:
       record: image that is shown, with the lesion's boxes as references; of the hard stage another case's.
       seed_case: id of the question that the lesion comes from.
-      label: the lesion's class.
-      stage: easy, medium or hard.
     """
 
     record: VqaRecord
@@ -192,11 +190,7 @@ def _drawn_path(view: View) -> str:
 
 
 def check(view: View, parts: Parts, record: VqaRecord) -> None:
-    """Require the boxes in the reasoning, the class in the answer, and no box in the hard stage.
-
-    Raises:
-      CannotAnnotate: names the first failed check.
-    """
+    """Require the boxes in the reasoning, the class in the answer, and no box in the hard stage."""
     check_markup(parts.values())
     for name, text in parts.items():
         check_speech(text, name)

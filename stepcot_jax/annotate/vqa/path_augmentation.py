@@ -46,11 +46,6 @@ def list_rois(record: VqaRecord, *, num_regions: int, seed: int) -> list[Roi]:
 
     A text cue is untouched: its only box is the given one. An image cue and a record without references have the whole
     picture alone.
-
-    Args:
-      record: the question.
-      num_regions: number of variants besides the whole picture.
-      seed: of the perturbation, together with the record's id.
     """
     width, height = record.image_size
     whole = Roi(WHOLE, (0.0, 0.0, float(width), float(height)))

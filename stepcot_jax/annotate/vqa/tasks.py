@@ -55,7 +55,6 @@ class Request(Generic[ItemT]):
 
     Attributes:
       prompt: the task, whose answer is an object of texts.
-      names: names of the texts.
       data: returns the request's data from the item and the texts so far.
       sees: whether the picture goes with it, if pictures are sent.
       about: returns the item that ledgers keep the answer under; items with the same one share the answer.
@@ -73,7 +72,6 @@ class Task(Generic[ItemT]):
     """A pipeline.
 
     Attributes:
-      name: as `--task` gives it.
       units: what its items are, for funnels.
       plan: returns the items of the questions, and what cannot be one.
       requests: every request that the task makes.
@@ -83,7 +81,6 @@ class Task(Generic[ItemT]):
       check: raises `CannotAnnotate` with a named reason.
       data: returns the data that trust and votes are asked about.
       trust: prompt of the trust question.
-      vote: prompt of a vote.
       show: returns the picture of an item as data URL; None for a task of text alone.
       picture: returns the path of an item's picture, which must be readable; None for a task that needs none.
       finish: writes what the records need besides themselves; None for nothing.

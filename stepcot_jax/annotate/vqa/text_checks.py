@@ -179,9 +179,6 @@ def check_options(text: str, question: Question) -> None:
 
     A verdict ("fits", "is wrong", "I see no ...") belongs to the options named before it in its sentence, and one on
     "this" or "it" to those named last. A negation between them turns it.
-
-    Raises:
-      CannotAnnotate: `WRONG_OPTION_AFFIRMED` or `RIGHT_OPTION_DENIED`, with the letters.
     """
     last: set[str] = set()
     for sentence in split_sentences(text.replace("\u2019", "'")):

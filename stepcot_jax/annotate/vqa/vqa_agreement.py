@@ -32,7 +32,6 @@ class RecordAgreement:
 
     Attributes:
       kind: of question; "all" for every kind.
-      num_records: records that both kept.
       answers: share with the same answer, 0 to 1; NaN without records.
       regions: mean over records of the mean IoU of the boxes in the reasoning, unequal numbers penalised.
       texts: mean token F1 of the reasoning.
@@ -50,10 +49,6 @@ def compare_records(first: Path, second: Path) -> tuple[list[RecordAgreement], i
 
     Returns:
       A row per kind and one for all, the number of items that both have, kept or set aside, and Cohen's kappa of
-      kept against set aside; NaN if undefined.
-
-    Raises:
-      BadInput: a folder cannot be used, or no record is common to both.
     """
     kept = [{record.id: record for record in read_vqa_records(path).records} for path in (first, second)]
     pairs = [(record, kept[1][name]) for name, record in kept[0].items() if name in kept[1]]

@@ -61,16 +61,7 @@ def annotate_questions(
     """Annotate every question of a source into a folder of records, what was set aside, funnel and ledgers.
 
     Args:
-      source: what is annotated.
-      plan: annotator, voters and limits.
-      terminal: for progress.
-      task: a key of `TASKS`.
-      settings: of the pipeline; its folder is that of the result.
       num_regenerations: how often an answer that a voter does not call correct is written anew.
-
-    Raises:
-      BadInput: the source, the folder or a setting cannot be used, or nothing was kept.
-      RunStopped: the run is not complete; the same command resumes it.
     """
     chosen, folder = TASKS[task], settings.folder
     _check_settings(chosen, plan, settings, num_regenerations)

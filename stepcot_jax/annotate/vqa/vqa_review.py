@@ -31,11 +31,7 @@ _NUM_SHOWN = 60
 
 
 def write_record_review(path: Path, source: Path, *, sample: int, seed: int) -> int:
-    """Write a form for a sample of each kind of question; return the number of records.
-
-    Raises:
-      BadInput: the form exists or cannot be written, or the records or `sample` cannot be used.
-    """
+    """Write a form for a sample of each kind of question; return the number of records."""
     if path.exists():
         raise BadInput(f"{path} exists; a filled form must not be overwritten")
     chosen = draw_sample(read_vqa_records(source).records, sample=sample, seed=seed)

@@ -43,7 +43,6 @@ class CheckOptions:
       step_names: name of each step, in order.
       on_bad_record: whether bad records would stop a run.
       max_pixels: largest accepted width times height of an image.
-      split_seed: seed for making splits.
       num_threads: images decoded at a time.
       single_label: leave images with several findings out, in layouts with lists of findings.
       labels_from: table that ChestX-ray8's labels come from.
@@ -63,11 +62,7 @@ class CheckOptions:
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
-    """Return the facts of a folder or file in any layout, which `docs/data.md` explains.
-
-    Raises:
-      BadInput: the root cannot be read at all.
-    """
+    """Return the facts of a folder or file in any layout, which `docs/data.md` explains."""
     root = Path(root)
     layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else options.layout
     sharded = options.images != "none" and has_shards(root)

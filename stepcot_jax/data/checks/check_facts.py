@@ -24,9 +24,7 @@ class Findings:
     """Everything that a check has found.
 
     Attributes:
-      scan: the records.
       reasons: the records set aside, by reason.
-      layout: of the data root.
       num_unreadable: images that cannot be decoded.
       original: for each record the first one whose image has the same pixels; None if no image was decoded.
       assignment: the splits; None if no record is good.
@@ -194,14 +192,7 @@ _OF_ONE_ANSWER = {
 def note_one_answers(
     labels: Integer[np.ndarray, "case step"], member: Bool[np.ndarray, "split case"], targets: Targets, chain: Chain
 ) -> list[str]:
-    """Return, for each split with steps at which all its annotated cases have the same answer, what follows from it.
-
-    Args:
-      labels: certain answers of all cases, which validation and test count.
-      member: cases of each split.
-      targets: of the train split's cases.
-      chain: the steps.
-    """
+    """Return, for each split with steps at which all its annotated cases have the same answer, what follows from it."""
     notes = []
     for name, own in zip(SPLIT_NAMES, member, strict=True):
         counted = targets.labels if name == "train" else labels[own]

@@ -28,13 +28,7 @@ def write_facts(facts: dict[str, Any]) -> str:
 
 
 def print_facts(facts: dict[str, Any], file: TextIO | None = None, *, tables: list[Table] | None = None) -> None:
-    """Print the facts with rich on a terminal, as plain aligned text elsewhere.
-
-    Args:
-      facts: with "notes" and "stops", which end the output.
-      file: default stdout.
-      tables: the facts as printable tables; default `list_tables` of them.
-    """
+    """Print the facts with rich on a terminal, as plain aligned text elsewhere."""
     file = file or sys.stdout
     tables = list_tables(facts) if tables is None else tables
     if file.isatty():

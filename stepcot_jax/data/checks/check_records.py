@@ -35,12 +35,7 @@ _PARTICULAR = re.compile(
 
 
 class Reasons:
-    """Counts records set aside by reason; keeps their names, which split tables may use.
-
-    Attributes:
-      image_paths: their images.
-      patient_ids: their patients.
-    """
+    """Counts records set aside by reason; keeps their names, which split tables may use."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, Problem] = {}
@@ -110,7 +105,6 @@ def decode_pictures(
 
     Returns:
       The number of images that cannot be decoded, and for each record the first one whose image has the same pixels,
-      often itself.
     """
     places = np.flatnonzero(scan.good)
     paths, limit = scan.table.image_paths, most_bytes(max_pixels)

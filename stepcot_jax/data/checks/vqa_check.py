@@ -34,9 +34,6 @@ def check_vqa(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[
 
     Every record is written in every dialect and read back; what is read must have its answer and its boxes, to the
     dialect's precision.
-
-    Raises:
-      BadInput: the file cannot be read at all, or no line is valid.
     """
     collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
     unreadable = _find_unreadable(collection, options, terminal) if options.images == "decode" else {}

@@ -27,7 +27,6 @@ class Baseline:
     Attributes:
       answers: most frequent answer of the closed and open questions of each topic.
       options: for each topic, the share of times that an option was right where it was offered, by its folded text.
-      boxes: references of each topic.
     """
 
     answers: Mapping[Topic, str]
@@ -41,9 +40,6 @@ class Baseline:
 
         Single choice: the option that was right most often where it was offered; several: each that was right more
         often than not, at least one. Boxes are scaled to the record's image size.
-
-        Raises:
-          BadInput: no record of this kind was among the training records.
         """
         topic = (record.kind, record.topic)
         if (record.kind, "") not in self.boxes:
@@ -76,9 +72,6 @@ def fit_baseline(records: Iterable[VqaRecord]) -> Baseline:
     Answers and boxes are counted for each (kind, topic), and for each kind, which serves topics that did not occur. A
     topic's references are as many as most of its records have; each is the median box, edge by edge, of the references
     in its place, under their most frequent label. Ties go to what comes first in alphabetical order.
-
-    Raises:
-      BadInput: there is no record.
     """
     groups: dict[Topic, list[VqaRecord]] = collections.defaultdict(list)
     for record in records:

@@ -44,7 +44,6 @@ class CheckExample:
 
     Attributes:
       wrong: place of the record whose reply is the attempt.
-      check: text between the marks.
       shows_check: whether the check is to be learnt; else only the second attempt, which does not see the check.
     """
 
@@ -81,11 +80,6 @@ def draw_check_examples(
     no example.
 
     Args:
-      records: of the dataset.
-      places: of the training split; attempts are taken from here alone.
-      share: of the records, 0 to 1.
-      seed: of the run.
-      dialect: of the replies; checks name boxes in dialects with pixels, else labels.
       hides_check: whether the second attempt does not see the check: half of the examples then show each.
     """
     by_topic, by_kind = (
@@ -123,14 +117,7 @@ def _wrong_ones(
 
 
 def write_check(record: VqaRecord, wrong: VqaRecord, *, rng: np.random.Generator, dialect: str) -> str:
-    """Return the text of a check: three sentences or more, each of which the record states.
-
-    Args:
-      record: that was to be answered.
-      wrong: record whose reply is the attempt.
-      rng: draws the wordings.
-      dialect: see `draw_check_examples`.
-    """
+    """Return the text of a check: three sentences or more, each of which the record states."""
     grounding, analysis, knowledge = (
         options[int(rng.integers(len(options)))] for options in (_GROUNDING, _ANALYSIS, _KNOWLEDGE)
     )

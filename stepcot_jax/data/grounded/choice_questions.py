@@ -50,7 +50,6 @@ class _Option:
     """An option.
 
     Attributes:
-      text: as offered.
       rejected: what the thinking says of it where it is wrong.
       label: finding that it names; "" for another statement.
       region: region that it speaks of if it names no finding.

@@ -18,7 +18,6 @@ class Reference:
     """A box that an answer refers to.
 
     Attributes:
-      box: its label and corners.
       region: region that the thinking names; the label itself where the source has no regions.
       seen: what is seen there, as the thinking says it.
     """
@@ -34,11 +33,7 @@ class Draft:
 
     Attributes:
       topic: template that it comes from.
-      question: as asked.
-      answer: as records hold it.
       spoken: the answer as the thinking's last sentence says it.
-      references: in order.
-      choices: texts of the options.
       sentences: what the thinking says of each option.
       synonyms: further accepted texts of an open answer.
       asked: label that the question is about, "" for several; None for the diagnosis, which the facts describe.

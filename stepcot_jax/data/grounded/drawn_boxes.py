@@ -23,8 +23,6 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[Corners], image_size: tuple
     A pixel of a line becomes (128 white + 127 picture) / 255 in each channel, once even where lines cross.
 
     Args:
-      picture: grey or RGB; another mode becomes RGB.
-      boxes: corners in pixels of `image_size`.
       image_size: width and height that the boxes refer to; they are scaled to the picture.
     """
     base = picture.convert("RGB" if picture.mode not in ("L", "RGB") else picture.mode)

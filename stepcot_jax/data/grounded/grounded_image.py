@@ -35,8 +35,6 @@ class GroundedImage:
       id: unique name within its source.
       image_path: image, relative to the source's folder, with "/" as separator.
       image_size: width and height in pixels that the boxes refer to.
-      patient_id: patient.
-      origin: collection.
       split: "train", "val" or "test"; "" if none is assigned.
       findings: boxed findings in the order of the source.
       regions: boxes of anatomical regions; empty if the source has none.

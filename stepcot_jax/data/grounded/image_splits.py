@@ -13,11 +13,7 @@ from stepcot_jax.reasoning.record import VqaRecord
 
 
 def split_images(images: Sequence[GroundedImage], *, seed: int) -> list[GroundedImage]:
-    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept.
-
-    Raises:
-      BadInput: there are fewer than three patients, or only some images have a split.
-    """
+    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept."""
     named = [image for image in images if image.split]
     if named:
         if len(named) < len(images):
@@ -35,18 +31,7 @@ def split_by_patient(
     fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
     names: Sequence[str] = SPLIT_NAMES,
 ) -> list[str]:
-    """Return the split of each image, by patient, stratified by `strata` and origin.
-
-    Args:
-      images: what names patient, image and origin.
-      strata: of each image, such as its diagnosis.
-      seed: any integer.
-      fractions: share of each split; each > 0, sum 1.
-      names: of the splits.
-
-    Raises:
-      BadInput: there are fewer patients than splits.
-    """
+    """Return the split of each image, by patient, stratified by `strata` and origin."""
     numbers = {name: min(place, 127) for place, name in enumerate(sorted(set(strata)))}
     table = CaseTable(
         Case(image.patient_id, image.image_path, image.origin, "", (numbers[stratum],), ("",))

@@ -31,19 +31,7 @@ Progress = Callable[[Iterable[Any]], Iterable[Any]]
 def make_phantom_records(
     out: Path, *, num_cases: int, size: int, seed: int, prevalence: Prevalence = "flat", progress: Progress = iter
 ) -> list[VqaRecord]:
-    """Draw phantoms, write their images and masks, and return records about them, split by patient.
-
-    Args:
-      out: folder for `images/`, `masks/lung/` and `masks/heart/`.
-      num_cases: number of phantoms, from 3, since splits require three patients.
-      size: side of a picture in pixels, at least 32.
-      seed: of phantoms, questions and splits.
-      prevalence: as in `phantom.draw_case`; only "flat" asks for present and absent findings equally often.
-      progress: wraps the indices, as progress bars do.
-
-    Raises:
-      BadInput: a setting is out of range.
-    """
+    """Draw phantoms, write their images and masks, and return records about them, split by patient."""
     if num_cases < 3:
         raise BadInput(f"--num-cases must be at least 3 (a patient for each split); got {num_cases}")
     ground_phantom(0, seed=seed, size=size, prevalence=prevalence)  # refuses bad settings before anything is written
@@ -69,18 +57,7 @@ def plan_phantoms(
     split_seed: int | None = None,
     fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
 ) -> list[Planned]:
-    """Return phantoms with their splits before anything is drawn.
-
-    Args:
-      num_cases: number of phantoms, from 3.
-      seed: of the phantoms.
-      prevalence: as in `phantom.draw_case`.
-      split_seed: of the splits; None for `seed`.
-      fractions: as in `split_making.make_splits`.
-
-    Raises:
-      BadInput: splits cannot be made.
-    """
+    """Return phantoms with their splits before anything is drawn."""
     planned = [plan_case(index, seed=seed, prevalence=prevalence) for index in range(num_cases)]
     cases = [each.case for each in planned]
     strata = [DIAGNOSIS_OPTIONS[case.labels[-1]] for case in cases]
@@ -91,17 +68,7 @@ def plan_phantoms(
 def draw_phantoms(
     planned: Sequence[Planned], *, size: int, prevalence: Prevalence, progress: Progress = iter
 ) -> Iterator[tuple[PhantomCase, list[VqaRecord]]]:
-    """Draw planned phantoms and yield each with the records about it.
-
-    Args:
-      planned: of `plan_phantoms`, all or some.
-      size: side of a picture in pixels, at least 32.
-      prevalence: that they were planned with.
-      progress: wraps the phantoms.
-
-    Raises:
-      BadInput: the size is out of range.
-    """
+    """Draw planned phantoms and yield each with the records about it."""
     for each, split in progress(planned):
         image, drawn = ground_planned(each, size=size, prevalence=prevalence)
         yield drawn, ask_questions(dataclasses.replace(image, split=split), seed=each.seed)
@@ -119,15 +86,7 @@ def make_folder_records(
     """Copy the images of a detection list, with the masks of a phantom folder, and return records about them.
 
     Args:
-      out: folder to write to.
-      images: of the list.
-      root: folder that their paths are relative to.
-      seed: of questions and splits; splits that the source names are kept.
       with_images: whether to copy images and masks; False for a list whose images are elsewhere.
-      progress: wraps the images.
-
-    Raises:
-      BadInput: an image cannot be copied, nothing can be asked, or splits cannot be made.
     """
     records: list[VqaRecord] = []
     for image in progress(split_images(images, seed=seed)):
@@ -142,16 +101,7 @@ def make_folder_records(
 
 
 def copy_images(out: Path, records: Iterable[VqaRecord], *, root: Path) -> list[VqaRecord]:
-    """Copy the images of records that a source has written, and return the records; splits stay as they are.
-
-    Args:
-      out: folder to write to.
-      records: of `vqa_layouts.read_vqa_source`.
-      root: folder that their paths are relative to.
-
-    Raises:
-      BadInput: an image cannot be copied.
-    """
+    """Copy the images of records that a source has written, and return the records; splits stay as they are."""
     kept, copied = [], set()
     for record in records:
         if record.image_path not in copied:
@@ -174,9 +124,6 @@ def write_records(out: Path, records: Sequence[VqaRecord], *, dialect: str | Non
 
     A conversation is a line of JSON in the form of MEDSAGE's data: id, split, images, and a turn of "human" (the prompt
     after "<image>") and of "gpt" (the reply). Records that the dialect cannot write are left out.
-
-    Raises:
-      BadInput: the dialect can write none of the records; the message has the first reason.
     """
     number, problem = 0, ""
     if dialect is not None:

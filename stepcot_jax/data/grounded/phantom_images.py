@@ -41,15 +41,6 @@ def ground_phantom(
 
     A label with more than three boxes has one box a side that holds them. A label is neither found nor absent if it
     looks like a label that is found (`vocabulary.LOOK_ALIKES`).
-
-    Args:
-      index: number of the case, from 0.
-      seed: seed of the collection, from 0.
-      size: side of the picture in pixels, 32 to 4096.
-      prevalence: as in `phantom.draw_case`.
-
-    Raises:
-      BadInput: a setting is out of range.
     """
     return ground_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size, prevalence=prevalence)
 
@@ -71,13 +62,8 @@ def ground_marks(
     """Return a drawn case as a grounded image without provenance.
 
     Args:
-      case: its record; the answers that it has are facts.
-      marks: its findings.
       side: "right", "left" or "bilateral"; "" for a normal chest. The fact "side" is empty where no mark of the
         diagnosis or of the secondary sign shows it and the words for the zone have none.
-      lungs: [height, width], both.
-      heart: [height, width].
-      chain: of the record's labels.
     """
     facts = list_answers(case, chain)
     facts["side"] = side if _shows_side(marks, facts) else ""

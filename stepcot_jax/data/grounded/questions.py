@@ -58,10 +58,6 @@ def ask_questions(image: GroundedImage, *, seed: int) -> tuple[VqaRecord, ...]:
       image: findings, absent labels, and as far as known regions and facts; with the seven steps and the side among its
         facts, records have stages: of the diagnosis where it is asked about, else of what the question refers to,
         which the fact "asked" then names.
-      seed: from 0.
-
-    Returns:
-      Records in the order of `record.KINDS`, with the image's split.
     """
     number = _number_of(image)
     makers: dict[Kind, Callable[[GroundedImage, np.random.Generator], Draft | None]] = {

@@ -43,8 +43,6 @@ class VqaCollection:
     """The records of one file in order, and the lines that take no part.
 
     Attributes:
-      path: the file.
-      records: the valid records.
       set_aside: the other lines; `record` is the line, counted from 1.
       lines: line of each valid record, counted from 1.
       set_aside_ids: ids of the other lines, as far as they can be read.
@@ -72,17 +70,7 @@ def holds_records(root: Path) -> bool:
 
 
 def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = False) -> VqaCollection:
-    """Read a file of reasoning records.
-
-    Args:
-      path: the file, or a folder that holds it as `records.jsonl`.
-      on_bad_record: "stop" raises at the first bad line, "skip" sets bad lines aside.
-      require_images: whether a record without its image file is bad.
-
-    Raises:
-      BadInput: the file cannot be used, no record is valid, or a line is bad and `on_bad_record` is "stop"; names file,
-        line and field.
-    """
+    """Read a file of reasoning records."""
     path = Path(path)
     path = path / FILE_NAME if path.is_dir() else path
     locator = ImageLocator(path.parent, require_images=require_images)
@@ -122,11 +110,7 @@ def _find_id(line: bytes) -> str | None:
 
 
 def decode_record(line: bytes) -> VqaRecord:
-    """Decode one line.
-
-    Raises:
-      BadInput: the message begins with the field.
-    """
+    """Decode one line."""
     try:
         record = _DECODER.decode(line)
     except UnicodeDecodeError:
@@ -145,11 +129,7 @@ def decode_record(line: bytes) -> VqaRecord:
 
 
 def write_vqa_records(path: Path, records: Iterable[VqaRecord]) -> int:
-    """Write records as JSON lines, atomically; return their number.
-
-    Raises:
-      BadInput: a record is longer than `read_vqa_records` accepts.
-    """
+    """Write records as JSON lines, atomically; return their number."""
     number = 0
     with writing_whole(path) as file:
         for record in records:
@@ -164,17 +144,7 @@ def write_vqa_records(path: Path, records: Iterable[VqaRecord]) -> int:
 def read_lines(
     path: Path, *, expected: str = _EXPECTED, most_bytes: int = _LONGEST_LINE
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the number, from 1, and the content of each line that is not blank.
-
-    Args:
-      path: a file in UTF-8.
-      expected: end of the messages.
-      most_bytes: a line must be shorter.
-
-    Raises:
-      BadInput: the file cannot be read, is UTF-16, or has a line that is too long, or many that are too short to be
-        records; names file and line.
-    """
+    """Yield the number, from 1, and the content of each line that is not blank."""
     num_short = 0
     try:
         if not path.is_file():

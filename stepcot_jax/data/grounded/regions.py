@@ -39,15 +39,7 @@ def diaphragm_name(side: str) -> str:
 
 
 def find_regions(lungs: Mask, heart: Mask) -> tuple[VqaBox, ...]:
-    """Return the boxes of all regions, in whole pixels.
-
-    Args:
-      lungs: [height, width], both lungs.
-      heart: [height, width].
-
-    Raises:
-      BadInput: a mask is empty, or a region is less than a pixel wide or high.
-    """
+    """Return the boxes of all regions, in whole pixels."""
     both, (x1, y1, x2, y2) = _enclose(lungs, "lungs"), _enclose(heart, "heart")
     right, left = (_enclose(part, f"{side} lung") for side, part in split_lungs(lungs).items())
     boxes: dict[str, Corners] = {BOTH_LUNGS: both, HEART: (x1, y1, x2, y2)}

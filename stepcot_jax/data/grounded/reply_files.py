@@ -42,7 +42,6 @@ class ReplyFile:
 
     Attributes:
       name: of the model, in tables.
-      path: the file.
       replies: texts by record id, of the chosen records alone.
       num_unused: replies to records of other splits.
       num_set_aside: replies to bad lines of the records' file.
@@ -70,17 +69,9 @@ def read_replies(
     """Read the replies of one model.
 
     Args:
-      path: a file of JSON lines with `id` and `reply`; further fields are ignored.
-      name: of the model.
-      chosen: ids of the records to score.
       known: ids of all records of their file; replies to those that are not chosen are counted and not used.
-      missing: "stop" refuses a file without a reply to each chosen record.
       set_aside: ids of bad lines of the records' file; replies to them are counted and not used.
       most_unknown: number of its bad lines whose id cannot be read: so many replies may have another id.
-
-    Raises:
-      BadInput: a line is no reply, an id is unknown or comes twice, or a reply is missing and `missing` is "stop";
-        names file, line and field.
     """
     replies: dict[str, str] = {}
     seen: dict[str, int] = {}
@@ -128,9 +119,6 @@ def _decode(content: bytes) -> ReplyLine:
 
 def name_models(paths: Sequence[Path]) -> list[str]:
     """Return a name for each file: its stem, with its folder where stems repeat, else its path.
-
-    Raises:
-      BadInput: a file comes twice.
 
     >>> name_models([Path("a/replies.jsonl"), Path("b/replies.jsonl")])
     ['a/replies', 'b/replies']

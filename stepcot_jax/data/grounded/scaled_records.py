@@ -18,10 +18,6 @@ def scale_record(record: VqaRecord, image_size: tuple[int, int]) -> VqaRecord:
     References are scaled along each axis by the ratio of the sizes, as floats, and never become empty. Boxes in the
     thinking, ([x1, y1, x2, y2]), are scaled and rounded half up to whole pixels; those that are a reference's box stay
     equal to the reference as dialects write it. Boxes within the unit square, as MedCLM writes them, stay as they are.
-
-    Args:
-      record: any record.
-      image_size: width and height of the stretched picture in pixels.
     """
     if record.image_size == image_size:
         return record

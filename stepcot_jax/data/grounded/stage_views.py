@@ -46,7 +46,6 @@ class StageView:
     """What a row of a batch shows.
 
     Attributes:
-      record: question and target.
       place: place of that record in the dataset; its image is the one shown.
       boxes: drawn on the picture, corners in pixels of the record's `image_size`.
       stage: of the view; may differ from the stage asked for, see `StageViews.view`.
@@ -65,12 +64,6 @@ class StageViews:
 
     Records that `python -m stepcot_jax.annotate vqa --task=medclm` wrote are views already (`provenance["stage"]`);
     another stage of such a record is the record of the same lesion that was written for that stage.
-
-    Args:
-      records: of the dataset.
-      places: of the split, in `records`; other cases are taken from here alone.
-      dialect: of the targets.
-      with_thinking: whether easy and medium targets have the part before the answer.
     """
 
     def __init__(
@@ -101,14 +94,7 @@ class StageViews:
         the domain and kind with another image, of other patients if there are any.
 
         Args:
-          place: of the record.
-          stage: asked for.
-          seed: of the run.
-          update: number of the update.
           row: of the record in the batch; the draw is a function of seed, update and row.
-
-        Raises:
-          BadInput: the stage is "hard" and the dialect has no reply of the answer alone.
         """
         record = self._records[place]
         if stage == "hard" and self._dialect not in DIALECTS_WITH_HARD:
@@ -169,12 +155,7 @@ def _made_key(record: VqaRecord) -> tuple[str, str]:
 def draw_views(
     pixels: UInt8[np.ndarray, "row size size 3"], views: Iterable[StageView]
 ) -> UInt8[np.ndarray, "row size size 3"]:
-    """Return pictures with the boxes of their views drawn, see `drawn_boxes`; the others unchanged.
-
-    Args:
-      pixels: the image of each view's record.
-      views: one a row.
-    """
+    """Return pictures with the boxes of their views drawn, see `drawn_boxes`; the others unchanged."""
     drawn = pixels.copy()
     for own, view in zip(drawn, views, strict=True):
         if view.boxes:

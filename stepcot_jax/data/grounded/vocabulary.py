@@ -16,7 +16,6 @@ class Term:
       name: without article, as in "no pleural effusion".
       phrase: with article where English wants one, as in "Is there a pleural effusion?".
       look: what its box shows, without naming it; "" for a lesion that the facts describe.
-      region: where it would be.
       share: how often it is asked about, so that present and absent are asked about equally often in flat phantoms.
     """
 

@@ -52,11 +52,7 @@ class VqaDataset:
         return int(self.image_of.max(initial=-1)) + 1
 
     def load_images(self, places: Iterable[int] | np.ndarray) -> UInt8[np.ndarray, "image size size 3"]:
-        """Return images by their places, such as `dataset.image_of[:32]`; at least one.
-
-        Raises:
-          BadInput: an image cannot be read; names the record.
-        """
+        """Return images by their places, such as `dataset.image_of[:32]`; at least one."""
         return np.stack([self.pixels[int(place)] for place in places])
 
 
@@ -68,15 +64,6 @@ def load_vqa_dataset(
     "phantom" draws `settings.phantom` as `python -m stepcot_jax.data vqa` does, with the same records. Splits are made
     from the sum of `phantom.seed` and `data.split_seed`, and `data.split_fractions`. "folder" reads
     `vqa.root/records.jsonl`; see `vqa_folder`. Pictures are stretched to `image_encoder.image_size`, whatever its fit.
-
-    Args:
-      settings: of the run.
-      splits: splits to load; images of other splits are neither drawn nor read.
-      progress: wraps what is drawn or decoded, as progress bars do.
-
-    Raises:
-      BadInput: a record, an image or a split is invalid and the settings say to stop; a loaded split has no record; a
-        setting of `data` has no effect on reasoning records.
     """
     _refuse_settings(settings, splits)
     preprocessing = Preprocessing(settings.image_encoder.image_size, fit="stretch")

@@ -36,9 +36,7 @@ class RecordPictures:
 
     Attributes:
       root: folder that image paths are relative to.
-      paths: of the images.
       names: of each image in messages.
-      preprocessing: size and fit.
       max_pixels: largest accepted width times height.
     """
 
@@ -89,9 +87,6 @@ def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple
     `data.split_fractions` is taken from the training patients (GEMeX has no validation split). If no record names a
     split, all are made. Images are stratified by diagnosis, or else lesion, and origin; records of one image stay
     together.
-
-    Raises:
-      BadInput: only some records name a split, an image or patient is in two, or there are too few patients.
     """
     records, path = collection.records, collection.path
     first: dict[str, VqaRecord] = {}
@@ -146,7 +141,6 @@ class LoadedRecords:
       records: in order, each with its split.
       image_of: place of each record's image.
       pixels: place of an image -> uint8 [size, size, 3].
-      digest: of the images.
       set_aside: records that take no part.
     """
 
@@ -165,9 +159,6 @@ def load_folder(
     `data.check_images` "ahead" decodes every image of these splits; "on_use" looks whether the files exist. A bad image
     stops the run, or sets its records aside, as `data.on_bad_record` says. Splits are made before, so that they do not
     depend on it.
-
-    Raises:
-      BadInput: a record, a split or an image is bad; no record is left.
     """
     data = settings.data
     root = find_files(settings.vqa.root, "config.vqa.root", holds="a folder with records.jsonl")

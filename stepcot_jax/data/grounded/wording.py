@@ -55,9 +55,6 @@ def write_thinking(
 
     Args:
       seen: for each reference its region, as label, with its box, and what is seen there.
-      answer: the answer as the last sentence says it.
-      options: a sentence for each option of a choice question.
-      wording: number of the wording, from 0.
     """
     sentences = [look_at(place, what, wording=wording) for place, what in seen]
     return " ".join([*sentences, *options, f"{_LAST[wording % len(_LAST)]} {answer}."])
@@ -82,10 +79,7 @@ def write_stages(facts: Mapping[str, str], *, answer: str, wording: int = 0, pla
     """Return MEDSAGE's stages of an image whose seven steps are known.
 
     Args:
-      facts: the steps by `FACT_NAMES`, and "side".
-      answer: answer of the question, as the conclusion ends with it.
       wording: number of the wording of every stage, from 0; the rule of knowledge has three.
-      place: other words for the place; "" for step 4.
     """
     diagnosis = facts["diagnosis"]
     rules = KNOWLEDGE[diagnosis]
@@ -111,12 +105,6 @@ def state_finding(diagnosis: str, *, wording: int = 0) -> str:
 
 def write_asked_stages(seen: Iterable[tuple[str, str]], *, asked: str, answer: str, wording: int = 0) -> Stages:
     """Return MEDSAGE's stages of a question that is not about the diagnosis, from what its references show.
-
-    Args:
-      seen: region, and what is seen there, of each reference, at least one.
-      asked: label of the finding that is asked about; "" for several.
-      answer: answer of the question, as the conclusion ends with it.
-      wording: number of the wording, from 0.
 
     >>> write_asked_stages([("left lung", "no lung mass")], asked="Mass", answer="No").visual
     'In the left lung I see no lung mass.'

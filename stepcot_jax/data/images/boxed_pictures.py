@@ -42,11 +42,6 @@ def draw_named_boxes(
     """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side.
 
     A dark seam keeps lines visible on white and on black. Corners outside of the picture are moved to its edge.
-
-    Args:
-      pixels: uint8 [height, width, 3].
-      boxes: in the order of drawing.
-      least_side: the shorter side of the result has at least so many pixels.
     """
     picture = Image.fromarray(np.ascontiguousarray(pixels))
     scale = min(max(1.0, least_side / min(picture.size)), _MOST_SIDE / max(picture.size))

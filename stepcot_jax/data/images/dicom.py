@@ -79,10 +79,6 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
     the first window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its
     smallest to its largest value. MONOCHROME1 is inverted. Padding takes no part in the range and is black.
     RGB becomes grey with ITU-R 601 weights. Overlays and presentation states are not applied.
-
-    Raises:
-      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, of another kind, or has more than
-        `max_pixels` pixels, which is checked before they are decoded; the message begins with `name`.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
@@ -114,9 +110,6 @@ def read_header(content: bytes, *, name: str) -> Fields:
     """Return the elements of a file up to the pixels, without private ones and overlays: patient and study are there.
 
     Items of sequences come without comments and names (`clean_items`).
-
-    Raises:
-      BadInput: pydicom is missing, or the header cannot be read or exceeds a limit; the message begins with `name`.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name, whole=True)

@@ -45,10 +45,6 @@ class HeaderFile(io.BytesIO):
 
     Values of pixels, overlays, curves and private elements do not count: `watch` recognises them. Skipped values are
     not read, and do not count either.
-
-    Args:
-      content: of the file.
-      name: of the file, for messages.
     """
 
     def __init__(self, content: bytes, *, name: str) -> None:
@@ -80,11 +76,7 @@ class HeaderFile(io.BytesIO):
         return False
 
     def parse(self, parse: Callable[[], _Parsed], otherwise: BadInput) -> _Parsed:
-        """Return what `parse` returns.
-
-        Raises:
-          BadInput: a limit was exceeded; or `otherwise`, where `parse` raises anything else, without its text.
-        """
+        """Return what `parse` returns."""
         with contextlib.suppress(Exception):
             return parse()
         # Outside of an except block, as in `dicom_fields.attempt`.
@@ -96,10 +88,6 @@ def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
 
     Items of code sequences keep the elements of DICOM's code macro alone. pydicom parses an item when it is asked for;
     so one level is parsed after the other, and nothing that is removed.
-
-    Args:
-      header: changed in place.
-      name: of the file, for messages.
 
     Returns:
       The error for sequences that are more than `MOST_DEPTH` deep or have too many elements; None for all others.

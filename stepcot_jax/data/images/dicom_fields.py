@@ -28,7 +28,6 @@ class Syntax:
     """A transfer syntax: how pixels are packed.
 
     Attributes:
-      name: for messages.
       decoders: pydicom's decoder plugins, the preferred first; none for uncompressed pixels and RLE. GDCM's is left
         out: it ends the whole process on unexpected input.
       install: command that installs a decoder.
@@ -70,13 +69,7 @@ def attempt(read: Callable[[], _Read], otherwise: BadInput) -> _Read:
 
 
 class Fields:
-    """Elements of a data set by their keywords.
-
-    Args:
-      dataset: as parsed; values are converted on access.
-      name: of the file, for messages.
-      syntax: UID of the transfer syntax.
-    """
+    """Elements of a data set by their keywords."""
 
     def __init__(self, dataset: "Dataset", *, name: str, syntax: str) -> None:
         self.dataset = dataset
@@ -121,11 +114,7 @@ class Fields:
         return attempt(lambda: tuple(float(each) for each in several if each is not None and each != ""), otherwise)
 
     def integer(self, keyword: str, *, default: int | None = None, least: int = 0, most: int = 2**31 - 1) -> int:
-        """Return an element's only value as an integer.
-
-        Raises:
-          BadInput: it is missing and has no default, cannot be read, is no integer or out of its range.
-        """
+        """Return an element's only value as an integer."""
         numbers = self.numbers(keyword)
         if not numbers and default is not None:
             return default

@@ -18,8 +18,6 @@ class PixelFormat:
     """How pixels are stored.
 
     Attributes:
-      num_rows: height.
-      num_columns: width.
       num_samples: 1 for grey, 3 for colour.
       bits_allocated: bits that a sample takes up.
       bits_stored: bits of it that count, the lowest ones.
@@ -51,11 +49,7 @@ class PixelFormat:
 def decode_stored(
     fields: Fields, form: PixelFormat
 ) -> UInt8[np.ndarray, "row column *sample"] | UInt16[np.ndarray, "row column *sample"]:
-    """Return the stored values, their bits taken as unsigned numbers below 2 ** bits_stored.
-
-    Raises:
-      BadInput: the pixels are truncated, corrupt, of another size than the header says, or no decoder is installed.
-    """
+    """Return the stored values, their bits taken as unsigned numbers below 2 ** bits_stored."""
     data = fields.value("PixelData")
     if not isinstance(data, bytes):
         raise fields.refuse("PixelData: cannot be read; expected bytes")

@@ -23,9 +23,6 @@ def make_tone_table(
     """Return the grey value for each stored value, indexed by its bits as an unsigned number.
 
     The pixels `stored` give the range if the file has no window.
-
-    Raises:
-      BadInput: an element has a value that is not accepted.
     """
     values = np.arange(2**form.bits_stored, dtype=np.float64)
     if form.signed:

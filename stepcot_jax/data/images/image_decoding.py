@@ -33,11 +33,7 @@ def most_bytes(max_pixels: int) -> int:
 
 
 def decode_picture(content: bytes, *, name: str, max_pixels: int) -> Image.Image:
-    """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does.
-
-    Raises:
-      BadInput: the content cannot be decoded, or has more than `max_pixels` pixels; names the file.
-    """
+    """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does."""
     opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
     try:
         if opener is not None:

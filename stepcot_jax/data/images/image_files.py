@@ -49,7 +49,6 @@ class Selection:
     """Some images of another source, in a given order.
 
     Attributes:
-      images: the other source.
       indices: index in the other source of each image.
     """
 
@@ -74,7 +73,6 @@ class FolderFiles:
     """Image files below a data root; links may not lead out of it.
 
     Attributes:
-      root: the data root.
       paths: of the images, relative to it.
       max_bytes: a larger file is refused before it is read.
     """
@@ -88,11 +86,7 @@ class FolderFiles:
         return str(self.root / self.paths[index])
 
     def read(self, index: int) -> bytes:
-        """Return the content of an image file.
-
-        Raises:
-          BadInput: the file is missing, too large, not an ordinary file, or a link leads out of the root now.
-        """
+        """Return the content of an image file."""
         try:
             # A new locator each time: an old one caches folders, which may have become links since.
             path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
@@ -120,19 +114,10 @@ def check_images(
     At most `num_threads` + 2 decoded images are in memory at a time, besides those that `visit` keeps.
 
     Args:
-      collection: the records as `read_records` gives them.
-      images: the cases' images; None for the files below the collection's root.
       on_bad_record: "stop" raises after the last image if any is unreadable, "skip" sets them aside.
-      max_pixels: largest accepted width times height of an image.
-      preprocessing: resizes images in the decoding threads, before they are visited.
       visit: called in order, in the caller's thread, with each readable image's index among the returned cases and
         its pixels: uint8 [height, width] if grey, else [height, width, 3]; of the encoder's size with `preprocessing`.
       is_known: takes a case and the content of its image file; if true, the image is neither decoded nor visited.
-      progress: wraps the iterable of cases, as progress bars do.
-      num_threads: images decoded at the same time; >= 1.
-
-    Raises:
-      BadInput: an image is unreadable and `on_bad_record` is "stop", or none is readable; names file and record.
     """
     files = images or folder_files(collection, max_pixels=max_pixels)
 
@@ -159,11 +144,7 @@ def check_images(
 
 
 def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_bad_record: OnBadRecord) -> Collection:
-    """Return the collection with the cases that have a reason, by their index, moved to `set_aside`.
-
-    Raises:
-      BadInput: there is a reason and `on_bad_record` is "stop", or no case is left.
-    """
+    """Return the collection with the cases that have a reason, by their index, moved to `set_aside`."""
     if not reasons:
         return collection
     numbers, paths, patients = collection.record_numbers, collection.cases.image_paths, collection.cases.patient_ids

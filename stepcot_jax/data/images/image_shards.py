@@ -66,11 +66,7 @@ def has_shards(root: Path) -> bool:
 
 
 def read_index(root: Path) -> ShardIndex:
-    """Read the index of a folder of shards and check the size of each shard.
-
-    Raises:
-      BadInput: the index is unreadable or inconsistent, or a shard is missing, truncated or too long.
-    """
+    """Read the index of a folder of shards and check the size of each shard."""
     path = Path(root) / INDEX_NAME
     expected = "expected the index that `python -m stepcot_jax.data shards` writes"
     index = read_json(path, ShardIndex, accepted=expected, max_bytes=MAX_LISTING_BYTES)
@@ -119,9 +115,6 @@ def open_images(
     """Open a collection's image files or, if `sharded`, the shards beside its records.
 
     Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
-
-    Raises:
-      BadInput: the shards are unusable, an image is not in them and `on_bad_record` is "stop", or none is.
     """
     if not sharded:
         return collection, folder_files(collection, max_pixels=max_pixels)
@@ -136,14 +129,7 @@ class ShardFiles:
     """Images in shards, each verified against its SHA-256 when it is read; picklable.
 
     Args:
-      root: folder of the shards.
-      index: of the folder.
-      paths: image path of each case, all in the index.
-      max_bytes: a larger image file is refused before it is read.
       unpack: a picklable function from a record to the content of the image file; None where they are the same.
-
-    Raises:
-      BadInput: a path is not in the index.
     """
 
     def __init__(

@@ -8,10 +8,6 @@ _MISSING = re.compile(r"no image '|does not exist below the data root|cannot be 
 def name_option(message: str, *, purpose: str) -> str:
     """Return a message, with the option `--images=none` named if the message is about a missing image.
 
-    Args:
-      message: of a `BadInput`.
-      purpose: what the command does with the option, such as "checks the records alone".
-
     >>> name_option("row 2: no image 'a.png'", purpose="checks the records alone")
     "row 2: no image 'a.png'; --images=none checks the records alone"
     """

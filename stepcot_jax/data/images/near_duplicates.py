@@ -53,16 +53,9 @@ def find_near_duplicates(hashes: UInt64[np.ndarray, " case"], *, radius: int) ->
     The bits are cut into more than `radius` bands: two hashes within the radius agree in all other bands. For each
     choice of bands the hashes are sorted by them, and only equal keys are compared.
 
-    Args:
-      hashes: uint64 [case].
-      radius: in bits, 0 to 16; 0 finds only equal hashes.
-
     Returns:
       int64 [pair, 2], indices into `hashes`, the smaller one first, ascending. Only the first case of each hash is
       paired with the others of the hash and with other hashes; the connected groups are those of all pairs.
-
-    Raises:
-      BadInput: the radius is out of range, or finds more than five million pairs.
     """
     if not 0 <= radius <= MAX_RADIUS:
         raise BadInput(f"near-duplicate radius: {radius} is not 0 to {MAX_RADIUS} bits")

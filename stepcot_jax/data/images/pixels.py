@@ -32,8 +32,6 @@ class FilePixels:
     """Reads, decodes and resizes the image of a case.
 
     Attributes:
-      images: the encoded images.
-      preprocessing: size and fit.
       max_pixels: largest accepted width times height.
       file: with the records, for messages.
       records: position of each case in that file.
@@ -59,10 +57,7 @@ class PhantomPixels:
     """Draws the picture of a phantom case.
 
     Attributes:
-      seed: of the collection.
       size: side of the drawn picture.
-      prevalence: of the diagnoses.
-      preprocessing: size and fit.
     """
 
     seed: int
@@ -87,7 +82,6 @@ class PixelCache:
 
     Args:
       read: case index -> uint8 [size, size, 3], or [size, size] if the channels are equal; may be replaced.
-      budget_bytes: limit of the cache; grey images count a third.
     """
 
     def __init__(self, read: Callable[[int], CompactPixels], budget_bytes: float) -> None:
@@ -108,12 +102,7 @@ class PixelCache:
                 self._kept[index] = kept
 
     def select(self, indices: Sequence[int], read: Callable[[int], CompactPixels]) -> "PixelCache":
-        """Return a cache of some of the images, in this order, that takes over their cached pixels and the budget.
-
-        Args:
-          indices: index in this cache of each image.
-          read: as in the constructor, by the new indices.
-        """
+        """Return a cache of some of the images, in this order, that takes over their cached pixels and the budget."""
         selected = PixelCache(read, self._left + sum(kept.nbytes for kept in self._kept.values()))
         for index, old in enumerate(indices):
             if old in self._kept:

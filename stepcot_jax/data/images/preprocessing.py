@@ -47,11 +47,7 @@ class Preprocessing:
 
 
 def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "height width 3"]:
-    """Decode an image file as `decode_image_bytes` does its content.
-
-    Raises:
-      BadInput: the file is missing, cannot be decoded, or is larger than any image of `max_pixels`.
-    """
+    """Decode an image file as `decode_image_bytes` does its content."""
     try:
         content = read_file(Path(path), max_bytes=most_bytes(max_pixels))
     except BadInput as error:
@@ -71,10 +67,6 @@ def decode_image_bytes(
     Transparent pixels are blended onto black. The EXIF orientation is applied, so that the picture is as its reader
     saw it; the authors' code does not apply it, and their images have none. An animated PNG gives its first picture.
     DICOM: see `dicom.read_dicom`.
-
-    Raises:
-      BadInput: the content is empty, truncated, corrupt or of another kind, or its header, which is read first, has
-        more than `max_pixels` pixels; the message begins with `name`.
     """
     pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))
     return repeat_grey(pixels) if pixels.ndim == 2 else pixels
@@ -89,9 +81,6 @@ def prepare_image(
 
     Returns:
       uint8 [size, size], or [size, size, 3] if the channels differ.
-
-    Raises:
-      BadInput: see `decode_image_bytes`.
     """
     picture = decode_picture(content, name=name, max_pixels=max_pixels)
     return drop_equal_channels(np.array(_resize(picture, preprocessing)))

@@ -67,9 +67,6 @@ class _ShardWriter:
 
         Returns:
           The index of all shards, and the number of images that an earlier start had written.
-
-        Raises:
-          BadInput: an image cannot be decoded; the folder is not writable or has other shards.
         """
         if (self.folder / INDEX_NAME).exists():
             index = image_shards.read_index(self.folder)

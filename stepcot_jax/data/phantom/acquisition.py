@@ -31,8 +31,6 @@ class Frame:
     """The pixels of one picture in body coordinates.
 
     Attributes:
-      x: [height, width].
-      y: [height, width].
       pixel: side of a pixel in body coordinates.
       pose: maps body coordinates to pixels.
     """
@@ -88,16 +86,12 @@ class Style:
     """Appearance of one institution's pictures.
 
     Attributes:
-      origin: name of the institution.
       num_published: published cases of the origin that it stands for.
       fields_of_view: least and greatest half-width of the picture in body units.
-      darkest: attenuation shown as black.
-      brightest: attenuation shown as white.
       gamma: exponent of the tone curve; above 1 darkens the middle tones.
       blur: standard deviation of the point spread as a share of the picture's side.
       noise: standard deviation of a pixel's noise, in grey levels of 0 to 1.
       border: width of the unexposed border as a share of the picture's side.
-      marker: letter on the cassette.
       marker_place: left and upper edge of the letter as shares of the picture's side.
     """
 
@@ -153,12 +147,6 @@ def expose(
 
     Args:
       attenuation: [height, width], square; 0 is air.
-      style: of the picture.
-      pose: gain and offset of this picture.
-      rng: of the noise, which does not depend on the attenuation.
-
-    Returns:
-      Grey levels from 0 to 255.
     """
     size = attenuation.shape[0]
     sharp = pose.gain * attenuation + pose.offset

@@ -74,11 +74,9 @@ class Chest:
       attenuation: the sum of all tissues.
       lungs: the share of aerated lung of the patient's right (-1) and left (1) side.
       overlaid: the lungs including the parts behind heart and mediastinum, where a lesion is only faintly visible.
-      heart: the share of heart.
       vessels: the lung vessels' part of the attenuation.
       depth: 0 at the lung's apex, 1 at its base.
       across: 0 at the lung's inner edge, 1 at the chest wall.
-      mottle: texture of lesions.
       net: texture of networks, finer than the mottle.
     """
 
@@ -108,12 +106,7 @@ def lung_edges(depth: Image | float) -> tuple[Image, Image]:
 
 
 def render_anatomy(anatomy: Anatomy, frame: Frame) -> Chest:
-    """Render a chest and the parts that lesions depend on.
-
-    Args:
-      anatomy: the patient.
-      frame: the pixels of the picture.
-    """
+    """Render a chest and the parts that lesions depend on."""
     x, y = frame.x - anatomy.midline, frame.y
     left = x > 0
     from_midline = np.abs(x)

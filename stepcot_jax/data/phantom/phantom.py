@@ -46,8 +46,6 @@ class PhantomCase:
     """A case with its pixels.
 
     Attributes:
-      case: record of the case.
-      image: grey levels, [height, width].
       marks: the findings with box, side and kind; empty for a normal chest.
       side: "right", "left" or "bilateral", as the report says; "" for a normal chest.
       lung_mask: the aerated lungs, after findings changed heart and diaphragm, [height, width].
@@ -73,11 +71,6 @@ class PlannedCase:
 
     Attributes:
       index: number of the case, from 0.
-      seed: seed of the collection.
-      case: record of the case.
-      scene: anatomy and findings.
-      style: of the picture.
-      pose: position and exposure.
     """
 
     index: int
@@ -119,14 +112,6 @@ def export_phantom(
 
     Also writes `boxes.csv` (`BOX_COLUMNS`, boxes in pixels, sides as numbers as in `Mark`) and the masks `masks/lung/`
     and `masks/heart/` (255 inside) under the names of the images.
-
-    Args:
-      root: the folder; created if missing.
-      num_cases: number of cases, from 1.
-      seed: seed of the collection.
-      size: side of a picture in pixels.
-      prevalence: as in `draw_case`.
-      progress: wraps the indices, as progress bars do.
     """
     if num_cases < 1:
         raise BadInput(f"phantom: {num_cases} cases; expected at least 1")
@@ -160,11 +145,7 @@ def write_pictures(root: Path, drawn: PhantomCase) -> None:
 
 
 def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
-    """Require a size that can be drawn in reasonable memory and time.
-
-    Raises:
-      BadInput: it is less than `least` or above 4096 pixels.
-    """
+    """Require a size that can be drawn in reasonable memory and time."""
     if not least <= size <= _MOST_SIZE:
         raise BadInput(f"phantom size: {size} pixels; expected {least} to {_MOST_SIZE}")
 
@@ -200,16 +181,7 @@ def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published"
 
 
 def draw_planned(shot: PlannedCase, *, size: int, healthy: bool = False) -> PhantomCase:
-    """Draw the pixels of a planned case.
-
-    Args:
-      shot: the case.
-      size: side of the picture in pixels, 16 to 4096.
-      healthy: omit the findings; patient, exposure and noise stay the same.
-
-    Raises:
-      BadInput: the size is out of range.
-    """
+    """Draw the pixels of a planned case."""
     check_size(size)
     frame = Frame.of(shot.pose, size)
     scene = Scene(shot.scene.healthy, shot.scene.healthy) if healthy else shot.scene

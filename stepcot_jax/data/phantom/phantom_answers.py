@@ -85,17 +85,6 @@ _UNLOCALISED_SHARE = 0.4
 def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published") -> tuple[int, ...]:
     """Draw the labels of the seven steps of one phantom case, without its pixels.
 
-    Args:
-      index: number of the case, from 0.
-      seed: seed of the collection, from 0.
-      prevalence: "published" for the diagnoses' published shares (67 % Normal), "flat" for equal shares.
-
-    Returns:
-      One label for each step of `DEFAULT_CHAIN`.
-
-    Raises:
-      BadInput: `index` or `seed` is negative, or `prevalence` is another one.
-
     >>> len(draw_answers(0, seed=0, prevalence="flat"))
     7
     """

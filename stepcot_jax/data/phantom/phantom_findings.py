@@ -35,15 +35,8 @@ class Mark:
 def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) -> tuple[Image, tuple[Mark, ...]]:
     """Draw a chest with its findings and return their boxes.
 
-    Args:
-      scene: what to draw.
-      chest: the rendered `scene.anatomy`; not modified.
-      frame: the pixels of the picture.
-      margin: pixels by which the picture's blur widens a lesion.
-
     Returns:
       Attenuation [height, width], and one mark for each visible finding, without boxes inside another box of the same
-      label.
     """
     attenuation = chest.attenuation.copy()
     found = [(_box_of_sign(sign, frame), sign.side, "sign") for sign in scene.signs]

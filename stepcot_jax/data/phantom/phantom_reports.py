@@ -82,16 +82,7 @@ _SIDED = {"zone": ("zone", "zones"), "base": ("base", "bases"), "hilum": ("hilum
 
 
 def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
-    """Write the report of a case and the reasoning of each step.
-
-    Args:
-      answers: option texts of the seven steps.
-      side: "right", "left" or "bilateral"; "" for a normal chest.
-      rng: stream that chooses the wording.
-
-    Returns:
-      The report, and for each step one phrase that quotes the report.
-    """
+    """Write the report of a case and the reasoning of each step."""
     if answers[-1] == "Normal":
         sentences = _NORMAL[int(rng.integers(len(_NORMAL)))]
         none = f'No lesion to describe: "{sentences[0]}".'

@@ -15,15 +15,10 @@ class Focus:
     """An elliptic lesion.
 
     Attributes:
-      label: text of its box.
-      texture: what fills it.
       side: -1 for the patient's right lung, 1 for the left.
       x: its centre, in body coordinates.
       y: its centre, in body coordinates.
-      radius_x: semi-axis along its angle.
-      radius_y: the other semi-axis.
       angle: rotation in radians, clockwise on the picture.
-      density: attenuation at its densest.
       softness: width of its edge as a share of its radius.
       phase: offset of its texture, different for each lesion.
       spiculated: whether spikes stand out of it.
@@ -52,7 +47,6 @@ class Fluid:
     """Fluid in one pleural space.
 
     Attributes:
-      label: text of its box.
       side: -1 for the patient's right lung, 1 for the left.
       height: height of the level as a share of the lung's height.
       rim: width of the rim by the chest wall as a share of the lung's width.
@@ -75,7 +69,6 @@ class Air:
     """Air in one pleural space.
 
     Attributes:
-      label: text of its box.
       side: -1 for the patient's right lung, 1 for the left.
       apical: depth of the air above the lung as a share of the lung's height.
       lateral: width of the air beside the lung as a share of the lung's width.
@@ -112,7 +105,6 @@ class Scene:
     """One case before its pixels.
 
     Attributes:
-      healthy: the patient without findings.
       anatomy: the patient after findings changed heart, mediastinum and diaphragm.
       foci: lesions in front of the lungs.
       pleural: fluid and air around the lungs.

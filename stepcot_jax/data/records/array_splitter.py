@@ -23,12 +23,7 @@ _PLACE = re.compile(r"\(byte (\d+)\)")
 
 
 class ArraySplitter:
-    """Splits one JSON array, fed as chunks of any size, into its elements.
-
-    Args:
-      start: position in the file of the first byte, for messages.
-      max_record_bytes: largest accepted element, and the most kept between chunks.
-    """
+    """Splits one JSON array, fed as chunks of any size, into its elements."""
 
     def __init__(self, *, start: int = 0, max_record_bytes: int = MAX_RECORD_BYTES) -> None:
         self._position = start
@@ -43,11 +38,7 @@ class ArraySplitter:
         self._has_ended = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the elements that end in this chunk, each valid JSON without surrounding white space.
-
-        Raises:
-          BadInput: the bytes are not UTF-8, not JSON, not an array, or an element is too large.
-        """
+        """Return the elements that end in this chunk, each valid JSON without surrounding white space."""
         self._check_text(chunk)
         begin, elements = 0, []
         if not self._depth and not self._has_ended:

@@ -22,11 +22,7 @@ class Box:
     """A finding's location in the image.
 
     Attributes:
-      label: the finding.
       x: left edge in pixels of the image file.
-      y: upper edge in pixels.
-      width: in pixels, > 0.
-      height: in pixels, > 0.
       sentence: the report's sentence about it; "" if the source has none.
     """
 
@@ -49,7 +45,6 @@ class Case:
       report: radiologist's report; "" if there is none.
       labels: label of each step, `chain.NOT_ANNOTATED` where nobody answered or the answer is uncertain.
       reasoning: reason given for each step's answer; "" if there is none.
-      boxes: locations of findings.
       sex: "F", "M" or "O"; "" if unknown.
       age: in years; None if unknown.
       view: projection, such as "PA" or "AP"; "" if unknown.
@@ -110,15 +105,11 @@ class CaseTable(Sequence[Case]):
     """Cases as columns; indexing builds one `Case`.
 
     Args:
-      cases: the first cases; all must have equally many labels.
       with_texts: keep everything. Otherwise only labels, identifiers, origins and box counts are kept, in less than
         200 bytes a case, and origins beyond the first thousand are merged.
 
     Attributes:
-      patient_ids: patient of each case.
-      image_paths: image of each case.
       patients: digest of each case's patient.
-      origins: origin of each case.
 
     >>> table = CaseTable([Case("p", "a.png", "", "", (0, 1), ("", ""))])
     >>> table.labels.tolist(), table[0].patient_id

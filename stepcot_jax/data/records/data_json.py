@@ -97,9 +97,6 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
 
     The file (UTF-8, with or without a byte order mark) is read while the records are consumed; only a chunk of it is
     in memory. `visit` gets the number of bytes read after each chunk, for progress bars.
-
-    Raises:
-      BadInput: when reading reaches a fault: unreadable, not UTF-8, not JSON, not an array, empty, a record too large.
     """
     accepted = "a JSON array of records in UTF-8"
     num_records = num_short = 0
@@ -140,11 +137,7 @@ def _skip_byte_order_mark(file: BinaryIO) -> int:
 
 
 def decode_record(raw: bytes) -> PublishedRecord:
-    """Decode one record.
-
-    Raises:
-      BadInput: a field is missing, of another type or too long; the message begins with its JSON path.
-    """
+    """Decode one record."""
     try:
         record = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -62,11 +62,7 @@ class ImageLocator:
         self._folders = _Cache()
 
     def locate(self, image_path: str) -> str:
-        """Return the image's path with every link resolved.
-
-        Raises:
-          BadInput: the path is absolute, invalid, has "..", leaves the root through a link, or there is no such file.
-        """
+        """Return the image's path with every link resolved."""
         found = repr(image_path[:_NUM_SHOWN])
         if len(image_path) > (most := read_limits().name):
             raise BadInput(f"{found} … has {len(image_path)} characters; at most {most} are accepted")
@@ -102,13 +98,7 @@ class ImageLocator:
 
 
 class RecordReader:
-    """Reads single records; caches steps and labels, which repeat in nearly every record.
-
-    Args:
-      root: the data root.
-      step_names: name of each step, in order.
-      require_images: refuse a record without its image file, with `MissingImage`.
-    """
+    """Reads single records; caches steps and labels, which repeat in nearly every record."""
 
     def __init__(self, root: Path, *, step_names: Sequence[str], require_images: bool) -> None:
         self._locator = ImageLocator(root, require_images=require_images)
@@ -116,11 +106,7 @@ class RecordReader:
         self._steps, self._orders, self._labels = _Cache(), _Cache(), _Cache()
 
     def read(self, record: PublishedRecord) -> tuple[Case, tuple[Step, ...], str]:
-        """Return a record as a case, its steps as it writes them, and its image with every link resolved.
-
-        Raises:
-          BadInput: a field is invalid; the message begins with the field.
-        """
+        """Return a record as a case, its steps as it writes them, and its image with every link resolved."""
         patient_id = str(record.patient_id)
         if not patient_id.strip():
             raise BadInput(f"patient_id: {patient_id[:_NUM_SHOWN]!r} is blank; a patient's identifier is required")

@@ -50,7 +50,6 @@ class Scan:
       questions: digest of each record's questions.
       num_wordings: for each step, the number of wordings of its question; 1000 stands for more.
       num_found: records whose image exists; None if not looked for.
-      num_missing: records without their image.
       num_other_options: records whose options are not those of most.
       num_repeated: records whose image an earlier one has.
     """
@@ -98,15 +97,7 @@ def scan_records(
     Letter prefixes, letter case and spacing make no difference between options.
 
     Args:
-      root: the data root.
       set_aside: takes the records that take no part: first those invalid by themselves, then the others.
-      step_names: name of each step, in order.
-      require_images: set records without their image file aside.
-      with_texts: as in `CaseTable`.
-      visit: as in `data_json.read_raw_records`.
-
-    Raises:
-      BadInput: the file as a whole is unusable, or nearly every record has other options.
     """
     path = Path(root) / data_json.FILE_NAME
     reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)

@@ -37,8 +37,6 @@ class Collection:
       root: folder that the image paths start from.
       chain: questions and options of the labels.
       cases: the records that take part, as a `CaseTable`; any sequence of cases is converted.
-      set_aside: the other records.
-      layout: a key of `sources.layouts.LAYOUTS`.
       file: name of the file with the records, for messages.
     """
 
@@ -77,14 +75,7 @@ def read_records(
     first record with these options; other wordings are counted in one warning.
 
     Args:
-      root: folder with `data.json` and the images.
       step_names: name of each step, in order; a record must have exactly as many steps.
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
-      require_images: whether a record without its image file is bad.
-
-    Raises:
-      BadInput: the file as a whole is unusable, no record is good, or a record is bad and `on_bad_record` is "stop";
-        names file, record and field.
     """
     set_aside: list[SetAside] = []
     scan = scan_records(root, set_aside, step_names=step_names, require_images=require_images, with_texts=True)

@@ -105,15 +105,9 @@ def read_chestxray8(
     excludes are set aside, whatever `on_bad_record` is.
 
     Args:
-      root: folder with `BBox_List_2017*.csv`, `Data_Entry_2017*.csv` or both.
-      on_bad_record: as in `layouts.read_source`.
-      require_images: as in `layouts.read_source`.
       single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
       labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
         datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
-
-    Raises:
-      BadInput: a table cannot be used, no record is good, or a record is bad and `on_bad_record` is "stop".
     """
     root = Path(root)
     if labels_from not in ("auto", "boxes", "entries"):

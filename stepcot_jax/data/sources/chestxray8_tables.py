@@ -62,10 +62,8 @@ class Entry:
 
     Attributes:
       number: row in the file, from 1.
-      image: name of its file.
       labels: its classes, each once, in the order of the file.
       patient_id: eight digits, as the images' names begin.
-      sex: "F", "M" or "".
       age: in years; None if the table has an impossible one.
       view: as in the table, such as "PA" or "AP".
       problem: why the row cannot be used; "" if it can.
@@ -85,9 +83,6 @@ def count_boxes(root: Path) -> tuple[int, int, int]:
     """Count boxes, images and images with one distinct label in the box list of a data root.
 
     The released list has 984 boxes on 880 images, 787 of these with one distinct label.
-
-    Raises:
-      BadInput: the box list is missing or unreadable, or a row is bad; names the row.
     """
     path = find_file(root, BOX_LIST)
     if path is None:
@@ -101,11 +96,7 @@ def count_boxes(root: Path) -> tuple[int, int, int]:
 
 
 def read_box_list(path: Path) -> list[ListedBox]:
-    """Return all rows of the box list.
-
-    Raises:
-      BadInput: the file is no table or its header is not that of the box list.
-    """
+    """Return all rows of the box list."""
     header, rows = read_table(path, known_columns={"image index"})
     names = _split(header)
     if [fold_column(name) for name in names[:6]] != [fold_column(name) for name in _BOX_HEADER]:
@@ -114,11 +105,7 @@ def read_box_list(path: Path) -> list[ListedBox]:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Return all rows of the table of labels.
-
-    Raises:
-      BadInput: the file is no table, or a column of labels, patient, age, sex or view is missing.
-    """
+    """Return all rows of the table of labels."""
     header, rows = read_table(path, known_columns={"image index"})
     names = _split(header)
     folded = [fold_column(name).replace("patient sex", "patient gender") for name in names]

@@ -42,10 +42,8 @@ class Columns:
     """Place of each column in a row, from 0.
 
     Attributes:
-      image: the image's path.
       texts: those of `TEXT_COLUMNS` that the table has.
       steps: the answers of each step of the chain; None without a column.
-      num_columns: cells of a row.
     """
 
     image: int
@@ -70,13 +68,7 @@ def read_csv_table(
     its own, with a warning.
 
     Args:
-      root: folder with `cases.csv`, or a table of any name.
       step_names: name of each step of the chain; the published names are accepted with any chain.
-      on_bad_record: as in `layouts.read_source`.
-      require_images: whether a row without its image file is bad.
-
-    Raises:
-      BadInput: the table cannot be used, no row is good, or a row is bad and `on_bad_record` is "stop".
     """
     path = Path(root) / TABLE_NAME if Path(root).is_dir() else Path(root)
     folder = path.parent
@@ -115,11 +107,7 @@ class _RowReader:
         self._derives = chain == DEFAULT_CHAIN and all(place is None for place in columns.steps[:-1])
 
     def read(self, row: Row) -> tuple[Case, str]:
-        """Return the case of a row, and the real path of its image.
-
-        Raises:
-          BadInput: the row has too few or too many cells, or one of them is not acceptable; names the column.
-        """
+        """Return the case of a row, and the real path of its image."""
         num_columns = self._columns.num_columns
         if len(row.cells) < num_columns or any(row.cells[num_columns:]):
             raise BadInput(f"{len(row.cells)} cells instead of {num_columns} as in the header")
@@ -194,11 +182,7 @@ def known_columns(chain: Chain) -> set[str]:
 
 
 def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
-    """Find the columns by their names; a warning lists unknown names.
-
-    Raises:
-      BadInput: the image column or every column with answers is missing, or one occurs twice.
-    """
+    """Find the columns by their names; a warning lists unknown names."""
     while header and not header[-1]:  # spreadsheets save empty columns at the end
         header = header[:-1]
     folded = [fold_column(name) for name in header]

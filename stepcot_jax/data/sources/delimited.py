@@ -56,12 +56,6 @@ def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str
     Args:
       path: the file; UTF-8, with or without a byte order mark or a first line "sep=;".
       known_columns: folded names; the separator is the one that finds most of them in the header.
-
-    Returns:
-      The header's cells, and an iterator over the rows.
-
-    Raises:
-      BadInput: the file is not such a table; the iterator raises at the bad row.
     """
     rows = read_rows(path, known_columns=known_columns)
     header = next(rows, None)
@@ -91,12 +85,7 @@ def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str 
 
 
 def open_text(path: Path, *, accepted: str) -> TextIO:
-    """Open a text file in UTF-8, with or without a byte order mark.
-
-    Raises:
-      BadInput: it is not a regular file, or UTF-16 or UTF-32 text.
-      OSError: it cannot be opened.
-    """
+    """Open a text file in UTF-8, with or without a byte order mark."""
     file = open_untrusted(path, accepted=accepted)
     if file.read(4).startswith(_OTHER_ENCODINGS):
         file.close()
@@ -106,12 +95,7 @@ def open_text(path: Path, *, accepted: str) -> TextIO:
 
 
 def iterate_rows(file: TextIO, *, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the last line, from 1, and the texts of each row, without surrounding spaces, within `Limits`.
-
-    Raises:
-      BadInput: the table is above a limit.
-      csv.Error: a row is malformed.
-    """
+    """Yield the last line, from 1, and the texts of each row, without surrounding spaces, within `Limits`."""
     most = read_limits().text
     # The limit is global: never lower it under another reader.
     csv.field_size_limit(max(csv.field_size_limit(), most))

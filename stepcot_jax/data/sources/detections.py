@@ -48,21 +48,13 @@ def read_detections(
     """Read the images of a detection list with their boxed findings.
 
     Args:
-      root: folder with the list and its images.
-      layout: a key of `DETECTION_LAYOUTS`, or "auto" to detect it.
       on_bad_record: "stop" raises at the first bad row, "skip" sets the images of bad rows aside.
-      require_images: whether an image without its file is bad.
       with_normal: also return images without a box of which the source denies findings ("No finding").
       readers: VinBigData: least number of readers whose boxes of a class agree, or "all" for every reader's box;
         PadChest-GR: "all" adds the boxes of the second reader.
-      set_aside: list to which the bad images are added, with their reasons.
 
     Returns:
       The images in the order of the list. `absent` holds only labels that the source denies.
-
-    Raises:
-      BadInput: the list cannot be used, no image is good, or a row is bad and `on_bad_record` is "stop"; names file,
-        row and field.
     """
     root = Path(root)
     layout = detect_detection_layout(root) if layout == AUTO else layout
@@ -96,11 +88,7 @@ def read_detections(
 
 
 def detect_detection_layout(root: Path) -> str:
-    """Return the layout of a detection list, recognised by its file names.
-
-    Raises:
-      BadInput: the folder has none or several of the layouts.
-    """
+    """Return the layout of a detection list, recognised by its file names."""
     root = Path(root)
     if not root.is_dir():
         raise BadInput(f"{root}: is not a folder; {_expected()}")

@@ -88,18 +88,6 @@ def read_gemex(
     The kind of a test record follows from its file's name (open, closed, single or multi), else from its choices and
     answer. Reasons become `thinking`; the reports that test records quote are left out. Boxes of training records have
     no names and are called "region". MIMIC-CXR paths name the patient; other images count as one each.
-
-    Args:
-      paths: JSON lines, JSON arrays or tables.
-      root: folder that image paths are relative to; a leading slash is dropped.
-      box_size: width and height in pixels of the picture that the boxes refer to.
-      on_bad_record: "stop" raises at the first bad record, "skip" sets bad records aside.
-      require_images: whether a record without its image file is bad.
-      set_aside: list to which records that take no part are added.
-
-    Raises:
-      BadInput: `box_size` is missing, a file cannot be used, no record is valid, or a record is bad and
-        `on_bad_record` is "stop"; names file, line and field.
     """
     if box_size is None or min(box_size) < 1:
         found = "is required" if box_size is None else f"{list(box_size)} is no size"

@@ -12,9 +12,6 @@ class Intake:
     """Takes every record of a source in order and numbers them from 0.
 
     Args:
-      root: folder that the image paths start from.
-      file: name of the file with the records, for messages.
-      layout: a key of `layouts.LAYOUTS`.
       on_bad_record: "stop" raises in `finish` if any record is bad, "skip" sets bad records aside.
     """
 
@@ -29,13 +26,7 @@ class Intake:
         self._first: dict[str, str] = {}
 
     def keep(self, case: Case, *, real_path: str, place: str) -> None:
-        """Add a case; it is a bad record if another case has its image.
-
-        Args:
-          case: the record.
-          real_path: of its image, with every link resolved; identifies the image.
-          place: of the record, for messages, such as "row 7".
-        """
+        """Add a case; it is a bad record if another case has its image."""
         known = self._first.setdefault(real_path, place)
         if known != place:
             reason = f"{place}: has the same image as {known}; expected one record per image"
@@ -52,11 +43,7 @@ class Intake:
         self._left_out.append(SetAside(self._number(), image_path, reason, patient_id))
 
     def finish(self, chain: Chain) -> Collection:
-        """Return all records as a collection.
-
-        Raises:
-          BadInput: a record is bad and `on_bad_record` is "stop", or no record is a case.
-        """
+        """Return all records as a collection."""
         path = self._root / self._file
         if self._bad and self._on_bad_record == "stop":
             raise BadInput(describe_bad_records(path, self._bad, num_good=self._number() - len(self._bad)))

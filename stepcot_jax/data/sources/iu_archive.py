@@ -39,9 +39,6 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
 
     A link, a device or a file above `MAX_REPORT_BYTES` comes with the reason instead of its content. Folders and files
     without the suffix .xml are skipped.
-
-    Raises:
-      BadInput: the source is missing, truncated, corrupt, no tar archive, or has more entries or bytes than the limits.
     """
     source = Path(source)
     try:
@@ -129,11 +126,7 @@ class _LimitedReader(io.RawIOBase):
         self.source, self.largest, self.last = source, _MAX_HEADER_BYTES, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes and keep them as `last`.
-
-        Raises:
-          BadInput: `size` is above the limit of one read.
-        """
+        """Return at most `size` bytes and keep them as `last`."""
         if not 0 <= size <= self.largest:
             raise BadInput(f"{self.source}: has a header of {size} bytes; {_EXPECTED}")
         self.last = self._file.read(size)
@@ -144,11 +137,7 @@ class _LimitedReader(io.RawIOBase):
         return self._file.tell()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move forward to a position from the start.
-
-        Raises:
-          BadInput: the position is before the current one, or beyond the limit of the archive.
-        """
+        """Move forward to a position from the start."""
         if whence != os.SEEK_SET or offset < self._file.tell():
             raise BadInput(f"{self.source}: has an entry that points backwards; {_EXPECTED}")
         if offset > MAX_ARCHIVE_BYTES:

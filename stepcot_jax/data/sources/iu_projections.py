@@ -101,12 +101,7 @@ def _judge(log_odds: float, decided_by: DecidedBy) -> tuple[Projection, DecidedB
 
 
 def read_projection_list(path: Path) -> ProjectionList:
-    """Read the projections in `indiana_projections.csv`, by image (`name_image`).
-
-    Raises:
-      BadInput: the file cannot be read, a column is missing, a projection is neither Frontal nor Lateral, or an
-        image has two projections; names the row.
-    """
+    """Read the projections in `indiana_projections.csv`, by image (`name_image`)."""
     if path.stat().st_size > _MAX_LIST_BYTES:
         raise BadInput(f"{path}: has more than {_MAX_LIST_BYTES} bytes; {_EXPECTED}")
     header, rows = read_table(path, known_columns=_COLUMNS)

@@ -35,7 +35,6 @@ class IuImage:
       id: its name without ending, such as "CXR1000_IM-0003-1001".
       caption: of the examination; nearly always the same for all images of a report.
       file_name: its file in the archive, such as "CXR1000_IM-0003-1001.jpg".
-      projection: "frontal", "lateral" or "undecided".
       decided_by: "list", "descriptors" or "order" (see `iu_projections`); "" if undecided.
     """
 
@@ -52,8 +51,6 @@ class IuReport:
 
     Attributes:
       uid: name of the report, such as "CXR1000"; the collection has one report a patient.
-      findings: section of that name.
-      impression: section of that name.
       mesh: the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal".
       images: in the order of the file.
     """
@@ -87,10 +84,6 @@ def read_report(content: bytes, *, listed: ProjectionList | None = None) -> IuRe
 
     Args:
       content: bytes of the file; UTF-8, UTF-16, Latin-1 or ASCII, as declared in its first line.
-      listed: projections of `indiana_projections.csv`, if there is one.
-
-    Raises:
-      BadInput: the content is not XML, not a report of the collection, or its names are not acceptable.
     """
     collector = _Collector()
     parser = expat.ParserCreate()

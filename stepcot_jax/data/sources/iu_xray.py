@@ -51,9 +51,6 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
 
     An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
     `iu_projections` decides the projections, with the list beside the reports if there is one.
-
-    Raises:
-      BadInput: the source cannot be used, or has no report file; names it.
     """
     source = Path(source)
     path = _locate_data(source) / LIST_NAME
@@ -83,13 +80,8 @@ def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_ima
     images are set aside; unusable files and missing images are bad records.
 
     Args:
-      root: a data root, as in the module docstring.
-      on_bad_record: as in `layouts.read_source`.
       require_images: whether a record without its image file is bad; if not, its image path is its name in the
         report, in the folder "images".
-
-    Raises:
-      BadInput: the root cannot be used, no record is a case, or a record is bad and `on_bad_record` is "stop".
     """
     root = Path(root)
     folder, reports = _locate_data(root), _locate_reports(root)

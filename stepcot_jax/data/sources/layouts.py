@@ -30,15 +30,7 @@ _PATTERNS = {
 
 
 def detect_layout(root: Path, *, further: str = "") -> str:
-    """Return the layout of a data root (a key of `LAYOUTS`), recognised by its file names.
-
-    Args:
-      root: folder or file.
-      further: what the caller accepts besides the layouts, for messages.
-
-    Raises:
-      BadInput: `root` does not exist, or has none or several of the layouts.
-    """
+    """Return the layout of a data root (a key of `LAYOUTS`), recognised by its file names."""
     root = Path(root)
     try:
         exists = root.exists()
@@ -70,18 +62,9 @@ def read_source(
     are labels of `DEFAULT_CHAIN`.
 
     Args:
-      root: folder or file.
-      layout: a key of `LAYOUTS`, or "auto" to detect it.
-      step_names: name of each step, in order.
       on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside. Records that
         a rule of the reader excludes (several labels, a class without a diagnosis, a lateral view) are not bad: they
         are set aside with their reasons in both cases.
-      require_images: whether a record without its image file is bad.
-      single_label: whether to exclude images with several findings (chestxray8, padchest_gr).
-      labels_from: table with the images and labels of chestxray8, as in `read_chestxray8`.
-
-    Raises:
-      BadInput: the root cannot be used; names file, record and field.
     """
     root = Path(root)
     if layout == AUTO:

@@ -71,16 +71,8 @@ def read_medsage(
     of several turns are set aside whatever `on_bad_record` is. Patients are not named: each image counts as one.
 
     Args:
-      paths: JSON lines or JSON arrays.
-      root: folder that image paths are relative to.
       box_size: width and height in pixels of the pictures that boxes refer to; None for the size of each image file.
-      on_bad_record: "stop" raises at the first bad record, "skip" sets bad records aside.
       require_images: whether a record without its image file is bad; without files, `box_size` is required.
-      set_aside: list to which records that take no part are added.
-
-    Raises:
-      BadInput: a file cannot be used, no record is valid, or a record is bad and `on_bad_record` is "stop"; names file,
-        line and field.
     """
     locator = ImageLocator(root, require_images=require_images)
     read = functools.partial(_read, locator=locator, box_size=box_size)

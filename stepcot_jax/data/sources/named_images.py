@@ -22,11 +22,7 @@ _NUM_SHOWN = 80
 
 
 def find_file(root: Path, *patterns: str) -> Path | None:
-    """Return the one file of a data root that matches a pattern, None if there is none.
-
-    Raises:
-      BadInput: there are several.
-    """
+    """Return the one file of a data root that matches a pattern, None if there is none."""
     found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.exists() and not path.is_dir()]
     if len(found) > 1:
         names = ", ".join(str(path.relative_to(root)) for path in found[:5])
@@ -38,9 +34,7 @@ class ImageFinder:
     """Finds the image of a name in the folders where a collection keeps its images.
 
     Args:
-      root: the data root; files outside of it are never found.
       folders: patterns of folders below the root, such as "images_*/images"; "." is the root itself.
-      require_images: whether a name without a file is refused.
     """
 
     def __init__(self, root: Path, *, folders: Sequence[str], require_images: bool) -> None:
@@ -66,9 +60,6 @@ class ImageFinder:
 
         A file with another image suffix is found if no file has the same suffix. Without a file and with
         `require_images=False`, the path is the name in the folder "images".
-
-        Raises:
-          BadInput: the name has folders, the image is missing or ambiguous, or it leads out of the root.
         """
         if name in ("", ".", "..") or not _NOT_A_NAME.isdisjoint(name):
             raise BadInput(f"image {name[:_NUM_SHOWN]!r} is not a file name without folders")
@@ -87,11 +78,7 @@ class ImageFinder:
 
 
 def read_image_size(path: Path) -> tuple[int, int]:
-    """Return width and height in pixels after EXIF orientation, from the header alone.
-
-    Raises:
-      BadInput: the file cannot be read or its header is not that of a PNG or JPEG file.
-    """
+    """Return width and height in pixels after EXIF orientation, from the header alone."""
     try:
         with open_untrusted(path, accepted="a PNG or JPEG image") as file:
             start = file.read(2)

@@ -42,15 +42,8 @@ def read_padchest_gr(
     table each study counts as a patient of its own, with a warning.
 
     Args:
-      root: folder with the reports.
-      on_bad_record: as in `layouts.read_source`.
-      require_images: as in `layouts.read_source`.
       single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
         Labels outside the diagnoses ("scoliosis") do not count.
-      readers: boxes of the "first" reader or of "both".
-
-    Raises:
-      BadInput: a file cannot be used, no study is good, or a study is bad and `on_bad_record` is "stop".
     """
     root = Path(root)
     if readers not in ("first", "both"):
@@ -106,11 +99,7 @@ class _StudyReader:
         return self.facts[study].patient_id if study in self.facts else study
 
     def read(self, study: files.GroundedStudy, *, index: int) -> None:
-        """Add one study to the intake.
-
-        Raises:
-          BadInput: a field's content is not acceptable; the message ends with the JSON path.
-        """
+        """Add one study to the intake."""
         study_id = str(study.study)
         if not study_id.strip():
             raise BadInput(f"the study's identifier is empty - at `$[{index}].StudyID`")

@@ -65,11 +65,7 @@ class StudyFacts:
 
 
 def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
-    """Decode one study of the grounded reports.
-
-    Raises:
-      BadInput: a field is missing or of another type, or a box is invalid; the message ends with the JSON path.
-    """
+    """Decode one study of the grounded reports."""
     try:
         study = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -99,11 +95,7 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
-    """Return patient, sex and age of each study.
-
-    Raises:
-      BadInput: the file is no table, a column is missing, or two rows of a study name different patients.
-    """
+    """Return patient, sex and age of each study."""
     header, rows = read_table(path, known_columns={fold_column(name) for name in _COLUMNS})
     folded = [fold_column(name) for name in header]
     missing = [name for name in _COLUMNS[:2] if fold_column(name) not in folded]

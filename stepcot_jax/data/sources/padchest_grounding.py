@@ -33,11 +33,6 @@ def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> List
     A label of a boxed sentence is a finding at each of its boxes. Boxes are fractions of the picture, so every study
     needs its image file. A label is absent if a sentence that is not abnormal and has no boxes names it, and no other
     sentence finds it. Patients come from the master table; without it each study counts as a patient.
-
-    Args:
-      path: the grounded reports.
-      require_images: not used: without its file a study has no size.
-      readers: "all" adds the boxes of the second reader.
     """
     del require_images
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=True)

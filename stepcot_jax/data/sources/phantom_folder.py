@@ -42,9 +42,7 @@ def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing
     images are those of `ground_phantom`. A label is absent unless it is found or looks like one that is.
 
     Args:
-      path: `boxes.csv`.
       require_images: whether a case without its picture is bad; its size is unknown without picture and masks.
-      readers: not used: a phantom has one box per finding.
     """
     del readers
     root = path.parent

@@ -19,8 +19,6 @@ class Sorting:
     """Sorts the records of a source into good ones and those that take no part.
 
     Args:
-      path: the file or folder, for messages.
-      on_bad_record: "stop" raises at the first bad record, "skip" sets bad records aside.
       set_aside: list to which records that take no part are added; None for a list of its own.
     """
 
@@ -34,12 +32,7 @@ class Sorting:
         self._num_good = 0
 
     def keep(self, name: str, *, place: str) -> bool:
-        """Take a good record, unless another one has its name; return whether it was taken.
-
-        Args:
-          name: unique name of the record.
-          place: of the record, such as "row 7", for messages.
-        """
+        """Take a good record, unless another one has its name; return whether it was taken."""
         known = self._first.setdefault(name, place)
         if known != place:
             self.refuse(f"{place}: has the same id {name[:80]!r} as {known}; expected one record per id")
@@ -52,11 +45,7 @@ class Sorting:
         self._num_good += 1
 
     def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
-        """Take a bad record; `reason` begins with its file or row.
-
-        Raises:
-          BadInput: `on_bad_record` is "stop".
-        """
+        """Take a bad record; `reason` begins with its file or row."""
         if self._on_bad_record == "stop":
             raise BadInput(f"{self._path}, {reason}; on_bad_record=skip sets bad records aside")
         self.leave_out(reason, image_path=image_path, patient_id=patient_id)
@@ -67,11 +56,7 @@ class Sorting:
         self.set_aside.append(SetAside(number, image_path, f"{self._path.name}, {reason}", patient_id))
 
     def finish(self) -> None:
-        """Check that at least one record is good.
-
-        Raises:
-          BadInput: none is; names the first that was set aside.
-        """
+        """Check that at least one record is good."""
         if not self._num_good:
             why = f"no record is valid ({self.set_aside[0].reason})" if self.set_aside else "has no records"
             raise BadInput(f"{self._path}: {why}")

@@ -56,8 +56,6 @@ def list_vinbigdata(path: Path, require_images: bool, readers: Readers) -> Listi
     dim1 = width) if there is one, else that of the image file. The list names no patients: each image counts as one.
 
     Args:
-      path: `train.csv`.
-      require_images: whether an image needs its file, `IMAGE_ID.png` or `.jpg`.
       readers: "all" for every reader's box; a number for the mean boxes that at least so many readers agree on.
     """
     header, rows = read_table(path, known_columns={fold_column(name) for name in _COLUMNS})
@@ -89,10 +87,6 @@ def agree(marks: Sequence[Mark], *, readers: int) -> Iterator[tuple[Corners, int
 
     A box and the box of each other reader that overlaps it most, by `LEAST_IOU` at least, are one finding. The finding
     with the most readers comes first (the earliest row on a tie); its boxes take no further part.
-
-    Args:
-      marks: boxes of one class on one image.
-      readers: least number of readers.
 
     >>> first, second = Mark(2, "R1", "ILD", (0, 0, 10, 10)), Mark(3, "R2", "ILD", (0, 0, 10, 8))
     >>> list(agree([first, second, Mark(4, "R3", "ILD", (20, 0, 30, 10))], readers=2))

@@ -33,14 +33,7 @@ _ANY_ANSWER: dict[Kind, str | tuple[str, ...]] = {"open": "-", "closed": "Yes", 
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
-    """Yield the place and the content of each record, one at a time, or why it cannot be decoded.
-
-    Args:
-      path: JSON lines, a JSON array, or a table whose header names the fields.
-
-    Raises:
-      BadInput: when reading reaches a fault of the file itself.
-    """
+    """Yield the place and the content of each record, one at a time, or why it cannot be decoded."""
     if path.suffix.lower() == ".csv":
         header, rows = read_table(path, known_columns=())
         for row in rows:
@@ -59,11 +52,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
 
 
 def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
-    """Return a record's fields as a checked type; unknown fields are ignored.
-
-    Raises:
-      BadInput: a field is missing or of another type; the message begins with the field.
-    """
+    """Return a record's fields as a checked type; unknown fields are ignored."""
     try:
         return msgspec.convert(fields, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -74,9 +63,6 @@ def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
 
 def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
     """Return choices without "A: ", "B: " and so on.
-
-    Raises:
-      BadInput: a choice does not begin with the letter of its place.
 
     >>> strip_letters(["A: left", "B: right"])
     ('left', 'right')
@@ -94,9 +80,6 @@ def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
     r"""Return question and bare choices of a prompt; what follows the choices' bracket is left out.
-
-    Raises:
-      BadInput: the choices are not "[A: .., B: ..]" in order.
 
     >>> split_question("<image>\nWhich side? <choices>: [A: left, upper, B: right] Choose one.")
     ('Which side?', ('left, upper', 'right'))
@@ -119,11 +102,7 @@ def split_question(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def locate_image(locator: ImageLocator, image_path: str) -> tuple[str, str]:
-    """Return an image's normal path below the root, and its real path; a leading slash is dropped.
-
-    Raises:
-      BadInput: the path leaves the root, or the locator requires a file that does not exist.
-    """
+    """Return an image's normal path below the root, and its real path; a leading slash is dropped."""
     path = image_path.strip().lstrip("/")
     try:
         real_path = locator.locate(path)
@@ -139,17 +118,7 @@ def find_patient(image_path: str) -> str:
 
 
 def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: Any) -> VqaRecord:
-    """Return a record with the answer read from its text, as `reasoning.written_answers.read_answer` reads it.
-
-    Args:
-      written: the answer as the source writes it.
-      kind: of the question.
-      field: name of the answer's field, for messages.
-      fields: the other fields of the record.
-
-    Raises:
-      BadInput: the answer cannot be read, or a field is bad; the message begins with the field.
-    """
+    """Return a record with the answer read from its text, as `reasoning.written_answers.read_answer` reads it."""
     record = VqaRecord(kind=kind, answer=_ANY_ANSWER[kind], **fields)
     if kind == "open":
         return msgspec.structs.replace(record, answer=written.strip())
@@ -188,13 +157,7 @@ def read_each(
     """Yield the records of files; bad records stop or are set aside, those that a reader's rule excludes are set aside.
 
     Args:
-      paths: of `read_objects`.
       read: (fields, path=.., place=..) -> the record; raises `NotARecord` for one that a rule excludes.
-      on_bad_record: "stop" or "skip".
-      set_aside: list to which records that take no part are added.
-
-    Raises:
-      BadInput: a file cannot be used, has no valid record, or a record is bad and `on_bad_record` is "stop".
     """
     for path in paths:
         sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)

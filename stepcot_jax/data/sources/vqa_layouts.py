@@ -50,20 +50,8 @@ def read_vqa_source(
     `grounded.questions.ask_questions` asks them.
 
     Args:
-      root: folder or file.
-      layout: a name of `VQA_LAYOUTS`, or "auto" to detect it.
       box_size: width and height in pixels of the picture that boxes refer to: required for GEMeX; MEDSAGE takes each
         image's own size without it; the other layouts state theirs and refuse it.
-      seed: of the questions to detection lists.
-      on_bad_record: "stop" raises at the first bad record, "skip" sets bad records aside.
-      require_images: whether a record without its image file is bad.
-      with_normal: as in `detections.read_detections`.
-      readers: as in `detections.read_detections`.
-      set_aside: list to which records that take no part are added, with their reasons.
-
-    Raises:
-      BadInput: the source cannot be used, no record is valid, or a record is bad and `on_bad_record` is "stop"; names
-        file, line and field.
     """
     root = Path(root)
     layout = detect_vqa_layout(root) if layout == AUTO else layout
@@ -154,11 +142,7 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
 
 
 def _find_keys(path: Path) -> set[str]:
-    """Return the fields of the first record that can be decoded; none of a file that is empty or one JSON object.
-
-    Raises:
-      BadInput: no record can be decoded, so that nobody knows whether the file belongs to the source.
-    """
+    """Return the fields of the first record that can be decoded; none of a file that is empty or one JSON object."""
     first = ""
     for place, fields in read_objects(path):
         if not isinstance(fields, BadInput):

@@ -31,14 +31,8 @@ def make_fold(
     folds' cases are dealt to train and val, again by patient.
 
     Args:
-      cases: the cases, in any order: the same cases give the same splits.
       fold: the fold that is the test split, such as "2/5" for the second of five.
-      seed: any integer; that of all folds.
       fractions: shares as in `make_splits`; train and val keep their ratio, the share of test is ignored.
-      joined: as in `make_splits`.
-
-    Raises:
-      BadInput: there are too few patients, or joined patients exceed the smallest part's share.
     """
     table = as_table(cases)
     number, num_folds = map(int, fold.split("/"))

@@ -243,12 +243,7 @@ class _Dates:
 
 
 def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number, from 1, and the texts of each row of the first sheet, whole numbers without a point.
-
-    Raises:
-      BadInput: the file is above a limit, or no spreadsheet.
-      Exception: zipfile, zlib and expat raise a dozen kinds for a broken file.
-    """
+    """Yield the number, from 1, and the texts of each row of the first sheet, whole numbers without a point."""
     with open_archive(path, accepted="an .xlsx", most_unpacked=read_limits().unpacked_bytes) as archive:
         members = set(archive.namelist())
         book = _follow(archive, "_rels/.rels", "", path=path).get("officeDocument", ("xl/workbook.xml",))[0]

@@ -58,19 +58,9 @@ def make_splits(
     stratum's share.
 
     Args:
-      cases: the cases, in any order: the same cases give the same splits.
-      seed: any integer.
       fractions: share of the cases for train, val and test; each > 0, sum 1.
       joined: pairs of indices into `cases`, such as near-duplicates, whose patients come into one split. Patients
         joined directly or through others then count as one patient.
-      chosen: which cases take part; None for all.
-
-    Returns:
-      Every chosen case in exactly one split.
-
-    Raises:
-      BadInput: the fractions are invalid, there are fewer patients than splits, or joined patients exceed the smallest
-        split's share.
     """
     if len(fractions) != 3 or not all(share > 0 for share in fractions) or not math.isclose(sum(fractions), 1.0):
         raise BadInput(f"split fractions: {fractions} are not three numbers above 0 with sum 1")
@@ -88,21 +78,7 @@ def deal(
     joined: Any,
     chosen: Bool[np.ndarray, " case"] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Deal the patients to parts, stratified as in `make_splits`.
-
-    Args:
-      table: the cases.
-      seed: any integer.
-      fractions: share of the cases of each part; each > 0, sum 1.
-      joined: as in `make_splits`.
-      chosen: which cases take part; None for all.
-
-    Returns:
-      The indices of each part's cases, ascending.
-
-    Raises:
-      BadInput: there are fewer patients than parts, or joined patients exceed the smallest part's share.
-    """
+    """Deal the patients to parts, stratified as in `make_splits`."""
     groups = form_groups(table, joined, chosen=chosen)
     _check_joined(groups, table, fractions)
     if len(groups) < len(fractions):

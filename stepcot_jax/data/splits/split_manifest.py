@@ -47,18 +47,7 @@ def write_manifest(path: Path, splits: Splits, cases: Iterable[Case], *, source:
 
 
 def check_manifest(path: Path, splits: Splits, cases: Iterable[Case], *, set_aside: Sequence[SetAside] = ()) -> None:
-    """Refuse splits that differ from a manifest's, for a run that resumes.
-
-    Args:
-      path: file written by `write_manifest`.
-      splits: the splits that the run would use; indices into `cases`.
-      cases: the cases, in any order.
-      set_aside: records that the manifest may name although they are no cases.
-
-    Raises:
-      BadInput: the file is unreadable or does not match its digest, names an image that is no case, lacks a case, or a
-        case has another patient, other labels or another split than in the manifest.
-    """
+    """Refuse splits that differ from a manifest's, for a run that resumes."""
     manifest, table = _decode(Path(path)), as_table(cases)
     checksums = dict(zip(table.image_paths, _compute_checksums(table), strict=True))
     aside = {normalise_image_path(item.image_path) for item in set_aside if item.image_path}
@@ -91,11 +80,7 @@ def check_manifest(path: Path, splits: Splits, cases: Iterable[Case], *, set_asi
 
 
 def read_members(path: Path) -> dict[str, tuple[str, ...]]:
-    """Return the image paths of each split of a manifest.
-
-    Raises:
-      BadInput: the file is unreadable or does not match its digest.
-    """
+    """Return the image paths of each split of a manifest."""
     return dict(_decode(Path(path)).splits)
 
 

@@ -27,18 +27,6 @@ def read_splits(root: Path, cases: Iterable[Case], *, set_aside: Sequence[SetAsi
     patient may be named again in the same table if the rows name no images. Spreadsheets turn a patient "00001613"
     into the number 1613: a number means the one patient whose identifier is that number with leading zeros. Rows that
     name only records that were set aside are ignored.
-
-    Args:
-      root: folder of the tables.
-      cases: the cases that the rows name.
-      set_aside: records that rows may name although they are no cases.
-
-    Returns:
-      The splits; None if there is none of the three tables.
-
-    Raises:
-      BadInput: a table is missing or unreadable, a row names nothing or something twice, a patient is in two splits, a
-        split has no case, or a case is in no split; names file, row and value.
     """
     paths = TextColumn(item.image_path for item in set_aside)
     patients = TextColumn(item.patient_id for item in set_aside)
@@ -57,15 +45,7 @@ def resolve_tables(
     set_aside_paths: TextColumn,
     set_aside_patients: TextColumn,
 ) -> Assignment | None:
-    """Return the splits of the three tables with all problems; None if there is none of the tables.
-
-    Args:
-      root: folder of the tables.
-      table: the cases.
-      good: which of them take part; None for all.
-      set_aside_paths: images of the records that were set aside, "" if unknown.
-      set_aside_patients: patients of these records, "" if unknown.
-    """
+    """Return the splits of the three tables with all problems; None if there is none of the tables."""
     good = np.ones(len(table), bool) if good is None else good
     found = Assignment("tables", np.zeros((len(SPLIT_NAMES), len(table)), np.int32))
     try:
@@ -135,11 +115,7 @@ class _Names:
         self._numbers_aside = TextIndex(aside, range(len(aside)), key=_as_number)
 
     def find(self, row: SplitRow) -> list[int]:
-        """Return the positions of the cases that a row names; none if it names a record that was set aside.
-
-        Raises:
-          BadInput: it names none, or contradicts itself; its arguments are what it names and perhaps a detail.
-        """
+        """Return the positions of the cases that a row names; none if it names a record that was set aside."""
         patients = self._find_patients(row.patient_id)
         if row.image_path:
             path = normalise_image_path(row.image_path)

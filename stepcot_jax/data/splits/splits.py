@@ -58,7 +58,6 @@ class Assignment:
     """Which cases are in which split, before anything is refused.
 
     Attributes:
-      source: "tables" or "made".
       rows: for each split and case the table row that names it, from 1; 0 where the split does not have the case.
       tables: name of each split's table, the rows of it that name a patient or an image, and the empty rows between
         them; empty without tables.

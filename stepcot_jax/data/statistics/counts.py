@@ -26,9 +26,6 @@ class Statistics:
     """Counts of a collection.
 
     Attributes:
-      chain: the steps.
-      num_cases: number of cases.
-      num_patients: number of patients.
       origins: names, the most frequent first.
       diagnoses: cases of each answer of the last step and each origin.
       answers: for each step, the cases of each answer.

@@ -29,9 +29,6 @@ def draw_reasoning_by_diagnosis(
     histograms above and to the right are of a step and of a diagnosis.
 
     Args:
-      statistics: the counts.
-      title: one line.
-      steps: their names, in at most two short lines each.
       answers: names of the answers of the last step, "(not annotated)" last, in at most two lines each.
     """
     counts = np.array([[count_lengths(words) for words in by_answer] for by_answer in statistics.diagnosis_words])

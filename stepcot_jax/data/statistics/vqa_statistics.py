@@ -45,9 +45,6 @@ def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[
 
     Returns:
       The names of the files, and how many images of the examples cannot be read.
-
-    Raises:
-      OSError: a file cannot be written.
     """
     tables = list_tables_of_records(collection.records)
     for name, rows in tables.items():
@@ -103,11 +100,7 @@ def _to_markdown(rows: Iterable[Row]) -> str:
 
 
 def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:
-    """Draw a page of records, the first of each kind with different images, with their boxes over the images.
-
-    Returns:
-      The page, and how many of its images cannot be read.
-    """
+    """Draw a page of records, the first of each kind with different images, with their boxes over the images."""
     chosen = choose_examples(collection.records)
     rows = [chosen[start : start + _NUM_COLUMNS] for start in range(0, len(chosen), _NUM_COLUMNS)]
     heights = [_SIDE + 2 * _GAP + _LINE * max(len(_list_lines(record)) for record in row) for row in rows]

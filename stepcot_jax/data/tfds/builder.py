@@ -36,17 +36,7 @@ and a reason. Prepared from a folder in the layout that the authors of Step-CoT 
 
 
 class StepCot(tfds.core.GeneratorBasedBuilder):
-    """Prepares a folder in the published layout and reads a prepared dataset.
-
-    Args:
-      data_root: the folder; None for `manual_dir` (see `MANUAL_DOWNLOAD_INSTRUCTIONS`) or a prepared dataset.
-      reading: how the folder is read.
-      file_format: "array_record", the only format that needs no tensorflow.
-      kwargs: of `tfds.core.GeneratorBasedBuilder`, such as `data_dir`.
-
-    Raises:
-      BadInput: `file_format` is another one.
-    """
+    """Prepares a folder in the published layout and reads a prepared dataset."""
 
     VERSION = tfds.core.Version(VERSION)
     RELEASE_NOTES: ClassVar = {
@@ -92,11 +82,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         )
 
     def download_and_prepare(self, **kwargs: Any) -> None:
-        """Prepare the dataset unless it is prepared already.
-
-        Raises:
-          BadInput: the folder cannot be used, or the target holds a dataset prepared from other data.
-        """
+        """Prepare the dataset unless it is prepared already."""
         config = kwargs.get("download_config")
         overwrites = config is not None and config.download_mode.overwrite_dataset
         if self._root is not None and not overwrites and Path(self.data_dir).exists():

@@ -57,7 +57,6 @@ class Prepared:
 
     Attributes:
       collection: the cases with readable images in the order of `data.json`, and the records that were set aside.
-      splits: indices into the cases.
       splits_source: where the splits come from, in words.
       images: the encoded image of each case.
     """
@@ -69,11 +68,7 @@ class Prepared:
 
 
 def gather(root: Path, reading: Reading) -> Prepared:
-    """Read the records of a folder, decode every image once, and read or make the splits.
-
-    Raises:
-      BadInput: a record, an image or a split cannot be used and the reading says to stop.
-    """
+    """Read the records of a folder, decode every image once, and read or make the splits."""
     collection = read_records(root, step_names=reading.step_names, on_bad_record=reading.on_bad_record)
     with_tables = find_tables(root) is not None
     hashes: list[np.uint64] = []

@@ -81,18 +81,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 def write_contents(
     folder: Path, gathered: Prepared, *, source: str, shards: Sequence[Shard], images: dict[int, tuple[int, str]]
 ) -> None:
-    """Write the files beside the shards, `step_cot.json` last.
-
-    Args:
-      folder: of the shards.
-      gathered: the cases and splits.
-      source: `identify_source` of the folder they come from.
-      shards: those of each split, in order.
-      images: size and SHA-256 of each case's image.
-
-    Raises:
-      BadInput: the shards do not hold as many records as the splits have cases.
-    """
+    """Write the files beside the shards, `step_cot.json` last."""
     collection, splits = gathered.collection, gathered.splits.by_name()
     for name, indices in splits.items():
         found = sum(shard.num_records for shard in shards if shard.split == name)
@@ -117,11 +106,7 @@ def write_contents(
 
 
 def read_contents(folder: Path) -> Contents:
-    """Read `step_cot.json` and check the sizes of the shards.
-
-    Raises:
-      BadInput: it is missing, damaged or of another version, or a shard is missing, truncated or too long.
-    """
+    """Read `step_cot.json` and check the sizes of the shards."""
     path = folder / CONTENTS_NAME
     contents = read_json(path, Contents, accepted=_EXPECTED, max_bytes=MAX_LISTING_BYTES)
     if contents.version != VERSION:
@@ -158,9 +143,6 @@ def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     """Open a prepared dataset.
 
     `folder` is that of the dataset, or the `data_dir` that it is in. A file too large for `max_pixels` is not read.
-
-    Raises:
-      BadInput: nothing is prepared there, or it is of another version, truncated, altered or incomplete.
     """
     preparing.import_tfds()
     place = find_prepared(folder)

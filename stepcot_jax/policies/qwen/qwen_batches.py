@@ -41,17 +41,7 @@ def bucket_size(number: int, *, least: int = 1) -> int:
 def lay_out_prompts(
     prompts: Sequence[QwenPrompt], *, image_token: int = -1, vision: VisionSizes | None = None, num_tokens: int = 0
 ) -> tuple[QwenImages | None, QwenPrompts, PromptEnds]:
-    """Return a batch for `models.qwen_vl.QwenVl`.
-
-    Args:
-      prompts: of each case; tokens are not empty.
-      image_token: stands for an image.
-      vision: of the network's tower, None without one.
-      num_tokens: tokens of a row, at least; rounded up by `bucket_size`.
-
-    Raises:
-      BadInput: a prompt is empty, or has another number of image tokens than of images; names its place.
-    """
+    """Return a batch for `models.qwen_vl.QwenVl`."""
     images = [image for prompt in prompts for image in prompt.images]
     if images and vision is None:
         raise BadInput(f"the prompts have {len(images)} images (expected none: the model has no vision tower)")
@@ -98,11 +88,6 @@ def rope_positions(
 
     Text counts on in all three. An image's tokens share one time and count their rows and columns from there; text
     goes on after the larger of both.
-
-    Args:
-      tokens: with an image's token repeated for each unit, row by row.
-      sizes: rows and columns of units of each image.
-      image_token: stands for an image.
     """
     parts, start, place = [], 0, 0
     for rows, columns in sizes:
@@ -121,12 +106,6 @@ def pack_images(
     images: Sequence[CutImage], vision: VisionSizes, *, num_images: int = 0, num_windows: int = 0
 ) -> tuple[QwenImages, list[np.ndarray]]:
     """Return images in windows, padded to one size.
-
-    Args:
-      images: of a batch, at least one.
-      vision: of the network's tower.
-      num_images: at least; rounded up by `bucket_size`.
-      num_windows: of an image, at least; rounded up by `bucket_size`.
 
     Returns:
       The images; and of each the places of its units, row by row, among the units of all images with their padding.

@@ -34,8 +34,6 @@ class Turn(NamedTuple):
     """A turn of a chat.
 
     Attributes:
-      role: "system", "user" or "assistant".
-      text: what is said.
       images: uint8 [height, width, 3] each, before the text.
     """
 
@@ -48,7 +46,6 @@ class ChatReply(NamedTuple):
     """A reply.
 
     Attributes:
-      text: without control tokens.
       num_prompt: tokens of the prompt, of images included.
       num_tokens: tokens of the reply, a stop token included.
       is_cut: whether it reached the longest length without a stop token.
@@ -66,7 +63,6 @@ class QwenReader:
 
     Attributes:
       model: the network and its parameters, on the device.
-      tokenizer: of transformers.
       preprocessing: of images; None for a text model.
     """
 
@@ -83,17 +79,7 @@ class QwenReader:
     def answer(
         self, chats: Sequence[Sequence[Turn]], *, longest: int = 512, temperature: float = 0.0, seed: int = 0
     ) -> list[ChatReply]:
-        """Return the reply to each chat.
-
-        Args:
-          chats: a batch; the last turn of each is the user's.
-          longest: most tokens of a reply; a longer one is cut.
-          temperature: 0 for the likeliest token at each place.
-          seed: of the draws at a temperature above 0.
-
-        Raises:
-          BadInput: a text has a control token, or a text model is shown an image.
-        """
+        """Return the reply to each chat."""
         prompts = [self.write_prompt(chat) for chat in chats]
         config = self.model.config
         batch = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
@@ -117,11 +103,7 @@ class QwenReader:
         return found
 
     def write_prompt(self, chat: Sequence[Turn]) -> QwenPrompt:
-        """Return a chat as tokens, in the format of the published chat template, up to where the reply starts.
-
-        Raises:
-          BadInput: see `reply`.
-        """
+        """Return a chat as tokens, in the format of the published chat template, up to where the reply starts."""
         images = [self._cut(pixels) for turn in chat for pixels in turn.images]
         control = find_control_tokens(
             self.tokenizer, source=str(self.model.folder), has_images=self.preprocessing is not None
@@ -144,16 +126,7 @@ class QwenReader:
 
 
 def load_qwen_reader(source: str, *, dtype: DTypeLike = jnp.bfloat16, max_pixels: int | None = None) -> QwenReader:
-    """Load a model with its tokenizer onto the default device.
-
-    Args:
-      source: a folder or a Hugging Face id.
-      dtype: of parameters and computation.
-      max_pixels: of an image, a larger one is shrunk; None for the checkpoint's.
-
-    Raises:
-      BadInput: see `load_qwen`; or the tokenizer or the preprocessing is missing or unfit.
-    """
+    """Load a model with its tokenizer onto the default device."""
     model = load_qwen(source, dtype=dtype)
     vision = model.config.vision
     preprocessing = None if vision is None else read_qwen_preprocessing(model.folder, vision)

@@ -20,7 +20,6 @@ class QwenConfig:
     """What the config files of a checkpoint say.
 
     Attributes:
-      sizes: of the decoder.
       stops: tokens that end a reply.
       vision: of the vision tower, None for a text model.
       image_token: stands for an image's vectors in a prompt; -1 for a text model.
@@ -33,14 +32,7 @@ class QwenConfig:
 
 
 def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
-    """Return the sizes and tokens of a checkpoint.
-
-    Args:
-      folder: with config.json, and generation_config.json if it names more stop tokens.
-
-    Raises:
-      BadInput: a file is missing or broken, or describes another model or a variant that is not supported.
-    """
+    """Return the sizes and tokens of a checkpoint."""
     config = read_config(folder / "config.json")
     if config is None:
         raise BadInput(f"{folder}: no config.json (expected a folder with Qwen2.5 or Qwen2.5-VL)")

@@ -20,13 +20,6 @@ def shrink_config(config: QwenConfig, factor: int) -> QwenConfig:
 
     The decoder keeps its heads, which become narrower, and its vocabulary; the tower keeps the width of its heads, has
     fewer of them, and its last block alone is a full one.
-
-    Args:
-      config: such as a published one.
-      factor: one of `FACTORS`.
-
-    Raises:
-      BadInput: the factor is another, or does not divide a size.
     """
     sizes, vision = config.sizes, config.vision
     divided = [sizes.width, sizes.head_width // 2, *sizes.sections]

@@ -31,13 +31,7 @@ COPIED = (
 
 
 def name_tensors(params: Any, network: QwenVl, *, prefix: str = OLD_TEXT) -> dict[str, np.ndarray]:
-    """Return parameters as the named tensors of a checkpoint, in their dtype; undoes `qwen_loading.assign_qwen`.
-
-    Args:
-      params: of the network.
-      network: what computes.
-      prefix: of the decoder's names, which tells the tower's: `qwen_names.OLD_TEXT` or `NEW_TEXT`.
-    """
+    """Return parameters as the named tensors of a checkpoint, in their dtype; undoes `qwen_loading.assign_qwen`."""
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     tensors = {}
     for name, place in qwen_table([f"{prefix}norm.weight"], network.sizes, network.vision).items():
@@ -59,19 +53,7 @@ def write_qwen(
     dtype: DTypeLike = jnp.bfloat16,
     most_bytes: int = MOST_BYTES,
 ) -> None:
-    """Write a checkpoint.
-
-    Args:
-      folder: that does not exist yet.
-      params: of the network; merge LoRA first (`models.low_rank.merge_low_rank`).
-      network: what computes.
-      source: checkpoint that training started from; its config and tokenizer are copied.
-      dtype: of the tensors.
-      most_bytes: of a shard; a larger tensor gets one of its own.
-
-    Raises:
-      BadInput: the folder exists, or the source has no config.json.
-    """
+    """Write a checkpoint."""
     if folder.exists():
         raise BadInput(f"{folder}: exists (expected a new folder)")
     if not (source / "config.json").is_file():

@@ -63,11 +63,7 @@ class CutImage(NamedTuple):
 
 
 def read_qwen_preprocessing(folder: pathlib.Path, vision: VisionSizes) -> QwenPreprocessing:
-    """Return the preprocessing of a checkpoint's preprocessor_config.json or processor_config.json.
-
-    Raises:
-      BadInput: both files are missing, or one disagrees with the vision tower or with what `cut_image` does.
-    """
+    """Return the preprocessing of a checkpoint's preprocessor_config.json or processor_config.json."""
     config = read_image_processor(folder)
     if config is None:
         raise BadInput(
@@ -113,9 +109,6 @@ def fit_size(height: int, width: int, preprocessing: QwenPreprocessing) -> tuple
     Multiples of a unit, nearest to the image's own; if those have too many or too few pixels, the largest that fit or
     the smallest that suffice at about the same aspect.
 
-    Raises:
-      BadInput: one side is more than 200 times the other.
-
     >>> fit_size(480, 640, QwenPreprocessing())
     (476, 644)
     """
@@ -137,11 +130,7 @@ def fit_size(height: int, width: int, preprocessing: QwenPreprocessing) -> tuple
 def cut_image(
     pixels: UInt8[np.ndarray, "height width 3"], preprocessing: QwenPreprocessing, *, name: str = "image"
 ) -> CutImage:
-    """Resize an image (bicubic), normalise it and cut it into patches.
-
-    Raises:
-      BadInput: the image is empty, or one side is more than 200 times the other; names the image.
-    """
+    """Resize an image (bicubic), normalise it and cut it into patches."""
     if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size or pixels.dtype != np.uint8:
         raise BadInput(f"{name}: {pixels.dtype} of shape {list(pixels.shape)} is not uint8 [height, width, 3]")
     try:

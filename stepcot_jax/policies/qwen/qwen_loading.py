@@ -26,8 +26,6 @@ class Qwen:
     """A loaded model.
 
     Attributes:
-      config: of the checkpoint.
-      network: what computes.
       params: its parameters, NumPy arrays or `assignment.Deferred`.
       folder: of the checkpoint, with its tokenizer.
     """
@@ -45,13 +43,8 @@ def load_qwen(
 
     Args:
       source: a folder or a Hugging Face id, with config.json and safetensors, in shards or not.
-      dtype: compute dtype; norms, scores and softmax stay float32, logits are rounded to it.
       param_dtype: of the parameters, None for `dtype`; "stored" for that of each tensor in its file, where it is read
         when its values are asked for.
-
-    Raises:
-      BadInput: there is no such checkpoint, it is no Qwen2.5 or Qwen2.5-VL, or its tensors do not match its config;
-        names each tensor that is missing, unexpected or wrong.
     """
     folder = resolve(source)
     if not folder.is_dir():
@@ -70,13 +63,7 @@ def assign_qwen(
     """Return a network's parameters from named tensors, each used exactly once.
 
     Args:
-      tensors: by the names of the published files or of transformers' classes.
-      network: what computes.
-      source: folder for error messages.
       dtype: of the parameters; None for that of each tensor, which is then read when its values are asked for.
-
-    Raises:
-      BadInput: tensors are unexpected, missing, misshapen, not floating-point or not finite; all are listed.
     """
     table = qwen_table(tensors, network.sizes, network.vision)
     unused: tuple[str, ...] = ()

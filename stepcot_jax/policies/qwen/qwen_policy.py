@@ -38,7 +38,6 @@ class QwenPolicy:
     """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`.
 
     Attributes:
-      network: what computes.
       low_rank: LoRA of the decoder, whose own parameters are then frozen; None: decoder and projector train.
       mesh: over which the arrays are divided, see `qwen_sharding`; None for whole arrays.
       is_given: the first parameters are given later; `init` returns zeros for them.

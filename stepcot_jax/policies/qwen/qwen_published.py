@@ -18,14 +18,7 @@ PUBLISHED = tuple(_DECODERS)
 
 
 def published_config(name: str) -> QwenConfig:
-    """Return the config of a published model.
-
-    Args:
-      name: of `PUBLISHED`.
-
-    Raises:
-      BadInput: it is another.
-    """
+    """Return the config of a published model."""
     if name not in _DECODERS:
         raise BadInput(f"{name!r} is neither a folder nor one of {', '.join(PUBLISHED)}")
     width, num_layers, num_heads, num_kv_heads, mlp_width, num_words, is_tied = _DECODERS[name]

@@ -46,7 +46,6 @@ class QwenSource:
     Attributes:
       folder: of the checkpoint, or of its config and tokenizer; None for a published model's sizes alone.
       config: of the network, shrunk as the settings say.
-      vision: of the tower.
       grid: tokens on a side of an image.
     """
 
@@ -56,11 +55,7 @@ class QwenSource:
     grid: int
 
     def read_tokenizer(self, vocabulary: Vocabulary | None = None) -> ChatTokenizer:
-        """Return the folder's tokenizer; without a folder, the vocabulary with control tokens.
-
-        Raises:
-          BadInput: the tokenizer is missing or broken, or is not Qwen's.
-        """
+        """Return the folder's tokenizer; without a folder, the vocabulary with control tokens."""
         number = self.grid**2
         if self.folder is None:
             if vocabulary is None:
@@ -80,13 +75,7 @@ class QwenSource:
         return tokenizer
 
     def make_policy(self, settings: Settings, tokenizer: ChatTokenizer, *, mesh: Mesh | None = None) -> QwenPolicy:
-        """Return the policy.
-
-        Args:
-          settings: of the run.
-          tokenizer: of `read_tokenizer`.
-          mesh: over which parameters and cases are divided; None for whole arrays.
-        """
+        """Return the policy."""
         policy, sizes = settings.policy, self.config.sizes
         if self.folder is None:
             sizes = dataclasses.replace(sizes, num_words=tokenizer.num_words)
@@ -110,9 +99,6 @@ class QwenSource:
 
         All are checked here. Each is read again and cast where it is put on the devices (`training.state.put_given`),
         so that the host holds one at a time.
-
-        Raises:
-          BadInput: see `qwen_loading.load_qwen`.
         """
         loaded = load_qwen(str(self.folder), dtype=policy.dtype, param_dtype="stored")
         return policy.divide(loaded.params)
@@ -138,17 +124,7 @@ def _check_targets(targets: str, config: QwenConfig) -> None:
 
 
 def find_qwen(settings: Settings, *, workdir: pathlib.Path | None = None) -> QwenSource:
-    """Return what the settings name; a missing Hugging Face id is downloaded.
-
-    Args:
-      settings: of the run, with `policy.weights`.
-      workdir: of a run that `QwenSource.copy_files` wrote; None to start one.
-
-    Raises:
-      BadInput: there is no such checkpoint, it is no Qwen2.5-VL, it cannot shrink so far, the pictures do not suit it,
-        or, of a new run, a setting of a closed vocabulary is given beside its tokenizer, or LoRA's targets are not
-        layers of the decoder; names the setting.
-    """
+    """Return what the settings name; a missing Hugging Face id is downloaded."""
     policy = settings.policy
     folder: pathlib.Path | None = pathlib.Path(policy.weights).expanduser()
     try:

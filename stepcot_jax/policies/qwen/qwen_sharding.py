@@ -48,8 +48,6 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
 
     Args:
       path: '/'-joined names, whatever they begin with, such as the name of a part or an optimizer.
-      shape: of the parameter.
-      mesh_shape: devices along each axis of the mesh.
 
     >>> tuple(spec_of("decoder/layer_0/gate/kernel", (896, 4864), {"data": 2, "model": 4}))
     ('data', 'model')
@@ -68,7 +66,6 @@ def param_shardings(tree: Any, mesh: Mesh) -> Any:
 
     Args:
       tree: arrays or shapes; the keys of its dictionaries, joined, are the paths of the parameters.
-      mesh: with the axes `data` and `model`.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
@@ -125,8 +122,6 @@ def bytes_on_a_device(shapes: Any, mesh_shape: Mapping[str, int], *, width: Any)
     """Return the bytes of a tree of parameters on each device.
 
     Args:
-      shapes: nested or flat parameters, or their shapes.
-      mesh_shape: devices along each axis of the mesh.
       width: path -> bytes of an element, with all that is kept beside it, such as moments.
     """
     total = 0

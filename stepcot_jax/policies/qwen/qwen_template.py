@@ -20,13 +20,7 @@ FRAME = ("\n", f"system\n{SYSTEM}", "user\n", "assistant\n")
 
 
 class WrittenTurn(NamedTuple):
-    """A turn of a chat.
-
-    Attributes:
-      role: "system", "user" or "assistant".
-      text: what is said.
-      num_images: before the text.
-    """
+    """A turn of a chat."""
 
     role: str
     text: str
@@ -44,9 +38,6 @@ def write_turns(
 
     Args:
       turns: of the chat; without a first turn of the role "system" that of the template is added.
-      encode: a text to tokens; "" has none.
-      control: tokens by the names of `TURN` and, with images, of `IMAGE`.
-      system: text of the turn that is added.
     """
     turns = turns if turns and turns[0].role == "system" else [WrittenTurn("system", system), *turns]
     start, end = (control[name] for name in TURN)
@@ -61,16 +52,7 @@ def write_turns(
 
 
 def find_control_tokens(tokenizer: Any, *, source: str, has_images: bool = True) -> dict[str, int]:
-    """Return the control tokens of a transformers tokenizer by name.
-
-    Args:
-      tokenizer: of transformers.
-      source: folder, for the message.
-      has_images: whether those of images are needed.
-
-    Raises:
-      BadInput: a control token is missing.
-    """
+    """Return the control tokens of a transformers tokenizer by name."""
     vocabulary, names = tokenizer.get_vocab(), TURN + (IMAGE if has_images else ())
     if missing := [name for name in names if name not in vocabulary]:
         raise BadInput(f"{source}: the tokenizer has no {', '.join(missing)} (expected Qwen's)")
@@ -78,16 +60,7 @@ def find_control_tokens(tokenizer: Any, *, source: str, has_images: bool = True)
 
 
 def refuse_control(text: str, tokens: list[int], control: Mapping[str, int]) -> list[int]:
-    """Return the tokens of a text that may come from anyone.
-
-    Args:
-      text: for the message.
-      tokens: of the text.
-      control: tokens by name that no text may have.
-
-    Raises:
-      BadInput: one of them is a control token; such a text could end its turn and speak for the model.
-    """
+    """Return the tokens of a text that may come from anyone."""
     if found := sorted(name for name, token in control.items() if token in tokens):
         raise BadInput(f"the text {text[:60]!r} has the control token {', '.join(found)} (expected plain text)")
     return tokens

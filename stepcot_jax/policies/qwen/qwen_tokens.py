@@ -10,9 +10,6 @@ class ChatTokenizer:
     """Any tokenizer with the control tokens of Qwen's chats; `policies.tokenizers.Tokenizer` lists the methods.
 
     Args:
-      inner: of texts.
-      control: tokens by name, of `qwen_template`.
-      num_image_tokens: of the image that stands in each prompt.
       stops: tokens that end a reply beside the one that ends a turn, such as those of generation_config.json.
     """
 
@@ -48,19 +45,11 @@ class ChatTokenizer:
         return self.control[IMAGE_TOKEN]
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens.
-
-        Raises:
-          BadInput: the text has a control token, or a piece that a closed vocabulary lacks.
-        """
+        """Return a text's tokens."""
         return refuse_control(text, self.inner.encode(text) if text else [], self.control)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the tokens of the user's turn with the image, and of the start of the reply.
-
-        Raises:
-          BadInput: see `encode`.
-        """
+        """Return the tokens of the user's turn with the image, and of the start of the reply."""
         tokens = write_turns([WrittenTurn("user", text, 1)], self.encode, self.control)
         place = tokens.index(self.image_token)
         return [*tokens[:place], *[self.image_token] * self.num_image_tokens, *tokens[place + 1 :]]

@@ -49,15 +49,7 @@ def lay_out_replies(
     vision: VisionSizes | None = None,
     num_tokens: int = 0,
 ) -> TuningRows:
-    """Return a batch of fine-tuning.
-
-    Args:
-      prompts: of each case.
-      replies: tokens of each case, the stop token included, at least one.
-      image_token: see `qwen_batches.lay_out_prompts`, as `vision` and `num_tokens`.
-      vision: see there.
-      num_tokens: see there.
-    """
+    """Return a batch of fine-tuning."""
     joined = [
         QwenPrompt([*prompt.tokens, *reply], prompt.images) for prompt, reply in zip(prompts, replies, strict=True)
     ]
@@ -73,10 +65,6 @@ def split_params(params: Any, trained: str) -> tuple[dict[str, Any], dict[str, A
     """Return the parameters that train, in float32, and those that do not, flat, by '/'-joined path.
 
     In bfloat16 an update of less than 1/256 of a parameter would be lost.
-
-    Args:
-      params: nested.
-      trained: regular expression of the whole paths of those that train; "" for none.
     """
     chosen, frozen = divide_params(params, trained)
     return {path: leaf.astype(jnp.float32) for path, leaf in chosen.items()}, frozen
@@ -95,12 +83,7 @@ def join_params(trained: dict[str, Any], frozen: dict[str, Any]) -> Any:
 
 
 class Tuned(NamedTuple):
-    """What an update changes.
-
-    Attributes:
-      params: flat, of `split_params`.
-      low_rank: of `models.low_rank.init_low_rank`; empty without.
-    """
+    """What an update changes."""
 
     params: dict[str, Array]
     low_rank: dict[str, dict[str, Array]]
@@ -115,16 +98,7 @@ def tuning_loss(
     low_rank: LowRankSettings | None = None,
     mesh: Mesh | None = None,
 ) -> Float[Array, ""]:
-    """Return the mean cross-entropy of the replies' tokens in nats (MEDSAGE: Eq. 7).
-
-    Args:
-      tuned: parameters that train.
-      frozen: the others.
-      rows: of the batch.
-      network: what computes.
-      low_rank: of `tuned.low_rank`; None without.
-      mesh: over which the arrays are divided, see `qwen_sharding`; None for one device.
-    """
+    """Return the mean cross-entropy of the replies' tokens in nats (MEDSAGE: Eq. 7)."""
     adapted = contextlib.nullcontext() if low_rank is None else adapt_layers(tuned.low_rank, low_rank)
     with adapted, divide_cases(mesh):
         params = join_params(tuned.params, frozen)
