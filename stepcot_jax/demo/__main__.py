@@ -101,7 +101,12 @@ def main(arguments: list[str] | None = None) -> int:
     examples = () if explainer is None else find_examples(options.examples, explainer.trained)
     reader = None if policy is None else load_reader(policy)
     if options.host not in LOOPBACK:
-        print(f"note: other machines can reach this page on {options.host}, without a password", file=sys.stderr)
+        names = ", ".join(dict.fromkeys((options.host, *options.allow_host)))
+        print(
+            f"note: other machines can reach this page, without a password, under these names: {names} (more by "
+            "--allow-host=NAME)",
+            file=sys.stderr,
+        )
     serve(
         *(explainer, gradio),
         reader=reader,
@@ -194,7 +199,7 @@ def _make_app(blocks: Any, gradio: Any, *, uploads: Uploads, host: str, port: in
         return response
 
     async def receive(request: Any) -> Any:
-        return await uploads.receive(request, blocks)
+        return await uploads.receive(request)
 
     app.add_route("/gradio_api/upload", receive, methods=["POST"])  # in front of Gradio's own
 

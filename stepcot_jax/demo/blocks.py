@@ -60,7 +60,7 @@ def make_blocks(
             _add_reading(explainer, gradio, examples, uploads)
         elif reader is not None:
             add_answering(reader, gradio, uploads)
-    return blocks
+    return blocks.queue(max_size=100)
 
 
 def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...], uploads: Uploads) -> None:

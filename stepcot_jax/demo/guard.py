@@ -21,7 +21,7 @@ _READ = re.compile(
 )
 _WRITTEN = re.compile(rf"{_API}/(upload|queue/join|reset/?|cancel)")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:/@\s]+))(?::[0-9]{1,5})?", re.IGNORECASE)
-_MOST_JSON_BYTES = 2**20
+_MOST_JSON_BYTES = 2**16  # the page sends hundreds; Gradio walks a body in the thread that serves everybody
 _MOST_BYTES = MAX_MEGABYTES * 10**6 + _MOST_JSON_BYTES
 
 _Scope = MutableMapping[str, Any]
@@ -73,7 +73,7 @@ class Guard:
         if any(origin.partition("://")[2].lower() != hosts[0].lower() for origin in headers.get("origin", [])):
             return 403, "requests of another site's page are not answered"
         known = {"GET": _READ, "HEAD": _READ, "POST": _WRITTEN}.get(scope["method"])
-        if known is None or not known.fullmatch(scope["path"]):
+        if known is None or not known.fullmatch(scope["path"]) or b"deep_link" in scope.get("query_string", b""):
             return 404, "not a part of this page"
         if scope["path"] == f"{_API}/upload_progress":
             return 204, ""  # a browser would ask again and again for what is not measured
@@ -89,15 +89,17 @@ class Guard:
         return None
 
 
-def _find_paths(found: Any) -> Iterable[Any]:
+def _find_paths(body: Any) -> Iterable[Any]:
     """Yield every value under the name "path", by which Gradio refers to files."""
-    if isinstance(found, dict):
-        if found.get("path") is not None:
-            yield found["path"] if isinstance(found["path"], str) else ""
-        found = list(found.values())
-    if isinstance(found, list):
-        for part in found:
-            yield from _find_paths(part)
+    left = [body]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            if part.get("path") is not None:
+                yield part["path"] if isinstance(part["path"], str) else ""
+            left.extend(part.values())
+        elif isinstance(part, list):
+            left.extend(part)
 
 
 def _limit(receive: _Receive, most: int) -> _Receive:

@@ -1,9 +1,11 @@
 """Files that visitors of the demo upload: each in a folder of its own, read once and deleted."""
 
+import asyncio
 import pathlib
 import secrets
 import shutil
 import threading
+import time
 from typing import Any
 
 from stepcot_jax.host.errors import BadInput
@@ -15,6 +17,8 @@ MAX_MEGABYTES = 64
 SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
 """Of files that the page offers to upload."""
 
+_SECONDS_KEPT, _MOST_UNREAD = 120, 32
+
 
 class Uploads:
     """The uploaded files that are not read yet.
@@ -25,7 +29,7 @@ class Uploads:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._paths: set[str] = set()
+        self._paths: dict[str, float] = {}  # when each was written
         self._lock = threading.Lock()
 
     def add(self, path: str) -> None:
@@ -33,7 +37,7 @@ class Uploads:
         if not pathlib.Path(path).resolve().is_relative_to(self.folder):
             raise ValueError(f"{path} does not lie below {self.folder}")
         with self._lock:
-            self._paths.add(path)
+            self._paths[path] = time.monotonic()
 
     def __contains__(self, path: object) -> bool:
         """Return whether a path is that of an upload which was not read yet."""
@@ -44,30 +48,51 @@ class Uploads:
         with self._lock:
             if path not in self._paths:
                 raise BadInput("the file is not an upload of this page, or was read already; upload it once more")
-            self._paths.remove(path)
+            del self._paths[path]
         try:
             with open_untrusted(path, accepted="an image", max_bytes=MAX_MEGABYTES * 10**6, follow=False) as file:
                 return file.read()
         except OSError as error:
             raise BadInput(f"the upload cannot be read ({error.strerror}); expected an image file") from None
         finally:
-            shutil.rmtree(pathlib.Path(path).parent, ignore_errors=True)
+            self._delete(path)
 
-    async def receive(self, request: Any, blocks: Any) -> Any:
-        """Store the files of a request of Gradio's page and return the response: their paths.
+    def sweep(self, *, most: int = _MOST_UNREAD) -> None:
+        """Delete uploads that nobody read within two minutes, and the oldest of more than `most`."""
+        with self._lock:
+            kept = [path for path, when in self._paths.items() if time.monotonic() - when < _SECONDS_KEPT][-most:]
+            dropped = self._paths.keys() - set(kept)
+            self._paths = {path: self._paths[path] for path in kept}
+        for path in dropped:
+            self._delete(path)
+
+    def _delete(self, path: str) -> None:
+        """Delete all that came with an upload: the folder of its request."""
+        request = pathlib.Path(path).relative_to(self.folder).parts[0]
+        shutil.rmtree(self.folder / request, ignore_errors=True)
+
+    async def receive(self, request: Any) -> Any:
+        """Store the file of a request of Gradio's page and return the response: its path in a list.
 
         Gradio's own route names folders by content, so that two visitors with the same file would share one copy.
         """
         from gradio.route_utils import MultiPartException, upload_fn
+        from starlette.requests import ClientDisconnect
         from starlette.responses import JSONResponse, PlainTextResponse
 
+        self.sweep(most=_MOST_UNREAD - 1)
+        folder, paths = self.folder / secrets.token_hex(16), []
         try:
-            paths, _, _ = await upload_fn(
-                request, str(self.folder / secrets.token_hex(16)), MAX_MEGABYTES * 10**6, upload_id=None
-            )
-        except MultiPartException as error:
-            return PlainTextResponse(error.message, status_code=413)
-        for path in map(str, paths):
-            self.add(path)
-        blocks.upload_file_set.update(paths)  # Gradio deletes those that are never read
-        return JSONResponse([str(path) for path in paths])
+            paths, _, _ = await upload_fn(request, str(folder), MAX_MEGABYTES * 10**6, upload_id=None)
+            if len(paths) != 1:
+                return PlainTextResponse("expected one file", status_code=400)
+        except TypeError:  # Gradio's, for a part without a file name
+            return PlainTextResponse("expected a file with a name", status_code=400)
+        except (MultiPartException, ClientDisconnect):  # the guard ends what is too large as a disconnection
+            return PlainTextResponse(f"cut off, or more than {MAX_MEGABYTES} MB", status_code=413)
+        finally:
+            if len(paths) != 1:
+                shutil.rmtree(folder, ignore_errors=True)
+        self.add(str(paths[0]))
+        asyncio.get_running_loop().call_later(_SECONDS_KEPT, self.sweep)
+        return JSONResponse([str(paths[0])])

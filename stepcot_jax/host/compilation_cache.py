@@ -28,8 +28,10 @@ def user_folder() -> pathlib.Path | None:
         except RuntimeError:
             return None
     folder = base / "stepcot_jax"
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return folder if os.access(nearest, os.W_OK) else None  # containers may run as a user whose home is /
+    # Containers may run as a user whose home is / or another user's, where pathlib raises and os.path says no.
+    nearest = next((parent for parent in (folder, *folder.parents) if os.path.exists(parent)), None)  # noqa: PTH110
+    usable = folder.is_absolute() and nearest is not None and os.access(nearest, os.W_OK | os.X_OK)
+    return folder if usable else None
 
 
 def use_compilation_cache() -> pathlib.Path | None:

@@ -197,6 +197,8 @@ class Devices:
         # Processes come in the order of `jax.devices()`, so that each says which it is.
         found, processes = multihost_utils.process_allgather((rows, np.array(jax.process_index(), np.int32)))
         order = np.argsort(processes)
+        if (processes[order] != np.arange(jax.process_count())).any():
+            raise RuntimeError(f"rows of processes {processes.tolist()} were gathered; expected each process once")
         return jax.tree.map(lambda leaf: np.concatenate(leaf[order]), found)
 
 

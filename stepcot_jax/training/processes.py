@@ -78,7 +78,7 @@ def _require_accelerator(environment: Mapping[str, str]) -> None:
         )
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if found == "gpu" and visible and not is_cluster(environment):  # under Slurm each process takes one of them
-        number = len(visible.split(","))
+        number = len([name for name in visible.split(",") if name.strip()])
         if jax.local_device_count() < number:
             raise BadInput(
                 f"CUDA_VISIBLE_DEVICES={visible}: names {number} GPUs, found {jax.local_device_count()} on this machine"
@@ -186,12 +186,12 @@ def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
     while not (is_seen := mark.exists()) and looks < num_looks:
         looks += 1
         time.sleep(1)
-    sees = multihost_utils.process_allgather(np.array(is_seen))
+    sees, processes = multihost_utils.process_allgather((np.array(is_seen), np.array(jax.process_index())))
     if is_first():
         mark.unlink(missing_ok=True)
     if not sees.all():
         raise BadInput(
-            f"{folder}: processes {np.flatnonzero(~sees).tolist()} do not see the files of process 0; the folder "
+            f"{folder}: processes {sorted(processes[~sees].tolist())} do not see the files of process 0; the folder "
             "must be on a file system that all processes share"
         )
 

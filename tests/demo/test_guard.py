@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 
 import pytest
 
@@ -14,7 +15,7 @@ JOIN = "/gradio_api/queue/join"
 
 
 def write_upload(uploads, name="a.png", content=b"picture"):
-    folder = uploads.folder / f"upload-{len(list(uploads.folder.iterdir()))}"
+    folder = uploads.folder / secrets.token_hex(16)
     folder.mkdir()
     path = folder / name
     path.write_bytes(content)
@@ -50,7 +51,8 @@ def ask(
 
     headers = [(b"host", each.encode()) for each in (hosts or [host])]
     headers += [(b"origin", origin.encode())] if origin is not None else []
-    scope = {"type": "http", "method": method, "path": path, "headers": headers}
+    path, _, query = path.partition("?")
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": query.encode()}
     asyncio.run(Guard(page, names=names, uploads=uploads)(scope, receive, send))
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
 
@@ -101,6 +103,7 @@ def test_other_origins_are_refused(uploads, origin):
         ("POST", "/"),
         ("PUT", "/"),
         ("GET", "/gradio_api/queue/data/../../file=/etc/hostname"),
+        ("GET", "/?deep_link=x"),
     ],
 )
 def test_what_the_page_does_not_use_is_not_there(uploads, method, path):
@@ -123,7 +126,7 @@ def test_a_request_may_name_uploads_alone(uploads, tmp_path):
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"[" * 100_000, 400), (b'"' + b"x" * 2**21 + b'"', 413), (b"path", 400), (b"", 200), (b"\xff", 400)],
+    [(b"[" * 50_000, 400), (b'"' + b"x" * 2**17 + b'"', 413), (b"path", 400), (b"", 200), (b"\xff", 400)],
 )
 def test_bodies_are_limited(uploads, body, status):
     assert ask(uploads, method="POST", path=JOIN, body=body)[0] == status
@@ -171,3 +174,61 @@ def test_only_files_below_the_folder_are_uploads(uploads, tmp_path):
             uploads.add(str(path))
         with pytest.raises(BadInput, match="not an upload of this page"):
             uploads.take(str(path))
+
+
+def test_uploads_that_nobody_reads_are_deleted(uploads, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    old = write_upload(uploads)
+    now[0] = 60.0
+    new = write_upload(uploads)
+    uploads.sweep()
+    assert str(old) in uploads
+    now[0] = 120.0
+    uploads.sweep()
+    assert (str(old) in uploads, str(new) in uploads) == (False, True)
+    assert not old.parent.exists()
+    many = [write_upload(uploads, f"{number}.png") for number in range(40)]
+    uploads.sweep()
+    assert [str(path) in uploads for path in many] == [False] * 8 + [True] * 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ([("files", "a.png")], 200),
+        ([("files", "a.png"), ("files", "b.png")], 400),
+        ([("other", "a.png")], 400),
+        ([("files", None)], 400),
+        ([("files", "../../x.png")], 200),
+        ([], 400),
+        ("cut off", 413),
+    ],
+)
+def test_a_request_that_is_no_upload_leaves_nothing(uploads, fields, status):
+    pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
+    from starlette.requests import Request
+
+    body = b""
+    for name, filename in [("files", "a.png")] if fields == "cut off" else fields:
+        of_file = "" if filename is None else f'; filename="{filename}"'
+        body += f'--xx\r\nContent-Disposition: form-data; name="{name}"{of_file}\r\n\r\ncontent\r\n'.encode()
+    body = body[:-4] if fields == "cut off" else body + b"--xx--\r\n"
+    messages = [{"type": "http.request", "body": body, "more_body": True}, {"type": "http.disconnect"}]
+    if fields != "cut off":
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+    headers = [(b"content-type", b"multipart/form-data; boundary=xx")]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": b""}
+
+    async def receive():
+        return messages.pop(0)
+
+    async def run():
+        return await uploads.receive(Request(scope, receive))
+
+    response = asyncio.run(run())
+    assert response.status_code == status
+    if status == 200:
+        (path,) = json.loads(response.body)
+        assert uploads.take(path) == b"content"
+    assert list(uploads.folder.iterdir()) == []

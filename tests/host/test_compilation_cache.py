@@ -10,6 +10,8 @@ import pytest
 from stepcot_jax.host import compilation_cache
 from stepcot_jax.host.compilation_cache import use_compilation_cache, user_cache
 
+ROOT = pathlib.Path(__file__).parents[2]
+
 _PROGRAM = """
 import jax, sys
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -83,3 +85,19 @@ def test_a_relative_base_does_not_count(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_cache().is_relative_to(tmp_path / ".cache")
+
+
+def test_a_home_that_cannot_be_looked_into_is_none(tmp_path):
+    """As of an image whose HOME is root's, started as another user."""
+    if os.getuid():
+        pytest.skip("needs root, to become another user")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    code = (
+        "import os; from stepcot_jax.host import compilation_cache; os.setuid(1000); "
+        "print(compilation_cache.user_folder())"
+    )
+    for home in (closed, "/", "relative"):
+        variables = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], env=variables, cwd="/", capture_output=True, text=True)
+        assert done.stdout.strip() == "None", (home, done.stderr)

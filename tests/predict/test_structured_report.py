@@ -261,7 +261,8 @@ def test_items_of_sequences_come_without_people_comments_and_private_elements(sy
     other.IssuerOfPatientIDQualifiersSequence = [issuer]
     other.private_block(0x0013, "MARKER", create=True).add_new(1, "SQ", [coded()])
     doctor = Dataset()
-    doctor.PersonIdentificationCodeSequence = [coded()]
+    doctor.InstitutionCodeSequence = [coded()]
+    doctor.PersonIdentificationCodeSequence = [coded(CodeMeaning="MARKER^Doctor")]  # a name, by PS3.3 table 10-1
     doctor.PersonAddress, doctor.PersonTelephoneNumbers, doctor.InstitutionName = "MARKER", "MARKER", "MARKER"
     report = report_on(
         **dict.fromkeys(PATIENT, ""),
@@ -287,7 +288,23 @@ def test_items_of_sequences_come_without_people_comments_and_private_elements(sy
     assert {element.keyword for element in issuer.AssigningJurisdictionCodeSequence[0]} == {
         *("CodeValue", "CodingSchemeDesignator", "CodeMeaning"),
     }
-    assert report.ReferringPhysicianIdentificationSequence[0].PersonIdentificationCodeSequence[0].CodeValue == "1"
+    doctor = report.ReferringPhysicianIdentificationSequence[0]
+    assert [element.keyword for element in doctor] == ["InstitutionCodeSequence"]
+    assert doctor.InstitutionCodeSequence[0].CodeValue == "1"
+
+
+@pytest.mark.parametrize("kind", [b"OB", b"UN", b"UT"])
+def test_a_sequence_that_is_written_as_another_type_is_not_copied(kind):
+    """pydicom leaves its items as bytes, in which nobody would see the names."""
+    other = Dataset()
+    other.PatientID, other.PatientName = "1", "MARKER^Jane"
+    content = dicom(OtherPatientIDsSequence=[other] * 3000, **dict.fromkeys(PATIENT, ""))
+    assert content.count(b"\x10\x00\x02\x10SQ") == 1
+    content = content.replace(b"\x10\x00\x02\x10SQ", b"\x10\x00\x02\x10" + kind)
+    report = make_report(make_reading(), read_header(content, name="x.dcm"), NETWORK)
+    file = io.BytesIO()
+    pydicom.dcmwrite(file, report, enforce_file_format=True)
+    assert b"MARKER" not in file.getvalue()
 
 
 @pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="needs dciodvfy (Debian: dicom3tools)")

@@ -109,7 +109,7 @@ def read_projection(content: bytes, *, name: str) -> Projection:
 def read_header(content: bytes, *, name: str) -> Fields:
     """Return the elements of a file up to the pixels, without private ones and overlays: patient and study are there.
 
-    Items of sequences come without comments and names (`clean_items`).
+    Items of sequences come without names, comments and other texts (`clean_items`).
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name, whole=True)

@@ -6,7 +6,6 @@ parses sequences of undefined length even if nobody wants them.
 
 import contextlib
 import io
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,8 +33,9 @@ _CODE_MACRO = frozenset(
         "ContextGroupExtensionCreatorUID",
     }
 )  # DICOM PS3.3, table 8.8-1
-_PROSE, _ABOUT_PEOPLE = frozenset({"PN", "LT", "ST", "UT"}), re.compile("Comment|Name|Address|Telephone|Telecom")
-_IDENTIFIERS = frozenset({"UniversalEntityID", "LocalNamespaceEntityID"})  # texts by their type
+_NO_TEXT = frozenset({"UI", "CS", "DA", "TM", "DT", "AS", "IS", "DS", "SQ"})
+_PERSON = "PersonIdentificationCodeSequence"  # its code's meaning is a name (PS3.3, table 10-1)
+_ITEM_TAGS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 _PICTURES, _GROUP_OF_PICTURES = (0x50003000, 0x60003000), 0xFF00FFFF  # curves and overlays; one for each even group
 _Parsed = TypeVar("_Parsed")
 
@@ -84,41 +84,63 @@ class HeaderFile(io.BytesIO):
 
 
 def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
-    """Remove private elements, comments and names from the items of a header's sequences, at every depth.
+    """Keep of the items of a header's sequences, at every depth, identifiers, codes, dates and numbers alone.
 
-    Items of code sequences keep the elements of DICOM's code macro alone. pydicom parses an item when it is asked for;
-    so one level is parsed after the other, and nothing that is removed.
+    Names, comments, addresses and other texts go, as do private elements, and sequences written as another type. Items
+    of code sequences keep the elements of DICOM's code macro. pydicom parses an item when it is asked for; so one level
+    is parsed after the other, and nothing that is removed.
+
+    Args:
+      header: changed in place.
+      name: of the file, for messages.
 
     Returns:
       The error for sequences that are more than `MOST_DEPTH` deep or have too many elements; None for all others.
     """
+    too_many = exceeds(name, "its header has too many elements and items", "elements")
     level, left = [header], read_limits().elements
     for _ in range(MOST_DEPTH + 1):
         items: list[Dataset] = []
-        for sequence in (element for dataset in level for element in dataset if element.VR == "SQ"):
-            for item in sequence.value:
-                for tag in [tag for tag in item.keys() if not _is_kept(item, tag, of=sequence.keyword)]:  # noqa: SIM118
-                    del item[tag]
-                left -= 1 + len(item)
+        for dataset in level:
+            for tag in list(dataset.keys()):
+                if count_items(dataset, tag) > left:
+                    return too_many
+                element = dataset[tag]
+                if (element.VR == "SQ") != (_type_of(tag) == "SQ"):  # nobody would look at its items
+                    del dataset[tag]
+                    continue
+                for item in element.value if element.VR == "SQ" else ():
+                    for own in [own for own in item.keys() if not _is_kept(own, of=element.keyword)]:  # noqa: SIM118
+                        del item[own]
+                    left -= 1 + len(item)
+                    items.append(item)
                 if left < 0:
-                    return exceeds(name, "its header has too many elements and items", "elements")
-                items.append(item)
+                    return too_many
         if not items:
             return None
         level = items
     return BadInput(f"{name}: its sequences are more than {MOST_DEPTH} deep; expected a header as scanners write it")
 
 
-def _is_kept(item: "Dataset", tag: "BaseTag", *, of: str) -> bool:
-    from pydicom.datadict import dictionary_has_tag, dictionary_VR, keyword_for_tag
+def count_items(dataset: "Dataset", tag: "BaseTag") -> int:
+    """Return at most how many items are in a value that pydicom has not parsed yet, without parsing it."""
+    value = getattr(dataset.get_item(tag), "value", None)
+    return max(map(value.count, _ITEM_TAGS)) if isinstance(value, bytes) else 0
 
-    if tag.is_private or not dictionary_has_tag(tag):
-        return False
-    keyword = keyword_for_tag(tag)
+
+def _type_of(tag: "BaseTag") -> str:
+    from pydicom.datadict import dictionary_has_tag, dictionary_VR
+
+    return dictionary_VR(tag) if dictionary_has_tag(tag) else ""
+
+
+def _is_kept(tag: "BaseTag", *, of: str) -> bool:
+    from pydicom.datadict import keyword_for_tag
+
+    keyword = keyword_for_tag(tag)  # "" of private and unknown ones
     if of.endswith("CodeSequence"):
         return keyword in _CODE_MACRO
-    kinds = {dictionary_VR(tag), item.get_item(tag).VR}
-    return keyword in _IDENTIFIERS or not (kinds & _PROSE or _ABOUT_PEOPLE.search(keyword))
+    return keyword != _PERSON and (_type_of(tag) in _NO_TEXT or keyword.endswith("ID"))
 
 
 def is_packed(tag: int) -> bool:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from stepcot_jax.data.images.dicom_bounds import count_items
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra
+from stepcot_jax.host.untrusted import exceeds, read_limits
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -141,6 +143,11 @@ class Fields:
 
     def item(self, keyword: str) -> "Fields | None":
         """Return the first item of a sequence, None where there is none; `BadInput` if unreadable."""
+        from pydicom.datadict import tag_for_keyword
+        from pydicom.tag import Tag
+
+        if count_items(self.dataset, Tag(tag_for_keyword(keyword) or 0)) > read_limits().elements:
+            raise exceeds(self.name, f"{keyword} has too many items", "elements")
         value = self.value(keyword)
 
         def parse_first() -> "Dataset | None":

@@ -143,8 +143,23 @@ def test_depth_is_limited(syntax, undefined):
             assert read(nested(depth), whole=False).pixels.shape == (8, 8)
 
 
-def test_elements_of_nested_items_are_counted(monkeypatch):
-    content = write(change=add_items("OtherPatientIDsSequence", number=2000, undefined=False))
+def test_items_are_counted_before_they_are_made(monkeypatch):
     monkeypatch.setenv(VARIABLE, "elements=1500")
+    content = write(change=add_items("OtherPatientIDsSequence", number=2000, undefined=False))
+
+    def add_views(image):
+        del image.ViewPosition
+        add_items("ViewCodeSequence", number=2000, undefined=False)(image)
+
+    code = write(change=add_views)
+    made, make = [], Dataset.__init__
+
+    def count(self, *arguments, **options):
+        made.append(self)
+        make(self, *arguments, **options)
+
+    monkeypatch.setattr(Dataset, "__init__", count)
     with pytest.raises(BadInput, match="its header has too many elements and items"):
         read(content, whole=True)
+    assert read_projection(code, name="scan.dcm") == ""
+    assert len(made) < 100
