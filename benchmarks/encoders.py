@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measure import median_of_ratios, time_in_turn
-from stepcot_jax.encoders.architecture import BERT_SIZES, CLIP_VISION_SIZES
-from stepcot_jax.encoders.bert import Bert
-from stepcot_jax.encoders.clip import VisionTransformer
+from stepcot_jax.encoders.checkpoints import BERT_SIZES, CLIP_VISION_SIZES
+from stepcot_jax.encoders.transformer import Bert, VisionTransformer
 
 BATCH_SIZE, IMAGE_SIZE, NUM_TOKENS = 32, 224, 128
 

@@ -89,7 +89,7 @@ MAKERS["pipe: Data_Entry"] = _pipe("Data_Entry_2017.csv")
 
 @hostile("pipe: IU X-Ray projections")
 def _projections(root: Path, factor: float) -> Command:
-    from stepcot_jax.data.sources.iu_projections import LIST_NAME
+    from stepcot_jax.data.sources.iu_xray import LIST_NAME
 
     del factor
     make_pipe(LIST_NAME, root)

@@ -21,12 +21,11 @@ from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
-from stepcot_jax.evaluation.distributions import own_probabilities
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.predictions import Predictions, evaluate, own_probabilities
 from stepcot_jax.features.inputs import Inputs, load_inputs
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.models.graph_attention import GraphAttentionStack
+from stepcot_jax.models.layers import GraphAttentionStack
 from stepcot_jax.models.teacher import TeacherReading
 from stepcot_jax.predict.corrections import NOT_GIVEN
 from stepcot_jax.systems.networks import encode_images

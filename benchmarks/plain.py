@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from stepcot_jax.models.graph_attention import GraphAttentionStack
-from stepcot_jax.models.memory import MemoryCell
-from stepcot_jax.models.projection import layer_norm
+from stepcot_jax.models.layers import GraphAttentionStack, MemoryCell, layer_norm
 from stepcot_jax.models.student import pad_answers
 from stepcot_jax.models.teacher import TeacherReading
 

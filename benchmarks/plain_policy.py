@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from torch import Tensor, nn
 
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder import DecoderSizes
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, [rollout, kv_head, slot, head_width]."""

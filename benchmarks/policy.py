@@ -20,10 +20,9 @@ from benchmarks.measure import median_of_ratios, time_in_turn
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.losses.policy_gradient import PolicyGradient, policy_gradient_loss
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder import DecoderSizes
 from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.policies.decoder_policy import generate
-from stepcot_jax.policies.rollouts import Replies, Sampling, rollout_keys
+from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.training.optimizers import make_optimizer
 
 _DECODER = DecoderSizes(

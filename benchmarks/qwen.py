@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measure import Timing, median_of_ratios, time_in_turn
-from stepcot_jax.models.decoder_blocks import DecoderSizes
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.policies.decoder_policy import generate
-from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts
-from stepcot_jax.policies.qwen.qwen_export import name_tensors
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.models.decoder import DecoderSizes
+from stepcot_jax.models.qwen import QwenVl
+from stepcot_jax.policies.qwen_inputs import QwenPrompt, lay_out_prompts
+from stepcot_jax.policies.qwen_weights import name_tensors, qwen_shapes
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 HALF_BILLION = DecoderSizes(
     width=896, num_layers=24, num_heads=14, num_kv_heads=2, head_width=64, mlp_width=4864, num_words=151_936

@@ -21,8 +21,7 @@ NAME = "Qwen/Qwen2.5-VL-3B-Instruct"
 
 def make_config(shrink: int) -> Any:
     """Return the config of VL-3B, shrunk."""
-    from stepcot_jax.policies.qwen.qwen_dry_run import shrink_config
-    from stepcot_jax.policies.qwen.qwen_published import published_config
+    from stepcot_jax.policies.qwen_weights import published_config, shrink_config
 
     return shrink_config(published_config(NAME), shrink)
 
@@ -34,9 +33,8 @@ def write_checkpoint(folder: pathlib.Path, shrink: int) -> dict[str, int]:
     import numpy as np
     from safetensors.numpy import save_file
 
-    from stepcot_jax.models.qwen_vl import QwenVl
-    from stepcot_jax.policies.qwen.qwen_export import name_tensors
-    from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+    from stepcot_jax.models.qwen import QwenVl
+    from stepcot_jax.policies.qwen_weights import name_tensors, qwen_shapes
 
     config, rng = make_config(shrink), np.random.default_rng(0)
     sizes, vision = config.sizes, config.vision
@@ -70,12 +68,11 @@ def load(folder: pathlib.Path, *, data: int, model: int) -> dict[str, float]:
     import jax
     import jax.numpy as jnp
 
-    from stepcot_jax.models.square_qwen import SquareQwen
-    from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-    from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
-    from stepcot_jax.policies.qwen.qwen_setup import QwenSource
-    from stepcot_jax.policies.qwen.qwen_sharding import param_shardings
-    from stepcot_jax.training.parallel import make_mesh
+    from stepcot_jax.models.qwen import SquareQwen
+    from stepcot_jax.policies.qwen_policy import QwenPolicy, param_shardings
+    from stepcot_jax.policies.qwen_setup import QwenSource
+    from stepcot_jax.policies.qwen_weights import read_qwen_config
+    from stepcot_jax.training.devices import make_mesh
     from stepcot_jax.training.state import put_given
 
     config = read_qwen_config(folder)

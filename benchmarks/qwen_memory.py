@@ -31,12 +31,11 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
     import optax
 
     from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
-    from stepcot_jax.models.qwen_vision import QwenImages
-    from stepcot_jax.models.qwen_vl import QwenPrompts, QwenVl
-    from stepcot_jax.policies.qwen import qwen_sharding, qwen_tuning
-    from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
-    from stepcot_jax.policies.qwen.qwen_published import published_config
-    from stepcot_jax.training.parallel import make_mesh
+    from stepcot_jax.models.qwen import QwenImages, QwenPrompts, QwenVl
+    from stepcot_jax.policies import qwen_policy as qwen_sharding
+    from stepcot_jax.policies import qwen_policy as qwen_tuning
+    from stepcot_jax.policies.qwen_weights import published_config, qwen_shapes
+    from stepcot_jax.training.devices import make_mesh
 
     config = published_config(NAMES[name])
     decoder, vision = config.sizes, config.vision

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.phantom.phantom_answers import draw_answers
+from stepcot_jax.data.phantom.answers import draw_answers
 
 _REPORT_LENGTH = 3100
 _NUM_DRAWN = 1000

@@ -8,8 +8,7 @@ import tracemalloc
 
 import numpy as np
 
-from stepcot_jax.features.spec import StoreSpec
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, StoreSpec
 
 FLOAT_BYTES = 4
 SECONDS_A_DAY = 86_400

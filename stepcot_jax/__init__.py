@@ -12,13 +12,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Baseline": "models.perceptron",
+    "Baseline": "models.student",
     "BaselineSystem": "systems.baseline",
     "Chain": "chain",
     "Dataset": "data.dataset",
-    "Objective": "systems.gradients",
+    "Objective": "systems.updates",
     "Phase": "training.system",
-    "Predictions": "evaluation.evaluator",
+    "Predictions": "evaluation.predictions",
     "Run": "run.training_run",
     "Step": "chain",
     "StepCoT": "systems.step_cot",
@@ -28,9 +28,9 @@ _HOMES = {
     "Teacher": "models.teacher",
     "TrainState": "training.state",
     "annotate_report": "annotate.rules.annotator",
-    "collect": "evaluation.evaluator",
+    "collect": "evaluation.predictions",
     "draw_phantom": "data.phantom.phantom:draw_case",
-    "evaluate": "evaluation.evaluator",
+    "evaluate": "evaluation.predictions",
     "explain_image": "explain.saliency",
     "export_model": "export.folder",
     "load": "predict.loading",

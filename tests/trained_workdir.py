@@ -14,12 +14,10 @@ from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
-from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.calibration_files import write_calibration
+from stepcot_jax.evaluation.calibration import Calibration, write_calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.operating_point_files import OperatingPoints, describe_points
-from stepcot_jax.evaluation.operating_points import OperatingPoint, Rule
+from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule, describe_points
 from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.evaluation.summary import without_nan
 from stepcot_jax.predict import trained_model

@@ -32,7 +32,7 @@ from stepcot_jax.host.addresses import refuse_source
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
-    from stepcot_jax.annotate.llm.outbox import BatchLimits
+    from stepcot_jax.annotate.llm.request_files import BatchLimits
     from stepcot_jax.annotate.runs import Plan
     from stepcot_jax.host.ray_blocks import Cluster
 
@@ -41,9 +41,8 @@ def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     # Imported here, as below, to keep --help and the other subcommands fast.
     from stepcot_jax.annotate.alignment import read_annotator
-    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown, read_shard
     from stepcot_jax.annotate.pipeline import annotate_source
-    from stepcot_jax.annotate.sharding import read_shard
     from stepcot_jax.chain import DEFAULT_CHAIN
     from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
@@ -62,8 +61,7 @@ def annotate(options: argparse.Namespace) -> None:
 
 def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
-    from stepcot_jax.annotate.merging import merge_shards
-    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown, merge_shards
     from stepcot_jax.host.outputs import resuming_folder
 
     for shard in options.shards:
@@ -78,7 +76,7 @@ def merge(options: argparse.Namespace) -> None:
 def annotate_vqa(options: argparse.Namespace) -> None:
     """Make reasoning records from questions or boxes."""
     from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
-    from stepcot_jax.annotate.vqa.tasks import TaskSettings
+    from stepcot_jax.annotate.vqa.items import TaskSettings
     from stepcot_jax.annotate.vqa.vqa_pipeline import VqaSource, annotate_questions
     from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
@@ -130,7 +128,7 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
 
 def take_replies(options: argparse.Namespace) -> None:
     """Take the replies of a batch into the ledgers."""
-    from stepcot_jax.annotate.llm.batch_replies import describe_replies, take_from_files
+    from stepcot_jax.annotate.llm.request_files import describe_replies, take_from_files
     from stepcot_jax.annotate.output import PAID_FOLDERS
     from stepcot_jax.host.outputs import resuming_folder
 
@@ -196,7 +194,7 @@ def _read_cluster(options: argparse.Namespace) -> "Cluster | None":
 
 
 def _read_limits(options: argparse.Namespace) -> "BatchLimits | None":
-    from stepcot_jax.annotate.llm.outbox import BatchLimits
+    from stepcot_jax.annotate.llm.request_files import BatchLimits
 
     if not hasattr(options, "max_requests"):
         return None

@@ -7,10 +7,8 @@ import re
 from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
-from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.diagnosis import URGENCY, find_asserted, is_contradicted
-from stepcot_jax.annotate.rules.mentions import read_report
-from stepcot_jax.annotate.rules.sentences import split_sentences
+from stepcot_jax.annotate.rules.annotator import URGENCY, find_asserted, is_contradicted
+from stepcot_jax.annotate.rules.mentions import Status, read_report, split_sentences
 from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
 
 _NONE = fold("No abnormality")

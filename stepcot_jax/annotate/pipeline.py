@@ -11,17 +11,25 @@ from typing import Any
 from stepcot_jax import __version__
 from stepcot_jax.annotate import annotation_checks
 from stepcot_jax.annotate.annotation import Annotation, Aside, Outcome, Provenance, Report
-from stepcot_jax.annotate.llm.interviews import examine
-from stepcot_jax.annotate.llm.ledger import digest_text
-from stepcot_jax.annotate.llm.prompt import write_annotation_prompt, write_trust_prompt, write_vote_prompt
-from stepcot_jax.annotate.llm.read_answers import read_chain_answer, write_chain_answer
-from stepcot_jax.annotate.output import REPORTS, WRITTEN, Result, bring_images
+from stepcot_jax.annotate.llm.answers import digest_text
+from stepcot_jax.annotate.llm.interviews import examine, read_chain_answer, write_chain_answer
+from stepcot_jax.annotate.llm.prompts import write_annotation_prompt, write_trust_prompt, write_vote_prompt
+from stepcot_jax.annotate.output import FILE_NAME as SHARD_NAME
+from stepcot_jax.annotate.output import (
+    REPORTS,
+    WRITTEN,
+    Result,
+    Shard,
+    ShardFile,
+    bring_images,
+    digest_items,
+    read_shard_file,
+    write_shard_file,
+)
 from stepcot_jax.annotate.ray_rules import Annotate, annotate_with_ray, forget_blocks
 from stepcot_jax.annotate.reports import locate_images, read_reports
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.annotate.runs import Crew, Plan, Process, run_items
-from stepcot_jax.annotate.sharding import FILE_NAME as SHARD_NAME
-from stepcot_jax.annotate.sharding import Shard, ShardFile, digest_items, read_shard_file, write_shard_file
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case

@@ -14,7 +14,7 @@ import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Reason, Report
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, ItemT, Made, Outcome, Provenance, Reason
-from stepcot_jax.annotate.llm.budget import Budget
-from stepcot_jax.annotate.llm.client import AwaitsReply, RequestFailed, RequestRefused
+from stepcot_jax.annotate.llm.answers import SUFFIX, count_spent
+from stepcot_jax.annotate.llm.client import AwaitsReply, Budget, RequestFailed, RequestRefused
 from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.interviews import Connect, Interviewer, connect_live
-from stepcot_jax.annotate.llm.ledger import SUFFIX, count_spent
-from stepcot_jax.annotate.llm.outbox import BatchLimits, Outbox
-from stepcot_jax.annotate.llm.prompt import Prompt
+from stepcot_jax.annotate.llm.prompts import Prompt
+from stepcot_jax.annotate.llm.request_files import BatchLimits, Outbox
 from stepcot_jax.annotate.output import LEDGER_FOLDER, Result
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.ray_blocks import Cluster

@@ -15,9 +15,9 @@ import argparse
 import json
 
 from stepcot_jax.host.addresses import output_place
-from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.text import make_printable
 
 

@@ -6,13 +6,11 @@ import jax
 import numpy as np
 
 from stepcot_jax.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS
-from stepcot_jax.models.graph_attention import GraphAttentionStack
-from stepcot_jax.models.memory import MemoryCell
+from stepcot_jax.models.layers import GraphAttentionStack, MemoryCell
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.gradients import Objective, student_gradients, teacher_gradients
 from stepcot_jax.systems.networks import Networks, read_as_teacher
-from stepcot_jax.systems.updates import make_joint_update, start_state
+from stepcot_jax.systems.updates import Objective, make_joint_update, start_state, student_gradients, teacher_gradients
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState
 

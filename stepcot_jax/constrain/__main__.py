@@ -18,10 +18,10 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 
 if TYPE_CHECKING:
-    from stepcot_jax.annotate.llm.budget import Budget
+    from stepcot_jax.annotate.llm.client import Budget
     from stepcot_jax.chain import Chain
-    from stepcot_jax.constrain.asked_models import Model
     from stepcot_jax.constrain.asking_levels import AskedCase
+    from stepcot_jax.constrain.models import Model
     from stepcot_jax.readers.reader_cases import CaseSource
 
 _PROGRAM = "python -m stepcot_jax.constrain"
@@ -39,8 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Imported here, as below, so that --help and a wrong flag are fast.
     from stepcot_jax.annotate.output import PAID_FOLDERS
     from stepcot_jax.constrain.asking_levels import REPLIES_NAME
-    from stepcot_jax.constrain.level_page import PAGE_NAME
-    from stepcot_jax.constrain.level_tables import TABLE_NAMES
+    from stepcot_jax.constrain.results import PAGE_NAME, TABLE_NAMES
     from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.tables.constrained_models import FILE_NAME
 
@@ -56,12 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "CaseSource") -> tuple[str, int]:
     """Ask the model and write the results; return the tables as text and the size of the page in bytes."""
     from stepcot_jax.constrain.asking_levels import Asking, run_all, write_replies
-    from stepcot_jax.constrain.dialogue_prompts import write_prompt
-    from stepcot_jax.constrain.level_page import write_level_page
-    from stepcot_jax.constrain.level_results import summarise_levels
-    from stepcot_jax.constrain.level_tables import make_tables, to_text
-    from stepcot_jax.constrain.levels import choose_levels, list_keys
-    from stepcot_jax.constrain.simulated_model import SimulatedModel
+    from stepcot_jax.constrain.levels import choose_levels, list_keys, write_prompt
+    from stepcot_jax.constrain.models import SimulatedModel
+    from stepcot_jax.constrain.results import make_tables, summarise_levels, to_text, write_level_page
     from stepcot_jax.host.locks import lock_folder
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tables.constrained_models import write_constrained
@@ -122,7 +118,7 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from stepcot_jax.constrain.asked_models import check_side
+    from stepcot_jax.constrain.models import check_side
 
     for name in ("num_cases", "num_resamples", "num_shown", "seed", "max_tokens", "max_answer_tokens"):
         least = 0 if name in ("num_shown", "seed") else 1
@@ -168,8 +164,8 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
     """Return the cases with a diagnosis, or a sample of them in their order."""
     import numpy as np
 
-    from stepcot_jax.constrain.asked_models import ShownImage
     from stepcot_jax.constrain.asking_levels import AskedCase
+    from stepcot_jax.constrain.models import ShownImage
 
     places = list(source.diagnosed)
     if not places:
@@ -191,16 +187,15 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
 def _model_opener(
     options: argparse.Namespace, endpoint: Endpoint | None, cases: "list[AskedCase]", chain: "Chain"
 ) -> "Callable[[], tuple[Model, Budget]]":
-    from stepcot_jax.annotate.llm.budget import Budget
+    from stepcot_jax.annotate.llm.client import Budget
     from stepcot_jax.annotate.output import LEDGER_FOLDER
-    from stepcot_jax.constrain.asked_models import EndpointModel
-    from stepcot_jax.constrain.dialogue_prompts import write_prompt
-    from stepcot_jax.constrain.simulated_model import SimulatedModel
+    from stepcot_jax.constrain.levels import write_prompt
+    from stepcot_jax.constrain.models import EndpointModel, SimulatedModel
 
     def open_model() -> "tuple[Model, Budget]":
         prompt = write_prompt(chain, lists_diagnoses=not options.open_diagnosis)
         if options.local:
-            from stepcot_jax.constrain.local_model import LONGEST_REPLY, LocalModel
+            from stepcot_jax.constrain.models import LONGEST_REPLY, LocalModel
 
             longest = options.max_answer_tokens or LONGEST_REPLY
             return LocalModel(options.local, prompt, folder=options.out / LEDGER_FOLDER, longest=longest), Budget(None)

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.annotate.llm.budget import Budget
-from stepcot_jax.annotate.llm.ledger import digest_messages
+from stepcot_jax.annotate.llm.answers import digest_messages
+from stepcot_jax.annotate.llm.client import Budget
 from stepcot_jax.annotate.runs import process_items
 from stepcot_jax.chain import Chain
-from stepcot_jax.constrain.asked_models import Model, Reply, Request, ShownImage
 from stepcot_jax.constrain.constraints import Verified, verify
-from stepcot_jax.constrain.dialogue_prompts import write_messages
-from stepcot_jax.constrain.levels import Dialogue, Key, make_dialogue, name_step, position_of
+from stepcot_jax.constrain.levels import Dialogue, Key, make_dialogue, name_step, position_of, write_messages
+from stepcot_jax.constrain.models import Model, Reply, Request, ShownImage
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal

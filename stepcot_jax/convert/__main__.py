@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepcot_jax.convert.converted_workdir import SUFFIXES, check_destination, read_tensors, write_tensors
 from stepcot_jax.convert.named_tensors import drop_ignored, group_by_network, to_jax_tensors, to_torch_tensors
-from stepcot_jax.convert.tensor_files import SUFFIXES, check_destination, read_tensors, write_tensors
 from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.host.addresses import is_address, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.outputs import writing_file, writing_folder
 from stepcot_jax.host.store_cache import find_files, find_workdir
-from stepcot_jax.training.parameter_paths import flatten
+from stepcot_jax.training.state import flatten
 
 if TYPE_CHECKING:
     from stepcot_jax.convert.converted_workdir import Recipe
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     """Return each network's parameters from its best checkpoint by '/'-joined paths, image encoders included."""
     # Imported here: files do not need jax, which takes seconds.
-    from stepcot_jax.training.stored_params import read_best, restore_params
+    from stepcot_jax.training.checkpoints import read_best, restore_params
 
     folder = workdir / "checkpoints"
     latest, best = read_best(folder)

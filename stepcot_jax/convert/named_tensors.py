@@ -9,7 +9,7 @@ from stepcot_jax.convert import torch_reference
 from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
-from stepcot_jax.training.parameter_paths import flatten, unflatten
+from stepcot_jax.training.state import flatten, unflatten
 
 
 def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 from stepcot_jax.convert.torch_names import NETWORKS, Axis, Entry, entries
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
-from stepcot_jax.training.parameter_paths import flatten, unflatten
+from stepcot_jax.training.state import flatten, unflatten
 
 _NUM_LISTED = 20
 _MOST_PARTS_OF_A_KIND = 1000

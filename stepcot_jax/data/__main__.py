@@ -134,7 +134,7 @@ def _write_statistics(options: argparse.Namespace) -> None:
         _write_vqa_statistics(options)
         return
     from stepcot_jax.data.sources.layouts import read_source
-    from stepcot_jax.data.splits.split_making import make_splits
+    from stepcot_jax.data.splits.making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
     from stepcot_jax.data.statistics.count_pictures import write_pictures
     from stepcot_jax.data.statistics.count_tables import write_tables
@@ -189,7 +189,7 @@ def _add_shards(commands: Any) -> None:
 
 
 def _make_shards(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.images.shard_writing import make_shards
+    from stepcot_jax.data.images.shards import make_shards
     from stepcot_jax.host.outputs import resuming_folder
 
     with resuming_folder(options.out) as out:

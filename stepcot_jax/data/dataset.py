@@ -17,8 +17,7 @@ from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.records.cases import CaseTable, as_table
 from stepcot_jax.data.records.records import SetAside, write_quarantine
-from stepcot_jax.data.splits.split_manifest import write_manifest
-from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.splits.splits import Splits, write_manifest
 from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
 

@@ -11,16 +11,15 @@ import numpy as np
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images
-from stepcot_jax.data.images.image_shards import has_shards, open_images
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
+from stepcot_jax.data.images.shards import has_shards, open_images
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.data.splits.folds import make_fold
-from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.uncertain import UncertainAnswers

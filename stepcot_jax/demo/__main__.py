@@ -145,7 +145,7 @@ def serve(
     """
     import uvicorn
 
-    from stepcot_jax.demo.blocks import make_blocks
+    from stepcot_jax.demo.page import make_blocks
     from stepcot_jax.demo.sessions import warm_up
 
     with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="stepcot-demo-") as folder:

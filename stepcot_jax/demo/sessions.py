@@ -14,11 +14,10 @@ from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.explain.drawing import explain_pictures
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.pages import make_environment
-from stepcot_jax.predict.answer_changes import describe_shifts
-from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import follows_corrections, give_answers, takes_answers
 from stepcot_jax.predict.radiographs import read_unresized, to_input
+from stepcot_jax.predict.readings import ChainReading, describe_shifts
 from stepcot_jax.report.embedded_pictures import write_map_layer, write_overlay, write_picture
 
 SECONDS_KEPT = 1800

@@ -7,9 +7,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 import msgspec
 
-from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
-from stepcot_jax.encoders.transformer import ACTIVATIONS, TransformerSizes
+from stepcot_jax.encoders.transformer import ACTIVATIONS, TransformerSizes, VisionTransformer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 

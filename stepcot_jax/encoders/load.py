@@ -15,11 +15,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float32
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.architecture import Architecture, recognise
-from stepcot_jax.encoders.assignment import assign
-from stepcot_jax.encoders.checkpoint_files import IMPORT_FEATURES, resolve
+from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, Architecture, recognise, resolve
 from stepcot_jax.encoders.text_encoder import FlaxEncoder, TextEncoder, load_tokenizer
-from stepcot_jax.encoders.weights import read_tensors, weights_digest
+from stepcot_jax.encoders.weights import assign, read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 
 

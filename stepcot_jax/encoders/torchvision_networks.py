@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from stepcot_jax.encoders.assignment import Place
+from stepcot_jax.encoders.weights import Place
 
 BATCH_NORM_EPSILON = 1e-5
 _TENSOR_NAMES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "variance": "running_var"}

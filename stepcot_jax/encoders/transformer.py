@@ -12,8 +12,12 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
+
+from stepcot_jax.encoders.weights import Place, place_dense, place_norm
+from stepcot_jax.host.errors import BadInput
 
 
 def quick_gelu(hidden: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
@@ -168,3 +172,326 @@ def average_tokens(
     """Return the mean of `hidden` [case, token, width] over `attended` tokens [case, token]; zeros without any."""
     weights = attended.astype(hidden.dtype)[:, :, None]
     return jnp.sum(hidden * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
+
+
+# CLIP's image and text towers (Radford et al., 2021), and timm's vision transformer, BiomedCLIP's image tower.
+
+
+LEGACY_END = 2
+"""`eos_token_id` of OpenAI's published configs. It is wrong: the largest token ends a text."""
+
+
+class VisionTransformer(nn.Module):
+    """Vision transformer: images to a projected feature vector and patch vectors.
+
+    Attributes:
+      image_size: height and width of the images, px.
+      patch_size: height and width of a patch, px.
+      timm: False: CLIP (no bias in the patch embedding, LayerNorm before the blocks, none on the patches); True: timm
+        (a bias, no LayerNorm before the blocks, the final LayerNorm on patches too).
+    """
+
+    sizes: TransformerSizes
+    image_size: int
+    patch_size: int
+    projected_width: int
+    timm: bool = False
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "case height width 3"]
+    ) -> tuple[Float[Array, "case feature"], Float[Array, "case patch channel"]]:
+        """Encode `images` [case, image_size, image_size, 3], normalised.
+
+        Returns:
+          Features float32 [case, projected_width]; patches float32 [case, patch, width] in row-major order.
+        """
+        if images.shape[1:] != (self.image_size, self.image_size, 3):
+            raise ValueError(f"images must be {(self.image_size, self.image_size, 3)}; got {images.shape[1:]}")
+        patches = nn.Dense(self.sizes.width, use_bias=self.timm, dtype=self.dtype, name="patch_embedding")(
+            cut_patches(images.astype(self.dtype), self.patch_size)
+        )
+        num_cases, num_patches, width = patches.shape
+        zeros = nn.initializers.zeros
+        class_token = self.param("class_token", zeros, (width,)).astype(self.dtype)
+        positions = self.param("positions", zeros, (num_patches + 1, width)).astype(self.dtype)
+        class_tokens = jnp.broadcast_to(class_token[None, None], (num_cases, 1, width))
+        hidden = jnp.concatenate([class_tokens, patches], axis=1) + positions[None]
+        if not self.timm:
+            hidden = LayerNorm(self.sizes.epsilon, name="pre_norm")(hidden).astype(self.dtype)
+        hidden = Transformer(self.sizes, self.dtype, name="blocks")(hidden)
+        post_norm = LayerNorm(self.sizes.epsilon, name="post_norm")
+        projection = nn.Dense(self.projected_width, use_bias=False, dtype=self.dtype, name="projection")
+        features = projection(post_norm(hidden[:, 0])).astype(jnp.float32)
+        patches = post_norm(hidden[:, 1:]) if self.timm else hidden[:, 1:].astype(jnp.float32)
+        return features, patches
+
+
+def cut_patches(images: Float[Array, "case height width channel"], patch_size: int) -> Float[Array, "case patch pixel"]:
+    """Return patches of `images` as rows [case, patch, patch_size * patch_size * channel].
+
+    The patch embedding, a convolution with stride equal to its size, becomes one matmul, faster on CPUs.
+    """
+    num_cases, height, width, channels = images.shape
+    rows, columns = height // patch_size, width // patch_size
+    images = images[:, : rows * patch_size, : columns * patch_size]  # a convolution drops the remainder
+    cut = images.reshape(num_cases, rows, patch_size, columns, patch_size, channels)
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(num_cases, rows * columns, patch_size * patch_size * channels)
+
+
+def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Place]:
+    """Map transformers' CLIP block names below `prefix` to places below `path`."""
+    table: dict[str, Place] = {}
+    for layer in range(num_layers):
+        found, place = f"{prefix}encoder.layers.{layer}.", f"{path}blocks/layer_{layer}/"
+        for part, name in enumerate(("q_proj", "k_proj", "v_proj")):
+            table |= place_dense(f"{found}self_attn.{name}", f"{place}attention/qkv", part=part, parts=3)
+        table |= place_dense(f"{found}self_attn.out_proj", f"{place}attention/out")
+        table |= place_norm(f"{found}layer_norm1", f"{place}attention_norm")
+        table |= place_norm(f"{found}layer_norm2", f"{place}mlp_norm")
+        table |= place_dense(f"{found}mlp.fc1", f"{place}up")
+        table |= place_dense(f"{found}mlp.fc2", f"{place}down")
+    return table
+
+
+def clip_vision_table(num_layers: int) -> dict[str, Place]:
+    """Map transformers' CLIP image tower names to places below "image/"."""
+    embeddings = "vision_model.embeddings."
+    return {
+        f"{embeddings}class_embedding": Place("image/class_token"),
+        f"{embeddings}patch_embedding.weight": Place("image/patch_embedding/kernel", "patch"),
+        f"{embeddings}position_embedding.weight": Place("image/positions"),
+        "visual_projection.weight": Place("image/projection/kernel", "dense"),
+        **place_norm("vision_model.pre_layrnorm", "image/pre_norm"),  # sic: transformers writes it without "e"
+        **place_norm("vision_model.post_layernorm", "image/post_norm"),
+        **clip_blocks_table("vision_model.", "image/", num_layers),
+    }
+
+
+def timm_vision_table(num_layers: int) -> dict[str, Place]:
+    """Map the names of timm's vision transformer in open_clip checkpoints to places below "image/"."""
+    trunk = "visual.trunk."
+    table = {
+        f"{trunk}cls_token": Place("image/class_token", "leading"),
+        f"{trunk}pos_embed": Place("image/positions", "leading"),
+        f"{trunk}patch_embed.proj.weight": Place("image/patch_embedding/kernel", "patch"),
+        f"{trunk}patch_embed.proj.bias": Place("image/patch_embedding/bias"),
+        "visual.head.proj.weight": Place("image/projection/kernel", "dense"),
+        **place_norm(f"{trunk}norm", "image/post_norm"),
+    }
+    for layer in range(num_layers):
+        found, place = f"{trunk}blocks.{layer}.", f"image/blocks/layer_{layer}/"
+        table |= place_dense(f"{found}attn.qkv", f"{place}attention/qkv")
+        table |= place_dense(f"{found}attn.proj", f"{place}attention/out")
+        table |= place_norm(f"{found}norm1", f"{place}attention_norm")
+        table |= place_norm(f"{found}norm2", f"{place}mlp_norm")
+        table |= place_dense(f"{found}mlp.fc1", f"{place}up")
+        table |= place_dense(f"{found}mlp.fc2", f"{place}down")
+    return table
+
+
+class CLIPText(nn.Module):
+    """CLIP's causal text transformer: tokens to text vectors.
+
+    Attributes:
+      end_token: token whose hidden state represents the text; see `LEGACY_END`.
+      projected_width: size of the projected vector.
+    """
+
+    sizes: TransformerSizes
+    vocabulary_size: int
+    max_positions: int
+    end_token: int
+    projected_width: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "case token"], attended: Bool[Array, "case token"]) -> TextOutput:
+        """Encode `tokens` [case, token]; `attended` [case, token] is False on padding, which stands at the end."""
+        width = self.sizes.width
+        embedding = nn.Embed(self.vocabulary_size, width, dtype=self.dtype, name="token_embedding")
+        positions = self.param("positions", nn.initializers.zeros, (self.max_positions, width)).astype(self.dtype)
+        num_tokens = tokens.shape[1]
+        hidden = embedding(tokens) + positions[None, :num_tokens]
+        # Causal: no token before the end attends to padding.
+        visible = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))[None]
+        hidden = Transformer(self.sizes, self.dtype, name="blocks")(hidden, visible)
+        hidden = LayerNorm(self.sizes.epsilon, name="final_norm")(hidden)
+        # argmax takes the first match: padding may repeat the end token.
+        end = jnp.argmax(tokens if self.end_token == LEGACY_END else tokens == self.end_token, axis=-1)
+        pooled: Float[Array, "case width"] = jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
+        projection = nn.Dense(self.projected_width, use_bias=False, dtype=self.dtype, name="projection")
+        return TextOutput(
+            hidden=hidden,
+            cls=pooled,
+            mean=average_tokens(hidden, attended),
+            projected=projection(pooled).astype(jnp.float32),
+        )
+
+
+def clip_text_table(num_layers: int) -> dict[str, Place]:
+    """Map transformers' CLIP text tower names to places below "text/"."""
+    return {
+        "text_model.embeddings.token_embedding.weight": Place("text/token_embedding/embedding"),
+        "text_model.embeddings.position_embedding.weight": Place("text/positions"),
+        "text_projection.weight": Place("text/projection/kernel", "dense"),
+        **place_norm("text_model.final_layer_norm", "text/final_norm"),
+        **clip_blocks_table("text_model.", "text/", num_layers),
+    }
+
+
+# BERT (Devlin et al., 2019) in transformers' layout, and BiomedCLIP (Zhang et al., 2023), whose text tower is a BERT.
+#
+# BiomedCLIP's open_clip_config.json names its networks without their sizes, which are read from the tensors instead.
+
+
+HEAD_WIDTH = 64
+"""Attention-head width of all timm ViTs and BERTs in open_clip's published configs."""
+
+TEXT_PREFIX = "text.transformer."
+MAX_LAYERS = 256
+_PROJECTION = {1: ("",), 2: (".0", ".2")}
+"""Suffixes of open_clip's projection layers, by their number; of two layers, index 1 is the GELU."""
+
+
+class Bert(nn.Module):
+    """BERT encoder: tokens to hidden states.
+
+    Attributes:
+      num_types: number of token types (first and second text).
+      pooler: whether the checkpoint has BERT's pooler, a Dense layer on the first token. It counts as parameters but
+        is not used: Step-CoT takes the first token's last hidden state.
+      projection: widths of the bias-free layers that project the first token, with GELU between them (BiomedCLIP);
+        empty for none.
+    """
+
+    sizes: TransformerSizes
+    vocabulary_size: int
+    max_positions: int
+    num_types: int
+    pooler: bool = True
+    projection: tuple[int, ...] = ()
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "case token"],
+        attended: Bool[Array, "case token"],
+        types: Int[Array, "case token"] | None = None,
+    ) -> TextOutput:
+        """Encode texts.
+
+        Args:
+          attended: [case, token], False on padding.
+          types: [case, token], 0 for the first text and 1 for the second; all 0 by default.
+        """
+        width = self.sizes.width
+        words = nn.Embed(self.vocabulary_size, width, dtype=self.dtype, name="token_embedding")(tokens)
+        zeros = nn.initializers.zeros
+        positions = self.param("positions", zeros, (self.max_positions, width)).astype(self.dtype)
+        type_embedding = nn.Embed(self.num_types, width, dtype=self.dtype, name="type_embedding")
+        types = jnp.zeros_like(tokens) if types is None else types
+        hidden = words + type_embedding(types) + positions[None, : tokens.shape[1]]
+        hidden = LayerNorm(self.sizes.epsilon, name="embedding_norm")(hidden).astype(self.dtype)
+        hidden = Transformer(self.sizes, self.dtype, name="blocks")(hidden, attended[:, None, :])
+        cls = hidden[:, 0]
+        if self.pooler:
+            nn.Dense(width, dtype=self.dtype, name="pooler")(cls)
+        hidden = hidden.astype(jnp.float32)
+        return TextOutput(
+            hidden=hidden, cls=hidden[:, 0], mean=average_tokens(hidden, attended), projected=self._project(cls)
+        )
+
+    def _project(self, vector: Float[Array, "case width"]) -> Float[Array, "case feature"] | None:
+        if not self.projection:
+            return None
+        for layer, width in enumerate(self.projection):
+            vector = exact_gelu(vector) if layer else vector
+            vector = nn.Dense(width, use_bias=False, dtype=self.dtype, name=f"projection_{layer}")(vector)
+        return vector.astype(jnp.float32)
+
+
+def bert_table(num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Place]:
+    """Map transformers' BERT tensor names to places below "text/"."""
+
+    def norm(found: str, place: str) -> dict[str, Place]:
+        return place_norm(f"{prefix}{found}", f"text/{place}", legacy=legacy_norms)
+
+    embeddings = f"{prefix}embeddings."
+    table = {
+        f"{embeddings}word_embeddings.weight": Place("text/token_embedding/embedding"),
+        f"{embeddings}token_type_embeddings.weight": Place("text/type_embedding/embedding"),
+        f"{embeddings}position_embeddings.weight": Place("text/positions"),
+        **norm("embeddings.LayerNorm", "embedding_norm"),
+        **(place_dense(f"{prefix}pooler.dense", "text/pooler") if pooler else {}),
+    }
+    for layer in range(num_layers):
+        found, place = f"encoder.layer.{layer}.", f"blocks/layer_{layer}/"
+        for part, name in enumerate(("query", "key", "value")):
+            table |= place_dense(
+                f"{prefix}{found}attention.self.{name}", f"text/{place}attention/qkv", part=part, parts=3
+            )
+        table |= place_dense(f"{prefix}{found}attention.output.dense", f"text/{place}attention/out")
+        table |= norm(f"{found}attention.output.LayerNorm", f"{place}attention_norm")
+        table |= place_dense(f"{prefix}{found}intermediate.dense", f"text/{place}up")
+        table |= place_dense(f"{prefix}{found}output.dense", f"text/{place}down")
+        table |= norm(f"{found}output.LayerNorm", f"{place}mlp_norm")
+    return table
+
+
+def make_biomedclip(
+    tensors: Mapping[str, np.ndarray], *, image_size: int, max_tokens: int, dtype: DTypeLike, source: str
+) -> tuple[VisionTransformer, Bert]:
+    """Return the image and text towers, with sizes read from the tensors."""
+
+    def shape(name: str, num_axes: int) -> tuple[int, ...]:
+        if name not in tensors or tensors[name].ndim != num_axes:
+            found = f"shape {list(tensors[name].shape)}" if name in tensors else "no tensor"
+            raise BadInput(f"{source}: {name} must be a tensor with {num_axes} axes; got {found}")
+        return tuple(tensors[name].shape)
+
+    def blocks(prefix: str, up: str, *, epsilon: float, norm_first: bool) -> TransformerSizes:
+        num_layers = next((n for n in range(MAX_LAYERS) if f"{prefix}{n}.{up}" not in tensors), MAX_LAYERS)
+        mlp_width, width = shape(f"{prefix}0.{up}", 2)
+        if width % HEAD_WIDTH:
+            raise BadInput(f"{source}: the width of {prefix}0.{up} must be a multiple of {HEAD_WIDTH}; got {width}")
+        return TransformerSizes(width, num_layers, width // HEAD_WIDTH, mlp_width, "gelu", epsilon, norm_first)
+
+    vision = VisionTransformer(
+        sizes=blocks("visual.trunk.blocks.", "mlp.fc1.weight", epsilon=1e-6, norm_first=True),
+        image_size=image_size,
+        patch_size=shape("visual.trunk.patch_embed.proj.weight", 4)[-1],
+        projected_width=shape("visual.head.proj.weight", 2)[0],
+        timm=True,
+        dtype=dtype,
+    )
+    max_positions = shape(f"{TEXT_PREFIX}embeddings.position_embeddings.weight", 2)[0]
+    if max_tokens > max_positions:
+        raise BadInput(f"{source}: context_length must be at most {max_positions} tokens; got {max_tokens}")
+    text = Bert(
+        sizes=blocks(f"{TEXT_PREFIX}encoder.layer.", "intermediate.dense.weight", epsilon=1e-12, norm_first=False),
+        vocabulary_size=shape(f"{TEXT_PREFIX}embeddings.word_embeddings.weight", 2)[0],
+        max_positions=max_positions,
+        num_types=shape(f"{TEXT_PREFIX}embeddings.token_type_embeddings.weight", 2)[0],
+        pooler=f"{TEXT_PREFIX}pooler.dense.weight" in tensors,
+        projection=tuple(
+            shape(name, 2)[0] for name in map("text.proj{}.weight".format, ("", ".0", ".2")) if name in tensors
+        ),
+        dtype=dtype,
+    )
+    return vision, text
+
+
+def biomedclip_table(vision: VisionTransformer, text: Bert) -> dict[str, Place]:
+    """Map open_clip's tensor names to places below "image/" and "text/", and "logit_scale"."""
+    return {
+        "logit_scale": Place("logit_scale"),
+        **timm_vision_table(vision.sizes.num_layers),
+        **bert_table(text.sizes.num_layers, prefix=TEXT_PREFIX, pooler=text.pooler, legacy_norms=False),
+        **{
+            f"text.proj{suffix}.weight": Place(f"text/projection_{layer}/kernel", "dense")
+            for layer, suffix in enumerate(_PROJECTION.get(len(text.projection), ()))
+        },
+    }

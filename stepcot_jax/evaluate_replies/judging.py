@@ -12,10 +12,10 @@ from stepcot_jax.annotate.llm.judge import (
     label_steps,
     make_exchange,
 )
-from stepcot_jax.evaluation.reply_scores import CHECKED_STAGES, ReplyScore, ScoringSettings, read
+from stepcot_jax.evaluation.replies import CHECKED_STAGES, ReplyScore, ScoringSettings, read
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
-from stepcot_jax.rewards.answer_rewards import Judged
+from stepcot_jax.rewards.answers import Judged
 
 _Score = TypeVar("_Score")
 

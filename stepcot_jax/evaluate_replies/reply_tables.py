@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.reply_results import Results
-from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
-from stepcot_jax.evaluation.vqa_metrics import Key
+from stepcot_jax.evaluation.replies import Results
+from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES, Key
 from stepcot_jax.reasoning.record import STAGE_NAMES
 from stepcot_jax.report.reply_page import ShownTable
 from stepcot_jax.tables.writing import Entry, Figure, Kind, Table, columns

@@ -11,16 +11,15 @@ import msgspec
 from stepcot_jax.data.grounded.record_files import VqaCollection, write_vqa_records
 from stepcot_jax.evaluate_replies.reply_tables import as_figure
 from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.perturbations import (
+from stepcot_jax.evaluation.interventions import (
     PERTURBED_KINDS,
     NegatedAnswer,
     PerturbationStd,
     perturb_records,
     spread,
 )
-from stepcot_jax.evaluation.reply_scores import ScoringSettings, as_columns, score_all
-from stepcot_jax.evaluation.scored_replies import A_SCORE
-from stepcot_jax.evaluation.vqa_metrics import Key, score_models
+from stepcot_jax.evaluation.replies import ScoringSettings, as_columns, score_all
+from stepcot_jax.evaluation.vqa_metrics import A_SCORE, Key, score_models
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, write_whole, writing_whole
 from stepcot_jax.reasoning.dialects import write_question

@@ -22,9 +22,17 @@ from stepcot_jax.evaluate_replies.robustness import (
     score_rounds,
     tabulate_rounds,
 )
-from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS
-from stepcot_jax.evaluation.reply_results import BASELINE, Results, encode, summarise, to_json
-from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all
+from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
+from stepcot_jax.evaluation.replies import (
+    BASELINE,
+    ReplyScore,
+    Results,
+    ScoringSettings,
+    encode,
+    score_all,
+    summarise,
+    to_json,
+)
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, write_whole, writing_whole

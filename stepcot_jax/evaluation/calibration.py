@@ -17,16 +17,22 @@ coverage (fewer than 9 at 90 %, 29 with a confidence of 95 %) has no threshold a
 """
 
 import dataclasses
+import math
+import os
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.conformal import spread_of_coverage
-from stepcot_jax.evaluation.distributions import own_logits, softmax
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.conformal import choose_one_each, conformal_threshold, spread_of_coverage
+from stepcot_jax.evaluation.predictions import Predictions, describe_difference, own_logits, own_probabilities, softmax
+from stepcot_jax.evaluation.report_table import write_report
+from stepcot_jax.evaluation.resamples import Weights, check_cases, count_once, divide, weighted_mean
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
 
 UNFITTED = "temperature 1"
 """In the note of a step whose temperature could not be fitted."""
@@ -163,3 +169,394 @@ def _of_model(values: Mapping[str, tuple[_Each, ...]], model: str) -> tuple[_Eac
     if model not in values:
         raise BadInput(f"calibration: model {model!r} is not one of {', '.join(values)}")
     return values[model]
+
+
+# A calibration on disk, as JSON, so that readings elsewhere have the probabilities and answer sets of the run.
+
+
+_LAYOUT = "stepcot_jax calibration 1"
+_MAX_BYTES = 2**24
+
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Threshold = _Share | None
+
+
+class _FileStep(msgspec.Struct, frozen=True):
+    name: str
+    options: tuple[str, ...]
+    temperature: Annotated[float, msgspec.Meta(gt=0)]
+    threshold: _Threshold
+    note: str = ""
+    answer_thresholds: list[_Threshold] | None = None
+    num_cases: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+    coverage_range: tuple[_Share, _Share] | None = None
+
+    @property
+    def limit(self) -> float:
+        return _infinite_if_none(self.threshold)
+
+
+class _File(msgspec.Struct, frozen=True):
+    layout: str
+    coverage: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    models: dict[str, list[_FileStep]]
+    confidence: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+
+
+def write_calibration(path: str | os.PathLike[str], calibration: Calibration, chain: Chain) -> None:
+    """Write a JSON file atomically; an infinite threshold becomes null."""
+
+    def describe(model: str, position: int, step: Step) -> dict[str, object]:
+        described = {
+            "name": step.name,
+            "options": list(step.options),
+            "temperature": calibration.temperatures[model][position],
+            "threshold": _finite_or_none(calibration.thresholds[model][position]),
+            "note": calibration.notes[model][position] if model in calibration.notes else "",
+        }
+        if calibration.coverage_by == "answer":
+            limits = calibration.answer_thresholds[model][position]
+            described["answer_thresholds"] = [_finite_or_none(limit) for limit in limits]
+        if model in calibration.num_cases:
+            described["num_cases"] = list(calibration.num_cases[model][position])
+            described["coverage_range"] = calibration.coverage_range(model, position)
+        return described
+
+    steps = list(enumerate(chain.steps))
+    models = {model: [describe(model, *each) for each in steps] for model in calibration.temperatures}
+    aims = {"coverage": calibration.coverage, "confidence": calibration.confidence}
+    write_report(path, {"layout": _LAYOUT, **aims, "models": models})
+
+
+def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
+    """Read a file of `write_calibration`."""
+    found = read_json(path, _File, accepted="expected the calibration.json of a run", max_bytes=_MAX_BYTES)
+    if found.layout != _LAYOUT:
+        raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")
+    for model, steps in found.models.items():
+        difference = describe_difference([(step.name, step.options) for step in steps], chain)
+        if difference:
+            raise BadInput(f"{path}, {model}: calibration of another chain: {difference}")
+    by_answer = _read_answer_thresholds(path, found)
+    return Calibration(
+        coverage=found.coverage,
+        temperatures={model: tuple(step.temperature for step in steps) for model, steps in found.models.items()},
+        thresholds={model: tuple(step.limit for step in steps) for model, steps in found.models.items()},
+        notes={model: tuple(step.note for step in steps) for model, steps in found.models.items()},
+        answer_thresholds=by_answer,
+        num_cases=_read_num_cases(path, found),
+        confidence=found.confidence,
+        coverage_ranges={model: tuple(step.coverage_range for step in steps) for model, steps in found.models.items()},
+    )
+
+
+def _read_num_cases(path: str | os.PathLike[str], found: _File) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the validation cases by answer of each model that has them for all steps; older files have none."""
+    counted = {model: steps for model, steps in found.models.items() if any(step.num_cases for step in steps)}
+    for model, steps in counted.items():
+        for step in steps:
+            if len(step.num_cases or ()) != len(step.options):
+                raise BadInput(
+                    f"{path}, {model}, {step.name!r}, 'num_cases': {len(step.num_cases or ())} numbers for "
+                    f"{len(step.options)} options"
+                )
+    return {model: tuple(tuple(step.num_cases or ()) for step in steps) for model, steps in counted.items()}
+
+
+def _read_answer_thresholds(path: str | os.PathLike[str], found: _File) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """Return the thresholds by answer of all models and steps; empty if the file has none at all."""
+    if all(step.answer_thresholds is None for steps in found.models.values() for step in steps):
+        return {}
+    for model, steps in found.models.items():
+        for step in steps:
+            if len(step.answer_thresholds or ()) != len(step.options):
+                raise BadInput(
+                    f"{path}, {model}, {step.name!r}, 'answer_thresholds': {step.answer_thresholds} is not one number "
+                    f"or null for each of the {len(step.options)} options"
+                )
+    return {
+        model: tuple(tuple(map(_infinite_if_none, step.answer_thresholds or ())) for step in steps)
+        for model, steps in found.models.items()
+    }
+
+
+def _infinite_if_none(threshold: float | None) -> float:
+    return math.inf if threshold is None else threshold
+
+
+def _finite_or_none(threshold: float) -> float | None:
+    return threshold if math.isfinite(threshold) else None
+
+
+# Fit temperatures and answer-set thresholds on the validation split; see `evaluation.calibration`.
+
+
+MIN_CASES = 20
+"""With fewer annotated cases the temperature stays 1."""
+
+_LOG_BOUND = math.log(100)  # temperatures of 0.01 to 100
+
+
+def fit_calibration(
+    val: Predictions,
+    chain: Chain,
+    *,
+    coverage: float = 0.9,
+    coverage_by: CoverageBy = "step",
+    confidence: float = 0.0,
+    patients: npt.NDArray[np.str_] | None = None,
+) -> Calibration:
+    """Fit temperatures and thresholds of every model on the validation split.
+
+    Args:
+      coverage: wanted share of cases whose answer set holds the true answer, above 0 and below 1.
+      coverage_by: "step" fits one threshold for a step, "answer" also one for each of its answers.
+      confidence: share of validation splits that reach the coverage, from 0 to below 1; 0: on average over the splits.
+      patients: [case], "" where unknown; None: each case is a patient of its own. With a confidence, thresholds use one
+        case of each patient, which are independent; temperatures use all.
+    """
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
+    wanted = _Wanted(coverage, confidence, np.full(len(val.labels), "") if patients is None else patients)
+    temperatures, thresholds, notes, answer_thresholds, num_cases = {}, {}, {}, {}, {}
+    for model, logits in val.logits.items():
+        own = own_logits(logits, chain=chain, model=model)
+        steps = list(zip(chain.steps, own, val.labels.T, strict=True))
+        fitted = [_fit_step(*each, wanted=wanted) for each in steps]
+        temperatures[model], thresholds[model], notes[model], num_cases[model] = zip(*fitted, strict=True)
+        if coverage_by == "answer":
+            by_answer = [
+                _fit_answers(*each, temperature, note, wanted=wanted)
+                for each, temperature, note in zip(steps, temperatures[model], notes[model], strict=True)
+            ]
+            answer_thresholds[model], notes[model], num_cases[model] = zip(*by_answer, strict=True)
+    return Calibration(coverage, temperatures, thresholds, notes, answer_thresholds, num_cases, confidence)
+
+
+def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
+    """Fit one temperature by maximum likelihood.
+
+    The negative log-likelihood is convex in 1 / temperature: the fit is the root of its slope.
+
+    Args:
+      logits: [case, answer] of the annotated cases.
+
+    Returns:
+      The temperature, 0.01 to 100, and "" or why it is 1 or at a bound.
+    """
+    if len(labels) < MIN_CASES:
+        return 1.0, f"{len(labels)} annotated cases, fewer than {MIN_CASES}: {UNFITTED}"
+    if (labels == labels[0]).all():
+        return 1.0, f"every case has the same answer: {UNFITTED}"
+    if (logits.argmax(axis=1) == labels).all():
+        return 1.0, f"every case is answered correctly, so that no temperature is best: {UNFITTED}"
+    true_logits = logits[np.arange(len(labels)), labels]
+
+    def slope(log_sharpness: float) -> float:
+        expected = (softmax(math.exp(log_sharpness) * logits, axis=1) * logits).sum(axis=1)
+        return float((expected - true_logits).mean())
+
+    if slope(-_LOG_BOUND) >= 0:
+        return math.exp(_LOG_BOUND), "no better than guessing: temperature at its upper bound"
+    if slope(_LOG_BOUND) <= 0:
+        return math.exp(-_LOG_BOUND), "temperature at its lower bound"
+    from scipy.optimize import brentq  # takes a quarter of a second to import
+
+    return math.exp(-brentq(slope, -_LOG_BOUND, _LOG_BOUND, xtol=1e-12)), ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """The coverage that thresholds are fitted for, and the patient of each case."""
+
+    coverage: float
+    confidence: float
+    patients: npt.NDArray[np.str_]
+
+    def choose(self, cases: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Return those of the cases that thresholds use."""
+        return cases[choose_one_each(self.patients[cases])] if self.confidence else cases
+
+    def fit(self, scores: npt.NDArray[np.float64]) -> float:
+        """Return the threshold."""
+        return conformal_threshold(scores, coverage=self.coverage, confidence=self.confidence)
+
+    def __str__(self) -> str:
+        at = f" at a confidence of {self.confidence:g}" if self.confidence else ""
+        return f"a coverage of {self.coverage:g}{at}"
+
+
+def _fit_step(
+    step: Step, logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer], *, wanted: _Wanted
+) -> tuple[float, float, str, tuple[int, ...]]:
+    """Fit temperature and threshold; return them with a note and the number of cases used of each answer."""
+    annotated = np.flatnonzero(labels != NOT_ANNOTATED)
+    temperature, note = fit_temperature(logits[annotated], labels[annotated])
+    used = wanted.choose(annotated)
+    truth = labels[used]
+    threshold = wanted.fit(1 - softmax(logits[used] / temperature, axis=1)[np.arange(len(used)), truth])
+    if math.isinf(threshold):
+        what = f"cases of {len(used)} patients" if len(used) < len(annotated) else "annotated cases"
+        few = f"{len(annotated)} {what} are too few for {wanted}: every answer is in the set"
+        note = f"{note}; {few}" if note else few
+    return temperature, threshold, note, tuple(np.bincount(truth, minlength=step.num_answers).tolist())
+
+
+def _fit_answers(
+    step: Step,
+    logits: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.integer],
+    temperature: float,
+    note: str,
+    *,
+    wanted: _Wanted,
+) -> tuple[tuple[float, ...], str, tuple[int, ...]]:
+    """Fit the threshold of each answer of a step to the cases that have it; extend the note by those with too few."""
+    scores = 1 - softmax(logits / temperature, axis=1)
+    of_answers = [scores[wanted.choose(np.flatnonzero(labels == answer)), answer] for answer in range(step.num_answers)]
+    limits = tuple(wanted.fit(own) for own in of_answers)
+    few = [
+        f"{option} ({len(own)})"
+        for option, own, limit in zip(step.options, of_answers, limits, strict=True)
+        if math.isinf(limit)
+    ]
+    too_few = f"in every set, with too few cases for {wanted}: {', '.join(few)}" if few else ""
+    return limits, "; ".join(part for part in (note, too_few) if part), tuple(map(len, of_answers))
+
+
+# Calibration of a step's probabilities: reliability curve, expected calibration error, Brier score and NLL.
+
+
+NUM_BINS = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class ReliabilityBin:
+    """The cases whose answer has a probability in (low, high].
+
+    Attributes:
+      low: lower edge of the bin; the first bin includes it.
+      num_cases: number of cases in the bin.
+      confidence: mean probability of the answers given; NaN in an empty bin.
+      accuracy: share of them that are correct; NaN in an empty bin.
+    """
+
+    low: float
+    high: float
+    num_cases: int
+    confidence: float
+    accuracy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Reliability:
+    """Calibration of one step; NaN without annotated cases.
+
+    Attributes:
+      bins: the reliability curve, bins of equal width.
+      ece: expected calibration error of the answer given: mean distance of confidence and accuracy, weighted by
+        the bins' cases (Guo et al. 2017); 0..1.
+      brier: mean over the cases of the squared distance between the distribution and the truth, summed over the
+        answers (Brier 1950); 0..2.
+      nll: mean negative log-likelihood of the true answers, in nats.
+    """
+
+    name: str
+    num_cases: int
+    bins: tuple[ReliabilityBin, ...]
+    ece: float
+    brier: float
+    nll: float
+
+
+def reliability(
+    *, probabilities: npt.ArrayLike, labels: npt.ArrayLike, name: str = "", num_bins: int = NUM_BINS
+) -> Reliability:
+    """Compute the reliability of one step.
+
+    Args:
+      probabilities: float [case, answer], each row summing to 1.
+    """
+    distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    once = count_once(len(truth))
+    figures = calibration_figures(once, probabilities=distributions, labels=truth, num_bins=num_bins)
+    annotated = truth != NOT_ANNOTATED
+    confidence, correct, place = _place(distributions[annotated], truth[annotated], num_bins=num_bins)
+    inside = place[:, None] == np.arange(num_bins)
+    means = [
+        weighted_mean(count_once(len(place)), values=np.broadcast_to(values[:, None], inside.shape), counted=inside)[0]
+        for values in (confidence, correct)
+    ]
+    edges = (np.arange(num_bins + 1) / num_bins).tolist()
+    bins = zip(edges[:-1], edges[1:], inside.sum(axis=0).tolist(), *(own.tolist() for own in means), strict=True)
+    return Reliability(
+        name=name,
+        num_cases=int(annotated.sum()),
+        bins=tuple(ReliabilityBin(*each) for each in bins),
+        **{figure: float(value[0]) for figure, value in figures.items()},
+    )
+
+
+def calibration_figures(
+    weights: Weights,
+    *,
+    probabilities: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.integer],
+    num_bins: int = NUM_BINS,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Compute the calibration figures of one step in each resample.
+
+    Args:
+      probabilities: [case, answer], each row summing to 1.
+    """
+    check_cases(weights, probabilities=probabilities, labels=labels)
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be 1 or more; got {num_bins}")
+    annotated = labels != NOT_ANNOTATED
+    weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
+    cases = np.arange(len(truth))
+    confidence, correct, place = _place(probabilities, truth, num_bins=num_bins)
+    true_probability = probabilities[cases, truth]
+    # One product for all: the gap of each bin, the two scores, and the number of cases. A bin's number of cases times
+    # the distance of its means is the distance of its sums.
+    columns = np.zeros((len(truth), num_bins + 3))
+    columns[cases, place] = confidence - correct
+    columns[:, -3] = (probabilities**2).sum(axis=1) - 2 * true_probability + 1
+    # A probability that underflowed to 0 counts as the smallest normal number, about 708 nats.
+    columns[:, -2] = -np.log(np.maximum(true_probability, np.finfo(np.float64).tiny))
+    columns[:, -1] = 1
+    sums = weights @ columns
+    gaps = abs(sums[:, :-3]).sum(axis=1)
+    return {
+        name: divide(total, sums[:, -1])
+        for name, total in (("ece", gaps), ("brier", sums[:, -3]), ("nll", sums[:, -2]))
+    }
+
+
+def step_reliability(
+    predictions: Predictions, chain: Chain, *, calibration: Calibration | None = None, num_bins: int = NUM_BINS
+) -> dict[str, tuple[Reliability, ...]]:
+    """Compute the reliability of every model and step."""
+    found = {}
+    for model, logits in predictions.logits.items():
+        if calibration is None:
+            steps = own_probabilities(logits, chain=chain, model=model)
+        else:
+            padded = calibrated_probabilities(logits, model, calibration, chain)
+            steps = tuple(padded[:, position, : step.num_answers] for position, step in enumerate(chain.steps))
+        found[model] = tuple(
+            reliability(probabilities=own, labels=truth, name=step.name, num_bins=num_bins)
+            for own, truth, step in zip(steps, predictions.labels.T, chain.steps, strict=True)
+        )
+    return found
+
+
+def _place(
+    probabilities: npt.NDArray[np.float64], truth: npt.NDArray[np.integer], *, num_bins: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
+    """Confidence, correctness and bin of each case; bins include their upper edge, and the first one 0."""
+    confidence = probabilities.max(axis=1)
+    edges = np.arange(num_bins + 1) / num_bins
+    # A softmax may sum to slightly over 1; the last bin takes that too.
+    place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
+    return confidence, probabilities.argmax(axis=1) == truth, place

@@ -17,10 +17,15 @@ one collection of 150 (e^-5). The share of held-out true chains that break the r
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from scipy.special import log_softmax
 
 from stepcot_jax.chain import (
     DETECTION_OPTIONS,
@@ -28,8 +33,16 @@ from stepcot_jax.chain import (
     NOT_ANNOTATED,
     NOT_APPLICABLE,
     Chain,
+    find_one_answer,
     fold,
 )
+from stepcot_jax.evaluation.interventions import as_distributions
+from stepcot_jax.evaluation.metrics import answer_accuracy, mean_over_steps
+from stepcot_jax.evaluation.predictions import Predictions, describe_difference, own_logits
+from stepcot_jax.evaluation.report_table import write_report
+from stepcot_jax.evaluation.resamples import Weights, count_once, weighted_mean
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
 
 MIN_EXPECTED = 20.0
 MAX_CONTRADICTING = 0.05
@@ -241,3 +254,347 @@ def _never_together(counts: npt.NDArray[np.int64], *, min_expected: float) -> np
 def _log_shares(counts: npt.NDArray) -> npt.NDArray[np.float64]:
     smoothed = counts + 1.0
     return np.log(smoothed / smoothed.sum(axis=1, keepdims=True))
+
+
+# Corrections without training anew: a network's logits plus log-ratios of pairs of answers.
+#
+# A network trained as published ignores its earlier answers. What a given answer says of a later one can be counted in
+# the training labels instead: log P(later | earlier) / P(later). Added up over the given answers this is the naive
+# Bayes rule, which counts twice what they have in common; a weight for each later step, chosen on validation cases,
+# mends that.
+
+
+_SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
+_LARGEST_WEIGHT = 2.0
+
+Counts = Mapping[Pair, npt.NDArray[np.integer]]
+"""Training chains that have each pair of answers, see `consistency.count_pairs`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRatios:
+    """Log-ratios with the weight that each later step gives them.
+
+    Attributes:
+      ratios: [step, answer, step, answer], of an earlier step's answer on a later step's; 0 for all other pairs.
+      weights: of each step, 0 or more, in units of the network's logits.
+    """
+
+    ratios: npt.NDArray[np.float64]
+    weights: tuple[float, ...]
+
+    def of(self, given: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """Return what given answers [..., step, answer] add to the logits; a soft answer adds its mean ratio."""
+        return np.tensordot(given.astype(np.float64), self.ratios, axes=2) * np.asarray(self.weights)[:, None]
+
+    def follow(self, read_logits: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function from given answers [..., step, answer] to logits that adds the ratios to a network's."""
+        return lambda given: np.asarray(read_logits(given), np.float64) + self.of(given)
+
+
+def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
+    """Return log P(later answer | earlier answer) / P(later answer) over cases in which both are annotated.
+
+    Returns:
+      [step, answer, step, answer], 0 where the second step is not a later one.
+    """
+    most = max(chain.answers_per_step)
+    ratios = np.zeros((chain.num_steps, most, chain.num_steps, most))
+    for (earlier, later), own in counts.items():
+        shares = (own.sum(axis=0) + 1) / (own.sum() + own.shape[1])
+        given = (own + _SMOOTHING * shares) / (own.sum(axis=1, keepdims=True) + _SMOOTHING)
+        ratios[earlier, : own.shape[0], later, : own.shape[1]] = np.log(given / shares)
+    return ratios
+
+
+def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[Any], npt.NDArray[np.float64]]:
+    """Return naive Bayes without a picture: a function from given answers [..., step, answer] to log probabilities.
+
+    A step's log share of the training labels plus the log-ratios of the given earlier answers.
+
+    Args:
+      labels: [case, step] of training cases, negative where not annotated.
+    """
+    prior = np.full((chain.num_steps, max(chain.answers_per_step)), -np.inf)
+    for step, number in enumerate(chain.answers_per_step):
+        counts = np.bincount(labels[labels[:, step] >= 0, step], minlength=number) + 1
+        prior[step, :number] = np.log(counts / counts.sum())
+    ratios = make_ratios(count_pairs(labels, chain), chain)
+    return PairRatios(ratios, (1.0,) * chain.num_steps).follow(lambda given: np.broadcast_to(prior, given.shape))
+
+
+def give_prefixes(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArray[np.float32]:
+    """Return the true answers of the first 0, 1, ... and all but the last step: [step, case, step, answer]."""
+    truth = as_distributions(labels, chain)
+    return np.stack([truth * (np.arange(chain.num_steps) < count)[:, None] for count in range(chain.num_steps)])
+
+
+def fit_pair_ratios(
+    logits: npt.NDArray[np.floating],
+    *,
+    counts: Counts,
+    labels: npt.NDArray[np.integer],
+    temperatures: Sequence[float],
+    chain: Chain,
+) -> PairRatios:
+    """Choose each step's weight by the likelihood of validation answers.
+
+    A later step's weight is that of the largest likelihood over the readings with 1, 2, ... of the earlier true answers
+    given, at the temperatures that calibrate the network without corrections: so the corrected probabilities are
+    calibrated on these readings, as far as one factor can.
+
+    Args:
+      logits: [step, case, step, answer] of the validation cases, given `give_prefixes`.
+      labels: [case, step] of the validation cases.
+    """
+    from scipy.optimize import minimize_scalar  # takes half a second to import, and only fitting needs it
+    from scipy.special import log_softmax
+
+    ratios, weights = make_ratios(counts, chain), [0.0]
+    said = PairRatios(ratios, (1.0,) * chain.num_steps).of(give_prefixes(labels, chain))
+    for later in range(1, chain.num_steps):
+        known = labels[:, later] != NOT_ANNOTATED
+        own = labels[known, later]
+
+        def loss(weight: float, later: int = later, known: Any = known, own: Any = own) -> float:
+            summed = (logits[1 : later + 1, :, later] + weight * said[1 : later + 1, :, later]) / temperatures[later]
+            return float(-log_softmax(summed, axis=-1)[:, known][:, np.arange(len(own)), own].mean())
+
+        bounds = (0.0, _LARGEST_WEIGHT * temperatures[later])
+        best = minimize_scalar(loss, bounds=bounds, method="bounded").x if len(own) else 0.0
+        weights.append(float(best))
+    return PairRatios(ratios, tuple(weights))
+
+
+# Counts of answer pairs on disk, so that rules and log-ratios can be made without the training data.
+
+
+_LAYOUT = "stepcot_jax pairs of answers 2"
+_LAYOUT_OF_RULES = "stepcot_jax pairs of answers 1"
+"""Of runs before version 2: the pairs that rules need, without weights."""
+_MAX_BYTES = 2**24
+
+
+class _FilePair(msgspec.Struct, frozen=True):
+    earlier: int
+    later: int
+    counts: list[list[int]]
+
+
+class _File(msgspec.Struct, frozen=True):
+    layout: str
+    steps: list[tuple[str, tuple[str, ...]]]
+    pairs: list[_FilePair]
+    weights: dict[str, list[Annotated[float, msgspec.Meta(ge=0, lt=1e6)]]] = {}
+
+
+def write_pairs(
+    path: str | os.PathLike[str],
+    counts: Mapping[Pair, npt.NDArray[np.int64]],
+    chain: Chain,
+    *,
+    weights: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """Write the counts of `consistency.count_pairs` and each network's weights of `pair_ratios` as JSON, atomically."""
+    report = {
+        "layout": _LAYOUT,
+        "steps": [[step.name, list(step.options)] for step in chain.steps],
+        "pairs": [
+            {"earlier": earlier, "later": later, "counts": own.tolist()} for (earlier, later), own in counts.items()
+        ],
+        "weights": {name: list(own) for name, own in (weights or {}).items()},
+    }
+    write_report(path, report)
+
+
+def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
+    """Read the counts of `write_pairs`."""
+    return _read(path, chain)[1]
+
+
+def read_pair_ratios(path: str | os.PathLike[str], chain: Chain, *, model: str) -> PairRatios:
+    """Read a network's log-ratios of pairs of answers."""
+    found, counts = _read(path, chain)
+    weights = found.weights.get(model, [])
+    if len(weights) != chain.num_steps:
+        raise BadInput(
+            f"{path}, 'weights', {model!r}: found {len(weights)}, expected {chain.num_steps}; a run of an earlier "
+            "version gets them if it is started once more with its own settings"
+        )
+    return PairRatios(make_ratios(counts, chain), tuple(weights))
+
+
+def _read(path: str | os.PathLike[str], chain: Chain) -> tuple[_File, dict[Pair, npt.NDArray[np.int64]]]:
+    found = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
+    if found.layout not in (_LAYOUT, _LAYOUT_OF_RULES):
+        raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")
+    difference = describe_difference(found.steps, chain)
+    if difference:
+        raise BadInput(f"{path}: pairs of another chain: {difference}")
+    by_steps = {(pair.earlier, pair.later): pair.counts for pair in found.pairs}
+    every = tuple(itertools.combinations(range(chain.num_steps), 2))
+    expected = every if found.layout == _LAYOUT else pairs_of(chain.num_steps)
+    if len(found.pairs) != len(expected) or set(by_steps) != set(expected):
+        raise BadInput(f"{path}, 'pairs': {sorted(by_steps)} are not {list(expected)}, each once")
+    return found, {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
+
+
+def _read_counts(
+    path: str | os.PathLike[str], counts: list[list[int]], pair: Pair, chain: Chain
+) -> npt.NDArray[np.int64]:
+    num_rows, num_columns = (chain.answers_per_step[position] for position in pair)
+    fits = len(counts) == num_rows and all(len(row) == num_columns for row in counts)
+    if not fits or not all(0 <= count < 2**53 for row in counts for count in row):
+        raise BadInput(f"{path}, counts of steps {pair} must be {num_rows} rows of {num_columns} whole numbers from 0")
+    return np.array(counts, dtype=np.int64)
+
+
+# Decode the most probable consistent chain by exact dynamic programming, and measure what that changes.
+#
+# The score of a chain is the sum over its steps of the answer's log probability, plus `transition_weight` times the
+# learned log share of each answer after the one before. Rules bind neighbouring steps, and step 1 with every later
+# one: given the answer of step 1, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
+
+
+_LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
+
+
+def decode_consistent(
+    log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules, *, transition_weight: float = 0.0
+) -> npt.NDArray[np.int64]:
+    """Decode the most probable chain of each case that breaks no rule.
+
+    Args:
+      log_probabilities: for each step [case, answer]; minus infinity for an impossible answer, which still gives way
+        to the rules.
+
+    Returns:
+      int [case, step]; one of several equally probable chains.
+    """
+    _check_scores(log_probabilities, rules)
+    if not 0 <= transition_weight < math.inf:
+        raise ValueError(f"transition_weight must be 0 or more; got {transition_weight}")
+    scores = [np.maximum(own, _LEAST_LOG_PROBABILITY) for own in log_probabilities]
+    num_cases, num_steps = len(scores[0]), len(scores)
+    best = np.full(num_cases, -np.inf)
+    chains = np.zeros((num_cases, num_steps), dtype=np.int64)
+    possible = False
+    for first in range(rules.answers_per_step[0]):
+        moves = _moves_after(first, rules, transition_weight=transition_weight)
+        if moves is None:
+            continue
+        possible = True
+        score, rest = _decode_rest(scores[0][:, first], scores[1:], moves)
+        better = score > best
+        best = np.where(better, score, best)
+        chains[better, 0] = first
+        chains[better, 1:] = rest[better]
+    if not possible:
+        raise BadInput("consistency rules: no chain keeps them all")
+    return chains
+
+
+def answer_and_decode(
+    predictions: Predictions, chain: Chain, rules: Rules, *, model: str, transition_weight: float = 0.0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
+    scores = tuple(log_softmax(own, axis=1) for own in own_logits(predictions.logits[model], chain=chain, model=model))
+    before = np.stack([own.argmax(axis=1) for own in scores], axis=1)
+    return before, decode_consistent(scores, rules, transition_weight=transition_weight)
+
+
+def decoding_effect(
+    predictions: Predictions, chain: Chain, rules: Rules, *, transition_weight: float = 0.0
+) -> dict[str, dict[str, Any]]:
+    """Measure what decoding changes for each model.
+
+    Returns:
+      By model name the figures of `decoding_figures` on the split itself: numbers, or lists of numbers for each step.
+    """
+    once, effects = count_once(len(predictions.labels)), {}
+    for model in predictions.logits:
+        before, after = answer_and_decode(predictions, chain, rules, model=model, transition_weight=transition_weight)
+        found = decoding_figures(once, before=before, after=after, labels=predictions.labels, rules=rules)
+        effects[model] = {name: values[0].tolist() for name, values in found.items()}
+    return effects
+
+
+def decoding_figures(
+    weights: Weights,
+    *,
+    before: npt.NDArray[np.integer],
+    after: npt.NDArray[np.integer],
+    labels: npt.NDArray[np.integer],
+    rules: Rules,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Compute what decoding changes in each resample.
+
+    Args:
+      before: [case, step], each step answered for itself.
+      after: [case, step], the decoded chains.
+      labels: [case, step], `NOT_ANNOTATED` where unannotated.
+
+    Returns:
+      Shares in 0..1 [resample], NaN where undefined: `share_inconsistent` of the chains have a contradiction before,
+      `share_changed` are changed by decoding (without a `transition_weight` the same ones); `accuracy` of each step
+      [resample, step], `mean_accuracy` over the steps with two or more answers (`metrics.mean_over_steps`) and
+    """
+    if not before.shape == after.shape == labels.shape:
+        raise ValueError(
+            "before, after and labels must have one shape [case, step]; "
+            f"got {before.shape}, {after.shape} and {labels.shape}"
+        )
+    chains = np.stack([inconsistent(before, rules), (before != after).any(axis=1)], axis=1)
+    shares = weighted_mean(weights, values=chains, counted=np.ones(chains.shape, dtype=bool))
+    found = {"share_inconsistent": shares[:, 0], "share_changed": shares[:, 1]}
+    for when, answers in (("before", before), ("after", after)):
+        steps, whole = answer_accuracy(weights, answers=answers, labels=labels)
+        found[f"accuracy_{when}"], found[f"chain_accuracy_{when}"] = steps, whole
+        found[f"mean_accuracy_{when}"] = mean_over_steps(steps, left_out=find_one_answer(labels))
+    for kind in ("accuracy", "mean_accuracy", "chain_accuracy"):
+        found[f"{kind}_difference"] = found[f"{kind}_after"] - found[f"{kind}_before"]
+    return found
+
+
+def _moves_after(first: int, rules: Rules, *, transition_weight: float) -> list[npt.NDArray[np.float64]] | None:
+    """Scores of the transitions between neighbours given the answer of step 1; minus infinity where forbidden.
+
+    The first entry is from step 1, with one row. None if no consistent chain begins with this answer.
+    """
+    moves: list[npt.NDArray[np.float64]] = []
+    reachable: npt.NDArray[np.bool_] = np.ones(1, dtype=bool)
+    for later in range(1, len(rules.answers_per_step)):
+        allowed = rules.allowed[later - 1, later] & rules.allowed[0, later][first]
+        own = np.where(allowed, transition_weight * rules.log_transitions[later - 1], -np.inf)
+        own = own[first : first + 1] if later == 1 else own
+        reachable = np.any(np.isfinite(own) & reachable[:, None], axis=0)
+        moves.append(own)
+    return moves if reachable.any() else None
+
+
+def _decode_rest(
+    start: npt.NDArray[np.float64], scores: list[npt.NDArray[np.float64]], moves: list[npt.NDArray[np.float64]]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Score [case] and answers [case, later step] of the best path through the steps after the first."""
+    reached, came_from = start[:, None], []
+    for own, move in zip(scores, moves, strict=True):
+        ways = reached[:, :, None] + move
+        came_from.append(ways.argmax(axis=1))
+        reached = ways.max(axis=1) + own
+    rest = np.zeros((len(start), len(scores)), dtype=np.int64)
+    answer = reached.argmax(axis=1)
+    for later in reversed(range(len(scores))):
+        rest[:, later] = answer
+        answer = came_from[later][np.arange(len(start)), answer]
+    return reached.max(axis=1), rest
+
+
+def _check_scores(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules) -> None:
+    found = [own.shape for own in log_probabilities]
+    num_cases = len(log_probabilities[0]) if log_probabilities else 0
+    if found != [(num_cases, num_answers) for num_answers in rules.answers_per_step]:
+        raise ValueError(
+            f"log probabilities must be [case, answer] for {rules.answers_per_step} answers; got shapes {found}"
+        )
+    if any(np.isnan(own).any() or (own == np.inf).any() for own in log_probabilities):
+        raise ValueError("log probabilities must be numbers or minus infinity")

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from stepcot_jax.evaluation.evaluator import ModelMetrics
 from stepcot_jax.evaluation.metrics import StepMetrics
+from stepcot_jax.evaluation.predictions import ModelMetrics
 from stepcot_jax.host.files import write_whole
 
 _WIDTH = 110

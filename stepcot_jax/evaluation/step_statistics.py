@@ -7,10 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities
-from stepcot_jax.evaluation.distributions import own_probabilities
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.reliability import calibration_figures
+from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, calibration_figures
+from stepcot_jax.evaluation.predictions import Predictions, own_probabilities
 from stepcot_jax.evaluation.resamples import Weights, check_cases, count_once, divide, weighted_mean
 
 COVERAGES = (0.5, 0.7, 0.9, 1.0)

@@ -18,10 +18,9 @@ from stepcot_jax.explain.saliency import PREDICTED, Explainer, Explanation
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
-from stepcot_jax.predict.answers import ChainReading, make_readings
 from stepcot_jax.predict.corrections import Given, check_given, give_answers
-from stepcot_jax.predict.paragraph import percent
 from stepcot_jax.predict.radiographs import Pixels, read_pictures, to_input
+from stepcot_jax.predict.readings import ChainReading, make_readings, percent
 from stepcot_jax.predict.trained_model import Trained
 
 BATCH_SIZE = 4

@@ -16,7 +16,7 @@ from scipy import ndimage
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.cases import Box
-from stepcot_jax.data.sources.chestxray8_tables import ListedBox, read_box_list
+from stepcot_jax.data.sources.chestxray8 import ListedBox, read_box_list
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings

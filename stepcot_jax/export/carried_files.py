@@ -7,8 +7,8 @@ from typing import Any
 
 from stepcot_jax.encoders.described_networks import describe_network
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.evaluation.calibration_files import write_calibration
-from stepcot_jax.features.spec import FrozenImageEncoder
+from stepcot_jax.evaluation.calibration import write_calibration
+from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
 from stepcot_jax.predict.trained_model import Trained

@@ -36,7 +36,7 @@ from stepcot_jax.host.files import digest_file, make_workdir
 from stepcot_jax.predict.exported_model import ENCODER, LABELS_FILE
 from stepcot_jax.predict.trained_model import Trained, load_trained
 from stepcot_jax.training.exported_weights import MANIFEST_FILE
-from stepcot_jax.training.parameter_paths import flatten
+from stepcot_jax.training.state import flatten
 
 LOADER = "load.py"
 TORCH_NAMES = "torch_names.safetensors"

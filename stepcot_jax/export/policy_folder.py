@@ -31,9 +31,8 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.policies import merges
-from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, write_lengths
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 from stepcot_jax.predict.asked_questions import ask_question
 from stepcot_jax.predict.trained_policy import TrainedPolicy, load_policy

@@ -13,12 +13,11 @@ from jaxtyping import Array
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.export.program import PLATFORMS, Tensors
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.cached_attention import KeyValues, Prefix
-from stepcot_jax.models.decoder import empty_cache
+from stepcot_jax.models.decoder import KeyValues, Prefix, empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.predict.trained_policy import TrainedPolicy
 from stepcot_jax.systems.stored_policy import FROZEN_ENCODER
-from stepcot_jax.training.parameter_paths import flatten, unflatten
+from stepcot_jax.training.state import flatten, unflatten
 
 Caches = list[Array]
 """Keys, then values, of each layer: [rollout, slot, kv_head * head_width]."""

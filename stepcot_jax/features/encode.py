@@ -11,11 +11,15 @@ import numpy as np
 
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import normalise
-from stepcot_jax.features.keys import describe_preprocessing, digest_fields
-from stepcot_jax.features.spec import FrozenImageEncoder, FrozenTextEncoder
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import (
+    FeatureStore,
+    FrozenImageEncoder,
+    FrozenTextEncoder,
+    describe_preprocessing,
+    digest_fields,
+)
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.threads import map_in_threads
+from stepcot_jax.host.machine import map_in_threads
 
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 """Wraps a sequence with a description, like a progress bar."""

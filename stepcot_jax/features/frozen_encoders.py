@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features import transformers_encoder
-from stepcot_jax.features.spec import FrozenImageEncoder
+from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.sections import TRANSFORMERS
 

@@ -1,20 +1,231 @@
 """Import features made by any other program into a feature store."""
 
+import codecs
 import collections
-from collections.abc import Sequence
+import contextlib
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
+import msgspec
 import numpy as np
 
 from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.records.record_reader import normalise_image_path
-from stepcot_jax.features import arrays
-from stepcot_jax.features.keys import digest_fields, digest_file
-from stepcot_jax.features.spec import DESCRIPTION_FILE, Kind, StoreSpec
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.data.records.data_json import normalise_image_path
+from stepcot_jax.data.sources.delimited import iterate_rows
+from stepcot_jax.features.store import DESCRIPTION_FILE, FeatureStore, Kind, StoreSpec, digest_fields, digest_file
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import list_texts
+from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import list_texts, one_line
+from stepcot_jax.host.untrusted import exceeds, open_archive, open_untrusted, read_limits
+
+# Read arrays and ids from untrusted files: no pickle, bounded headers, rows in blocks.
+
+
+MAX_TEXT_BYTES = 256 * 2**20
+"""Memory limit for the ids of a file."""
+
+MAX_WIDTH = 65_536
+
+ID_COLUMNS = ("image_path", "patient_id", "id", "ids")
+
+_BLOCK_BYTES = 16 * 2**20
+_EXPECTED = "expected a file written by numpy.save or numpy.savez"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayFile:
+    """An array in a file, with its header read.
+
+    Attributes:
+      member: entry of an .npz; None for an .npy.
+      shape: of the header, checked against the size of the entry.
+      offset: bytes before the first value.
+    """
+
+    path: Path
+    member: str | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+    @property
+    def where(self) -> str:
+        """File and entry, for messages."""
+        return f"{self.path}: {self.member.removesuffix('.npy')}" if self.member else str(self.path)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def blocks(self, *, max_rows: int = 512) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the index of the first row and the rows of each block of at most 16 MiB."""
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        num_rows = max(1, min(max_rows, _BLOCK_BYTES // max(1, row_bytes)))
+        with _reading(self.where), _open(self.path, self.member) as file:
+            file.read(self.offset)
+            for start in range(0, self.shape[0], num_rows):
+                count = min(num_rows, self.shape[0] - start)
+                content = file.read(count * row_bytes)
+                if len(content) != count * row_bytes:
+                    raise ValueError(f"it ends before row {start + count} of {self.shape[0]}")
+                yield start, np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Convert any error of reading a broken file to `BadInput`."""
+    try:
+        yield
+    except BadInput:
+        raise
+    # zipfile, zlib and NumPy's header parser raise a dozen kinds of error for broken files.
+    except Exception as error:
+        raise BadInput(f"{where}: cannot be read ({one_line(error)}); {_EXPECTED}") from error
+
+
+@contextlib.contextmanager
+def _open(path: Path, member: str | None) -> Iterator[IO[bytes]]:
+    if member is None:
+        with open_untrusted(path, accepted="an .npy") as file:
+            yield file
+    else:
+        with open_archive(path, accepted="an .npz") as archive, archive.open(member) as entry:
+            yield entry
+
+
+def list_arrays(path: Path) -> list[str]:
+    """Return the names of the arrays in an .npz."""
+    with _reading(str(path)), open_archive(path, accepted="an .npz") as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def open_array(path: Path, name: str | None = None) -> ArrayFile:
+    """Read an array's header."""
+    member = None if name is None else f"{name}.npy"
+    where = str(path) if name is None else f"{path}: {name}"
+    with _reading(where), _open(path, member) as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"its format version is {version}")
+        offset = file.tell()
+    if dtype.hasobject:
+        raise BadInput(f"{where}: an array of Python objects; expected numbers or strings, such as array.astype(str)")
+    if fortran and len(shape) > 1:
+        raise BadInput(f"{where}: Fortran order; expected C order (numpy.ascontiguousarray)")
+    array = ArrayFile(path, member, tuple(shape), dtype, offset)
+    with _reading(where):
+        found = _num_bytes(path, member) - offset
+    if min(shape, default=0) < 0 or found != array.num_bytes:
+        raise BadInput(f"{where}: {found} bytes of values, but shape {shape} needs {array.num_bytes}; {_EXPECTED}")
+    return array
+
+
+def _num_bytes(path: Path, member: str | None) -> int:
+    if member is None:
+        return path.stat().st_size
+    with open_archive(path, accepted="an .npz") as archive:
+        return archive.getinfo(member).file_size
+
+
+def check_features(array: ArrayFile) -> None:
+    """Check that an array can be features [case, width]."""
+    if len(array.shape) != 2:
+        raise BadInput(f"{array.where}: features must have shape [case, width]; got {array.shape}")
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+        raise BadInput(f"{array.where}: dtype {array.dtype} is not one of float16, float32, float64")
+    if not 1 <= array.shape[1] <= MAX_WIDTH:
+        raise BadInput(f"{array.where}: width {array.shape[1]} is not between 1 and {MAX_WIDTH}")
+
+
+def read_features(array: ArrayFile, *, max_rows: int = 512) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the index of the first row and the rows float32 [case, width] of each block."""
+    for start, rows in array.blocks(max_rows=max_rows):
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused later
+            yield start, rows.astype(np.float32)
+
+
+def read_texts(array: ArrayFile, *, most: int) -> list[str]:
+    """Return a one-dimensional array of strings or whole numbers as strings."""
+    where, megabytes, limit = array.where, array.num_bytes / 1e6, MAX_TEXT_BYTES / 1e6
+    if len(array.shape) != 1 or array.dtype.kind not in "USiu":
+        found = f"{array.dtype} with shape {array.shape}"
+        raise BadInput(f"{where}: expected a one-dimensional array of strings or whole numbers; got {found}")
+    if array.shape[0] > most:
+        raise BadInput(f"{where}: {array.shape[0]} ids for {most} rows of features (expected one id per row)")
+    if megabytes > limit:
+        raise BadInput(f"{where}: ids take {megabytes:.0f} MB, more than {limit:.0f} MB")
+    if array.dtype.kind in "US" and array.dtype.itemsize > 4 * read_limits().name:
+        raise exceeds(where, f"ids of {array.dtype.itemsize} bytes", "name")
+    values = [value for _, rows in array.blocks() for value in rows.tolist()]
+    try:
+        return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{array.where}: bytes that are not UTF-8 ({error})") from error
+
+
+def read_ids(path: Path, *, most: int) -> list[str]:
+    """Return the ids of a file, in order.
+
+    Args:
+      path: .txt with one id per line, .csv with a header and one of `ID_COLUMNS`, or .json with a list of ids.
+    """
+    expected = f"expected .txt (one id per line), .csv (column {' or '.join(ID_COLUMNS)}) or .json (a list of ids)"
+    readers: dict[str, Callable[[bytes, Path], Iterator[str]]] = {
+        ".txt": _read_lines,
+        ".csv": _read_column,
+        ".json": _read_list,
+    }
+    if (read := readers.get(path.suffix.lower())) is None:
+        raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {expected}")
+    longest, found = read_limits().name, list[str]()
+    try:
+        content = read_file(path, max_bytes=MAX_TEXT_BYTES, accepted="a file of ids").removeprefix(codecs.BOM_UTF8)
+        for each in read(content, path):
+            if len(found) == most:
+                raise BadInput(f"{path}: more than {most} ids for {most} rows of features (expected one id per row)")
+            if len(each) > longest:
+                raise exceeds(path, f"id {len(found) + 1} has {len(each)} characters", "name")
+            found.append(each)
+    except BadInput:
+        raise
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise BadInput(f"{path}: cannot be read ({one_line(error)}); {expected}") from error
+    return found
+
+
+def _read_lines(content: bytes, _: Path) -> Iterator[str]:
+    for line in io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"):
+        yield from line.splitlines()  # as str.splitlines of the whole file, which knows more ends of lines
+
+
+def _read_list(content: bytes, _: Path) -> Iterator[str]:
+    try:
+        yield from map(str, msgspec.json.decode(content, type=list[str | int], strict=True))
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a list of strings or whole numbers: {error}") from error
+
+
+def _read_column(content: bytes, path: Path) -> Iterator[str]:
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
+    rows = iterate_rows(text, delimiter=",", path=path)
+    _, header = next(rows, (0, []))
+    place = next((header.index(name) for name in ID_COLUMNS if name in header), None)
+    if place is None:
+        raise ValueError(f"its columns are {list_texts(header)}")
+    for _, cells in rows:
+        if any(cells):
+            yield cells[place] if place < len(cells) else ""
+
 
 _IMAGES, _PROMPTS = "images", "prompts"
 _MOST_FURTHER_ROWS = 10_000
@@ -49,7 +260,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
     _check_finite(features, image_paths)
     num_steps = len(cases[0].labels)
     if prompts is not None:
-        arrays.check_features(prompts)
+        check_features(prompts)
         if prompts.shape[0] != num_steps:
             raise BadInput(
                 f"{prompts.where}: {prompts.shape[0]} rows for {num_steps} steps (expected one row per step)"
@@ -93,9 +304,7 @@ def _open_store(folder: Path, kind: Kind) -> FeatureStore:
     return store
 
 
-def _open_parts(
-    path: Path, ids: Path | None, *, most: int
-) -> tuple[arrays.ArrayFile, list[str], arrays.ArrayFile | None]:
+def _open_parts(path: Path, ids: Path | None, *, most: int) -> tuple[ArrayFile, list[str], ArrayFile | None]:
     """Return the features, the ids, and the prompt features if any."""
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".npz"):
@@ -103,35 +312,32 @@ def _open_parts(
     if suffix == ".npy":
         if ids is None:
             raise BadInput(f"{path}: --ids is required with an .npy file (a file of ids)")
-        features = arrays.open_array(path)
-        return features, arrays.read_ids(ids, most=_count_rows(features, most)), None
-    names = arrays.list_arrays(path)
+        features = open_array(path)
+        return features, read_ids(ids, most=_count_rows(features, most)), None
+    names = list_arrays(path)
     needed = ["features"] if ids is not None else ["features", "ids"]
     if any(names.count(name) != 1 for name in needed):
         raise BadInput(f"{path}: the arrays are {list_texts(names)}; expected {' and '.join(needed)}, each once")
-    features = arrays.open_array(path, "features")
+    features = open_array(path, "features")
     num_rows = _count_rows(features, most)
-    if ids is not None:
-        texts = arrays.read_ids(ids, most=num_rows)
-    else:
-        texts = arrays.read_texts(arrays.open_array(path, "ids"), most=num_rows)
-    prompts = arrays.open_array(path, "prompt_features") if "prompt_features" in names else None
+    texts = read_ids(ids, most=num_rows) if ids is not None else read_texts(open_array(path, "ids"), most=num_rows)
+    prompts = open_array(path, "prompt_features") if "prompt_features" in names else None
     return features, texts, prompts
 
 
-def _count_rows(features: arrays.ArrayFile, most: int) -> int:
+def _count_rows(features: ArrayFile, most: int) -> int:
     """Return the number of ids that the features need; far more rows than cases are refused before ids are read."""
-    arrays.check_features(features)
+    check_features(features)
     if features.shape[0] > most:
         raise BadInput(f"{features.where}: {features.shape[0]} rows; expected one for each case, at most {most}")
     return features.shape[0]
 
 
-def _check_finite(features: arrays.ArrayFile, names: Sequence[str]) -> None:
+def _check_finite(features: ArrayFile, names: Sequence[str]) -> None:
     """Refuse features with values that are not finite, naming the first rows."""
     bad = [
         start + int(row)
-        for start, rows in arrays.read_features(features)
+        for start, rows in read_features(features)
         for row in np.flatnonzero(~np.isfinite(rows).all(axis=1))
     ]
     if bad:
@@ -139,11 +345,11 @@ def _check_finite(features: arrays.ArrayFile, names: Sequence[str]) -> None:
         raise BadInput(f"{features.where}: {len(bad)} rows have values that are not finite in float32: {shown}")
 
 
-def _write(features: arrays.ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Kind, source: str) -> None:
+def _write(features: ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Kind, source: str) -> None:
     """Write the rows that are not in the store yet."""
     spec = StoreSpec(kind=kind, encoder=features.path.name, digest=source, width=features.shape[1])
     store = FeatureStore(folder, spec)
-    for start, rows in arrays.read_features(features, max_rows=4096):
+    for start, rows in read_features(features, max_rows=4096):
         wanted = [row for row in range(len(rows)) if keys[start + row] not in store]
         if wanted:
             store.write([keys[start + row] for row in wanted], rows[wanted])

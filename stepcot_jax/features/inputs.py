@@ -20,15 +20,19 @@ from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode, importing
 from stepcot_jax.features.frozen_encoders import load_frozen_encoder
-from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.ray_engine import encode_with_ray
 from stepcot_jax.features.run_store import open_run_store
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
-from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store, describe_text_store
-from stepcot_jax.features.store import open_features
+from stepcot_jax.features.store import (
+    FrozenImageEncoder,
+    describe_image_store,
+    describe_text_store,
+    digest_pixels,
+    open_features,
+)
 from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.process_memory import release_freed_memory
+from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.ray_blocks import Cluster
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address

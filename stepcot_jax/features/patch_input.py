@@ -15,14 +15,19 @@ from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.features.encode import ImageItem, image_keys, round_patches
 from stepcot_jax.features.frozen_encoders import load_frozen_encoder
-from stepcot_jax.features.keys import describe_preprocessing, digest_fields, digest_pixels
 from stepcot_jax.features.run_store import open_run_store
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
-from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import (
+    FeatureStore,
+    FrozenImageEncoder,
+    describe_image_store,
+    describe_preprocessing,
+    digest_fields,
+    digest_pixels,
+)
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.settings.run_settings import Settings
 
 

@@ -16,8 +16,7 @@ from stepcot_jax.data.columns import TextColumn
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.features.encode import EncodeCounts, Progress, encode_images, image_item
 from stepcot_jax.features.remote_features import RemoteFeatures, open_for_worker
-from stepcot_jax.features.spec import FrozenImageEncoder
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder
 from stepcot_jax.host.ray_blocks import Cluster, map_blocks
 
 SHARD_SIZE = 512

@@ -8,9 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepcot_jax.features.shards import SUFFIX
-from stepcot_jax.features.spec import DESCRIPTION_FILE, StoreSpec
-from stepcot_jax.features.store import BAD_SUFFIX, FeatureStore
+from stepcot_jax.features.store import BAD_SUFFIX, DESCRIPTION_FILE, SUFFIX, FeatureStore, StoreSpec
 from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.store_cache import naming, staging_folder
 from stepcot_jax.host.store_copies import copy_missing

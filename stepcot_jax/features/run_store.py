@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from stepcot_jax.features.remote_features import RemoteFeatures
 from stepcot_jax.features.sharing import ALONE, Processes
-from stepcot_jax.features.spec import StoreSpec
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, StoreSpec
 from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import Settings

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images
-from stepcot_jax.features.spec import FrozenImageEncoder
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder
 
 
 @dataclasses.dataclass(frozen=True)

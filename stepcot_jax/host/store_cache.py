@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
 from stepcot_jax.host.addresses import refuse_address
-from stepcot_jax.host.compilation_cache import user_folder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_private_folder
 from stepcot_jax.host.locks import wait_for_lock
+from stepcot_jax.host.machine import user_folder
 from stepcot_jax.host.mirrors import find_damaged, is_copied, read_complete
 from stepcot_jax.host.store_copies import copy_missing
 from stepcot_jax.host.store_uploads import list_whole

@@ -4,15 +4,302 @@ Layers are a Python loop, as in `encoders.transformer`. A cache has one slot a t
 rollouts: shorter prompts are padded and the padding is hidden by `visible`, while positions go on for each rollout.
 """
 
-from typing import Any
+import dataclasses
+import functools
+from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.models.cached_attention import KeyValues, Prefix
-from stepcot_jax.models.decoder_blocks import DecoderBlock, DecoderSizes, RMSNorm, rotary_angles
+# Grouped-query attention over cached keys and values, some of which the rollouts of a case share.
+#
+# A rollout attends to its own slots and, with a prefix, to those of its case: one softmax over both. The prefix is
+# stored and read once a case, not once a rollout.
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of one layer; a slot without a token holds zeros.
+
+    With one head of keys they are the operands of the matrix products as they are: XLA writes a token into them in
+    place, whereas it copies the whole cache at every token if a reshape stands between writing and reading.
+
+    Attributes:
+      keys: [rollout, slot, kv_head * head_width], already rotated.
+      values: [rollout, slot, kv_head * head_width].
+    """
+
+    keys: Float[Array, "rollout slot width"]
+    values: Float[Array, "rollout slot width"]
+
+
+class Prefix(NamedTuple):
+    """Keys and values of one layer that the rollouts of a case share; rollouts of a case follow each other.
+
+    Attributes:
+      layer: [case, slot, kv_head * head_width].
+      is_real: [case, slot], which slots the rollouts see; padding is not real.
+    """
+
+    layer: KeyValues
+    is_real: Bool[Array, "case slot"]
+
+
+def attend(
+    queries: Float[Array, "rollout token head width"],
+    *,
+    own: KeyValues,
+    visible: Bool[Array, "#rollout token slot"],
+    prefix: Prefix | None = None,
+) -> Float[Array, "rollout token head width"]:
+    """Return sum_s softmax_s(q k_s / sqrt(width)) v_s over the slots s of `own` and `prefix`.
+
+    The tokens and query heads that share a head of keys are the rows of one matrix product: those of a rollout with
+    `own`, those of all rollouts of a case with `prefix`. Scores and softmax are float32.
+
+    Args:
+      queries: [rollout, token, head, width], rotated.
+      own: of each rollout.
+      visible: [rollout, token, slot], which slots of `own` a token sees, at least one.
+      prefix: of each case.
+    """
+    num_rollouts, num_tokens, num_heads, width = queries.shape
+    num_kv = own.keys.shape[2] // width
+    group = num_heads // num_kv
+    rows = queries.reshape(num_rollouts, num_tokens, num_kv, group, width).swapaxes(1, 2)
+    rows = rows.reshape(num_rollouts * num_kv, num_tokens * group, width)
+    parts, seen = [own], [jnp.repeat(visible, group, axis=1)]
+    if prefix is not None:
+        parts.append(prefix.layer)
+        seen.append(jnp.repeat(prefix.is_real, num_rollouts // prefix.is_real.shape[0], axis=0)[:, None])
+    scores, heads = [], [KeyValues(*(_by_head(each, num_kv) for each in part)) for part in parts]
+    for part, sees in zip(heads, seen, strict=True):
+        sees = sees if sees.shape[0] == 1 else jnp.repeat(sees, num_kv, axis=0)
+        # A slot that a token does not see gets a weight of exactly 0, whatever it holds.
+        scores.append(jnp.where(sees, _scores(rows, part.keys, num_kv), jnp.finfo(jnp.float32).min))
+    largest = functools.reduce(jnp.maximum, (jnp.max(each, axis=-1, keepdims=True) for each in scores))
+    weights = [jnp.exp(each - jax.lax.stop_gradient(largest)) for each in scores]
+    total = functools.reduce(jnp.add, (jnp.sum(each, axis=-1, keepdims=True) for each in weights))
+    mixes = (_mix(each, part.values, num_kv) for each, part in zip(weights, heads, strict=True))
+    mixed = functools.reduce(jnp.add, mixes) / total
+    mixed = mixed.reshape(num_rollouts, num_kv, num_tokens, group, width).swapaxes(1, 2)
+    return mixed.reshape(queries.shape).astype(queries.dtype)
+
+
+def _scores(
+    rows: Float[Array, "rollout_kv row width"], keys: Float[Array, "case_kv slot width"], num_kv: int
+) -> Float[Array, "rollout_kv row slot"]:
+    gathered = _gather(rows, keys.shape[0], num_kv)
+    # The smaller operand goes right: the CPU's matrix products copy it.
+    pair = (gathered, keys) if gathered.shape[1] > keys.shape[1] else (keys, gathered)
+    found = jax.lax.dot_general(*pair, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    found = found if pair[1] is keys else found.swapaxes(1, 2)
+    return _spread(found, rows.shape[0], num_kv) * jnp.float32(rows.shape[-1] ** -0.5)
+
+
+def _mix(
+    weights: Float[Array, "rollout_kv row slot"], values: Float[Array, "case_kv slot width"], num_kv: int
+) -> Float[Array, "rollout_kv row width"]:
+    gathered = _gather(weights.astype(values.dtype), values.shape[0], num_kv)
+    found = jnp.einsum("cqs,csw->cqw", gathered, values, preferred_element_type=jnp.float32)
+    return _spread(found, weights.shape[0], num_kv)
+
+
+def _by_head(heads: Float[Array, "case slot kv_width"], num_kv: int) -> Float[Array, "case_kv slot width"]:
+    if num_kv == 1:
+        return heads
+    num_cases, num_slots, _ = heads.shape
+    return heads.reshape(num_cases, num_slots, num_kv, -1).swapaxes(1, 2).reshape(num_cases * num_kv, num_slots, -1)
+
+
+def _gather(
+    rows: Float[Array, "rollout_kv row last"], number: int | Any, num_kv: int
+) -> Float[Array, "case_kv row2 last"]:
+    """Return the rows of all rollouts of each case as one axis."""
+    if number == rows.shape[0]:
+        return rows
+    split = rows.reshape(number // num_kv, rows.shape[0] // number, num_kv, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(number, -1, rows.shape[-1])
+
+
+def _spread(
+    rows: Float[Array, "case_kv row2 last"], number: int | Any, num_kv: int
+) -> Float[Array, "rollout_kv row last"]:
+    """Undo `_gather`."""
+    if number == rows.shape[0]:
+        return rows
+    each, last = number // rows.shape[0], rows.shape[-1]
+    split = rows.reshape(rows.shape[0] // num_kv, num_kv, each, rows.shape[1] // each, last)
+    return split.swapaxes(1, 2).reshape(number, -1, last)
+
+
+# Blocks of a causal decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, cached keys and values.
+#
+# They are those of Qwen2 (Yang et al., 2024): only the projections to queries, keys and values have biases.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderSizes:
+    """Sizes of a decoder.
+
+    Attributes:
+      width: of a token's vector.
+      num_layers: number of blocks.
+      num_heads: query heads.
+      num_kv_heads: heads of keys and values, a divisor of `num_heads`.
+      head_width: of a head, even.
+      mlp_width: hidden size of SwiGLU.
+      num_words: size of the vocabulary.
+      is_tied: whether the embedding is the head too.
+      theta: base of the rotary frequencies.
+      epsilon: of every RMSNorm.
+      sections: number of frequencies that turn by each axis of the positions; () for all by the first axis.
+    """
+
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    mlp_width: int
+    num_words: int
+    is_tied: bool = True
+    theta: float = 1e6
+    epsilon: float = 1e-6
+    sections: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads: {self.num_kv_heads} is not a divisor of num_heads ({self.num_heads})")
+        if self.head_width % 2 or (self.sections and sum(self.sections) != self.head_width // 2):
+            raise ValueError(f"sections {self.sections} must add up to half of the even head_width {self.head_width}")
+
+
+def rotary_angles(
+    positions: Int[Array, "axis rollout token"], sizes: DecoderSizes
+) -> tuple[Float[Array, "rollout token half"], Float[Array, "rollout token half"]]:
+    """Return cosine and sine of each frequency's angle, float32.
+
+    Frequency i of head_width / 2 is theta^(-2 i / head_width). With `sections` each frequency turns by its own axis of
+    the positions: time, height and width of Qwen2.5-VL (Bai et al., 2025: M-RoPE).
+    """
+    num_frequencies = sizes.head_width // 2
+    frequencies = sizes.theta ** (-jnp.arange(num_frequencies, dtype=jnp.float32) / num_frequencies)
+    sections = sizes.sections or (num_frequencies,)
+    axis_of = jnp.repeat(jnp.arange(len(sections)), jnp.array(sections), total_repeat_length=num_frequencies)
+    chosen = jnp.moveaxis(positions.astype(jnp.float32), 0, -1)[:, :, axis_of]
+    angles = chosen * frequencies[None, None]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    heads: Float[Array, "rollout token head width"],
+    *,
+    cosine: Float[Array, "rollout token half"],
+    sine: Float[Array, "rollout token half"],
+) -> Float[Array, "rollout token head width"]:
+    """Rotate the first half of each head against its second half by the positions' angles, in float32."""
+    first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
+    cosine, sine = cosine[:, :, None], sine[:, :, None]
+    rotated = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return rotated.astype(heads.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, in float32.
+
+    Attributes:
+      epsilon: added to the mean square.
+    """
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "*token width"]) -> Float[Array, "*token width"]:
+        """Return `hidden` normalised and scaled, in its own dtype."""
+        scale = self.param("scale", nn.initializers.ones, hidden.shape[-1:])
+        wide = hidden.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        scaled = wide * inverse * jnp.expand_dims(scale.astype(jnp.float32), tuple(range(hidden.ndim - 1)))
+        return scaled.astype(hidden.dtype)
+
+
+class GroupedAttention(nn.Module):
+    """Causal attention whose query heads share heads of keys and values (Ainslie et al., 2023).
+
+    Attributes:
+      sizes: see `DecoderSizes`.
+      dtype: compute dtype; scores and softmax stay float32.
+    """
+
+    sizes: DecoderSizes
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "rollout token width"],
+        angles: tuple[Float[Array, "rollout token half"], Float[Array, "rollout token half"]],
+        visible: Bool[Array, "#rollout token slot"],
+        cache: KeyValues | None,
+        start: int | Int[Array, ""],
+        prefix: Prefix | None,
+    ) -> tuple[Float[Array, "rollout token width"], KeyValues]:
+        """Attend to the tokens, and to those in the cache; arguments as for `decoder.Decoder`."""
+        sizes = self.sizes
+        queries, keys, values = (
+            nn.DenseGeneral((number, sizes.head_width), dtype=self.dtype, name=name)(hidden)
+            for name, number in (("query", sizes.num_heads), ("key", sizes.num_kv_heads), ("value", sizes.num_kv_heads))
+        )
+        cosine, sine = angles
+        queries, keys = rotate(queries, cosine=cosine, sine=sine), rotate(keys, cosine=cosine, sine=sine)
+        keys, values = (each.reshape(*each.shape[:2], -1) for each in (keys, values))
+        if cache is not None:
+            keys, values = (
+                jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
+                for old, new in zip(cache, (keys, values), strict=True)
+            )
+        own = KeyValues(keys.astype(self.dtype), values.astype(self.dtype))
+        mixed = attend(queries, own=own, visible=visible, prefix=prefix)
+        out = nn.DenseGeneral(sizes.width, axis=(-2, -1), use_bias=False, dtype=self.dtype, name="out")(mixed)
+        return out, KeyValues(keys, values)
+
+
+class DecoderBlock(nn.Module):
+    """Attention and SwiGLU, each behind an RMSNorm and added to its input.
+
+    Attributes:
+      sizes: see `DecoderSizes`.
+      dtype: compute dtype.
+    """
+
+    sizes: DecoderSizes
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "rollout token width"],
+        angles: tuple[Float[Array, "rollout token half"], Float[Array, "rollout token half"]],
+        visible: Bool[Array, "#rollout token slot"],
+        cache: KeyValues | None,
+        start: int | Int[Array, ""],
+        prefix: Prefix | None,
+    ) -> tuple[Float[Array, "rollout token width"], KeyValues]:
+        """Return the output and the layer's keys and values; arguments as for `decoder.Decoder`."""
+        sizes = self.sizes
+        attention = GroupedAttention(sizes, self.dtype, name="attention")
+        normed = RMSNorm(sizes.epsilon, name="attention_norm")(hidden)
+        mixed, cache = attention(normed, angles, visible, cache, start, prefix)
+        hidden = hidden + mixed
+        normed = RMSNorm(sizes.epsilon, name="mlp_norm")(hidden)
+        gate, up = (
+            nn.Dense(sizes.mlp_width, use_bias=False, dtype=self.dtype, name=name)(normed) for name in ("gate", "up")
+        )
+        down = nn.Dense(sizes.width, use_bias=False, dtype=self.dtype, name="down")
+        return hidden + down(nn.silu(gate) * up), cache
 
 
 def empty_cache(

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.models.cached_attention import KeyValues, Prefix
-from stepcot_jax.models.decoder import Decoder
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder import Decoder, DecoderSizes, KeyValues, Prefix
 
 
 def sinusoids(places: Float[Array, "place"], width: int) -> Float[Array, "place feature"]:

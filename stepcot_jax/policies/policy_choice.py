@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, load_pretrained
 from stepcot_jax.policies.policy_network import Params, make_policy
-from stepcot_jax.policies.qwen.qwen_policy import FROZEN, TRAINED, QwenPolicy
-from stepcot_jax.policies.qwen.qwen_setup import QwenSource, find_qwen
-from stepcot_jax.policies.qwen.qwen_tokens import ChatTokenizer
+from stepcot_jax.policies.qwen_inputs import ChatTokenizer
+from stepcot_jax.policies.qwen_policy import FROZEN, TRAINED, QwenPolicy
+from stepcot_jax.policies.qwen_setup import QwenSource, find_qwen
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.settings.run_settings import Settings
 

@@ -9,7 +9,7 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.text import one_line
-from stepcot_jax.policies.qwen.qwen_tokens import ChatTokenizer
+from stepcot_jax.policies.qwen_inputs import ChatTokenizer
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 
 LENGTHS_FILE = "policy.json"

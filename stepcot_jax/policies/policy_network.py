@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, UInt8
 
 from stepcot_jax.encoders.resnet import ResNet, average_cells
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.decoder_blocks import DecoderSizes, RMSNorm
+from stepcot_jax.models.decoder import DecoderSizes, RMSNorm
 from stepcot_jax.models.prefix_vlm import PrefixVlm, sinusoids
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.settings.run_settings import Settings

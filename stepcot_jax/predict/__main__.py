@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from stepcot_jax.host.addresses import output_place
-from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.machine import use_compilation_cache
 
 if TYPE_CHECKING:
     from stepcot_jax.host.staged_outputs import Output
-    from stepcot_jax.predict.answers import ChainReading
     from stepcot_jax.predict.image_reader import Given, ImageReader
     from stepcot_jax.predict.radiographs import Complaints
+    from stepcot_jax.predict.readings import ChainReading
 
 EXIT_UNREADABLE = 1
 _HARDLY_FOLLOWS = (

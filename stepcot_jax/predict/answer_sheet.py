@@ -13,7 +13,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.text import defuse_formula, install_extra
-from stepcot_jax.predict.answers import ChainReading
+from stepcot_jax.predict.readings import ChainReading
 
 PROBLEM, WARNINGS, GATE_SCORE, REPORT = "problem", "warnings", "gate score", "structured report"
 SUFFIXES = (".csv", ".jsonl", ".parquet")

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.answers import ChainReading
-from stepcot_jax.predict.paragraph import percent
+from stepcot_jax.predict.readings import ChainReading, percent
 
 
 class AskingReader(Protocol):

@@ -14,12 +14,11 @@ import numpy as np
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
-from stepcot_jax.features.spec import FrozenImageEncoder
+from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.training.exported_weights import MANIFEST_FILE, read_weights, require_read
-from stepcot_jax.training.parameter_paths import unflatten
-from stepcot_jax.training.state import Params
+from stepcot_jax.training.state import Params, unflatten
 
 ENCODER = "image_encoder"
 PROMPTS = "prompts"

@@ -13,15 +13,15 @@ from stepcot_jax import __version__
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.dicom_projection import Projection
 from stepcot_jax.encoders.weights import weights_digest
-from stepcot_jax.evaluation.consistency_files import read_pair_ratios
+from stepcot_jax.evaluation.consistency import read_pair_ratios
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.answer_sheet import PROBLEM, as_row
-from stepcot_jax.predict.answers import ChainReading, make_readings
 from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import Given, check_takes_answers, follows_corrections, give_answers
+from stepcot_jax.predict.programs import Reader
 from stepcot_jax.predict.radiographs import Pixels, Scale, find_images, read_pictures, read_radiograph, to_input
-from stepcot_jax.predict.reader import Reader
-from stepcot_jax.predict.structured_content import ReportingNetwork
+from stepcot_jax.predict.readings import ChainReading, make_readings
+from stepcot_jax.predict.structured_report import ReportingNetwork
 from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 

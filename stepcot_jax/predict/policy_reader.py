@@ -15,8 +15,7 @@ from stepcot_jax.boxes import Corners, convert, pixels
 from stepcot_jax.data.images.boxed_pictures import DrawnBox, draw_named_boxes
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.decoder_policy import generate
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.predict.asked_questions import ask_question, encode_prompt
 from stepcot_jax.predict.radiographs import read_pixels
 from stepcot_jax.predict.trained_policy import TrainedPolicy, load_policy

@@ -24,8 +24,8 @@ from stepcot_jax.data.images.preprocessing import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.text import make_printable, one_line
-from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.host.untrusted import open_untrusted
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stepcot_jax.policies.batched_replies import reply_in_batches
-from stepcot_jax.policies.decoder_policy import generate
-from stepcot_jax.policies.encoded_records import lay_out_prompts
 from stepcot_jax.policies.policy_files import AnyTokenizer
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.policies.records import lay_out_prompts
+from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
 from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.predict.trained_policy import TrainedPolicy
 from stepcot_jax.reasoning.dialects import write_question

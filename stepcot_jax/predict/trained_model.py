@@ -13,11 +13,10 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.resnet import make_resnet
-from stepcot_jax.evaluation.consistency import Rules, make_rules
-from stepcot_jax.evaluation.consistency_files import read_pairs
+from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
 from stepcot_jax.evaluation.gate import Gate, read_gate
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
-from stepcot_jax.features.spec import FrozenImageEncoder
+from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -39,13 +38,13 @@ from stepcot_jax.run.training_data import describe_source
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
 from stepcot_jax.settings.stored_settings import read_settings
 from stepcot_jax.systems.networks import Networks, make_networks
+from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.exported_weights import is_export, require_modest
 from stepcot_jax.training.state import Params
-from stepcot_jax.training.stored_params import read_best, restore_params
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
-    from stepcot_jax.evaluation.operating_point_files import OperatingPoints
+    from stepcot_jax.evaluation.operating_points import OperatingPoints
 
 
 class _Reliance(msgspec.Struct):
@@ -97,7 +96,7 @@ class Trained:
     @functools.cached_property
     def operating_points(self) -> "OperatingPoints | None":
         """Thresholds of the answers with their figures on the test split; None for a run that chose none."""
-        from stepcot_jax.evaluation.operating_point_files import read_points
+        from stepcot_jax.evaluation.operating_points import read_points
 
         path = self.workdir / STATISTICS_FILE
         return read_points(path, self.chain) if path.exists() else None
@@ -248,6 +247,6 @@ def _read_reliance(path: pathlib.Path) -> dict[str, float | None]:
 def _read_calibration(path: pathlib.Path, chain: Chain) -> "Calibration | None":
     if not path.exists():
         return None
-    from stepcot_jax.evaluation.calibration_files import read_calibration
+    from stepcot_jax.evaluation.calibration import read_calibration
 
     return read_calibration(path, chain)

@@ -21,9 +21,8 @@ def sample(options: argparse.Namespace) -> None:
     # Imported here and below, so that --help is fast.
     from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.readers.key import KEY_NAME, check_names
+    from stepcot_jax.readers.forms import KEY_NAME, check_names, write_sample
     from stepcot_jax.readers.reader_cases import open_data, open_run
-    from stepcot_jax.readers.sampling import write_sample
 
     readers = [name.strip() for name in options.readers.split(",") if name.strip()]
     check_names(readers)
@@ -68,10 +67,8 @@ def _find_data(source: str | None) -> pathlib.Path | None:
 def score(options: argparse.Namespace) -> None:
     """Read filled forms and compare."""
     from stepcot_jax.host.outputs import writing_folder
-    from stepcot_jax.readers.filled import read_forms
-    from stepcot_jax.readers.key import read_key
-    from stepcot_jax.readers.reader_scores import compare_readers
-    from stepcot_jax.readers.reader_tables import tabulate_accuracy, write_comparison
+    from stepcot_jax.readers.forms import read_forms, read_key
+    from stepcot_jax.readers.scores import compare_readers, tabulate_accuracy, write_comparison
     from stepcot_jax.tables.writing import to_markdown
 
     folder = find_files(options.sample, "DIR", holds="the output of `sample`")

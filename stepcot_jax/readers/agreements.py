@@ -11,7 +11,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.intervals import Interval, percentiles
 from stepcot_jax.evaluation.metrics import weighted_confusion
 from stepcot_jax.evaluation.resamples import count_once, weighted_mean
-from stepcot_jax.readers.key import Key
+from stepcot_jax.readers.forms import Key
 
 LEVEL = 0.95
 """Share of the resampled figures inside an interval."""

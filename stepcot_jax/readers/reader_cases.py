@@ -12,12 +12,12 @@ from PIL import Image
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.image_files import ImageFiles
-from stepcot_jax.data.images.image_shards import has_shards, open_images
+from stepcot_jax.data.images.shards import has_shards, open_images
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.settings.run_settings import PhantomSettings, Settings

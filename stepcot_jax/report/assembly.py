@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from markupsafe import Markup
 
-from stepcot_jax.evaluation.evaluator import ModelMetrics, evaluate
-from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
-from stepcot_jax.evaluation.paired import bootstrap_difference, is_difference
+from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstrap_difference, is_difference
+from stepcot_jax.evaluation.predictions import ModelMetrics, evaluate
 from stepcot_jax.evaluation.resamples import count_patients
-from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
+from stepcot_jax.evaluation.summary import MIN_PATIENTS
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.report.case_gathering import Gathered, gather
 from stepcot_jax.report.correction_view import write_corrections

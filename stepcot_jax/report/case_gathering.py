@@ -12,8 +12,8 @@ from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.asking import find_next_steps
 from stepcot_jax.predict.corrections import takes_answers
+from stepcot_jax.predict.programs import Reader
 from stepcot_jax.predict.radiographs import to_input
-from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import Trained, load_trained
 from stepcot_jax.report.correction_view import Corrections, read_corrections
 from stepcot_jax.report.embedded_pictures import write_picture

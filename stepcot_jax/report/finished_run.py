@@ -10,11 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities
-from stepcot_jax.evaluation.calibration_files import read_calibration
-from stepcot_jax.evaluation.distributions import own_probabilities
-from stepcot_jax.evaluation.operating_point_files import OperatingPoints, read_points
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
+from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
+from stepcot_jax.evaluation.operating_points import OperatingPoints, read_points
+from stepcot_jax.evaluation.predictions import SplitPredictions, own_probabilities, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted

@@ -6,8 +6,14 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.operating_point_files import OperatingPoints
-from stepcot_jax.evaluation.operating_points import FIGURES, Finding, Levels, OperatingPoint, count_levels
+from stepcot_jax.evaluation.operating_points import (
+    FIGURES,
+    Finding,
+    Levels,
+    OperatingPoint,
+    OperatingPoints,
+    count_levels,
+)
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.host.pages import name_unseen
 from stepcot_jax.report.finished_run import FinishedRun

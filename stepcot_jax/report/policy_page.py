@@ -12,10 +12,8 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.reply_results import BASELINE
-from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, as_columns, score_all
-from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
-from stepcot_jax.evaluation.vqa_metrics import Key, score_difference, score_models
+from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, as_columns, score_all
+from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES, Key, score_difference, score_models
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.terminal import Terminal

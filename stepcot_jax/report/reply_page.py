@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
-from stepcot_jax.data.records.record_reader import ImageLocator
-from stepcot_jax.evaluation.reply_scores import ReplyScore
+from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.evaluation.replies import ReplyScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.pages import name_unseen, render_page
-from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.page import TEMPLATES, Section, read_part

@@ -10,10 +10,9 @@ from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation import consistency
-from stepcot_jax.evaluation.consistency_files import read_pairs
-from stepcot_jax.evaluation.distributions import own_logits
-from stepcot_jax.evaluation.prediction_files import read_predictions
-from stepcot_jax.evaluation.reliability import Reliability, step_reliability
+from stepcot_jax.evaluation.calibration import Reliability, step_reliability
+from stepcot_jax.evaluation.consistency import read_pairs
+from stepcot_jax.evaluation.predictions import own_logits, read_predictions
 from stepcot_jax.report.figures import draw_reliability
 from stepcot_jax.report.finished_run import FinishedRun
 from stepcot_jax.report.page import Section, decimal, percent, render

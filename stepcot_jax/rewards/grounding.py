@@ -3,7 +3,7 @@
 from stepcot_jax.boxes import EmptyBoxes, Matching, UnequalCounts, mean_iou
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.reply import Reply
-from stepcot_jax.rewards.answer_rewards import IllFormed, check_choice
+from stepcot_jax.rewards.answers import IllFormed, check_choice
 
 LEAST_IOU = 0.75
 

@@ -9,7 +9,7 @@ from stepcot_jax.boxes import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.reply import Reply
-from stepcot_jax.rewards.answer_rewards import (
+from stepcot_jax.rewards.answers import (
     ChoiceReading,
     IllFormed,
     Judged,
@@ -17,8 +17,8 @@ from stepcot_jax.rewards.answer_rewards import (
     OpenAnswer,
     answer_reward,
     check_choice,
+    format_reward,
 )
-from stepcot_jax.rewards.formats import format_reward
 from stepcot_jax.rewards.grounding import LEAST_IOU, grounding_reward, localisation
 
 GroundingReward = Literal["threshold", "mean_iou"]

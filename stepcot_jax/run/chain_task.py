@@ -13,8 +13,8 @@ import numpy as np
 
 from stepcot_jax.data.batches import batches_per_epoch
 from stepcot_jax.data.dataset import Dataset, write_account
-from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.gate import Gate, write_gates
+from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.features.inputs import load_inputs
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.terminal import Terminal
@@ -22,16 +22,16 @@ from stepcot_jax.run.feed import Feed
 from stepcot_jax.run.gate_fitting import fit_gates
 from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
+from stepcot_jax.run.start import read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.run.training_data import describe_cases
-from stepcot_jax.run.warm_start import read_warm_start, refuse_seen_cases
 from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.systems.grpo_objective import REFERENCE
+from stepcot_jax.systems.grpo import REFERENCE
 from stepcot_jax.systems.registry import make_system
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import saved_steps
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream

@@ -11,10 +11,10 @@ import numpy as np
 
 from stepcot_jax.data.batches import Batches, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.evaluation.evaluator import Predictions, collect
+from stepcot_jax.evaluation.predictions import Predictions, collect
 from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 
 _READ = frozenset({"images", "image_features", "labels", "targets", "index", "present"})
 """Batch entries that the data provide; a phase's `collect` may add others."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.encoded_records import EncodedRecord, RecordEncoder
+from stepcot_jax.policies.records import EncodedRecord, RecordEncoder
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.settings.run_settings import Settings

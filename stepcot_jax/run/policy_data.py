@@ -13,11 +13,11 @@ from stepcot_jax.features.patch_input import PatchInput, store_patches
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.policies.encoded_records import lay_out_prompts
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
-from stepcot_jax.policies.qwen.qwen_setup import QwenSource
-from stepcot_jax.run.policy_start import refuse_seen_patients, write_patients
+from stepcot_jax.policies.qwen_setup import QwenSource
+from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.run.policy_tokens import TokenizedRecords, tokenize_records
+from stepcot_jax.run.start import refuse_seen_patients, write_patients
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.sft import See
 from stepcot_jax.systems.stored_policy import StoredPolicy, check_encoder

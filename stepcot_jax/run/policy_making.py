@@ -6,16 +6,16 @@ import pathlib
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.policies.policy_choice import choose_policy
 from stepcot_jax.policies.policy_network import normalise
-from stepcot_jax.policies.qwen.qwen_setup import QwenSource
-from stepcot_jax.policies.rollouts import Sampling
-from stepcot_jax.run.policy_start import given_start, smooth_start
+from stepcot_jax.policies.qwen_setup import QwenSource
+from stepcot_jax.policies.sampling import Sampling
 from stepcot_jax.run.policy_tokens import TokenizedRecords
+from stepcot_jax.run.start import given_start, smooth_start
 from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.curriculum import StagedRows
 from stepcot_jax.systems.policy_system import PolicySystem
 from stepcot_jax.systems.rollout_making import make_rollouts
-from stepcot_jax.systems.staged_rows import StagedRows
 from stepcot_jax.systems.stored_policy import StoredPolicy
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 
 
 def make_policy_system(

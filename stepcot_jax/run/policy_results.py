@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, DrawnBox, draw_named_boxes
-from stepcot_jax.evaluation.reply_results import BASELINE, Results, encode, summarise, to_json
-from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings
+from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, Results, ScoringSettings, encode, summarise, to_json
 from stepcot_jax.evaluation.vqa_metrics import Key
 from stepcot_jax.host.files import write_whole, writing_whole
 from stepcot_jax.reasoning.record import KINDS, VqaRecord

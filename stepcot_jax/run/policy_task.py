@@ -10,25 +10,25 @@ import jax
 import numpy as np
 
 from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, as_columns, score_text
+from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, as_columns, score_text
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import prepare_figures
 from stepcot_jax.features.patch_input import load_patch_input
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.policies.batched_replies import reply_in_batches
-from stepcot_jax.policies.qwen.qwen_setup import find_qwen
+from stepcot_jax.policies.qwen_setup import find_qwen
+from stepcot_jax.policies.sampling import reply_in_batches
 from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_data import load_policy_data
 from stepcot_jax.run.policy_making import make_policy_system
 from stepcot_jax.run.policy_results import EXAMPLES_FOLDER, Answered, write_examples, write_policy_results
-from stepcot_jax.run.policy_start import naming_start, read_policy_start
+from stepcot_jax.run.start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
+from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
-from stepcot_jax.systems.staged_rows import StagedRows, make_staged_rows
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream

@@ -5,16 +5,22 @@ from collections.abc import Mapping, Sequence
 
 from stepcot_jax.data.grounded.check_examples import CheckExample, draw_check_examples
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
-from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
-from stepcot_jax.policies.encoded_records import EncodedRecord, RecordEncoder, write_texts
 from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained
-from stepcot_jax.policies.qwen.qwen_setup import QwenSource
-from stepcot_jax.policies.qwen.qwen_template import FRAME
+from stepcot_jax.policies.qwen_inputs import FRAME
+from stepcot_jax.policies.qwen_setup import QwenSource
+from stepcot_jax.policies.records import (
+    EncodedRecord,
+    RecordEncoder,
+    check_texts,
+    encode_checks,
+    longest_check,
+    write_texts,
+)
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.policy_checks import check_round_trip, count_cut
-from stepcot_jax.run.policy_start import naming_start
+from stepcot_jax.run.start import naming_start
 from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.systems.staged_rows import stage_texts
+from stepcot_jax.systems.curriculum import stage_texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

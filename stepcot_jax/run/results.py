@@ -10,17 +10,19 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.calibration_files import write_calibration
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules
-from stepcot_jax.evaluation.consistency_files import write_pairs
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, write_calibration
+from stepcot_jax.evaluation.consistency import (
+    Counts,
+    Rules,
+    count_pairs,
+    fit_pair_ratios,
+    give_prefixes,
+    make_rules,
+    write_pairs,
+)
 from stepcot_jax.evaluation.interventions import describe_reliance, give_logits, measure_reliance
-from stepcot_jax.evaluation.operating_point_files import OperatingPoints, describe_points
-from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
-from stepcot_jax.evaluation.pair_ratios import Counts, fit_pair_ratios, give_prefixes
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points, describe_points
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, evaluate, write_predictions
 from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
 from stepcot_jax.evaluation.summary import describe, summarise, without_nan
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE

@@ -5,8 +5,7 @@ import math
 from collections.abc import Sequence
 
 from stepcot_jax.data.grounded.baselines import fit_baseline
-from stepcot_jax.evaluation.reply_results import BASELINE
-from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_reply
+from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, score_reply
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.reply import Region, Reply
 

@@ -5,7 +5,7 @@ import pathlib
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.task import Task
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 
 
 def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> Task:

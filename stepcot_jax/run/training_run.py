@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 
-from stepcot_jax.host.compilation_cache import use_compilation_cache
-from stepcot_jax.host.process_memory import release_freed_memory
+from stepcot_jax.host.machine import release_freed_memory, use_compilation_cache
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.policies.qwen.qwen_sharding import param_shardings
+from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.more_epochs import describe_longer, remove_results
 from stepcot_jax.run.places import check_judge, make_place
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
@@ -23,17 +22,13 @@ from stepcot_jax.run.task_registry import make_task
 from stepcot_jax.settings.run_settings import Settings, load_settings
 from stepcot_jax.settings.sections import ParallelSettings
 from stepcot_jax.settings.stored_settings import write_settings
-from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
-from stepcot_jax.training.epochs import Plan
+from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
+from stepcot_jax.training.devices import Devices, MeshDevices
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loggers import check_loggers, open_loggers
-from stepcot_jax.training.loop import Compiled, Loop
-from stepcot_jax.training.mesh_devices import MeshDevices
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.loop import Compiled, Loop, Plan, Profiler
 from stepcot_jax.training.processes import Preemption, is_first, wait_for_all
-from stepcot_jax.training.profiling import Profiler
 from stepcot_jax.training.state import TrainState, count_parameters
-from stepcot_jax.training.stored_params import restore_params
 from stepcot_jax.training.system import Batch, Phase, System
 
 

@@ -10,13 +10,11 @@ import optax
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
-from stepcot_jax.losses.objective import LossParts, batch_totals, teacher_objective
-from stepcot_jax.models.perceptron import Baseline
-from stepcot_jax.models.student import Student
+from stepcot_jax.evaluation.predictions import Predictions, evaluate
+from stepcot_jax.losses.step_cot import LossParts, batch_totals, teacher_objective
+from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.systems.gradients import Metrics, describe_losses, differentiate_batch, named_numbers
 from stepcot_jax.systems.networks import (
     Batch,
     Networks,
@@ -26,8 +24,15 @@ from stepcot_jax.systems.networks import (
     predict_logits,
     read_as_baseline,
 )
-from stepcot_jax.systems.updates import SHARED, split_shared
-from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.systems.updates import (
+    SHARED,
+    Metrics,
+    describe_losses,
+    differentiate_batch,
+    named_numbers,
+    split_shared,
+)
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm, make_optimizer
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, System

@@ -7,33 +7,305 @@ are predicted and reported, so that a run holds its own comparison of before and
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.consistency import count_pairs, make_rules
-from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules
+from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.losses.policy_gradient import PolicyGradient, Scale, advantages, aggregate_weight, policy_gradient_loss
+from stepcot_jax.policies.chain_policy import Read, sample_chains, score_chains
+from stepcot_jax.policies.sampling import rollout_keys
+from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.baseline import make_baseline_optimizer
 from stepcot_jax.systems.chain_batches import check_settings, read_batches
-from stepcot_jax.systems.chain_rewards import ChainRewards
 from stepcot_jax.systems.chain_start import check_same_shapes, read_start
-from stepcot_jax.systems.chain_update import OPTIMIZER, ChainMetrics, ChainRollouts, make_chain_update
-from stepcot_jax.systems.gradients import teacher_part
-from stepcot_jax.systems.grpo_objective import REFERENCE
-from stepcot_jax.systems.networks import Batch, predict_logits
-from stepcot_jax.systems.reward_signal import RewardSignal
+from stepcot_jax.systems.grpo import REFERENCE, RewardSignal, make_objective
+from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
 from stepcot_jax.systems.step_cot import StepCoT
-from stepcot_jax.training.state import Params, TrainState
+from stepcot_jax.systems.updates import certain_labels, differentiate_batch, split_shared, teacher_part
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.optimizers import global_norm
+from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, Stream, Update
+
+# Rewards of sampled chains: the diagnosis is right, steps are right, no two answers contradict each other.
+
+
+class RewardParts(flax.struct.PyTreeNode):
+    """Rewards of chains and their parts, 0 to 1; NaN where a part is undefined.
+
+    Attributes:
+      total: [*chain], the weighted sum of the parts; NaN where a part with a weight above 0 is undefined.
+      diagnosis: [*chain], 1 if the last step is right; NaN where it is not annotated.
+      steps: [*chain], share of the annotated steps that are right; NaN where none is annotated.
+      consistent: [*chain], 1 if the chain has no forbidden pair of answers; needs no label.
+    """
+
+    total: Array
+    diagnosis: Array
+    steps: Array
+    consistent: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainRewards:
+    """The reward of a chain: a weighted sum of three parts.
+
+    Attributes:
+      rules: pairs of answers that contradict each other (`evaluation.consistency`).
+      steps_weight: of the share of right steps.
+      chain_weight: of a chain without a contradiction.
+    """
+
+    rules: Rules
+    diagnosis_weight: float = 1.0
+    steps_weight: float = 0.0
+    chain_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.highest > 0:
+            raise BadInput(
+                "config.rewards.diagnosis_weight, steps_weight and chain_weight: all are 0; expected one above 0 with "
+                "config.job='chain_grpo'"
+            )
+
+    @classmethod
+    def from_settings(cls, rewards: RewardsSettings, rules: Rules) -> "ChainRewards":
+        """Return the rewards of a run's settings."""
+        return cls(rules, rewards.diagnosis_weight, rewards.steps_weight, rewards.chain_weight)
+
+    @property
+    def highest(self) -> float:
+        """Reward of a chain that is right in every part."""
+        return self.diagnosis_weight + self.steps_weight + self.chain_weight
+
+    def score(self, *, chains: Int[Array, "*chain step"], labels: Int[Array, "*chain step"]) -> RewardParts:
+        """Return the rewards of chains."""
+        annotated, right = labels >= 0, chains == labels
+        number = jnp.sum(annotated, axis=-1, dtype=jnp.float32)
+        num_right = jnp.sum(right & annotated, axis=-1, dtype=jnp.float32)
+        diagnosis = jnp.where(annotated[..., -1], right[..., -1].astype(jnp.float32), jnp.nan)
+        steps = jnp.where(number > 0, num_right / jnp.maximum(number, 1.0), jnp.nan)
+        consistent = self.consistent(chains)
+        weights = (self.diagnosis_weight, self.steps_weight, self.chain_weight)
+        # A part without weight is left out, so that its NaN does not count.
+        weighted = [w * part for w, part in zip(weights, (diagnosis, steps, consistent), strict=True) if w > 0]
+        return RewardParts(sum(weighted[1:], weighted[0]), diagnosis, steps, consistent)
+
+    def consistent(self, chains: Int[Array, "*chain step"]) -> Float[Array, "*chain"]:
+        """Return 1 for each chain without a forbidden pair, as `evaluation.consistency.inconsistent` finds them."""
+        found = jnp.ones(chains.shape[:-1], bool)
+        for (earlier, later), allowed in self.rules.allowed.items():
+            if not np.all(allowed):
+                found &= jnp.asarray(allowed)[chains[..., earlier], chains[..., later]]
+        return found.astype(jnp.float32)
+
+
+# One update of a teacher by rewards: sample chains, score them, and follow the policy gradient (GEMeX-RMCoT: Eq. 2).
+#
+# The tokens are the steps' answers. Rewards are functions of arrays, so everything is one compiled program. A case and
+# all of its chains lie on one device; only numbers cross devices: gradients, and the rewards of all chains, which
+# shuffling and the deviation of the batch need.
+
+
+OPTIMIZER = "chain_grpo"
+"""Name of the optimizer's state."""
+
+_SHUFFLE = 0x5F  # of the update's random key, apart from those of the rollouts
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainRollouts:
+    """How chains are sampled and compared within their group.
+
+    Attributes:
+      group_size: chains of a case, 2 or more.
+      num_updates: passes over the sampled chains.
+      temperature: of sampling and of every log-probability.
+      shuffle_rewards: exchange the rewards among the scored chains of the batch, a control that must not learn.
+    """
+
+    objective: PolicyGradient = dataclasses.field(default_factory=PolicyGradient)
+    group_size: int = 8
+    num_updates: int = 1
+    temperature: float = 1.0
+    std_ddof: int = 1
+    std_epsilon: float = 1e-6
+    scale: Scale = "group"
+    shuffle_rewards: bool = False
+
+    @classmethod
+    def from_settings(cls, grpo: GrpoSettings) -> "ChainRollouts":
+        """Return what the settings say; `grpo.mask_truncated` is of no use, as every chain has all steps."""
+        return cls(
+            objective=make_objective(grpo),
+            group_size=grpo.group_size,
+            num_updates=grpo.num_updates,
+            temperature=grpo.temperature,
+            std_ddof=grpo.std_ddof,
+            std_epsilon=grpo.std_epsilon,
+            scale=grpo.scale,
+            shuffle_rewards=grpo.shuffle_rewards,
+        )
+
+
+class ChainMetrics(flax.struct.PyTreeNode):
+    """What an update reports, by name; scalars of the global batch."""
+
+    numbers: dict[str, Array]
+
+
+def make_chain_update(
+    networks: Networks, rewards: ChainRewards, rollouts: ChainRollouts, optimizer: optax.GradientTransformation
+) -> Update:
+    """Return one device's update: (state, batch) -> (state, metrics); it trains what `gradients.teacher_part` names.
+
+    Dropout is off, in sampling and in every log-probability: the ratio of the first pass is 1.
+    """
+
+    def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, ChainMetrics]:
+        rows, text_features = split_shared(batch)
+        sampled, numbers = sample_rollouts(networks, rewards, rollouts, state, rows, text_features, whole)
+        counted = _flat(jnp.broadcast_to(sampled["scored"][..., None], sampled["chains"].shape))
+        total = whole.add_up(aggregate_weight(counted, rollouts.objective))
+
+        def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[dict[str, Array], Array]]:
+            del first_case  # there is no dropout
+            features = encode_images(networks, trained, rows)
+            read = _make_reader(networks, trained["teacher"], features, text_features, rollouts.group_size)
+            own = {name: _flat(rows[name]) for name in ("chains", "old", "reference", "advantage", "scored")}
+            found = policy_gradient_loss(
+                log_probs=score_chains(read, own["chains"], temperature=rollouts.temperature),
+                old_log_probs=own["old"],
+                reference_log_probs=own["reference"],
+                advantage=own["advantage"][:, None],
+                counted=jnp.broadcast_to(own["scored"][:, None], own["chains"].shape),
+                settings=rollouts.objective,
+                whole=total,
+            )
+            return found.total, ({"total": found.total, "kl": found.divergence, "clipped": found.clipped}, features)
+
+        def one_pass(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
+            parts, _features, gradients = differentiate_batch(
+                loss, teacher_part(state.params), {**rows, **sampled}, whole
+            )
+            state = apply_gradients(state, OPTIMIZER, optimizer, gradients)
+            return state, {**parts, "gradient_norm": global_norm(gradients)}
+
+        state, of_passes = jax.lax.scan(one_pass, state, length=rollouts.num_updates)
+        numbers |= {name: jnp.mean(values) for name, values in of_passes.items()}
+        return state.replace(step=state.step + 1), ChainMetrics(numbers)
+
+    return update
+
+
+def sample_rollouts(
+    networks: Networks,
+    rewards: ChainRewards,
+    rollouts: ChainRollouts,
+    state: TrainState,
+    rows: Batch,
+    text_features: Array | None,
+    whole: GlobalBatch = ONE_DEVICE,
+) -> tuple[Batch, dict[str, Array]]:
+    """Sample chains of a device's cases with the update's key, and score them.
+
+    Returns:
+      By name, [case, rollout, ...]: "chains" and the log-probabilities "old" and "reference" [case, rollout, step],
+      "advantage" and "scored" [case, rollout]; and numbers of the global batch.
+    """
+    labels, size = certain_labels(rows), rollouts.group_size
+    num_cases, num_steps = labels.shape
+    read, of_reference = (
+        _make_reader(networks, own["teacher"], encode_images(networks, own, rows), text_features, size)
+        for own in (state.params, state.params[REFERENCE])
+    )
+    key = state.key_of_update()
+    keys = rollout_keys(key, first=size * whole.first_case(num_cases), number=num_cases * size)
+    chains = sample_chains(read, num_steps=num_steps, keys=keys, temperature=rollouts.temperature)
+    old = score_chains(read, chains, temperature=rollouts.temperature)
+    reference = score_chains(of_reference, chains, temperature=rollouts.temperature)
+    grouped = chains.reshape(num_cases, size, num_steps)
+    parts = rewards.score(chains=grouped, labels=jnp.broadcast_to(labels[:, None], grouped.shape))
+    total = whole.gather(parts.total)
+    if rollouts.shuffle_rewards:
+        total = shuffle_scored(total, key=jax.random.fold_in(key, _SHUFFLE))
+    advantage = advantages(total, std_ddof=rollouts.std_ddof, std_epsilon=rollouts.std_epsilon, scale=rollouts.scale)
+    own_rows = jax.lax.dynamic_slice_in_dim(advantage, whole.first_case(num_cases), num_cases)
+    sampled = {
+        "chains": grouped,
+        "old": old.reshape(grouped.shape),
+        "reference": reference.reshape(grouped.shape),
+        "advantage": own_rows,
+        "scored": ~jnp.isnan(parts.total),
+    }
+    return jax.lax.stop_gradient(sampled), _describe(parts, total, old, whole)
+
+
+def shuffle_scored(rewards: Float[Array, "case rollout"], *, key: Array) -> Float[Array, "case rollout"]:
+    """Return the rewards in random order over the whole batch; NaN stays where it is."""
+    flat = rewards.reshape(-1)
+    unscored = jnp.isnan(flat)
+    drawn = jnp.lexsort((jax.random.uniform(key, flat.shape), unscored))
+    places = jnp.argsort(unscored, stable=True)
+    return jnp.zeros_like(flat).at[places].set(flat[drawn]).reshape(rewards.shape)
+
+
+def _describe(
+    parts: RewardParts, total: Float[Array, "case rollout"], old: Float[Array, "rollout step"], whole: GlobalBatch
+) -> dict[str, Array]:
+    """Return means over the global batch; `total` is that of all devices. 0 where nothing is scored."""
+    means = {
+        "reward": parts.total,
+        "reward_diagnosis": parts.diagnosis,
+        "reward_steps": parts.steps,
+        "reward_consistent": parts.consistent,
+        "entropy": -old,
+    }
+    sums = {name: (jnp.nansum(own), jnp.sum(~jnp.isnan(own), dtype=jnp.float32)) for name, own in means.items()}
+    numbers = {name: one / jnp.maximum(number, 1.0) for name, (one, number) in whole.add_up(sums).items()}
+    scored = jnp.sum(~jnp.isnan(total), axis=1) > 1
+    highest, lowest = jnp.nanmax(total, axis=1), jnp.nanmin(total, axis=1)
+    numbers["equal_groups"] = _share(scored & (highest == lowest), scored)
+    numbers["scored"] = jnp.mean(~jnp.isnan(total), dtype=jnp.float32)
+    return numbers
+
+
+def _share(found: Bool[Array, " case"], among: Bool[Array, " case"]) -> Float[Array, ""]:
+    return jnp.sum(found, dtype=jnp.float32) / jnp.maximum(jnp.sum(among, dtype=jnp.float32), 1.0)
+
+
+def _make_reader(
+    networks: Networks, teacher: Mapping[str, Any], features: Array, text_features: Array | None, size: int
+) -> Read:
+    """Return the teacher's logits of `size` chains a case, without dropout, as a function of the answers so far."""
+    repeated = jnp.repeat(features, size, axis=0)
+
+    def read(given: Int[Array, "rollout step"]) -> Float[Array, "rollout step answer"]:
+        logits: Array = read_as_teacher(
+            networks, dict(teacher), repeated, text_features, given_answers=given, key=None
+        ).logits
+        return logits
+
+    return read
+
+
+def _flat(rows: Array) -> Array:
+    """[case, rollout, ...] -> [case times rollout, ...]."""
+    return rows.reshape(-1, *rows.shape[2:])
+
 
 TEACHER, START = "teacher", "start"
 """The refined network, and the one that GRPO began with."""

@@ -9,8 +9,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.stored_settings import changed_keys, read_settings
+from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params
-from stepcot_jax.training.stored_params import read_best, restore_params
 
 _KEY = "config.policy.start"
 _SAME = tuple(f"config.{section}." for section in ("data", "phantom", "image_encoder", "prompts", "teacher"))

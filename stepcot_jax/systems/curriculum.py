@@ -12,10 +12,32 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
-from stepcot_jax.data.grounded.stage_views import STAGES, Stage
+from stepcot_jax.data.grounded.stage_views import (
+    DIALECTS_WITH_HARD,
+    STAGES,
+    Stage,
+    StageView,
+    StageViews,
+    domain_of,
+    draw_views,
+)
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.losses.sequence import sequence_loss
+from stepcot_jax.policies.policy_files import AnyTokenizer
+from stepcot_jax.policies.records import EncodedRecord, RecordEncoder, lay_out_pack, stack_rows, write_texts
 from stepcot_jax.settings.policy_sections import CurriculumSettings
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.sft import NAME, POLICY, Batch, See, SftUpdate
+from stepcot_jax.training.devices import GlobalBatch, differentiate
+from stepcot_jax.training.optimizers import global_norm
+from stepcot_jax.training.state import Params, TrainState, apply_gradients
+from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 _STREAM = 4  # of stage draws, apart from those of other cases
 
@@ -166,3 +188,315 @@ def _adapt_hard_share(state: CurriculumState, settings: CurriculumSettings) -> f
         return min(state.hard_share + settings.hard_increase, settings.most_hard)
     is_rise = len(state.history) >= 2 and state.history[-1] - state.history[-2] >= settings.rise
     return state.hard_share * settings.hard_factor if is_rise else state.hard_share
+
+
+# Fine-tuning with a curriculum: mean losses by domain and stage, and the schedule's state among the optimizer states.
+#
+# The update adds up the loss of each row by domain and stage, over all devices; the end of an epoch turns the sums
+# into the schedule's next state. All of it is float32 in the `TrainState`, so that a resumed run draws the same
+# stages.
+
+
+CURRICULUM = "curriculum"
+"""Of the schedule's state in `TrainState.optimizers`."""
+
+NO_DOMAIN = -1
+"""Number of the domain of a row that has none; its loss moves no schedule."""
+
+_SUMS, _COUNTS = "sums", "counts"
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """The schedule of a run, and its state as arrays.
+
+    Attributes:
+      domains: of the training records, see `stage_views.domain_of`; distinct, without "".
+    """
+
+    settings: CurriculumSettings
+    num_epochs: int
+    updates_per_epoch: int
+    seed: int
+    domains: tuple[str, ...]
+
+    def to_arrays(self, state: CurriculumState) -> dict[str, Array]:
+        """Return a state as float32 arrays, with sums and counts [domain, stage] of 0; NaN stands for no value."""
+        settings = self.settings
+        table = (len(self.domains), len(STAGES))
+        history = np.full(max(2, settings.plateau_values), np.nan)
+        history[: len(state.history)] = state.history
+        found = {
+            "epoch": state.epoch,
+            "easy": [state.easy.get(domain, np.nan) for domain in self.domains],
+            "medium": [state.medium.get(domain, np.nan) for domain in self.domains],
+            "overall": state.overall,
+            "history": history,
+            "hard_share": state.hard_share,
+            _SUMS: np.zeros(table),
+            _COUNTS: np.zeros(table),
+        }
+        return {name: jnp.asarray(np.asarray(value, np.float32)) for name, value in found.items()}
+
+    def restore(self, arrays: Any) -> CurriculumState:
+        """Return the state that arrays of `to_arrays` hold, with the sums of the epoch left aside."""
+        found = {name: np.asarray(value, np.float64) for name, value in jax.device_get(arrays).items()}
+
+        def defined(values: np.ndarray) -> dict[str, float]:
+            return {
+                domain: float(value) for domain, value in zip(self.domains, values, strict=True) if not np.isnan(value)
+            }
+
+        return CurriculumState(
+            epoch=int(found["epoch"]),
+            easy=defined(found["easy"]),
+            medium=defined(found["medium"]),
+            overall=float(found["overall"]),
+            history=tuple(float(value) for value in found["history"] if not np.isnan(value)),
+            hard_share=float(found["hard_share"]),
+        )
+
+    def end_epoch(self, state: TrainState) -> TrainState:
+        """Return the state for the next epoch: the schedule moved on by the mean losses, sums and counts 0."""
+        before = state.optimizers[CURRICULUM]
+        sums, counts = (np.asarray(jax.device_get(before[name]), np.float64) for name in (_SUMS, _COUNTS))
+        losses = {
+            (domain, stage): float(sums[row, column] / counts[row, column])
+            for row, domain in enumerate(self.domains)
+            for column, stage in enumerate(STAGES)
+            if counts[row, column]
+        }
+        ended = self.to_arrays(after_epoch(self.restore(before), self.settings, losses))
+        # Not `device_put`: of several processes each holds a part of the replicated arrays.
+        after = jax.tree.map(lambda new, old: jnp.where(True, new, old), ended, before)
+        return state.replace(optimizers={**state.optimizers, CURRICULUM: after})
+
+    def describe(self, state: CurriculumState) -> dict[str, float]:
+        """Return the numbers of "adaptive" for the log: median gap over the domains with a loss, and the hard share."""
+        if self.settings.schedule != "adaptive":
+            return {}
+        gaps = [state.gap(domain, self.settings) for domain in sorted({*state.easy, *state.medium})]
+        gap = statistics.median(gaps) if gaps else 0.0
+        return {f"{CURRICULUM}/median_gap": gap, f"{CURRICULUM}/hard_share": state.hard_share}
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedSftUpdate(SftUpdate):
+    """One device's update of fine-tuning on rows of several stages.
+
+    Rows have, beside those of `SftUpdate`, "domains" and "stages" int32 [row]: numbers of the domain, `NO_DOMAIN` for
+    none, and of the stage shown.
+    """
+
+    num_domains: int
+
+    def add_up_losses(self, logits: Float[Array, "row token word"], rows: Batch) -> dict[str, Array]:
+        """Return sums of the rows' losses and their counts, float32 [domain, stage]."""
+
+        def of_row(logits: Array, row: Batch) -> Array:
+            one = jax.tree.map(lambda values: values[None], row)
+            return sequence_loss(
+                logits=logits[None],
+                tokens=one["targets"],
+                parts=one["parts"],
+                part_weights=one["part_weights"],
+                reduction=self.settings.reduction,
+            )
+
+        taken = {name: rows[name] for name in ("targets", "parts", "part_weights")}
+        losses = jax.lax.stop_gradient(jax.vmap(of_row)(logits, taken))
+        of_domain = jax.nn.one_hot(rows["domains"], self.num_domains, dtype=jnp.float32)
+        of_stage = jax.nn.one_hot(rows["stages"], len(STAGES), dtype=jnp.float32)
+        return {
+            _SUMS: jnp.einsum("r,rd,rs->ds", losses, of_domain, of_stage),
+            _COUNTS: jnp.einsum("rd,rs->ds", of_domain, of_stage),
+        }
+
+    def gradients(self, params: Params, batch: Batch, whole: GlobalBatch) -> tuple[dict[str, Array], Params]:
+        """Return the loss of the global batch with sums and counts [domain, stage], and its gradients."""
+        divisor = self.divisor(batch, whole)
+
+        def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
+            logits = self.score({**params, **trained}, rows)
+            value = self.loss_of(logits, rows, divisor)
+            return value, {"loss": value, **self.add_up_losses(logits, rows)}
+
+        return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)
+
+    def __call__(self, state: TrainState, batch: Batch, whole: GlobalBatch) -> tuple[TrainState, dict[str, Array]]:
+        """Return the state after the update, its sums included, and the loss and gradient norm before it."""
+        numbers, gradients = self.gradients(state.params, batch, whole)
+        state = apply_gradients(state, NAME, self.optimizer, gradients)
+        kept = state.optimizers[CURRICULUM]
+        added = {name: kept[name] + numbers[name] for name in (_SUMS, _COUNTS)}
+        optimizers = {**state.optimizers, CURRICULUM: {**kept, **added}}
+        logged = {"loss": numbers["loss"], "gradient_norm": global_norm(gradients)}
+        return state.replace(step=state.step + jnp.int32(1), optimizers=optimizers), {
+            f"{NAME}/{name}": number for name, number in logged.items()
+        }
+
+
+# Rows of fine-tuning with a curriculum: the stage of each row is drawn, then its picture, prompt and target.
+#
+# Pictures of the records are read ahead. Stages are drawn by `Phase.collect`, when the schedule's state is known: what
+# is read ahead does not depend on it, and neither a resumed run nor another number of processes draws other stages.
+
+
+_HARD_WEIGHTS = (1.0, 0.0)  # MedCLM: the answer alone
+_Shown = tuple[int, bool]  # place of a record, and whether it is shown as a hard one: what its tokens depend on
+
+
+@dataclasses.dataclass
+class StagedRows:
+    """Rows of a fine-tuning batch; `read` is for reading ahead, the call is the phase's `collect`.
+
+    Attributes:
+      places: of the record of each number that is drawn.
+      encoded: tokens of each view, by its record's place and whether it is hard.
+      part_weights: of answer and reasoning, at the stages easy and medium.
+      rows: of a global batch that this process loads.
+      see: applied to their pictures, once boxes are drawn.
+    """
+
+    dataset: VqaDataset
+    places: Sequence[int]
+    views: StageViews
+    encoded: Mapping[_Shown, EncodedRecord]
+    part_weights: tuple[float, float]
+    curriculum: Curriculum
+    rows: slice
+    see: See
+
+    def __post_init__(self) -> None:
+        self.length = max(each.length for each in self.encoded.values())
+        self._number_of = {domain: number for number, domain in enumerate(self.curriculum.domains)}
+        self._known: tuple[int, CurriculumState] | None = None
+
+    def read(self, update: int, numbers: Int[np.ndarray, " row"]) -> Batch:
+        """Return the places of the records of all rows, and the images of this process's rows."""
+        places = [self.places[number] for number in numbers]
+        images = self.dataset.load_images([self.dataset.image_of[place] for place in places[self.rows]])
+        return {"update": update, "places": places, "images": images}
+
+    def __call__(self, state: TrainState, batch: Batch) -> Batch:
+        """Return this process's rows as `StagedSftUpdate` takes them, and numbers for the log."""
+        update, places = batch["update"], batch["places"]
+        schedule = self._schedule(state, update)
+        domains = [domain_of(self.dataset.records[place]) for place in places]
+        curriculum = self.curriculum
+        stages = draw_stages(
+            schedule,
+            curriculum.settings,
+            num_epochs=curriculum.num_epochs,
+            seed=curriculum.seed,
+            update=update,
+            domains=domains,
+        )
+        views = [
+            self.views.view(place, stage, seed=curriculum.seed, update=update, row=row)
+            for row, (place, stage) in enumerate(zip(places, stages, strict=True))
+        ]
+        shares = {f"{CURRICULUM}/{stage}": _share(views, stage) for stage in STAGES}
+        return {
+            **self._lay_out(views[self.rows], places[self.rows], batch["images"]),
+            COLLECTED_NUMBERS: {**shares, **curriculum.describe(schedule)},
+        }
+
+    def _schedule(self, state: TrainState, update: int) -> CurriculumState:
+        """Return the schedule's state; read from the devices once an epoch, since that waits for the last update."""
+        epoch = update // self.curriculum.updates_per_epoch
+        if self._known is None or self._known[0] != epoch:
+            self._known = epoch, self.curriculum.restore(state.optimizers[CURRICULUM])
+        return self._known[1]
+
+    def _lay_out(self, views: Sequence[StageView], places: Sequence[int], images: np.ndarray) -> Batch:
+        shown = images.copy()
+        for row, (view, place) in enumerate(zip(views, places, strict=True)):
+            if view.place != place:
+                shown[row] = self.dataset.load_images([int(self.dataset.image_of[view.place])])[0]
+        rows = [lay_out_pack([self.encoded[_key(view)]], self.length) for view in views]
+        weights = [_HARD_WEIGHTS if view.stage == "hard" else self.part_weights for view in views]
+        domains = [self._number_of.get(domain_of(view.record), NO_DOMAIN) for view in views]
+        return {
+            "images": self.see(draw_views(shown, views)),
+            **stack_rows(rows),
+            "part_weights": np.array(weights, np.float32),
+            "domains": np.array(domains, np.int32),
+            "stages": np.array([STAGES.index(view.stage) for view in views], np.int32),
+        }
+
+
+def make_views(settings: Settings, dataset: VqaDataset) -> StageViews:
+    """Return the views of the training split."""
+    dialect = settings.vqa.dialect
+    if may_be_hard(settings.curriculum) and dialect not in DIALECTS_WITH_HARD:
+        raise BadInput(
+            f"config.curriculum.schedule: {settings.curriculum.schedule!r} has a hard stage, for which "
+            f"config.vqa.dialect={dialect!r} has no reply of the answer alone; expected one of "
+            f"{', '.join(DIALECTS_WITH_HARD)}, or a schedule without a hard stage (shares, most_hard)"
+        )
+    return StageViews(
+        dataset.records, dataset.splits["train"], dialect=dialect, with_thinking=settings.vqa.with_thinking
+    )
+
+
+def may_be_hard(settings: CurriculumSettings) -> bool:
+    """Return whether a schedule can show the hard stage."""
+    return settings.most_hard > 0 if settings.schedule == "adaptive" else settings.shares[2] > 0
+
+
+def stage_texts(settings: Settings, dataset: VqaDataset) -> list[str]:
+    """Return prompts and replies of all views of the training split, to count a vocabulary."""
+    views = make_views(settings, dataset)
+    return [
+        text
+        for view in _all_views(views, dataset, settings)
+        for text in write_texts(view.record, settings.vqa.dialect, with_thinking=view.with_thinking)
+    ]
+
+
+def make_staged_rows(
+    settings: Settings,
+    dataset: VqaDataset,
+    tokenizer: AnyTokenizer,
+    *,
+    encoded: Mapping[int, EncodedRecord],
+    places: Sequence[int],
+    rows: slice,
+    see: See,
+) -> StagedRows:
+    """Return the rows of a run's fine-tuning.
+
+    Args:
+      encoded: tokens of the training split by place, as the stages easy and medium show them.
+    """
+    views = make_views(settings, dataset)
+    encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=False)
+    shown = {
+        _key(view): encoder.encode(view.record) if view.stage == "hard" else encoded[view.place]
+        for view in _all_views(views, dataset, settings)
+    }
+    domains = {domain_of(dataset.records[int(place)]) for place in dataset.splits["train"]}
+    curriculum = Curriculum(
+        settings.curriculum,
+        num_epochs=settings.sft.epochs,
+        updates_per_epoch=max(len(places) // settings.sft.batch_size, 1),
+        seed=settings.seed,
+        domains=tuple(sorted(domains - {""})),
+    )
+    part_weights = (settings.sft.answer_weight, settings.sft.reasoning_weight)
+    return StagedRows(dataset, places, views, shown, part_weights, curriculum, rows, see)
+
+
+def _all_views(views: StageViews, dataset: VqaDataset, settings: Settings) -> list[StageView]:
+    hard = may_be_hard(settings.curriculum)
+    found = [view for place in dataset.splits["train"] for view in views.shown_of(int(place))]
+    return [view for view in found if hard or view.stage != "hard"]
+
+
+def _key(view: StageView) -> _Shown:
+    return view.place, view.stage == "hard"
+
+
+def _share(views: Sequence[StageView], stage: Stage) -> float:
+    return sum(view.stage == stage for view in views) / len(views)

@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.models.given import GivenAnswers
-from stepcot_jax.models.perceptron import Baseline
-from stepcot_jax.models.student import Student
+from stepcot_jax.models.layers import GivenAnswers
+from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.state import Params

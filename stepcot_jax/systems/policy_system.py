@@ -9,20 +9,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.policy_choice import AnyPolicy, copy_frozen, policy_params, split_parts
-from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.policies.qwen_policy import QwenPolicy
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.settings.policy_sections import GrpoSettings, SftSettings
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
-from stepcot_jax.systems.curriculum import CurriculumState
-from stepcot_jax.systems.grpo import GrpoUpdate
-from stepcot_jax.systems.grpo_objective import REFERENCE
-from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.systems.curriculum import CURRICULUM, CurriculumState, StagedRows, StagedSftUpdate
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
-from stepcot_jax.systems.staged_rows import StagedRows
-from stepcot_jax.systems.staged_sft import CURRICULUM, StagedSftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given
 from stepcot_jax.training.system import Phase, Stream, System

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.losses.hard_label import inverse_frequency_weights
+from stepcot_jax.losses.step_cot import inverse_frequency_weights
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.baseline import BaselineSystem
 from stepcot_jax.systems.chain_grpo import ChainGrpo

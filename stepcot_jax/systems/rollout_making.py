@@ -7,11 +7,11 @@ from stepcot_jax.policies.policy_choice import AnyPolicy
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
+from stepcot_jax.systems.grpo import Rollouts, make_reward_settings
 from stepcot_jax.systems.judged_rewards import JudgedRewards, make_judge
 from stepcot_jax.systems.self_check import SelfCheck
 from stepcot_jax.systems.sft import Normalise
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 
 
 def make_rollouts(

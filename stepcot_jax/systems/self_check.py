@@ -5,22 +5,84 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from stepcot_jax.policies.check_tokens import CheckMarks
-from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.policy_choice import AnyPolicy, policy_params
-from stepcot_jax.policies.rollouts import Replies, Sampling, rollout_keys
+from stepcot_jax.policies.records import CheckMarks
+from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.settings.policy_sections import SelfCheckSettings
-from stepcot_jax.systems.attempts import CHECK, CLOSE, FIRST, GIVEN, SECOND, Attempts
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.state import TrainState
+
+# Completions with a self-check: the kinds of their tokens, and who gets which advantage (MEDSAGE: Eq. 8 to 12).
+
+
+NOTHING, FIRST, GIVEN, CHECK, CLOSE, SECOND = range(6)
+"""Kinds of the tokens of a completion: padding, first attempt, not sampled, check, </CHECK>, second attempt."""
+
+
+class Attempts(NamedTuple):
+    """Completions with checks; "own" rows are those of this process.
+
+    Attributes:
+      tokens: int32 [row, rollout, token], padded with the stop token.
+      log_probs: float32 [row, rollout, token], of sampled tokens; 0 elsewhere.
+      last: int32 [row, rollout, token], the last attempt alone, padded with the stop token; empty without one.
+      ended: bool [row, rollout], whether the last attempt was not cut.
+    """
+
+    tokens: Int[np.ndarray, "row rollout token"]
+    log_probs: Float[np.ndarray, "row rollout token"]
+    kinds: Int[np.ndarray, "row rollout token"]
+    last: Int[np.ndarray, "row rollout attempt_token"]
+    ended: Bool[np.ndarray, "row rollout"]
+
+    @property
+    def counted(self) -> Bool[np.ndarray, "row rollout token"]:
+        """Sampled tokens."""
+        found: np.ndarray = (self.kinds != NOTHING) & (self.kinds != GIVEN)
+        return found
+
+    @property
+    def checks(self) -> Bool[np.ndarray, "row rollout token"]:
+        """Tokens of the self-check, m of Eq. 12."""
+        found: np.ndarray = (self.kinds == CHECK) | (self.kinds == CLOSE)
+        return found
+
+
+def token_advantages(
+    relative: Float[np.ndarray, "row rollout"],
+    *,
+    kinds: Int[np.ndarray, "row rollout token"],
+    wrong: Bool[np.ndarray, "row rollout"],
+    settings: SelfCheckSettings,
+) -> Float[np.ndarray, "row rollout token"]:
+    """Return the outcome advantage of each token, float32; see the table above."""
+    keeps = np.ones_like(wrong) if settings.first_attempt == "outcome" else ~wrong
+    gets = (kinds == SECOND) | ((kinds == FIRST) & keeps[..., None])
+    return np.where(gets, relative[..., None], 0).astype(np.float32)
+
+
+def describe_checks(
+    *,
+    wrong: Bool[np.ndarray, "prompt rollout"],
+    success: Bool[np.ndarray, "prompt rollout"],
+    first: Float[np.ndarray, "prompt rollout"],
+) -> dict[str, float]:
+    """Return the numbers of all processes' checks for the log."""
+    scored = first[np.isfinite(first)]
+    return {
+        "rollouts/self_check_rate": float(wrong.mean()),
+        "rollouts/self_check_success": float(success.sum() / wrong.sum()) if wrong.any() else float("nan"),
+        "rollouts/first_answer": float(scored.mean()) if scored.size else float("nan"),
+    }
+
 
 _AFTER_CHECK, _AFTER_FIRST = 2**31 - 2, 2**31 - 3  # folded into a rollout's key; no place of a token is as large
 

@@ -15,17 +15,10 @@ import numpy as np
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.predictions import Predictions, evaluate
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.systems.answer_schedules import AS_PUBLISHED, AnswerSchedule
-from stepcot_jax.systems.gradients import (
-    Metrics,
-    Objective,
-    describe_losses,
-    named_numbers,
-)
 from stepcot_jax.systems.networks import (
     Batch,
     Networks,
@@ -36,10 +29,16 @@ from stepcot_jax.systems.networks import (
     predict_logits,
 )
 from stepcot_jax.systems.updates import (
+    AS_PUBLISHED,
     SHARED,
+    AnswerSchedule,
+    Metrics,
+    Objective,
     Optimizers,
+    describe_losses,
     make_joint_update,
     make_teacher_update,
+    named_numbers,
     split_shared,
     start_state,
 )

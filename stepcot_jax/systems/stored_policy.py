@@ -24,10 +24,11 @@ from stepcot_jax.policies.policy_choice import (
 )
 from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
 from stepcot_jax.policies.policy_network import normalise
-from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
-from stepcot_jax.policies.qwen.qwen_setup import QwenSource
+from stepcot_jax.policies.qwen_policy import QwenPolicy
+from stepcot_jax.policies.qwen_setup import QwenSource
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
 from stepcot_jax.settings.stored_settings import read_run_settings
+from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,
     is_export,
@@ -35,9 +36,7 @@ from stepcot_jax.training.exported_weights import (
     require_modest,
     require_read,
 )
-from stepcot_jax.training.parameter_paths import unflatten
-from stepcot_jax.training.state import Params, shapes_by_name
-from stepcot_jax.training.stored_params import MOST_BYTES, read_best, restore_params
+from stepcot_jax.training.state import Params, shapes_by_name, unflatten
 
 POLICY_FILE = "policy.safetensors"
 """Parameters of an exported policy."""

@@ -1,24 +1,323 @@
 """Updates of Step-CoT on one device: the teacher alone, and teacher and student together (paper: Appendix D.5)."""
 
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
-from stepcot_jax.systems.answer_schedules import AS_PUBLISHED, AnswerSchedule
-from stepcot_jax.systems.gradients import (
-    Metrics,
-    Objective,
-    student_gradients,
-    student_part,
-    teacher_gradients,
-    teacher_part,
+from stepcot_jax.chain import Chain
+from stepcot_jax.losses.step_cot import (
+    GradientOf,
+    LinearMap,
+    LossParts,
+    Normaliser,
+    batch_totals,
+    student_objective,
+    teacher_objective,
 )
-from stepcot_jax.systems.networks import Batch, Networks, read_as_teacher
-from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.models.teacher import TeacherReading
+from stepcot_jax.settings.sections import TrainingSettings
+from stepcot_jax.systems.networks import Batch, Networks, encode_images, read_as_teacher
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Update
+
+# Which true answers a network is given in training, so that it learns to follow corrections.
+#
+# As published, memory holds the teacher's own answers, which say nothing that the image does not: a teacher trained so
+# ignores them. True answers, given now and then, make the memory worth reading: RandInt in the literature on concept
+# bottlenecks (Espinosa Zarlenga et al., Concept Embedding Models, NeurIPS 2022), scheduled sampling in that on
+# sequences (Bengio et al., NeurIPS 2015). It is ours, not the paper's (docs/departures.md).
+
+
+Schedule = Literal["none", "random", "prefix", "annealed"]
+
+_STREAM = 0x61  # of the update's random key, apart from those of dropout
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerSchedule:
+    """Draws the answers given in an update: a function of the seed, the update and the case's position.
+
+    Attributes:
+      schedule: "none": as published. "random": each annotated answer of each case with probability `rate`. "prefix":
+        with probability `rate` a case is given the answers of its first steps, 1 to all but the last, equally likely.
+        "annealed": as "random", at a rate that goes from 1 to `rate` in equal parts over `num_updates`.
+      noise: share of the given answers that are wrong ones of the same step, equally likely; 0 to 1.
+      student: whether the student is given the same answers in its update; else only the teacher.
+    """
+
+    schedule: Schedule = "none"
+    rate: float = 0.0
+    noise: float = 0.0
+    student: bool = True
+    num_updates: int = 1
+
+    @classmethod
+    def from_settings(cls, training: TrainingSettings, *, num_updates: int) -> "AnswerSchedule":
+        """Return the schedule of a run's settings, over `num_updates` updates."""
+        return cls(
+            schedule=training.given_answers,
+            rate=training.given_rate,
+            noise=training.given_noise,
+            student=training.given_to == "both",
+            num_updates=num_updates,
+        )
+
+    def draw(
+        self,
+        key: Array,
+        *,
+        labels: Int[Array, "case step"],
+        step: Int[Array, ""],
+        answers_per_step: tuple[int, ...],
+        first_case: Int[Array, ""] | int = 0,
+    ) -> Int[Array, "case step"]:
+        """Return the given answers, -1 where the network is to predict."""
+        num_cases, num_steps = labels.shape
+        counts = jnp.asarray(answers_per_step)
+        rate = jnp.float32(self.rate)
+        if self.schedule == "annealed":
+            rate = 1.0 + (rate - 1.0) * jnp.clip(step / self.num_updates, 0.0, 1.0)
+
+        def draw_one(case: Array, own: Array) -> Array:
+            keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _STREAM), case), 4)
+            if self.schedule == "prefix":
+                length = jax.random.randint(keys[0], (), 1, max(num_steps, 2))
+                chosen = (jnp.arange(num_steps) < length) & jax.random.bernoulli(keys[1], rate)
+            else:
+                chosen = jax.random.bernoulli(keys[1], rate, (num_steps,))
+            others = (own + jax.random.randint(keys[2], (num_steps,), 1, jnp.maximum(counts, 2))) % counts
+            wrong = jax.random.bernoulli(keys[3], self.noise, (num_steps,))
+            return jnp.where(chosen & (own >= 0), jnp.where(wrong, others, own), -1)
+
+        return jax.vmap(draw_one)(first_case + jnp.arange(num_cases), labels).astype(jnp.int32)
+
+
+AS_PUBLISHED = AnswerSchedule()
+"""No answer is given in training."""
+
+# Losses and gradients of teacher and student for a batch (paper: Appendix D.4 and D.5).
+#
+# Every function is one device's; `training.global_batch` reduces over the devices.
+
+
+class Metrics(flax.struct.PyTreeNode):
+    """What an update reports; it stays on the device until the loop asks for it.
+
+    Attributes:
+      losses: loss parts of each network that the update trains, before its update.
+      gradient_norms: global norm before clipping, by network.
+    """
+
+    losses: dict[str, LossParts]
+    gradient_norms: dict[str, Array]
+
+
+def named_numbers(metrics: Metrics, chain: Chain, networks: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of an update by name, such as "student/soft_label/Diagnosis"; parts come before totals."""
+    numbers: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for network in networks:
+        if network not in metrics.losses:
+            continue
+        parts = metrics.losses[network]
+        for part in ("hard_label", "soft_label", "channel_alignment", "alignment_weight"):
+            values = getattr(parts, part)
+            if values is not None:
+                for step, value in zip(chain.steps, np.asarray(values), strict=True):
+                    numbers[f"{network}/{part}/{step.name}"] = float(value)
+                totals[f"{network}/{part}"] = float(np.sum(values))
+        totals[f"{network}/total"] = float(parts.total)
+    norms = {f"{network}/gradient_norm": float(norm) for network, norm in metrics.gradient_norms.items()}
+    return {**numbers, **totals, **norms}
+
+
+def describe_losses(numbers: dict[str, float], networks: Sequence[str]) -> str:
+    """Return the loss parts of each network in a few words, for the progress bar."""
+    short = {"hard_label": "CE", "soft_label": "KD", "channel_alignment": "CH"}
+    words = []
+    for network in networks:
+        parts = [f"{short[p]} {numbers[f'{network}/{p}']:.3f}" for p in short if f"{network}/{p}" in numbers]
+        if parts:
+            words.append(f"{network} {' '.join(parts)}")
+    return ", ".join(words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Settings of the losses; defaults as in the paper, see docs/departures.md.
+
+    Attributes:
+      temperature: of distillation and channel alignment.
+      soft_label_scale: weight of distillation (alpha_KD).
+      channel_alignment_scale: weight of channel alignment (alpha_CH).
+      normaliser: of w_fw, "cka" or "trace".
+      alignment_gradient: what channel alignment trains, "features" or "projection".
+      train_teacher_projection: train the teacher's projection with the student.
+      target_dropout: dropout active in the forward pass that makes the teacher's targets.
+      answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
+    """
+
+    temperature: float = 2.0
+    soft_label_scale: float = 0.5
+    channel_alignment_scale: float = 1.0
+    normaliser: Normaliser = "cka"
+    alignment_gradient: GradientOf = "features"
+    train_teacher_projection: bool = False
+    target_dropout: bool = False
+    answer_weights: Array | None = None
+
+
+def teacher_part(params: Params) -> Params:
+    """Return the parameters that the teacher's optimizer updates."""
+    return {name: params[name] for name in ("teacher", "image_encoder") if name in params}
+
+
+def student_part(params: Params, *, train_teacher_projection: bool) -> Params:
+    """Return the parameters that the student's optimizer updates."""
+    names = ["student", "student_projection"] + ["teacher_projection"] * train_teacher_projection
+    return {name: params[name] for name in names}
+
+
+def teacher_gradients(
+    networks: Networks,
+    objective: Objective,
+    params: Params,
+    batch: Batch,
+    text_features: Array | None,
+    *,
+    key: Array | None,
+    whole: GlobalBatch = ONE_DEVICE,
+) -> tuple[LossParts, Array, Params]:
+    """Return loss parts, image features and gradients of the teacher's part of `params`.
+
+    Args:
+      batch: "image_features" or "images", "labels" int [case, step], "targets" [case, step, answer] if the labels of
+        some are soft, and "given_answers" if any are given.
+      text_features: [step, width] or [case, step, width].
+
+    Returns:
+      Loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
+    """
+    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
+
+    def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
+        features = encode_images(networks, trained, rows)
+        reading = read_as_teacher(
+            networks,
+            trained["teacher"],
+            features,
+            text_features,
+            given_answers=rows.get("given_answers"),
+            key=key,
+            first_case=first_case,
+        )
+        parts = teacher_objective(
+            logits=reading.logits,
+            labels=rows["labels"],
+            targets=rows.get("targets"),
+            answer_weights=objective.answer_weights,
+            totals=totals,
+        )
+        return parts.total, (parts, features)
+
+    return differentiate_batch(loss, teacher_part(params), batch, whole)
+
+
+def differentiate_batch(
+    loss: Callable[..., Any], trained: Params, batch: Batch, whole: GlobalBatch
+) -> tuple[LossParts, Array, Params]:
+    """Return loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
+
+    Args:
+      loss: (parameters, rows, position of the first row in the batch) -> (this part's share of the loss, (loss parts,
+        image features)).
+    """
+    differentiate = jax.grad(loss, has_aux=True)
+    if whole.num_passes == 1:
+        first_case = whole.first_case(len(batch["labels"]))
+        gradients, (parts, features) = differentiate(trained, batch, first_case)
+    else:
+        gradients, parts, features = _pass_after_pass(differentiate, trained, *whole.split(batch))
+    parts, gradients = whole.add_up((parts, gradients))
+    return parts, jax.lax.stop_gradient(features), gradients
+
+
+def _pass_after_pass(
+    differentiate: Callable[..., Any], trained: Params, rows: Batch, first_cases: Array
+) -> tuple[Params, LossParts, Array]:
+    """Gradients and loss parts added up over the passes, and the image features of all of them."""
+    shapes = jax.eval_shape(differentiate, trained, jax.tree.map(lambda each: each[0], rows), first_cases[0])
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[0], shapes[1][0]))
+
+    def one_pass(sums: Any, one: Any) -> tuple[Any, Array]:
+        gradients, (parts, features) = differentiate(trained, *one)
+        return jax.tree.map(jnp.add, sums, (gradients, parts)), features
+
+    (gradients, parts), features = jax.lax.scan(one_pass, zeros, (rows, first_cases))
+    return gradients, parts, features.reshape(-1, features.shape[-1])
+
+
+def student_gradients(
+    networks: Networks,
+    objective: Objective,
+    params: Params,
+    batch: Batch,
+    *,
+    image_features: Array,
+    targets: TeacherReading,
+    key: Array | None,
+    whole: GlobalBatch = ONE_DEVICE,
+) -> tuple[LossParts, Params]:
+    """Return loss parts and gradients of the student's part of `params`, for targets of a teacher.
+
+    Args:
+      batch: "labels" int [case, step], and as in `teacher_gradients` "targets" and "given_answers".
+    """
+    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
+
+    def loss(trained: Params) -> tuple[Array, LossParts]:
+        everything = {**params, **trained}
+        reading = networks.student.apply(
+            {"params": trained["student"]},
+            image_features=image_features,
+            given_answers=batch.get("given_answers"),
+            deterministic=key is None,
+            rngs=None if key is None else {"dropout": key},
+            first_case=whole.first_case(len(batch["labels"])),
+        )
+        parts = student_objective(
+            student_logits=reading.logits,
+            student_features=reading.image_features,
+            teacher_logits=targets.logits,
+            teacher_features=targets.image_features,
+            labels=batch["labels"],
+            student_projection=LinearMap(**everything["student_projection"]),
+            teacher_projection=LinearMap(**everything["teacher_projection"]),
+            soft_label_scale=objective.soft_label_scale,
+            channel_alignment_scale=objective.channel_alignment_scale,
+            temperature=objective.temperature,
+            normaliser=objective.normaliser,
+            alignment_gradient=objective.alignment_gradient,
+            targets=batch.get("targets"),
+            answer_weights=objective.answer_weights,
+            totals=totals,
+            gather=whole.gather,
+        )
+        return parts.total, parts
+
+    trained = student_part(params, train_teacher_projection=objective.train_teacher_projection)
+    gradients, parts = jax.grad(loss, has_aux=True)(trained)
+    return whole.add_up((parts, gradients))
+
 
 Optimizers = dict[str, optax.GradientTransformation]
 

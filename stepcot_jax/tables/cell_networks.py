@@ -20,8 +20,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.encoders.resnet import make_resnet
-from stepcot_jax.evaluation.evaluator import Predictions, collect
-from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, collect
 from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.results import with_facts
@@ -29,8 +28,8 @@ from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.stored_settings import read_settings
 from stepcot_jax.systems.networks import Networks, encode_images, make_networks
+from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params
-from stepcot_jax.training.stored_params import read_best, restore_params
 
 Predict = Callable[[dict[str, Any]], Mapping[str, Any]]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.addresses import name_place
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file
@@ -156,7 +156,7 @@ class Cells:
         # Imported here: a table of finished cells needs no training.
         import jax
 
-        from stepcot_jax.host.process_memory import release_freed_memory
+        from stepcot_jax.host.machine import release_freed_memory
         from stepcot_jax.run.training_run import Run
 
         if cell.prepare is not None:

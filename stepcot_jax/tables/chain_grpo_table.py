@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.consistency import Rules, inconsistent, make_rules
-from stepcot_jax.evaluation.consistency_files import read_pairs
+from stepcot_jax.evaluation.consistency import Rules, inconsistent, make_rules, read_pairs
 from stepcot_jax.host.files import read_json
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tables.cells import Cell, vary

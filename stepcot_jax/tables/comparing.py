@@ -13,9 +13,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
-from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap, bootstrap_differences
-from stepcot_jax.evaluation.paired import compare_accuracy
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, join_models
+from stepcot_jax.evaluation.intervals import (
+    Interval,
+    ModelIntervals,
+    bootstrap,
+    bootstrap_differences,
+    compare_accuracy,
+)
+from stepcot_jax.evaluation.predictions import SplitPredictions, join_models
 from stepcot_jax.evaluation.resamples import count_patients
 from stepcot_jax.tables.verdicts import HIGHER, LOWER, MIN_RUNS, Evidence, decide
 from stepcot_jax.tables.writing import Figure

@@ -8,8 +8,15 @@ import numpy as np
 
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import count_patients
-from stepcot_jax.evaluation.scored_replies import A_SCORE, HEADED_FIGURES, ScoredReplies, find_scored_kinds
-from stepcot_jax.evaluation.vqa_metrics import Key, score_difference, score_models
+from stepcot_jax.evaluation.vqa_metrics import (
+    A_SCORE,
+    HEADED_FIGURES,
+    Key,
+    ScoredReplies,
+    find_scored_kinds,
+    score_difference,
+    score_models,
+)
 from stepcot_jax.tables.comparing import summarise, word_verdicts
 from stepcot_jax.tables.verdicts import Evidence
 from stepcot_jax.tables.writing import Column, Entry, Figure, columns

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.distributions import describe_difference
 from stepcot_jax.evaluation.metrics import FIGURES
-from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tables.constrained_models import Constrained, Level, digest_cases
 from stepcot_jax.tables.verdicts import Evidence

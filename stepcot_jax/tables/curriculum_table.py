@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from stepcot_jax.evaluation.reply_results import BASELINE
-from stepcot_jax.evaluation.reply_scores import as_columns
+from stepcot_jax.evaluation.replies import BASELINE, as_columns
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS
 from stepcot_jax.tables.comparing_replies import DESCRIPTION, MEANS, ReplyComparison, tabulate_differences

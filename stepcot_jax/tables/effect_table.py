@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, Comparison

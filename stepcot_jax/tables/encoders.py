@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.encoders.checkpoint_files import IMPORT_FEATURES, has_text_encoder, resolve
-from stepcot_jax.features.spec import DESCRIPTION_FILE
+from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, has_text_encoder, resolve
+from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address
@@ -144,8 +144,8 @@ def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
     """Write a small CLIP image tower with random weights as a checkpoint folder."""
     from safetensors.numpy import save_file
 
-    from stepcot_jax.encoders.architecture import recognise
-    from stepcot_jax.encoders.assignment import LAYOUTS
+    from stepcot_jax.encoders.checkpoints import recognise
+    from stepcot_jax.encoders.weights import LAYOUTS
 
     weights = folder / "model.safetensors"
     if weights.is_file():

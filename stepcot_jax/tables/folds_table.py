@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.splits.folds import list_folds
-from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.evaluation.metrics import answer_accuracy
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.evaluation.resamples import count_once, count_patients
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tables.cells import Cell, vary

@@ -10,12 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.calibration_files import read_calibration
-from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules, share_inconsistent
+from stepcot_jax.evaluation.calibration import calibration_figures, read_calibration
+from stepcot_jax.evaluation.consistency import (
+    Rules,
+    count_answers,
+    count_pairs,
+    fit_pair_ratios,
+    give_prefixes,
+    make_rules,
+    share_inconsistent,
+)
 from stepcot_jax.evaluation.intervals import percentiles
 from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, exchange, give_logits
-from stepcot_jax.evaluation.pair_ratios import count_answers, fit_pair_ratios, give_prefixes
-from stepcot_jax.evaluation.reliability import calibration_figures
 from stepcot_jax.evaluation.resamples import count_once, resample, weighted_mean
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE

@@ -9,8 +9,8 @@ import numpy as np
 from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
-from stepcot_jax.evaluation.perturbations import perturb_records
-from stepcot_jax.evaluation.reply_results import encode
+from stepcot_jax.evaluation.interventions import perturb_records
+from stepcot_jax.evaluation.replies import encode
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.policies.policy_choice import read_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
-from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all
+from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, score_all
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.run.policy_data import TEST_RECORDS

@@ -47,9 +47,9 @@ def make_reference(name: str) -> Reference:
 
 def _make_networks(name: str) -> list[nn.Module]:
     """The image network, and any others of its checkpoint."""
-    from stepcot_jax.encoders.architecture import CLIP_TEXT_SIZES, CLIP_VISION_SIZES
-    from stepcot_jax.encoders.clip import CLIPText, VisionTransformer
+    from stepcot_jax.encoders.checkpoints import CLIP_TEXT_SIZES, CLIP_VISION_SIZES
     from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
+    from stepcot_jax.encoders.transformer import CLIPText, VisionTransformer
 
     if name == "CLIP":  # ViT-B/32
         text = CLIPText(
@@ -63,7 +63,7 @@ def _make_networks(name: str) -> list[nn.Module]:
 
 def _shapes(network: nn.Module) -> Any:
     """The parameter tree with shapes as leaves; nothing is allocated."""
-    from stepcot_jax.encoders.clip import CLIPText
+    from stepcot_jax.encoders.transformer import CLIPText
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     inputs = [jax.ShapeDtypeStruct((1, _IMAGE_SIZE, _IMAGE_SIZE, 3), jnp.float32)]

@@ -5,11 +5,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS, spread
-from stepcot_jax.evaluation.reply_results import BASELINE
-from stepcot_jax.evaluation.reply_scores import as_columns, score_all
-from stepcot_jax.evaluation.scored_replies import A_SCORE, ScoredReplies
-from stepcot_jax.evaluation.vqa_metrics import score_models
+from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, spread
+from stepcot_jax.evaluation.replies import BASELINE, as_columns, score_all
+from stepcot_jax.evaluation.vqa_metrics import A_SCORE, ScoredReplies, score_models
 from stepcot_jax.tables import published_vqa as published
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, summarise

@@ -4,9 +4,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from stepcot_jax.evaluation.reply_results import BASELINE
-from stepcot_jax.evaluation.reply_scores import as_columns
-from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
+from stepcot_jax.evaluation.replies import BASELINE, as_columns
+from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.report.finished_run import read_metrics
 from stepcot_jax.tables import published_vqa as published

@@ -11,7 +11,7 @@ from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.records.cases import CaseTable
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.features.keys import digest_pixels
+from stepcot_jax.features.store import digest_pixels
 from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.addresses import name_place
 from stepcot_jax.host.errors import BadInput

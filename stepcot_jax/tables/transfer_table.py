@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT

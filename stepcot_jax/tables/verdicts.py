@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from scipy import special
 
-from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
+from stepcot_jax.evaluation.summary import MIN_PATIENTS
 from stepcot_jax.tables.writing import Figure
 
 HIGHER, LOWER, NONE_SHOWN, TOO_FEW = "higher", "lower", "no difference shown", "too few patients"

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from stepcot_jax.evaluation.reply_results import BASELINE
-from stepcot_jax.evaluation.reply_scores import as_columns
-from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
+from stepcot_jax.evaluation.replies import BASELINE, as_columns
+from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
 from stepcot_jax.tables import published_vqa as published
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS

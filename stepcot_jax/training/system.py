@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 from jaxtyping import Array
 
-from stepcot_jax.training.global_batch import GlobalBatch
+from stepcot_jax.training.devices import GlobalBatch
 from stepcot_jax.training.state import Params, TrainState
 
 Batch = dict[str, Any]

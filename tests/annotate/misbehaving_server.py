@@ -12,7 +12,7 @@ import threading
 import time
 
 from stepcot_jax.annotate.annotation import Annotation
-from stepcot_jax.annotate.llm.read_answers import write_chain_answer
+from stepcot_jax.annotate.llm.interviews import write_chain_answer
 from stepcot_jax.chain import DEFAULT_CHAIN
 
 REPORT = "FINDINGS: The lungs are clear. The heart is of normal size. IMPRESSION: No acute disease. Number {}."

@@ -19,7 +19,7 @@ from PIL import Image
 
 from stepcot_jax.annotate import __main__, pipeline
 from stepcot_jax.annotate.__main__ import main
-from stepcot_jax.annotate.llm.prompt import write_annotation_prompt
+from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Reason, Report
-from stepcot_jax.annotate.llm.budget import Budget
-from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
+from stepcot_jax.annotate.llm.client import Budget, RequestFailed, RequestRefused
 from stepcot_jax.annotate.runs import MOST_FAILURES_IN_A_ROW, process_items
 from stepcot_jax.host.errors import BadInput, RunStopped
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from stepcot_jax.annotate import pipeline
 from stepcot_jax.annotate.__main__ import main
-from stepcot_jax.annotate.sharding import Shard, read_shard
+from stepcot_jax.annotate.output import Shard, read_shard
 from stepcot_jax.host.errors import BadInput
 
 TEXTS = (

@@ -16,7 +16,7 @@ from benchmarks.plain_policy import as_state_dict
 from benchmarks.plain_policy_loop import TorchSide
 from benchmarks.policy import JaxSide, Sizes, measure_policy
 from stepcot_jax.losses.policy_gradient import PolicyGradient, policy_gradient_loss
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder import DecoderSizes
 
 DECODER = DecoderSizes(
     width=16,

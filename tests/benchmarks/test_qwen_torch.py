@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.qwen import measure_qwen
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder import DecoderSizes
 
 pytest.importorskip("torch")
 SIZES = DecoderSizes(width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=48, num_words=50)

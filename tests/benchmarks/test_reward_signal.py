@@ -8,7 +8,7 @@ from policies.policy_workdir import make_policy_workdir, small_settings
 
 from benchmarks.reward_signal import make_task, mean_cosine, measure
 from stepcot_jax.rewards.presets import Rewards
-from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.systems.grpo import Rollouts
 
 
 def test_mean_cosine():

@@ -15,7 +15,7 @@ from benchmarks.communication import read_collectives, totals
 from benchmarks.scaling_sizes import Traffic, measure_store, read_result, say_bytes, say_number, say_seconds
 from benchmarks.scaling_steps import SIZES, Problem, Size, measure_communication, measure_step
 from benchmarks.scaling_tables import fill, make_tables
-from stepcot_jax.training.global_batch import AXIS, ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.devices import AXIS, ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.state import TrainState
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -10,12 +10,10 @@ from PIL import Image
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.constrain.asked_models import Reply, ShownImage
 from stepcot_jax.constrain.asking_levels import AskedCase, Asking
-from stepcot_jax.constrain.level_page import choose_shown
-from stepcot_jax.constrain.level_results import summarise_levels
-from stepcot_jax.constrain.level_tables import list_lines, make_tables, to_text
 from stepcot_jax.constrain.levels import list_keys
+from stepcot_jax.constrain.models import Reply, ShownImage
+from stepcot_jax.constrain.results import choose_shown, list_lines, make_tables, summarise_levels, to_text
 from stepcot_jax.host.errors import BadInput
 
 CHAIN = Chain((Step("Size", "How large?", ("Small", "Large", "N/A")), Step("Kind", "Which?", ("Cat", "Dog"))))

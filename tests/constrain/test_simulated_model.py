@@ -8,11 +8,11 @@ import pytest
 from constrain.asked import ask, make_asking, make_cases
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.constrain import level_tables
+from stepcot_jax.constrain import results as level_tables
 from stepcot_jax.constrain.constraints import KINDS
-from stepcot_jax.constrain.level_results import summarise_levels
 from stepcot_jax.constrain.levels import VARIANTS
-from stepcot_jax.constrain.simulated_model import Faults, SimulatedModel, Skill
+from stepcot_jax.constrain.models import Faults, SimulatedModel, Skill
+from stepcot_jax.constrain.results import summarise_levels
 from stepcot_jax.host.errors import BadInput
 
 ABOUT = {"model": "m", "about": "a", "source": "s", "prompt": "p", "lists_diagnoses": True}

@@ -8,7 +8,7 @@ from stepcot_jax.convert import __main__ as convert
 from stepcot_jax.convert import named_tensors
 from stepcot_jax.convert.torch_names import NETWORKS, entries
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training import parameter_paths
+from stepcot_jax.training import state as parameter_paths
 
 WIDTHS = {"student_width": 3, "image_width": 4, "answers_0": 2, "answers_1": 3, "projection_width": 2}
 

@@ -25,7 +25,7 @@ from stepcot_jax.predict import load
 from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.stored_settings import read_run_settings
-from stepcot_jax.training.parameter_paths import flatten
+from stepcot_jax.training.state import flatten
 
 SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads": 2, "head_width": 3}
 SIZES |= {"projection_width": 4, **{f"answers_{n}": size for n, size in enumerate(DEFAULT_CHAIN.answers_per_step)}}

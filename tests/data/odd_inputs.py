@@ -11,7 +11,7 @@ from PIL import Image
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.making import make_splits
 
 NUM_CASES = 15
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data import reading_ahead, roll_call
+from stepcot_jax.data import reading_ahead
+from stepcot_jax.data import reading_ahead as roll_call
 from stepcot_jax.data.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache

@@ -23,7 +23,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.tfds.__main__ import main
 from stepcot_jax.data.tfds.preparing import Reading
@@ -273,7 +273,7 @@ def test_images_are_files_like_any_others(sources, original):
 
 
 def test_cases_are_found_in_any_number_of_shards(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr("stepcot_jax.data.images.image_shards._MOST_OPEN", 1)
+    monkeypatch.setattr("stepcot_jax.data.images.shards._MOST_OPEN", 1)
     root = pathlib.Path(shutil.copytree(sources, tmp_path / "root"))
     paths = [case.image_path for case in read_records(root).cases]
     for name, places in {"train": (1, 3, 5, 7), "val": (0, 2, 4, 6), "test": (8, 9, 10, 11)}.items():

@@ -14,8 +14,7 @@ from policies.policy_workdir import make_policy_workdir
 from report.browser import Watched, find_violations, open_browser, open_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
-from stepcot_jax.demo.answering import answer_question, write_answer_view
-from stepcot_jax.demo.blocks import make_blocks
+from stepcot_jax.demo.page import answer_question, make_blocks, write_answer_view
 from stepcot_jax.demo.uploads import Uploads
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput

@@ -17,9 +17,8 @@ from stepcot_jax.demo.examples import find_examples
 from stepcot_jax.demo.sessions import MAX_DETAIL, start_session, write_reading_view
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import radiographs
-from stepcot_jax.predict.answer_changes import Flip, Shift
-from stepcot_jax.predict.answers import ChainReading, StepAnswer
 from stepcot_jax.predict.corrections import give_answers, read_corrections
+from stepcot_jax.predict.readings import ChainReading, Flip, Shift, StepAnswer
 
 PICTURE = np.full((32, 32, 3), 128, np.uint8)
 

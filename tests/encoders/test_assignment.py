@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stepcot_jax.encoders.assignment import assign, assign_later, place_dense
+from stepcot_jax.encoders.weights import assign, assign_later, place_dense
 from stepcot_jax.host.errors import BadInput
 
 BFLOAT16 = ml_dtypes.bfloat16

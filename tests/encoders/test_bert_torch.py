@@ -21,10 +21,9 @@ from encoders.torch_checkpoints import (
 )
 
 from stepcot_jax.chain import PUBLISHED_STEPS
-from stepcot_jax.encoders.architecture import recognise
-from stepcot_jax.encoders.assignment import assign
+from stepcot_jax.encoders.checkpoints import recognise
 from stepcot_jax.encoders.load import load_text_encoder
-from stepcot_jax.encoders.weights import read_tensors
+from stepcot_jax.encoders.weights import assign, read_tensors
 from stepcot_jax.host.errors import BadInput
 
 

@@ -12,10 +12,9 @@ if not hasattr(transformers, "CLIPModel"):
 from encoders.torch_checkpoints import as_torch, largest_difference, make_clip, pictures
 
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, Preprocessing, normalise, resize_image
-from stepcot_jax.encoders.architecture import recognise
-from stepcot_jax.encoders.assignment import assign
+from stepcot_jax.encoders.checkpoints import recognise
 from stepcot_jax.encoders.load import load_image_encoder
-from stepcot_jax.encoders.weights import read_tensors
+from stepcot_jax.encoders.weights import assign, read_tensors
 from stepcot_jax.host.errors import BadInput
 
 

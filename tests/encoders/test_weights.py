@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from stepcot_jax.encoders.architecture import Architecture, recognise
-from stepcot_jax.encoders.assignment import assign
-from stepcot_jax.encoders.bert import Bert
-from stepcot_jax.encoders.checkpoint_files import resolve
+from stepcot_jax.encoders.checkpoints import Architecture, recognise, resolve
 from stepcot_jax.encoders.load import count_parameters, load_image_encoder, load_text_encoder
-from stepcot_jax.encoders.weights import read_tensors, weights_digest
+from stepcot_jax.encoders.transformer import Bert
+from stepcot_jax.encoders.weights import assign, read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+from stepcot_jax.policies.qwen_weights import load_qwen
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 

@@ -14,8 +14,8 @@ import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
 
 from stepcot_jax.evaluate_replies.__main__ import _DIALECTS, main
-from stepcot_jax.evaluation.perturbations import spread
-from stepcot_jax.evaluation.reply_scores import reference_kind
+from stepcot_jax.evaluation.interventions import spread
+from stepcot_jax.evaluation.replies import reference_kind
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_question
 

@@ -3,8 +3,7 @@
 import numpy as np
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 
 CHAIN = Chain(
     (

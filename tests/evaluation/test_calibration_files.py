@@ -5,8 +5,7 @@ import json
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
-from stepcot_jax.evaluation.calibration_files import read_calibration, write_calibration
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
+from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration, write_calibration
 from stepcot_jax.host.errors import BadInput
 
 VAL = make_split(3, num_cases=200, num_patients=120).predictions

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
+from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.conformal import choose_one_each, conformal_threshold, find_rank, spread_of_coverage
-from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.predictions import Predictions
 
 CHAIN = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion")),))
 NUM_SPLITS = 3000

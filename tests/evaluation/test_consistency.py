@@ -13,20 +13,23 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.phantom.phantom_answers import draw_answers
+from stepcot_jax.data.phantom.answers import draw_answers
 from stepcot_jax.evaluation.consistency import (
     count_broken,
     count_pairs,
+    decode_consistent,
+    decoding_effect,
     find_clear_chest,
     inconsistent,
     list_broken,
+    make_ratios,
     make_rules,
     pairs_of,
+    read_pair_ratios,
+    read_pairs,
     share_inconsistent,
+    write_pairs,
 )
-from stepcot_jax.evaluation.consistency_files import read_pair_ratios, read_pairs, write_pairs
-from stepcot_jax.evaluation.decoding import decode_consistent, decoding_effect
-from stepcot_jax.evaluation.pair_ratios import make_ratios
 from stepcot_jax.host.errors import BadInput
 
 NORMAL = [0, 3, 5, 6, 4, 6, 0]

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_differences, prepare_metrics
 from stepcot_jax.evaluation.metrics import FIGURES, step_figures, step_metrics
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, evaluate
 from stepcot_jax.evaluation.resamples import draw_weights
 
 SPLIT = make_split()

@@ -13,10 +13,16 @@ from scipy import stats
 from sklearn import metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.operating_point_files import OperatingPoints, describe_points, read_points
-from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points, count_levels, figures_at
+from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration
+from stepcot_jax.evaluation.operating_points import (
+    OperatingPoints,
+    Rule,
+    choose_operating_points,
+    count_levels,
+    describe_points,
+    figures_at,
+    read_points,
+)
 from stepcot_jax.evaluation.resamples import count_once, draw_weights
 from stepcot_jax.evaluation.summary import without_nan
 from stepcot_jax.host.errors import BadInput

@@ -5,9 +5,15 @@ import pytest
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.consistency import count_pairs
+from stepcot_jax.evaluation.consistency import (
+    PairRatios,
+    count_answers,
+    count_pairs,
+    fit_pair_ratios,
+    give_prefixes,
+    make_ratios,
+)
 from stepcot_jax.evaluation.interventions import as_distributions
-from stepcot_jax.evaluation.pair_ratios import PairRatios, count_answers, fit_pair_ratios, give_prefixes, make_ratios
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 RNG = np.random.default_rng(0)

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stepcot_jax.evaluation.intervals import Interval, bootstrap_differences
-from stepcot_jax.evaluation.paired import bootstrap_difference, compare_accuracy, is_difference
+from stepcot_jax.evaluation.intervals import (
+    Interval,
+    bootstrap_difference,
+    bootstrap_differences,
+    compare_accuracy,
+    is_difference,
+)
 from stepcot_jax.host.errors import BadInput
 
 SPLIT = make_split()

@@ -5,7 +5,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from stepcot_jax.evaluation.perturbations import negate, perturb, perturb_records, reorder, spread
+from stepcot_jax.evaluation.interventions import negate, perturb, perturb_records, reorder, spread
 from stepcot_jax.reasoning.record import Stages, VqaRecord
 
 TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and the one about the original

@@ -11,9 +11,9 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.prediction_files import (
+from stepcot_jax.evaluation.predictions import (
     FACTS,
+    Predictions,
     SplitPredictions,
     join_models,
     read_predictions,

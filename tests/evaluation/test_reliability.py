@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.reliability import reliability, step_reliability
+from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration, reliability, step_reliability
 from stepcot_jax.evaluation.step_statistics import selective_curve
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from evaluate_replies.asked import ask
 
-from stepcot_jax.evaluation.reply_results import count_replies
-from stepcot_jax.evaluation.reply_scores import (
+from stepcot_jax.evaluation.replies import (
     ScoringSettings,
     as_columns,
+    count_replies,
     reference_kind,
     score_all,
     score_text,
@@ -18,7 +18,7 @@ from stepcot_jax.evaluation.reply_scores import (
 from stepcot_jax.evaluation.vqa_metrics import score_models
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
-from stepcot_jax.rewards.answer_rewards import Judged
+from stepcot_jax.rewards.answers import Judged
 
 RECORDS, _ = ask(24)
 LEAST_V = {"lvkc": 0.97, "medclm": 0.999}  # boxes of a few pixels on a grid of 1000; four decimals

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, evaluate
+from stepcot_jax.evaluation.predictions import ModelMetrics, Predictions, evaluate
 from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
 
 CHAIN = Chain(

@@ -11,11 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, find_one_answer
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.consistency import make_rules, share_inconsistent
-from stepcot_jax.evaluation.decoding import answer_and_decode, decoding_effect, decoding_figures
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.reliability import calibration_figures, reliability
+from stepcot_jax.evaluation.calibration import calibration_figures, fit_calibration, reliability
+from stepcot_jax.evaluation.consistency import (
+    answer_and_decode,
+    decoding_effect,
+    decoding_figures,
+    make_rules,
+    share_inconsistent,
+)
+from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.step_statistics import selective_curve, selective_figures, step_cases, step_statistics
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
-from stepcot_jax.evaluation.subgroups import UNKNOWN, age_band, score_subgroups
+from stepcot_jax.evaluation.predictions import Predictions, evaluate
+from stepcot_jax.evaluation.summary import UNKNOWN, age_band, score_subgroups
 from stepcot_jax.host.errors import BadInput
 
 SPLIT = make_split(0, num_cases=120, num_patients=60)

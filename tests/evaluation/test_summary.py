@@ -11,15 +11,11 @@ from evaluation.small_splits import CHAIN, make_split
 from scipy.special import softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.consistency import count_pairs, make_rules
-from stepcot_jax.evaluation.decoding import decoding_effect
-from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration, step_reliability
+from stepcot_jax.evaluation.consistency import count_pairs, decoding_effect, make_rules
 from stepcot_jax.evaluation.intervals import bootstrap
 from stepcot_jax.evaluation.metrics import step_metrics
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
-from stepcot_jax.evaluation.reliability import step_reliability
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.evaluation.resamples import resample
 from stepcot_jax.evaluation.summary import describe, prepare_statistics, summarise
 

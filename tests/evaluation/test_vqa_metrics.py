@@ -6,8 +6,16 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from stepcot_jax.evaluation.scored_replies import A_SCORE, FORMAT, GROUNDING, V_SCORE, ScoredReplies
-from stepcot_jax.evaluation.vqa_metrics import compare_answers, score_difference, score_models
+from stepcot_jax.evaluation.vqa_metrics import (
+    A_SCORE,
+    FORMAT,
+    GROUNDING,
+    V_SCORE,
+    ScoredReplies,
+    compare_answers,
+    score_difference,
+    score_models,
+)
 
 NAN = math.nan
 KINDS = ("open", "closed", "single", "multi")

@@ -8,14 +8,20 @@ import pytest
 from trained_workdir import SIDE, make_trained_workdir
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
-from stepcot_jax.encoders.transformer import TransformerSizes
-from stepcot_jax.explain.saliency import Explainer, choose_modules, choose_taps, make_maps, normalise_maps
-from stepcot_jax.explain.taps import find_values, step_gradients
+from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
+from stepcot_jax.explain.saliency import (
+    Explainer,
+    choose_modules,
+    choose_taps,
+    find_values,
+    make_maps,
+    normalise_maps,
+    step_gradients,
+)
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.reader import Reader
+from stepcot_jax.predict.programs import Reader
 from stepcot_jax.predict.trained_model import load_trained
 
 VIT = VisionTransformer(TransformerSizes(8, 2, 2, 16, "quick_gelu", 1e-5, True), 32, 8, projected_width=6)
@@ -149,7 +155,7 @@ def test_gradients_are_those_of_finite_differences(name):
     direction = jnp.asarray(direction)
 
     def logits_at(amount):
-        from stepcot_jax.explain.taps import TappedModules, encode
+        from stepcot_jax.explain.saliency import TappedModules, encode
 
         with nn.intercept_methods(TappedModules(choose, {at: amount * direction})):
             return read_two_steps(encode(network, params, IMAGES))[0]

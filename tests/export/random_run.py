@@ -11,10 +11,9 @@ import numpy as np
 from configs import quickstart
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.resnet import ResNet
-from stepcot_jax.encoders.transformer import TransformerSizes
+from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.predict.trained_model import Trained

@@ -27,7 +27,7 @@ from stepcot_jax.export import folder as folder_module
 from stepcot_jax.export.folder import export_model, require_equal, write_sums
 from stepcot_jax.export.program import PLATFORMS, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
-from stepcot_jax.predict.reader import Reader
+from stepcot_jax.predict.programs import Reader
 from tests.export import random_run
 
 COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compiled anew

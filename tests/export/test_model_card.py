@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
 from stepcot_jax.export.model_card import write_model_card
 from stepcot_jax.host.errors import BadInput
 from tests.export import random_run

@@ -27,7 +27,7 @@ from stepcot_jax.export.onnx_folder import export_onnx
 from stepcot_jax.export.onnx_tracing import trace_to_onnx
 from stepcot_jax.export.program import make_gate_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.predict.reader import Reader
+from stepcot_jax.predict.programs import Reader
 from tests.export import random_run
 
 IMAGES = np.random.default_rng(3).normal(size=(5, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)

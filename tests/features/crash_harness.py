@@ -17,8 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from features.fake_encoders import FakeImageEncoder, make_items
 
 from stepcot_jax.features.encode import encode_images
-from stepcot_jax.features.spec import describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, describe_image_store
 
 NUM_IMAGES, BATCH_SIZE, SHARD_SIZE = 60, 4, 8
 

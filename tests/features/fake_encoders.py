@@ -6,7 +6,7 @@ import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.encode import ImageItem, image_keys
-from stepcot_jax.features.keys import digest_pixels
+from stepcot_jax.features.store import digest_pixels
 
 PREPROCESSING = Preprocessing(size=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), fit="crop")
 WIDTH = 6

@@ -16,10 +16,8 @@ import types
 from features.fake_encoders import FakeImageEncoder, draw
 
 from stepcot_jax.features.encode import image_keys
-from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.ray_engine import encode_with_ray
-from stepcot_jax.features.spec import describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_pixels
 from stepcot_jax.host.ray_blocks import Cluster
 
 BATCH_SIZE, SHARD_SIZE = 4, 8

@@ -10,7 +10,7 @@ import pytest
 
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
-from stepcot_jax.features import arrays
+from stepcot_jax.features import importing as arrays
 from stepcot_jax.features.__main__ import main
 from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
 from stepcot_jax.features.store import open_features

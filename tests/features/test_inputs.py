@@ -16,9 +16,7 @@ from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.features import encode, frozen_encoders, inputs
 from stepcot_jax.features.importing import import_features
-from stepcot_jax.features.keys import digest_file
-from stepcot_jax.features.spec import describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import feed

@@ -11,8 +11,7 @@ from features.crash_harness import BATCH_SIZE, NUM_IMAGES, SHARD_SIZE
 from features.fake_encoders import FakeImageEncoder, make_items
 
 from stepcot_jax.features.encode import encode_images
-from stepcot_jax.features.spec import describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, describe_image_store
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, normalise, resize_image
-from stepcot_jax.features import keys
+from stepcot_jax.features import store as keys
 from stepcot_jax.features.encode import image_keys, prompt_keys
-from stepcot_jax.features.keys import DECODING_VERSION, digest_fields, digest_file, digest_pixels
+from stepcot_jax.features.store import DECODING_VERSION, digest_fields, digest_file, digest_pixels
 from stepcot_jax.host.errors import BadInput
 
 BASE = Preprocessing(size=224)

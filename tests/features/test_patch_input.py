@@ -11,7 +11,7 @@ from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.features.patch_input import make_patch_input, store_patches
-from stepcot_jax.features.spec import describe_image_store
+from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import load_settings

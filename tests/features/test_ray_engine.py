@@ -16,8 +16,7 @@ from ray_cluster import run_cluster
 
 from stepcot_jax.features.encode import encode_images, image_item
 from stepcot_jax.features.ray_engine import cut_blocks
-from stepcot_jax.features.spec import describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ray_blocks import Cluster
 

@@ -6,8 +6,7 @@ import pytest
 from features.fake_encoders import FakeImageEncoder, make_items
 
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
-from stepcot_jax.features.spec import describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, describe_image_store
 
 NUMBERS = [*range(40), 3, 5]  # two images are in the data twice
 

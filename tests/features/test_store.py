@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from stepcot_jax.features.keys import digest_fields
-from stepcot_jax.features.spec import StoreSpec
-from stepcot_jax.features.store import FeatureStore, StoredFeatures, open_features
+from stepcot_jax.features.store import FeatureStore, StoredFeatures, StoreSpec, digest_fields, open_features
 from stepcot_jax.host.errors import BadInput
 
 SPEC = StoreSpec(kind="image", encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
@@ -273,7 +271,7 @@ def test_reading_from_threads_and_pickles(filled):
 
 READ_ALL = """
 import os, pathlib, resource, sys
-from stepcot_jax.features.keys import digest_fields
+from stepcot_jax.features.store import digest_fields
 from stepcot_jax.features.store import FeatureStore
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 store = FeatureStore(pathlib.Path(sys.argv[1]))

@@ -14,8 +14,7 @@ from PIL import Image
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.features.encode import encode_images
 from stepcot_jax.features.patch_input import load_patch_input
-from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store
-from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder, describe_image_store
 from stepcot_jax.features.transformers_encoder import load_transformers_encoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import load_settings

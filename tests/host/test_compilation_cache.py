@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from stepcot_jax.host import compilation_cache
-from stepcot_jax.host.compilation_cache import use_compilation_cache, user_cache
+from stepcot_jax.host import machine as compilation_cache
+from stepcot_jax.host.machine import use_compilation_cache, user_cache
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -16,7 +16,7 @@ _PROGRAM = """
 import jax, sys
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-from stepcot_jax.host.compilation_cache import use_compilation_cache
+from stepcot_jax.host.machine import use_compilation_cache
 print(use_compilation_cache())
 from jax._src import monitoring
 monitoring.register_event_listener(lambda event, **more: print(event) if "cache_hits" in event else None)

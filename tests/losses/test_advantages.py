@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.losses import advantages as tested
+from stepcot_jax.losses import policy_gradient as tested
 
 
 def advantages(rewards, **settings):

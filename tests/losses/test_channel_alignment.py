@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, normal
 
-from stepcot_jax.losses.channel_alignment import alignment_weight, channel_alignment_loss
+from stepcot_jax.losses.step_cot import alignment_weight, channel_alignment_loss
 
 CASES, WIDTH = 6, 5
 EVERY = np.ones(CASES, bool)

@@ -12,8 +12,7 @@ from losses.test_hard_label import loss as hard_loss
 from losses.test_objective import INPUTS, LABELS, WEIGHTS, run
 from oracles.random_params import assert_close
 
-from stepcot_jax.losses.hard_label import distribution_loss, inverse_frequency_weights
-from stepcot_jax.losses.objective import batch_totals, teacher_objective
+from stepcot_jax.losses.step_cot import batch_totals, distribution_loss, inverse_frequency_weights, teacher_objective
 
 NEGATIVE = ANSWERS - 1
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, normal
 
-from stepcot_jax.losses.hard_label import hard_label_loss, inverse_frequency_weights
+from stepcot_jax.losses.step_cot import hard_label_loss, inverse_frequency_weights
 
 CASES, ANSWERS = 6, 4
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.random_params import assert_close, normal
 
-from stepcot_jax.losses.masked import masked_center, masked_mean
+from stepcot_jax.losses.step_cot import masked_center, masked_mean
 
 mean = jax.jit(lambda values, counted, weights: masked_mean(values=values, counted=counted, weights=weights))
 centre = jax.jit(lambda rows, counted: masked_center(rows=rows, counted=counted))

@@ -9,7 +9,7 @@ import pytest
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, normal, random_labels
 
-from stepcot_jax.losses.objective import LinearMap, student_objective, teacher_objective
+from stepcot_jax.losses.step_cot import LinearMap, student_objective, teacher_objective
 
 CASES, COUNTS, STUDENT, TEACHER, PROJECTED = 6, (4, 2, 3), 5, 7, 4
 LABELS = random_labels(1, CASES, COUNTS)

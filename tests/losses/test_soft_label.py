@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, normal
 
-from stepcot_jax.losses.soft_label import divergence, soft_label_loss
+from stepcot_jax.losses.step_cot import divergence, soft_label_loss
 
 CASES, ANSWERS = 6, 4
 EVERY = np.ones(CASES, bool)

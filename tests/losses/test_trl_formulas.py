@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from oracles.random_params import assert_close, normal
 
-from stepcot_jax.losses.advantages import advantages
-from stepcot_jax.losses.policy_gradient import PolicyGradient, policy_gradient_loss
+from stepcot_jax.losses.policy_gradient import PolicyGradient, advantages, policy_gradient_loss
 
 PROMPTS, GROUP, LONGEST = 3, 4, 7
 NORMS = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant"}

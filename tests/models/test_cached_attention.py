@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles.random_params import assert_close, normal
 
-from stepcot_jax.models.cached_attention import KeyValues, Prefix, attend
+from stepcot_jax.models.decoder import KeyValues, Prefix, attend
 
 CASES, EACH, TOKENS, SLOTS, SHARED, GROUP, WIDTH = 2, 3, 4, 5, 6, 3, 4
 

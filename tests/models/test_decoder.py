@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from oracles.random_params import assert_close, randomise
 
-from stepcot_jax.models.decoder import Decoder, empty_cache
-from stepcot_jax.models.decoder_blocks import DecoderSizes, rotary_angles
+from stepcot_jax.models.decoder import Decoder, DecoderSizes, empty_cache, rotary_angles
 
 SIZES = DecoderSizes(
     width=24, num_layers=2, num_heads=4, num_kv_heads=2, head_width=6, mlp_width=20, num_words=11, theta=1e4

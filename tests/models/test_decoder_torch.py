@@ -9,8 +9,7 @@ transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "Qwen2ForCausalLM"):
     pytest.skip("needs transformers' torch classes", allow_module_level=True)
 
-from stepcot_jax.models.decoder import Decoder
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder import Decoder, DecoderSizes
 
 SIZES = DecoderSizes(
     width=32, num_layers=3, num_heads=4, num_kv_heads=2, head_width=8, mlp_width=48, num_words=50, theta=1e6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles.random_params import normal
 
-from stepcot_jax.models.dropout import draw_keeps, drop
+from stepcot_jax.models.layers import draw_keeps, drop
 
 PLACES = {"a": ((50,), 0.3), "b": ((5, 10), 0.1), "none": ((20,), 0.0), "all": ((20,), 1.0)}
 CASES = jnp.arange(10)

@@ -8,7 +8,7 @@ from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, declare, normal, randomise
 
-from stepcot_jax.models.graph_attention import GraphAttention, GraphAttentionStack, masked_softmax
+from stepcot_jax.models.layers import GraphAttention, GraphAttentionStack, masked_softmax
 
 CASES, NODES, WIDTH, HEADS, LAYERS = 3, 5, 8, 2, 2
 STACK = GraphAttentionStack(num_layers=LAYERS, num_heads=HEADS, width=WIDTH, dropout_rate=0.25)

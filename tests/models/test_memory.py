@@ -7,7 +7,7 @@ import pytest
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, declare, normal, randomise
 
-from stepcot_jax.models.memory import MemoryCell
+from stepcot_jax.models.layers import MemoryCell
 
 CASES, WIDTH = 4, 6
 X, H = normal(1, CASES, WIDTH), normal(2, CASES, WIDTH)

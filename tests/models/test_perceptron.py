@@ -7,7 +7,7 @@ import pytest
 from oracles.quick_jit import quick_jit
 from oracles.random_params import declare, normal, randomise
 
-from stepcot_jax.models.perceptron import Baseline
+from stepcot_jax.models.student import Baseline
 
 COUNTS = (3, 2)
 IMAGES, TEXT = normal(1, 4, 6), normal(2, 2, 5)

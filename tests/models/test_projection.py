@@ -5,7 +5,7 @@ import numpy as np
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, declare, normal, randomise
 
-from stepcot_jax.models.projection import Projection, layer_norm
+from stepcot_jax.models.layers import Projection, layer_norm
 
 X = normal(1, 4, 5)
 PROJECTION = Projection(width=6, dropout_rate=0.5)

@@ -9,12 +9,9 @@ from oracles.random_params import assert_close, randomise
 from policies.qwen.tiny_qwen import IMAGE, IMAGES, write_config
 
 from stepcot_jax.models.decoder import empty_cache
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.models.square_qwen import SquareQwen, cut_squares
-from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+from stepcot_jax.models.qwen import QwenVl, SquareQwen, cut_squares
+from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, QwenPrompt, cut_image, lay_out_prompts, pack_images
+from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
 
 GRID, SIDE = 3, 12  # 3 units of 4 px: the third row and column stand in windows of their own
 PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)

@@ -10,7 +10,7 @@ from oracles.random_params import assert_close, declare, normal, randomise
 
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.policies.chain_policy import sample_chains, score_chains
-from stepcot_jax.policies.rollouts import rollout_keys
+from stepcot_jax.policies.sampling import rollout_keys
 
 ANSWERS = (3, 2, 2)
 TEACHER = Teacher(ANSWERS, width=8, num_heads=2, num_layers=1)

@@ -5,8 +5,15 @@ import pytest
 from stepcot_jax.data.grounded.check_examples import CheckExample
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import NO_PART
-from stepcot_jax.policies.check_tokens import CheckMarks, check_texts, encode_checks, longest_check
-from stepcot_jax.policies.encoded_records import ANSWER, REASONING, EncodedRecord
+from stepcot_jax.policies.records import (
+    ANSWER,
+    REASONING,
+    CheckMarks,
+    EncodedRecord,
+    check_texts,
+    encode_checks,
+    longest_check,
+)
 from stepcot_jax.policies.tokenizers import Vocabulary
 
 EXAMPLES = {0: CheckExample(1, "The heart is wide."), 2: CheckExample(0, "Not there.", shows_check=False)}

@@ -8,9 +8,8 @@ from oracles.random_params import assert_close, normal
 from policies.policy_workdir import SIDE, random_params, small_settings
 
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.policy_network import make_policy
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 WORDS, STOP, CASES, LONGEST = 13, 1, 2, 5
 NETWORK = make_policy(small_settings(), num_words=WORDS)

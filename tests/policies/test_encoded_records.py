@@ -13,7 +13,7 @@ from policies.tiny_policy import STOP, WORDS
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import NO_PART
-from stepcot_jax.policies.encoded_records import (
+from stepcot_jax.policies.records import (
     ANSWER,
     REASONING,
     EncodedRecord,

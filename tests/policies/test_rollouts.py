@@ -10,10 +10,9 @@ from oracles.random_params import assert_close, normal, randomise
 
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.models.decoder import empty_cache
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder import DecoderSizes, empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.policies.rollouts import Sampling, draw_words, rollout_keys, sample_replies
+from stepcot_jax.policies.sampling import Sampling, draw_words, rollout_keys, sample_replies
 
 WORDS, STOP, LONGEST, PROMPT, CASES, EACH = 9, 3, 6, 4, 3, 2
 SIZES = DecoderSizes(

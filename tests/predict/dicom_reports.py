@@ -16,11 +16,8 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.dicom import read_header
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.predict.answers import ChainReading
-from stepcot_jax.predict.image_check import ImageCheck
-from stepcot_jax.predict.step_answers import StepAnswer
-from stepcot_jax.predict.structured_content import ReportingNetwork
-from stepcot_jax.predict.structured_report import make_report
+from stepcot_jax.predict.readings import ChainReading, ImageCheck, StepAnswer
+from stepcot_jax.predict.structured_report import ReportingNetwork, make_report
 
 NETWORK = ReportingNetwork("student", "1.2.3", "ab" * 32)
 IMAGE_CLASS = uid.DigitalXRayImageStorageForPresentation

@@ -14,8 +14,7 @@ from stepcot_jax.chain import Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.called_findings import Finding, describe_called, find_called, find_points
-from stepcot_jax.predict.step_answers import StepAnswer
+from stepcot_jax.predict.readings import Finding, StepAnswer, describe_called, find_called, find_points
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAM = """
 import pathlib, sys
 from trained_workdir import small_settings, tiny_encoder
-from stepcot_jax.host.compilation_cache import use_compilation_cache
+from stepcot_jax.host.machine import use_compilation_cache
 use_compilation_cache()
 from jax._src import monitoring
 monitoring.register_event_listener(lambda event, **more: print(event) if "compilation_cache/cache_" in event else None)

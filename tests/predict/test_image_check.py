@@ -17,8 +17,8 @@ from stepcot_jax.explain import __main__ as explain
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.image_check import ImageCheck
 from stepcot_jax.predict.radiographs import to_input
+from stepcot_jax.predict.readings import ImageCheck
 from stepcot_jax.systems.networks import read_moments
 from tests.data.images.test_dicom import make, write
 

@@ -15,7 +15,7 @@ from policies.policy_workdir import BEST, LATEST, SIDE, make_policy_workdir
 import stepcot_jax as sc
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.rollouts import Replies
+from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.predict import image_reader, policy_reader
 from stepcot_jax.predict.asked_questions import guess_kind
 from stepcot_jax.predict.policy_reader import PolicyReader, load_reader

@@ -16,18 +16,14 @@ import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.consistency import count_pairs, make_rules
-from stepcot_jax.evaluation.consistency_files import write_pairs
-from stepcot_jax.evaluation.pair_ratios import make_ratios
+from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_rules, write_pairs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.answer_changes import Shift, describe_shifts
 from stepcot_jax.predict.answer_sheet import column_names
-from stepcot_jax.predict.answers import make_readings
 from stepcot_jax.predict.corrections import check_given, give_answers, read_corrections
-from stepcot_jax.predict.paragraph import write_paragraph
+from stepcot_jax.predict.programs import Reading
 from stepcot_jax.predict.radiographs import find_images, read_picture
-from stepcot_jax.predict.reader import Reading
+from stepcot_jax.predict.readings import Shift, describe_shifts, make_readings, write_paragraph
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -30,10 +30,8 @@ from pydicom.dataset import Dataset
 from stepcot_jax.chain import DEFAULT_CHAIN, Step
 from stepcot_jax.data.images.dicom import read_header
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.answers import ChainReading
-from stepcot_jax.predict.step_answers import StepAnswer
-from stepcot_jax.predict.structured_content import NOT_A_DIAGNOSIS, SCHEME
-from stepcot_jax.predict.structured_report import make_report
+from stepcot_jax.predict.readings import ChainReading, StepAnswer
+from stepcot_jax.predict.structured_report import NOT_A_DIAGNOSIS, SCHEME, make_report
 
 
 def test_a_report_says_every_answer_with_what_limits_it():

@@ -10,10 +10,9 @@ from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
+from stepcot_jax.readers.forms import write_sample
 from stepcot_jax.readers.reader_cases import open_data
-from stepcot_jax.readers.sampling import write_sample
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.settings.stored_settings import write_settings
 

@@ -12,8 +12,8 @@ from readers.test_readers_sample import Page
 from report.browser import find_violations
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.readers import sampling
-from stepcot_jax.readers.filled import read_forms
+from stepcot_jax.readers import forms as sampling
+from stepcot_jax.readers.forms import read_forms
 
 SCRIPT = (Path(sampling.__file__).parent / "form.js").read_text()
 

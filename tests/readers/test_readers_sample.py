@@ -28,9 +28,16 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.readers import __main__ as tool
-from stepcot_jax.readers.key import check_names, identify_form, read_key
+from stepcot_jax.readers.forms import (
+    check_names,
+    choose_stratified,
+    identify_form,
+    read_key,
+    share_out,
+    shuffle,
+    write_sample,
+)
 from stepcot_jax.readers.reader_cases import open_data, open_run
-from stepcot_jax.readers.sampling import choose_stratified, share_out, shuffle, write_sample
 
 
 @pytest.fixture(scope="module")

@@ -22,17 +22,14 @@ from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_
 
 from stepcot_jax.annotate.agreement import fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_differences
-from stepcot_jax.evaluation.paired import compare_accuracy
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
+from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_differences, compare_accuracy
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.readers import __main__ as tool
 from stepcot_jax.readers.agreements import flip_signs
-from stepcot_jax.readers.filled import FilledForm, read_forms
-from stepcot_jax.readers.reader_scores import compare_readers, read_answers
-from stepcot_jax.readers.reader_tables import tabulate_agreement, tabulate_gains
+from stepcot_jax.readers.forms import FilledForm, read_forms
+from stepcot_jax.readers.scores import compare_readers, read_answers, tabulate_agreement, tabulate_gains
 
 READERS = ("Ann", "Bo", "Cy")
 

@@ -8,11 +8,9 @@ from trained_workdir import make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.evaluation.calibration_files import read_calibration
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.operating_point_files import OperatingPoints, describe_points
-from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.calibration import read_calibration
+from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points, describe_points
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.evaluation.summary import without_nan
 

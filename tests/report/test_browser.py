@@ -11,12 +11,10 @@ from trained_workdir import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.intervals import bootstrap
-from stepcot_jax.evaluation.operating_point_files import OperatingPoints
-from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
+from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, evaluate
 from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.figures import draw_lines
 from stepcot_jax.report.finished_run import FinishedRun

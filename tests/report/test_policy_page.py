@@ -8,8 +8,7 @@ import pytest
 from policies.policy_workdir import SIDE, make_policy_workdir
 from report.browser import Watched, find_broken_words, find_violations, open_browser
 
-from stepcot_jax.evaluation.reply_results import BASELINE, encode, summarise, to_json
-from stepcot_jax.evaluation.reply_scores import ScoringSettings, score_text
+from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode, score_text, summarise, to_json
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.report.__main__ import main

@@ -15,11 +15,9 @@ from stepcot_jax import report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.evaluation.calibration_files import read_calibration
-from stepcot_jax.evaluation.evaluator import evaluate
-from stepcot_jax.evaluation.operating_point_files import read_points
-from stepcot_jax.evaluation.prediction_files import read_predictions, write_predictions
+from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_calibration
+from stepcot_jax.evaluation.operating_points import read_points
+from stepcot_jax.evaluation.predictions import evaluate, read_predictions, write_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.report import operating_view
 from stepcot_jax.report.__main__ import main

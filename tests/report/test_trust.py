@@ -7,10 +7,8 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.consistency import count_pairs
-from stepcot_jax.evaluation.consistency_files import write_pairs
+from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.report.finished_run import FinishedRun
 from stepcot_jax.report.trust import Plausibility, write_calibration_section
 from stepcot_jax.run.stored_reading import PAIRS_FILE

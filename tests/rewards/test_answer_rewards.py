@@ -10,7 +10,7 @@ from reasoning_records import make_record
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.reply import Reply
-from stepcot_jax.rewards.answer_rewards import Judged, answer_reward, token_f1
+from stepcot_jax.rewards.answers import Judged, answer_reward, token_f1
 
 
 def reply_of(answer, *problems):

@@ -1,7 +1,7 @@
 """The format reward."""
 
 from stepcot_jax.reasoning.reply import Reply
-from stepcot_jax.rewards.formats import format_reward
+from stepcot_jax.rewards.answers import format_reward
 
 
 def test_format():

@@ -38,8 +38,8 @@ from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.features import inputs
 from stepcot_jax.run import training_run
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.training.stored_params import restore_params
+from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.training.checkpoints import restore_params
 
 LONG = {
     "training__joint_epochs": 10,

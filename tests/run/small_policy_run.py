@@ -8,9 +8,8 @@ from policies.policy_workdir import small_settings as policy_settings
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.training.checkpoints import saved_steps
-from stepcot_jax.training.stored_params import restore_params
+from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
 SHORT = {
     "policy.num_merges": 300,

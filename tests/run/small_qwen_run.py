@@ -11,13 +11,11 @@ from oracles.random_params import randomise
 from policies.qwen.tiny_qwen import IMAGES, VISION
 from run.small_policy_run import reward_tokens
 
-from stepcot_jax.policies.qwen import qwen_setup
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
+from stepcot_jax.policies import qwen_setup
+from stepcot_jax.policies.qwen_weights import read_qwen_config
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.systems.grpo import GrpoUpdate
-from stepcot_jax.systems.grpo_objective import REFERENCE
-from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 

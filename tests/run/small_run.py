@@ -14,7 +14,7 @@ from configs import quickstart
 from stepcot_jax.features import inputs
 from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.training.parameter_paths import flatten
+from stepcot_jax.training.state import flatten
 
 
 class LinearEncoder(nn.Module):

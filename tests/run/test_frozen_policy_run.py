@@ -25,8 +25,8 @@ from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.settings.configs import load_config
 from stepcot_jax.systems import stored_policy
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.training.parameter_paths import flatten
+from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.training.state import flatten
 
 WIDTHS = load_config("base").policy.encoder_widths
 

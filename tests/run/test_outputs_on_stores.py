@@ -17,7 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.readers.__main__ import main as readers
-from stepcot_jax.readers.key import read_key
+from stepcot_jax.readers.forms import read_key
 
 REPORTS = (
     "id,report,image\n"

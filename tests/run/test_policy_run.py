@@ -14,9 +14,8 @@ from stepcot_jax.policies.policy_choice import read_tokenizer
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.run import policy_results
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.training.checkpoints import saved_steps
-from stepcot_jax.training.stored_params import restore_params
+from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
 SFT_UPDATES, UPDATES = 4, 10
 """Updates of fine-tuning, and of the run: two epochs of 2, then two of 3."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from run.small_qwen_run import differentiate, draw_rows, make_run, roll, run_update, start, tiny_published
 
-from stepcot_jax.policies.check_tokens import CheckMarks
 from stepcot_jax.policies.policy_choice import policy_params
+from stepcot_jax.policies.records import CheckMarks
 from stepcot_jax.systems.grpo import NAME
 from stepcot_jax.systems.sft import POLICY
 from stepcot_jax.training.state import apply_gradients

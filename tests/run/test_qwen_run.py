@@ -12,12 +12,11 @@ from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
 
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+from stepcot_jax.policies.qwen_weights import load_qwen
 from stepcot_jax.predict.policy_reader import load_reader
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.training.checkpoints import Checkpoints, saved_steps
-from stepcot_jax.training.stored_params import restore_params
+from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.training.checkpoints import Checkpoints, restore_params, saved_steps
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from stepcot_jax.evaluation.calibration_files import read_calibration
-from stepcot_jax.evaluation.calibration_fitting import fit_calibration
-from stepcot_jax.evaluation.consistency import count_pairs, make_rules, share_inconsistent
-from stepcot_jax.evaluation.consistency_files import read_pair_ratios, read_pairs
-from stepcot_jax.evaluation.evaluator import evaluate
-from stepcot_jax.evaluation.operating_point_files import read_points
-from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
-from stepcot_jax.evaluation.prediction_files import read_predictions
+from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pair_ratios, read_pairs, share_inconsistent
+from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points, read_points
+from stepcot_jax.evaluation.predictions import evaluate, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.gate_fitting import fit_gates
 from stepcot_jax.run.results import write_results
@@ -24,8 +20,7 @@ from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.run.training_data import describe_cases, describe_source
 from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.systems.networks import encode_in_parts
-from stepcot_jax.training.checkpoints import Best
-from stepcot_jax.training.stored_params import restore_params
+from stepcot_jax.training.checkpoints import Best, restore_params
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.data import loading
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.stores import StoreFolder
-from stepcot_jax.run.warm_start import read_warm_start
+from stepcot_jax.run.start import read_warm_start
 from stepcot_jax.settings.stored_settings import write_settings
-from stepcot_jax.training.parameter_paths import flatten
+from stepcot_jax.training.state import flatten
 
 FRESH = 2
 """Place of the step that only the new chain has."""

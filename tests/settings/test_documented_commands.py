@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.qwen.qwen_setup import find_qwen
-from stepcot_jax.policies.qwen.qwen_sharding import param_shardings
+from stepcot_jax.policies.qwen_policy import param_shardings
+from stepcot_jax.policies.qwen_setup import find_qwen
 from stepcot_jax.settings.stored_settings import read_settings
-from stepcot_jax.training.mesh_devices import MeshDevices
+from stepcot_jax.training.devices import MeshDevices
 
 ROOT = pathlib.Path(__file__).parents[2]
 LARGE = ("gemex", "medsage", "medsage_released")

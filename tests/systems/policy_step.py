@@ -13,11 +13,9 @@ from policies.tiny_policy import NETWORK, STOP, WORDS, draw_packs, draw_pictures
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.systems import grpo, sft
-from stepcot_jax.systems.grpo import GrpoUpdate
-from stepcot_jax.systems.grpo_objective import REFERENCE
-from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts, make_reward_settings
 from stepcot_jax.systems.sft import POLICY, SftUpdate
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 

@@ -5,7 +5,7 @@ import jax
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import Devices
 
 SIZES = {
     "job": "sft",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles.random_params import random_labels
 
-from stepcot_jax.systems.answer_schedules import AnswerSchedule
+from stepcot_jax.systems.updates import AnswerSchedule
 
 COUNTS = (3, 2, 4, 5)
 LABELS = random_labels(0, 4000, COUNTS, missing=0.3)

@@ -13,13 +13,12 @@ from run.small_run import leaves, small_run, small_settings
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.perceptron import Baseline
-from stepcot_jax.models.student import Student
+from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.networks import Networks, read_as_baseline
-from stepcot_jax.training.global_batch import GlobalBatch
-from stepcot_jax.training.stored_params import restore_params
+from stepcot_jax.training.checkpoints import restore_params
+from stepcot_jax.training.devices import GlobalBatch
 
 COUNTS, RATE = (3, 2), 0.1
 TEXT = normal(3, 2, 4)

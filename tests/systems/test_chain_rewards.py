@@ -10,7 +10,7 @@ from oracles.random_params import random_labels
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.evaluation.consistency import count_pairs, inconsistent, make_rules
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.systems.chain_rewards import ChainRewards
+from stepcot_jax.systems.chain_grpo import ChainRewards
 
 COUNTS = (3, 2, 4)
 CHAIN = Chain(tuple(Step(f"step {n}", "?", tuple("ABCD"[:n])) for n in COUNTS))

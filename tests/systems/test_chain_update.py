@@ -18,20 +18,18 @@ from stepcot_jax.evaluation.consistency import make_rules
 from stepcot_jax.losses.policy_gradient import PolicyGradient
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.chain_rewards import ChainRewards
-from stepcot_jax.systems.chain_update import (
+from stepcot_jax.systems.chain_grpo import (
     OPTIMIZER,
     REFERENCE,
+    ChainRewards,
     ChainRollouts,
     make_chain_update,
     sample_rollouts,
     shuffle_scored,
 )
-from stepcot_jax.systems.gradients import teacher_part
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.updates import SHARED
-from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.systems.updates import SHARED, teacher_part
+from stepcot_jax.training.devices import ONE_DEVICE, Devices, GlobalBatch
 from stepcot_jax.training.state import TrainState
 
 COUNTS, WIDTH, SIZE, RATE = (3, 2, 4), 8, 4, 0.5

@@ -11,12 +11,10 @@ from policies.tiny_policy import log_softmax, score_alone
 from systems import policy_step
 from systems.policy_step import GROUP, LONGEST, PROMPTS, SETTINGS, add_checks, descend, make_params, sample, start
 
-from stepcot_jax.systems.grpo import GrpoUpdate
-from stepcot_jax.systems.grpo_objective import REFERENCE
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate
 from stepcot_jax.systems.policy_system import grpo_schedule
 from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import ONE_DEVICE, Devices, GlobalBatch
 
 TEMPERATURE = SETTINGS.grpo.temperature
 OLD = 0.15

@@ -10,12 +10,12 @@ from systems.policy_step import GROUP, LONGEST, PROMPTS, RECORDS, make_prompts, 
 
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import RunStopped
-from stepcot_jax.policies.rollouts import Replies
+from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.rewards.presets import Rewards
-from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.systems.grpo import Rollouts, make_reward_settings
+from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 ONE = Devices(num_devices=1)

@@ -9,12 +9,12 @@ import pytest
 from oracles.random_params import normal, randomise
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.predictions import Predictions, evaluate
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.answer_schedules import AnswerSchedule
 from stepcot_jax.systems.networks import Networks, init_params, make_read_given
 from stepcot_jax.systems.step_cot import StepCoT
+from stepcot_jax.systems.updates import AnswerSchedule
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 COUNTS, CASES = CHAIN.answers_per_step, 5

@@ -7,10 +7,8 @@ import pytest
 from run.small_policy_run import small_run
 
 from stepcot_jax.rewards.presets import Rewards
-from stepcot_jax.systems.chain_grpo import PHASE, ChainGrpo
-from stepcot_jax.systems.chain_update import ChainMetrics
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.systems.reward_signal import RewardSignal
+from stepcot_jax.systems.chain_grpo import PHASE, ChainGrpo, ChainMetrics
+from stepcot_jax.systems.grpo import RewardSignal, Rollouts
 
 NAN = math.nan
 

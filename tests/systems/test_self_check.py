@@ -10,27 +10,25 @@ import pytest
 from policies.tiny_policy import NETWORK, WORDS, draw_pictures, normalise, random_params
 from reasoning_records import make_record
 
-from stepcot_jax.policies.rollouts import rollout_keys
+from stepcot_jax.policies.sampling import rollout_keys
 from stepcot_jax.rewards.presets import Rewards, RewardSettings
 from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.systems.attempts import (
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
+from stepcot_jax.systems.self_check import (
     CHECK,
     CLOSE,
     FIRST,
     GIVEN,
     NOTHING,
     SECOND,
+    SelfCheck,
     describe_checks,
+    second_keys,
     token_advantages,
 )
-from stepcot_jax.systems.grpo import GrpoUpdate
-from stepcot_jax.systems.grpo_objective import REFERENCE
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.systems.self_check import SelfCheck, second_keys
 from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.devices import ONE_DEVICE, Devices, GlobalBatch
 from stepcot_jax.training.optimizers import make_optimizer
-from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 

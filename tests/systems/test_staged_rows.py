@@ -14,9 +14,8 @@ from stepcot_jax.data.grounded.stage_views import STAGES, domain_of, draw_views
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.systems.curriculum import CurriculumState, after_epoch, draw_stages
+from stepcot_jax.systems.curriculum import CURRICULUM, NO_DOMAIN, CurriculumState, after_epoch, draw_stages
 from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.systems.staged_sft import CURRICULUM, NO_DOMAIN
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 MIXED = {"curriculum__schedule": "mixed", "curriculum__shares": (0.3, 0.3, 0.4)}

@@ -14,13 +14,21 @@ from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, check_gradients, normal, random_labels, randomise
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
-from stepcot_jax.systems.gradients import Objective, student_gradients, student_part, teacher_gradients, teacher_part
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.systems.step_cot import StepCoT
-from stepcot_jax.systems.updates import make_joint_update, make_teacher_update, start_state
+from stepcot_jax.systems.updates import (
+    Objective,
+    make_joint_update,
+    make_teacher_update,
+    start_state,
+    student_gradients,
+    student_part,
+    teacher_gradients,
+    teacher_part,
+)
 from stepcot_jax.training.optimizers import make_optimizer
 
 CASES, COUNTS, WIDTH, PROJECTED = 5, (3, 2), 8, 4

@@ -4,8 +4,7 @@ import numpy as np
 from run.small_run import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.tables.cells import Cells

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tables.finished_cells import CHAIN, LABELS, finish, make_plan, make_split
 
-from stepcot_jax.evaluation.consistency import count_pairs, inconsistent, make_rules
-from stepcot_jax.evaluation.consistency_files import write_pairs
+from stepcot_jax.evaluation.consistency import count_pairs, inconsistent, make_rules, write_pairs
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tables import chain_grpo_table
 from stepcot_jax.tables.chain_grpo_table import score_cases

@@ -10,8 +10,8 @@ from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_pla
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.constrain.asking_levels import AskedCase
-from stepcot_jax.constrain.level_results import summarise_levels
-from stepcot_jax.constrain.simulated_model import Faults, SimulatedModel, Skill
+from stepcot_jax.constrain.models import Faults, SimulatedModel, Skill
+from stepcot_jax.constrain.results import summarise_levels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tables import __main__, diagnosis_table, steps_table
 from stepcot_jax.tables.constrained_models import FILE_NAME, digest_cases, read_constrained, write_constrained

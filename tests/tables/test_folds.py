@@ -7,9 +7,8 @@ import pytest
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_plan, make_split
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.splits.folds import list_folds
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
+from stepcot_jax.data.splits.making import list_folds
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.tables import folds_table

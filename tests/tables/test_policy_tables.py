@@ -9,9 +9,8 @@ import pytest
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
-from stepcot_jax.evaluation.perturbations import perturb_records
-from stepcot_jax.evaluation.reply_results import BASELINE
-from stepcot_jax.evaluation.reply_scores import ScoringSettings, as_columns, score_text
+from stepcot_jax.evaluation.interventions import perturb_records
+from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.reasoning.record import KINDS

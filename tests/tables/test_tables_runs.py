@@ -10,7 +10,7 @@ import pytest
 from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.features import inputs
-from stepcot_jax.features.spec import DESCRIPTION_FILE
+from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tables import __main__ as making

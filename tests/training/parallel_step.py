@@ -11,11 +11,9 @@ from oracles.random_params import normal, random_labels, randomise
 
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.answer_schedules import AnswerSchedule
-from stepcot_jax.systems.gradients import Objective
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.updates import SHARED, make_joint_update, start_state
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.systems.updates import SHARED, AnswerSchedule, Objective, make_joint_update, start_state
+from stepcot_jax.training.devices import Devices
 
 CASES, COUNTS, WIDTH = 32, (3, 2, 4), 8
 TEXT = normal(2, len(COUNTS), WIDTH)

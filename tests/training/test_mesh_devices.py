@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.global_batch import ONE_DEVICE
-from stepcot_jax.training.mesh_devices import MeshDevices
+from stepcot_jax.training.devices import ONE_DEVICE, MeshDevices
 
 
 def divide_all(tree, mesh):

@@ -13,8 +13,7 @@ import pytest
 from training.parallel_step import CASES, COUNTS, LABELS, run
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.global_batch import AXIS
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.devices import AXIS, Devices
 
 SPREAD = {
     "pmap": {"num_devices": 8},

@@ -6,7 +6,7 @@ import pytest
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.training.profiling import Profiler
+from stepcot_jax.training.loop import Profiler
 
 
 @jax.jit

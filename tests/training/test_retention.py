@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.training.retention import LatestAndBest, forget_lost
+from stepcot_jax.training.checkpoints import LatestAndBest, forget_lost
 
 
 @dataclasses.dataclass

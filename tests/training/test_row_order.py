@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stepcot_jax.training import parallel
-from stepcot_jax.training.global_batch import AXIS
-from stepcot_jax.training.mesh_devices import DATA, MeshDevices
-from stepcot_jax.training.parallel import Devices, make_mesh, require_row_order
+from stepcot_jax.training import devices as parallel
+from stepcot_jax.training.devices import AXIS, DATA, Devices, MeshDevices, make_mesh, require_row_order
 
 RING = (0, 1, 1, 0, 3, 2, 2, 3)
 """Simulated processes of eight CPU devices by id: neither in order nor in blocks, as along a TPU's ring."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from stepcot_jax.training.parallel import make_mesh
+from stepcot_jax.training.devices import make_mesh
 from stepcot_jax.training.state import put_given
 
 

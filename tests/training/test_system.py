@@ -18,11 +18,9 @@ from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.training import loop as training_loop
 from stepcot_jax.training.checkpoints import Checkpoints, saved_steps
-from stepcot_jax.training.epochs import Plan
-from stepcot_jax.training.global_batch import GlobalBatch
+from stepcot_jax.training.devices import Devices, GlobalBatch
 from stepcot_jax.training.log import MetricsLog
-from stepcot_jax.training.loop import Loop
-from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.loop import Loop, Plan
 from stepcot_jax.training.state import TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, Stream, System
 

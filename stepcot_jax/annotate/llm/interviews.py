@@ -6,18 +6,194 @@ because every vote costs tokens.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from stepcot_jax.annotate.annotation import CannotAnnotate, Item, Provenance, Reason
-from stepcot_jax.annotate.llm.budget import Budget
-from stepcot_jax.annotate.llm.client import Client, Record
+from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Provenance, Reason
+from stepcot_jax.annotate.llm.answers import Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.client import Budget, Client, Record
 from stepcot_jax.annotate.llm.endpoint import Endpoint
-from stepcot_jax.annotate.llm.ledger import Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.prompt import TRUST, VOTES, Message, Prompt, write_repair
-from stepcot_jax.annotate.llm.read_answers import BadAnswer, read_choice
+from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, write_repair
 from stepcot_jax.annotate.llm.replies import Entry
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
+from stepcot_jax.host.errors import BadInput
+
+# Read the JSON object of an answer; what is wrong with it is said so that the model can correct it.
+#
+# The wording of `BadAnswer` is sent back to the model and is part of the ledger's request digest: changing it makes
+# resumed runs pay for repairs again.
+
+
+MAX_REASONING = 4000
+"""Most characters of one text."""
+
+MIN_QUOTED_LETTERS = 3
+"""Fewest letters of a quote: "no" and "." are in every report."""
+
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_MAX_OBJECTS = 200
+
+
+class BadAnswer(ValueError):
+    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer.
+
+    Attributes:
+      field: name of the part that is wrong.
+      reason: why the item is set aside if no repair helps.
+    """
+
+    def __init__(self, message: str, *, field: str = "", reason: Reason = Reason.NO_ANSWER) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field or "the JSON object"
+        self.reason = reason
+
+
+def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
+    """Read an answer to the annotation prompt; text around its single JSON object is ignored.
+
+    Args:
+      report: the report's text, which has to contain every quote (case and white space folded).
+    """
+    names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
+    found = find_object(text, names)
+    labels, reasoning, quotes, searched = [], [], [], fold(report)
+    for name, step in zip(names, chain.steps, strict=True):
+        entry = found[name]
+        if not isinstance(entry, dict) or set(entry) != {"quote", "reasoning", "answer"}:
+            raise BadAnswer(f"found {entry!r:.80}, accepted is an object of quote, reasoning and answer", field=name)
+        if not isinstance(entry["reasoning"], str) or not entry["reasoning"].strip():
+            raise BadAnswer(f"found {entry['reasoning']!r:.80}, accepted is a text", field=f"{name}.reasoning")
+        if len(entry["reasoning"]) > MAX_REASONING:
+            found_length = f"{name}.reasoning: found {len(entry['reasoning'])} characters"
+            raise BadAnswer(f"{found_length}, accepted are 1 to 3 sentences")
+        labels.append(_read_label(entry["answer"], name=name, step=step))
+        reasoning.append(entry["reasoning"].strip())
+        quotes.append(_read_quote(entry["quote"], name=name, searched=searched))
+    return Annotation(tuple(labels), tuple(reasoning), tuple(quotes))
+
+
+def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
+    """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case.
+
+    >>> read_choice('{"reasoning": "As reported.", "vote": "Correct"}', field="vote", accepted=("correct",))
+    'correct'
+    """
+    found = find_object(text, ["reasoning", field])
+    value = found[field]
+    folded = fold(value) if isinstance(value, str) else ""
+    if folded not in accepted:
+        raise BadAnswer(f"found {value!r:.80}, accepted is one of {', '.join(accepted)}", field=field)
+    return folded
+
+
+def read_texts(text: str, *, names: Sequence[str]) -> dict[str, str]:
+    """Read an answer that is an object of texts.
+
+    >>> read_texts('{"thinking": "Clear."}', names=["thinking"])
+    {'thinking': 'Clear.'}
+    """
+    found = find_object(text, names)
+    for name in names:
+        if not isinstance(found[name], str) or not found[name].strip():
+            raise BadAnswer(f"found {found[name]!r:.80}, accepted is a text", field=name)
+        if len(found[name]) > MAX_REASONING:
+            raise BadAnswer(f"found {len(found[name])} characters, accepted are {MAX_REASONING}", field=name)
+    return {name: " ".join(found[name].split()) for name in names}
+
+
+def read_scores(text: str, *, names: Sequence[str], least: int, greatest: int) -> dict[str, float]:
+    """Read an answer that is an object of a reason and numbers.
+
+    >>> read_scores('{"reason": "Both right.", "reply": 9}', names=["reply"], least=1, greatest=10)
+    {'reply': 9.0}
+    """
+    found = find_object(text, ["reason", *names])
+    for name in names:
+        is_number = isinstance(found[name], int | float) and not isinstance(found[name], bool)
+        if not is_number or not least <= found[name] <= greatest:
+            raise BadAnswer(f"found {found[name]!r:.80}, accepted is a number from {least} to {greatest}", field=name)
+    return {name: float(found[name]) for name in names}
+
+
+def write_chain_answer(annotation: Annotation, *, chain: Chain) -> dict[str, dict[str, str | None]]:
+    """Write an annotation as the object that the annotation prompt asks for; `read_chain_answer` reads it back."""
+    steps = zip(chain.steps, annotation.labels, annotation.reasoning, strict=True)
+    answer = {
+        f"step_{number}": {"reasoning": reasoning, "answer": step.written(label)}
+        for number, (step, label, reasoning) in enumerate(steps, start=1)
+    }
+    quoted = zip(answer, annotation.quotes, strict=True) if annotation.quotes else ()
+    return answer | {name: {"quote": quote, **answer[name]} for name, quote in quoted}
+
+
+def _read_quote(quote: Any, *, name: str, searched: str) -> str:
+    """Return a quote in one line; `searched` is the folded report."""
+    if not isinstance(quote, str) or sum(map(str.isalpha, quote)) < MIN_QUOTED_LETTERS:
+        raise BadAnswer(f"found {quote!r:.80}, accepted are words of the report", field=f"{name}.quote")
+    if fold(quote) not in searched:
+        raise BadAnswer(
+            f"found {quote!r:.80}, which the report does not have; accepted are words copied from one place of it",
+            field=f"{name}.quote",
+            reason=Reason.REASONING_NOT_IN_REPORT,
+        )
+    return " ".join(quote.split())
+
+
+def _read_label(answer: Any, *, name: str, step: Step) -> int:
+    try:
+        label = step.read_answer(answer) if isinstance(answer, str) else NOT_ANNOTATED
+    except BadInput:
+        label = NOT_ANNOTATED
+    if label == NOT_ANNOTATED:
+        accepted = f"accepted is one of {', '.join(step.lettered_options)}"
+        raise BadAnswer(f"found {answer!r:.80}, {accepted}", field=f"{name}.answer")
+    return label
+
+
+def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the one JSON object of a text with exactly these names."""
+    other = "no JSON object"
+    found: list[dict[str, Any]] = []
+    for candidate in _objects(_THOUGHTS.sub("", text)):
+        missing = [name for name in names if name not in candidate]
+        more = [str(name)[:80] for name in candidate if name not in names]
+        if missing:
+            other = f"an object with the names {missing} missing"
+        elif more:
+            other = f"an object with more names: {more[:8]}"
+        else:
+            found.append(candidate)
+    if found and all(each == found[0] for each in found):
+        return found[0]
+    what = f"{len(found)} objects that differ" if found else other
+    raise BadAnswer(f"found {what}, accepted is one JSON object with the names {', '.join(names)}")
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Return the outermost JSON objects of a text."""
+    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition)
+    found, position = [], text.find("{")
+    # Bounded: a text of opening brackets would take quadratic time.
+    for _ in range(_MAX_OBJECTS):
+        if position < 0:
+            break
+        try:
+            value, position = decoder.raw_decode(text, position)
+            found.append(value)
+        except (json.JSONDecodeError, RecursionError):
+            position += 1
+        position = text.find("{", position)
+    return found
+
+
+def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BadAnswer("found a name twice in one object, accepted is each name once")
+    return found
+
 
 _Value = TypeVar("_Value")
 

@@ -15,14 +15,13 @@ from typing import Any, Generic, TypeVar
 
 from stepcot_jax.annotate.annotation import Provenance
 from stepcot_jax.annotate.llm.endpoint import Endpoint
-from stepcot_jax.annotate.llm.prompt import Message, Prompt
-from stepcot_jax.annotate.llm.read_answers import BadAnswer, find_object, read_scores
-from stepcot_jax.annotate.llm.vqa_prompts import RATE_ANSWERS, RATE_STAGES, rate_steps_prompt
+from stepcot_jax.annotate.llm.interviews import BadAnswer, find_object, read_scores
+from stepcot_jax.annotate.llm.prompts import RATE_ANSWERS, RATE_STAGES, Message, Prompt, rate_steps_prompt
 from stepcot_jax.annotate.runs import Crew, Streak, process_items
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.reply import Reply
-from stepcot_jax.rewards.answer_rewards import Judged
+from stepcot_jax.rewards.answers import Judged
 
 STEP_LABELS: Mapping[str, tuple[str, ...]] = {
     "localisation": ("fully correct", "partially correct", "unsupported"),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stepcot_jax.annotate.llm.endpoint import hide_key
-from stepcot_jax.annotate.llm.prompt import Message
+from stepcot_jax.annotate.llm.prompts import Message
 
 PICTURE_MULTIPLE = 4
 """A picture is bounded by this many times the largest counted prompt with a picture, once there is one."""

@@ -6,19 +6,28 @@ question's with the four parts.
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
-from stepcot_jax.annotate.llm.vqa_prompts import KNOWLEDGE_STYLES, LOCALISATION, LVKC_TRUST, LVKC_VOTE, RULE, VISUAL
-from stepcot_jax.annotate.vqa.drawn_views import show_picture
-from stepcot_jax.annotate.vqa.items import Question, as_provenance, split_sentences
-from stepcot_jax.annotate.vqa.path_augmentation import WHOLE, Roi, list_rois
+from stepcot_jax.annotate.llm.prompts import KNOWLEDGE_STYLES, LOCALISATION, LVKC_TRUST, LVKC_VOTE, RULE, VISUAL
+from stepcot_jax.annotate.vqa.items import (
+    Parts,
+    Question,
+    Request,
+    Task,
+    TaskSettings,
+    as_provenance,
+    bare_box,
+    split_sentences,
+)
+from stepcot_jax.annotate.vqa.pictures import show_picture
 from stepcot_jax.annotate.vqa.rmcot import require_readable
-from stepcot_jax.annotate.vqa.tasks import Parts, Request, Task, TaskSettings
 from stepcot_jax.annotate.vqa.text_checks import (
     APPEARANCE_WORDS,
     HINT_WORDS,
@@ -31,11 +40,13 @@ from stepcot_jax.annotate.vqa.text_checks import (
     names_any,
     require,
 )
+from stepcot_jax.boxes import Corners
 from stepcot_jax.chain import fold
-from stepcot_jax.data.grounded.vocabulary import NORMAL
-from stepcot_jax.data.grounded.wording import (
+from stepcot_jax.data.grounded.vocabulary import (
     FACT_NAMES,
+    NORMAL,
     PREAMBLE,
+    enclose_boxes,
     knows_steps,
     name_place,
     state_finding,
@@ -43,6 +54,68 @@ from stepcot_jax.data.grounded.wording import (
 )
 from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
+
+# Regions of interest of a question, for MEDSAGE's reasoning-path augmentation: perturbed, widened, inner, whole.
+#
+# MEDSAGE, Equations 1 to 6: regions and templates are paired, with one answer. Sizes are ours. The variants change
+# text and crop of a trajectory; references stay the unperturbed boxes.
+
+
+VARIANTS = ("given", "perturbed", "widened", "inner")
+WHOLE = "whole"
+
+MOST_SHIFT = 0.1
+"""Greatest shift of a side, as a share of the box's width or height."""
+
+WIDENED, INNER = 1.25, 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Roi:
+    """A region of interest.
+
+    Attributes:
+      variant: one of `VARIANTS`, or "whole".
+      box: corners in pixels of the record's `image_size`.
+    """
+
+    variant: str
+    box: Corners
+
+    @property
+    def shown(self) -> str:
+        """The region as provenance and hints say it."""
+        return f"{self.variant}: {bare_box(self.box)}"
+
+
+def list_rois(record: VqaRecord, *, num_regions: int, seed: int) -> list[Roi]:
+    """Return the first variants of the box around all references, and the whole picture.
+
+    A text cue is untouched: its only box is the given one. An image cue and a record without references have the whole
+    picture alone.
+    """
+    width, height = record.image_size
+    whole = Roi(WHOLE, (0.0, 0.0, float(width), float(height)))
+    if not record.references or record.cue == "image":
+        return [whole]
+    box = enclose_boxes([reference.box for reference in record.references])
+    variants = VARIANTS[:1] if record.cue == "text" else VARIANTS
+    return [*(Roi(name, vary_box(box, name, record, seed)) for name in variants[:num_regions]), whole]
+
+
+def vary_box(box: Corners, variant: str, record: VqaRecord, seed: int) -> Corners:
+    """Return a variant of a box within the picture, not empty."""
+    corners = np.array(box, np.float64)
+    sides = np.array([box[2] - box[0], box[3] - box[1]] * 2)
+    if variant == "perturbed":
+        digest = hashlib.sha256(f"{seed} {record.id}".encode()).digest()
+        corners += np.random.default_rng(int.from_bytes(digest[:8])).uniform(-MOST_SHIFT, MOST_SHIFT, 4) * sides
+    elif variant in ("widened", "inner"):
+        grown = (WIDENED if variant == "widened" else INNER) - 1
+        corners += np.array([-0.5, -0.5, 0.5, 0.5]) * grown * sides
+    x1, y1, x2, y2 = np.clip(corners, 0, [*record.image_size, *record.image_size]).tolist()
+    return x1, y1, x2, y2
+
 
 _MOST_WORDINGS = 6
 _PLACES = {

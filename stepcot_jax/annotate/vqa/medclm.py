@@ -15,12 +15,10 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Reason
-from stepcot_jax.annotate.llm.vqa_prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
-from stepcot_jax.annotate.vqa.drawn_views import DRAWN_FOLDER, draw_views, show_picture
-from stepcot_jax.annotate.vqa.host_organs import UNKNOWN, name_host
-from stepcot_jax.annotate.vqa.items import Question, as_provenance
+from stepcot_jax.annotate.llm.prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
+from stepcot_jax.annotate.vqa.items import Parts, Question, Request, Task, TaskSettings, as_provenance
+from stepcot_jax.annotate.vqa.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
 from stepcot_jax.annotate.vqa.rmcot import require_readable
-from stepcot_jax.annotate.vqa.tasks import Parts, Request, Task, TaskSettings
 from stepcot_jax.annotate.vqa.text_checks import (
     check_markup,
     check_no_coordinates,

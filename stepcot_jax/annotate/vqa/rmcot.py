@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
-from stepcot_jax.annotate.llm.vqa_prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
-from stepcot_jax.annotate.vqa.items import Question, Statement
-from stepcot_jax.annotate.vqa.tasks import Parts, Request, Task, TaskSettings
+from stepcot_jax.annotate.llm.prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
+from stepcot_jax.annotate.vqa.items import Parts, Question, Request, Statement, Task, TaskSettings
 from stepcot_jax.annotate.vqa.text_checks import (
     check_answer,
     check_markup,
@@ -21,9 +20,8 @@ from stepcot_jax.annotate.vqa.text_checks import (
     options_named,
     require,
 )
-from stepcot_jax.data.grounded import wording
-from stepcot_jax.data.grounded.vocabulary import term_of
-from stepcot_jax.data.grounded.wording import write_box
+from stepcot_jax.data.grounded import vocabulary as wording
+from stepcot_jax.data.grounded.vocabulary import term_of, write_box
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord

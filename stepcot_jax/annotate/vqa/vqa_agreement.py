@@ -21,7 +21,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole
 from stepcot_jax.reasoning.markup import BOX, corners_of, write_answer
 from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
-from stepcot_jax.rewards.answer_rewards import token_f1
+from stepcot_jax.rewards.answers import token_f1
 
 _MOST_BYTES = 2**28
 

@@ -13,14 +13,12 @@ import msgspec
 
 from stepcot_jax import __version__
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Item, Outcome, Provenance, Reason
-from stepcot_jax.annotate.llm.interviews import examine
-from stepcot_jax.annotate.llm.read_answers import read_texts
+from stepcot_jax.annotate.llm.interviews import examine, read_texts
 from stepcot_jax.annotate.output import Result, bring_images
 from stepcot_jax.annotate.runs import Crew, Plan, Process, run_items
 from stepcot_jax.annotate.vqa import lvkc, medclm, rmcot
-from stepcot_jax.annotate.vqa.drawn_views import require_picture
-from stepcot_jax.annotate.vqa.items import Question, as_provenance, read_questions
-from stepcot_jax.annotate.vqa.tasks import Task, TaskSettings
+from stepcot_jax.annotate.vqa.items import Question, Task, TaskSettings, as_provenance, read_questions
+from stepcot_jax.annotate.vqa.pictures import require_picture
 from stepcot_jax.annotate.vqa.text_checks import INSTRUCTION_WORDS, find_word
 from stepcot_jax.data.grounded.record_files import FILE_NAME, write_vqa_records
 from stepcot_jax.data.records.cases import SetAside

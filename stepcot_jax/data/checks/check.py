@@ -16,12 +16,11 @@ import numpy as np
 
 from stepcot_jax.data.checks.check_facts import Findings, gather
 from stepcot_jax.data.checks.check_records import Reasons, decode_pictures, scan_collection
-from stepcot_jax.data.images.image_shards import find_missing, has_shards, read_index
-from stepcot_jax.data.records.data_json import FILE_NAME
-from stepcot_jax.data.records.record_scan import Scan, scan_records
+from stepcot_jax.data.images.shards import find_missing, has_shards, read_index
+from stepcot_jax.data.records.data_json import FILE_NAME, Scan, scan_records
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
-from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
 from stepcot_jax.data.uncertain import Treatment, UncertainAnswers

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64, Integer
 from stepcot_jax.chain import Chain, find_one_answer
 from stepcot_jax.data.checks.check_records import Reasons
 from stepcot_jax.data.records.cases import CaseTable
-from stepcot_jax.data.records.record_scan import Scan
+from stepcot_jax.data.records.data_json import Scan
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
 from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from stepcot_jax.data.grounded.grounded_image import GroundedImage
 from stepcot_jax.data.grounded.vocabulary import canonical
 from stepcot_jax.data.records.cases import Case, CaseTable
-from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS, deal
+from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, deal
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord

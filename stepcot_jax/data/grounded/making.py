@@ -14,10 +14,10 @@ from stepcot_jax.data.grounded.image_splits import split_by_patient, split_image
 from stepcot_jax.data.grounded.phantom_images import ground_phantom, ground_planned
 from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.grounded.record_files import FILE_NAME, write_vqa_records
+from stepcot_jax.data.phantom.answers import Prevalence
 from stepcot_jax.data.phantom.phantom import PICTURE_FOLDERS, PhantomCase, PlannedCase, plan_case, write_pictures
-from stepcot_jax.data.phantom.phantom_answers import Prevalence
-from stepcot_jax.data.records.record_reader import normalise_image_path
-from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS
+from stepcot_jax.data.records.data_json import normalise_image_path
+from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.reasoning.dialects import write_question, write_reply

@@ -8,10 +8,14 @@ from pathlib import Path
 from stepcot_jax.boxes import Corners
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.grounded.regions import (
+from stepcot_jax.data.grounded.vocabulary import (
+    FACT_NAMES,
     HEART,
+    LOOK_ALIKES,
     MEDIASTINUM,
+    TERMS,
     Mask,
+    canonical,
     diaphragm_name,
     enclose_boxes,
     find_regions,
@@ -20,11 +24,9 @@ from stepcot_jax.data.grounded.regions import (
     split_lungs,
     zone_name,
 )
-from stepcot_jax.data.grounded.vocabulary import LOOK_ALIKES, TERMS, canonical
-from stepcot_jax.data.grounded.wording import FACT_NAMES
+from stepcot_jax.data.phantom.answers import Prevalence
+from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import PhantomCase, PlannedCase, check_size, draw_planned, plan_case
-from stepcot_jax.data.phantom.phantom_answers import Prevalence
-from stepcot_jax.data.phantom.phantom_findings import Mark
 from stepcot_jax.data.records.cases import Case
 
 _LEAST_SIZE = 32

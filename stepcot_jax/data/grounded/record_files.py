@@ -11,7 +11,7 @@ import msgspec
 
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import SetAside
-from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole

@@ -15,7 +15,7 @@ from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.terminal import Terminal
 
 if TYPE_CHECKING:
-    from stepcot_jax.data.sources.setting_aside import Readers
+    from stepcot_jax.data.sources.intake import Readers
     from stepcot_jax.reasoning.record import VqaRecord
 
 _OF_PHANTOM = ("num_cases", "size", "prevalence")

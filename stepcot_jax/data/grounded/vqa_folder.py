@@ -20,11 +20,11 @@ from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image
 from stepcot_jax.data.records.cases import SetAside
-from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.sections import DataSettings

@@ -13,11 +13,11 @@ from stepcot_jax.data.columns import TextColumn
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
 from stepcot_jax.data.records.cases import Case, CaseTable
-from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.threads import map_in_threads
+from stepcot_jax.host.machine import map_in_threads
 
 Pixels = UInt8[np.ndarray, "height width *channel"]
 

@@ -13,13 +13,19 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.phantom.acquisition import STYLES, Frame, Pose, Style, draw_pose, draw_style, expose
-from stepcot_jax.data.phantom.anatomy import draw_anatomy, render_anatomy
-from stepcot_jax.data.phantom.phantom_answers import Prevalence, answer_texts, draw_answers, generator
-from stepcot_jax.data.phantom.phantom_findings import Mark, draw_findings
-from stepcot_jax.data.phantom.phantom_reports import write_report
-from stepcot_jax.data.phantom.planning import plan_scene
-from stepcot_jax.data.phantom.scene import Scene
+from stepcot_jax.data.phantom.anatomy import (
+    STYLES,
+    Frame,
+    Pose,
+    Style,
+    draw_anatomy,
+    draw_pose,
+    draw_style,
+    expose,
+    render_anatomy,
+)
+from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, draw_answers, generator, write_report
+from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput

@@ -5,14 +5,24 @@ entry a step: step, question, options, answer, reasoning (authors' dataset card)
 `stepcot_jax` holds our additional fields; other fields are ignored. `record_reader` interprets the entries.
 """
 
+import array
 import codecs
+import dataclasses
+import os
+import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Any, BinaryIO, Literal, Protocol
 
 import msgspec
+import numpy as np
+from jaxtyping import Bool
 
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
+from stepcot_jax.data.columns import DigestColumn, find_first
 from stepcot_jax.data.records.array_splitter import ArraySplitter
+from stepcot_jax.data.records.cases import Box, Case, CaseTable, SetAside
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import Limits, exceeds, open_untrusted, read_limits
@@ -181,3 +191,354 @@ def identify(raw: bytes) -> tuple[str, str]:
     patient = str(found.patient_id) if isinstance(found.patient_id, str | int) else ""
     path, most = found.image_path if isinstance(found.image_path, str) else "", read_limits().name
     return patient if len(patient) <= most else shorten(patient), path if len(path) <= most else shorten(path)
+
+
+# Turn one record of the published layout into a case: locate its image, order its steps, read its labels.
+
+
+_STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
+# Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
+
+_NUM_SHOWN = 80
+_MOST_REMEMBERED = 4096
+_LONGEST_REMEMBERED = 10_000
+
+
+class MissingImage(BadInput):
+    """A record's image file does not exist."""
+
+
+def normalise_image_path(image_path: str) -> str:
+    r"""Return an image path with "/" as separator and without "." parts.
+
+    >>> normalise_image_path(r".\images\a.png")
+    'images/a.png'
+    """
+    if _PLAIN_PATH.fullmatch(image_path):
+        return image_path
+    return str(PurePosixPath(image_path.replace("\\", "/")))
+
+
+class _Cache(dict[Any, Any]):
+    """A dict bounded in size, also where nothing repeats."""
+
+    def keep(self, key: Any, value: Any, *, num_chars: int = 0) -> None:
+        """Store a value unless its key is long."""
+        if num_chars <= _LONGEST_REMEMBERED:
+            if len(self) >= _MOST_REMEMBERED:
+                self.clear()
+            self[key] = value
+
+
+class ImageLocator:
+    """Locates images below a data root, which may be a link itself, and refuses paths that leave it.
+
+    With `require_images` it also refuses images that do not exist.
+    """
+
+    def __init__(self, root: Path, *, require_images: bool) -> None:
+        self._root = os.path.realpath(root)
+        self._require_images = require_images
+        self._folders = _Cache()
+
+    def locate(self, image_path: str) -> str:
+        """Return the image's path with every link resolved."""
+        found = repr(image_path[:_NUM_SHOWN])
+        if len(image_path) > (most := read_limits().name):
+            raise BadInput(f"{found} … has {len(image_path)} characters; at most {most} are accepted")
+        if not _PLAIN_PATH.fullmatch(image_path):
+            windows = PureWindowsPath(image_path)
+            if windows.drive or windows.root or ".." in windows.parts or not windows.parts:
+                raise BadInput(f"{found} must be a path below the data root (not empty, not absolute, without '..')")
+        try:
+            return self._follow(normalise_image_path(image_path), found=found)
+        except (OSError, ValueError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"{found} cannot be read as a path of an image file ({error})") from error
+
+    def _follow(self, normal_path: str, *, found: str) -> str:
+        folder, name = os.path.split(normal_path)
+        if folder not in self._folders:
+            # Resolving the links of every image would take most of the time of reading the records.
+            self._folders.keep(folder, os.path.realpath(os.path.join(self._root, folder)))  # noqa: PTH118
+        real_path = os.path.join(self._folders[folder], name)  # noqa: PTH118
+        if os.path.islink(real_path):  # noqa: PTH114
+            real_path = os.path.realpath(real_path)
+        if not real_path.startswith(os.path.join(self._root, "")):  # noqa: PTH118
+            raise BadInput(f"{found} is a link out of the data root; images must lie below it")
+        if self._require_images:
+            try:
+                is_file = stat.S_ISREG(os.stat(real_path).st_mode)  # noqa: PTH116
+            except FileNotFoundError:
+                raise MissingImage(f"{found} does not exist below the data root") from None
+            if not is_file:
+                raise BadInput(f"{found} is not a file; an image below the data root is required")
+        return real_path
+
+
+class RecordReader:
+    """Reads single records; caches steps and labels, which repeat in nearly every record."""
+
+    def __init__(self, root: Path, *, step_names: Sequence[str], require_images: bool) -> None:
+        self._locator = ImageLocator(root, require_images=require_images)
+        self._step_names = tuple(step_names)
+        self._steps, self._orders, self._labels = _Cache(), _Cache(), _Cache()
+
+    def read(self, record: PublishedRecord) -> tuple[Case, tuple[Step, ...], str]:
+        """Return a record as a case, its steps as it writes them, and its image with every link resolved."""
+        patient_id = str(record.patient_id)
+        if not patient_id.strip():
+            raise BadInput(f"patient_id: {patient_id[:_NUM_SHOWN]!r} is blank; a patient's identifier is required")
+        try:
+            real_path = self._locator.locate(record.image_path)
+        except BadInput as error:
+            raise type(error)(f"image_path: {error}") from error
+        entries = self._order(record.vqa_chain)
+        steps, labels = [], []
+        for position, place in enumerate(entries):
+            steps.append(self._read_step(record.vqa_chain[place], position=position, place=place))
+            labels.append(self._read_label(record.vqa_chain[place], step=steps[-1], place=place))
+        added = record.stepcot_jax or NOTHING_ADDED
+        marks = [record.vqa_chain[place].uncertain is True for place in entries]
+        for place, label, mark in zip(entries, labels, marks, strict=True):
+            if mark and label == NOT_ANNOTATED:
+                raise BadInput(f"vqa_chain[{place}].uncertain: true without an answer; expected the possible answer")
+        case = Case(
+            patient_id=patient_id,
+            image_path=normalise_image_path(record.image_path),
+            origin=record.origin or "",
+            report=record.report or "",
+            labels=tuple(labels),
+            reasoning=tuple([record.vqa_chain[place].reasoning or "" for place in entries]),
+            boxes=tuple([Box(**msgspec.structs.asdict(box)) for box in added.boxes]),
+            sex=added.sex,
+            age=added.age,
+            view=added.view,
+            provenance=tuple(sorted(added.provenance.items())),
+        )
+        return case.with_stated(labels, marks) if any(marks) else case, tuple(steps), real_path
+
+    def _order(self, entries: Sequence[PublishedStep]) -> list[int]:
+        """Return the position in `vqa_chain` of each step of the chain."""
+        names = tuple([entry.step for entry in entries])
+        known: list[int] | None = self._orders.get(names)
+        if known is not None:
+            return known
+        expected = [f"Step {number}" for number in range(1, len(self._step_names) + 1)]
+        matches = [_STEP_LABEL.fullmatch(name.strip()) for name in names]
+        numbers = [int(match[1]) if match else 0 for match in matches]
+        if sorted(numbers) != list(range(1, len(expected) + 1)):
+            found = [name[:_NUM_SHOWN] for name in names[:26]]
+            raise BadInput(
+                f"vqa_chain: {len(entries)} steps {found} are not the expected {len(expected)}, each once: {expected}"
+            )
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        self._orders.keep(names, order, num_chars=sum(map(len, names)))
+        return order
+
+    def _read_step(self, entry: PublishedStep, *, position: int, place: int) -> Step:
+        key = (position, entry.question, entry.options)
+        step: Step | None = self._steps.get(key)
+        if step is None:
+            try:
+                step = Step(self._step_names[position], entry.question, read_options(entry.options))
+            except BadInput as error:
+                raise BadInput(f"vqa_chain[{place}].options: {error}") from error
+            self._steps.keep(key, step, num_chars=len(entry.question) + sum(map(len, entry.options)))
+        return step
+
+    def _read_label(self, entry: PublishedStep, *, step: Step, place: int) -> int:
+        key = (entry.options, entry.answer)
+        label: int | None = self._labels.get(key)
+        if label is None:
+            try:
+                label = step.read_answer(entry.answer)
+            except BadInput as error:
+                raise BadInput(f"vqa_chain[{place}].answer: {error}") from error
+            self._labels.keep(key, label, num_chars=len(entry.answer or "") + sum(map(len, entry.options)))
+        return label
+
+
+# Read the records of a data root once, for a run and for `data check`: cases in columns, and which take part.
+#
+# Some checks need all records: the option set that most share, and images named twice.
+
+
+_MOST_KEPT = 100_000_000
+_COST_OF_STEPS = 2_000
+_MOST_WORDINGS = 1000
+
+Options = tuple[tuple[str, ...], ...]
+
+
+class SetAsideSink(Protocol):
+    """Collects records that take no part: a list, or counts of them."""
+
+    def append(self, item: SetAside, /) -> None:
+        """Add a record."""
+
+
+@dataclasses.dataclass
+class Scan:
+    """The records of a data root. A place is a record's position among those that are valid by themselves.
+
+    Attributes:
+      root: folder that the image paths start from.
+      file: the file with the records.
+      table: the records that are valid by themselves.
+      numbers: position in the file of each of them, from 0.
+      set_aside: the records that take no part.
+      good: which of `table` take part.
+      chain: the chain of most records; None if no record is valid.
+      reference: the first record with these options.
+      questions: digest of each record's questions.
+      num_wordings: for each step, the number of wordings of its question; 1000 stands for more.
+      num_found: records whose image exists; None if not looked for.
+      num_other_options: records whose options are not those of most.
+      num_repeated: records whose image an earlier one has.
+    """
+
+    root: Path
+    file: Path
+    table: CaseTable
+    numbers: Sequence[int]
+    set_aside: SetAsideSink
+    good: Bool[np.ndarray, " record"]
+    chain: Chain | None = None
+    reference: int = 0
+    questions: DigestColumn = dataclasses.field(default_factory=DigestColumn)
+    num_wordings: tuple[int, ...] = ()
+    num_found: int | None = None
+    num_missing: int = 0
+    num_other_options: int = 0
+    num_repeated: int = 0
+
+    def drop(self, place: int, reason: str) -> None:
+        """Set a valid record aside."""
+        self.good[place] = False
+        path, patient = self.table.image_paths[place], self.table.patient_ids[place]
+        self.set_aside.append(SetAside(self.numbers[place], path, reason, patient))
+
+    def count_other_wordings(self) -> int:
+        """Count the good records whose questions differ from those of the first."""
+        if not len(self.questions):
+            return 0
+        halves = self.questions.halves[self.good]
+        return int((halves != halves[:1]).any(axis=1).sum())
+
+
+def scan_records(
+    root: Path,
+    set_aside: SetAsideSink,
+    *,
+    step_names: Sequence[str],
+    require_images: bool,
+    with_texts: bool,
+    visit: Callable[[int], None] | None = None,
+) -> Scan:
+    """Read `root/data.json` record by record.
+
+    Letter prefixes, letter case and spacing make no difference between options.
+
+    Args:
+      set_aside: takes the records that take no part: first those invalid by themselves, then the others.
+    """
+    path = Path(root) / FILE_NAME
+    reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
+    kinds, images, numbers = _OptionKinds(path), DigestColumn(), array.array("q")
+    scan = Scan(Path(root), path, CaseTable(with_texts=with_texts), numbers, set_aside, np.ones(0, bool))
+    wordings: list[set[str]] = [set() for _ in step_names]
+    last_steps: tuple[Step, ...] = ()
+    for index, raw in enumerate(read_raw_records(path, visit=visit)):
+        try:
+            case, steps, real_path = reader.read(decode_record(raw))
+        except BadInput as error:
+            patient_id, image_path = identify(raw)
+            set_aside.append(SetAside(index, image_path, str(error), patient_id))
+            scan.num_missing += isinstance(error, MissingImage)
+            continue
+        kinds.append(steps, index)
+        images.append(real_path)
+        scan.table.append(case)
+        numbers.append(index)
+        scan.questions.append("\0".join([step.question for step in steps]))
+        if steps != last_steps:
+            last_steps = steps
+            for seen, step in zip(wordings, steps, strict=True):
+                if len(seen) < _MOST_WORDINGS:
+                    seen.add(step.question)
+    scan.good = np.ones(len(numbers), bool)
+    scan.num_wordings = tuple(map(len, wordings))
+    scan.num_found = len(numbers) if require_images else None
+    if len(numbers):
+        _compare(scan, kinds, images)
+    return scan
+
+
+class _OptionKinds:
+    """The option sets of records, numbered in the order in which they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.kinds = array.array("i")
+        self._kind_of: dict[Options, int] = {}
+        self._kind_of_folded: dict[Options, int] = {}
+        self.steps: list[tuple[Step, ...]] = []
+        self._num_kept = 0
+
+    def append(self, steps: tuple[Step, ...], index: int) -> None:
+        options = tuple([step.options for step in steps])
+        kind = self._kind_of.get(options)
+        if kind is None:
+            self._num_kept += _COST_OF_STEPS + sum(len(option) for each in options for option in each)
+            if self._num_kept > _MOST_KEPT:
+                raise BadInput(
+                    f"{self._path}: the first {index} records have {len(self._kind_of)} different lists of options; "
+                    "all records must have the same"
+                )
+            kind = self._kind_of_folded.setdefault(_fold_options(steps), len(self.steps))
+            self._kind_of[options] = kind
+            if kind == len(self.steps):
+                self.steps.append(steps)
+        self.kinds.append(kind)
+
+
+def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
+    """Set aside the records with other options than most, and those that repeat an image."""
+    kind_of = np.array(kinds.kinds)
+    usual = int(np.argmax(np.bincount(kind_of)))  # the first record's on a tie: kinds are numbered as they come
+    agrees = kind_of == usual
+    places = np.flatnonzero(agrees)
+    original = np.arange(len(kind_of))
+    original[places] = places[find_first(images.halves[places])]
+    scan.chain, scan.reference = Chain(kinds.steps[usual]), int(places[0])
+    for place in np.flatnonzero(~agrees | (original != np.arange(len(original)))).tolist():
+        if agrees[place]:
+            scan.num_repeated += 1
+            known = int(original[place])
+            reason = f"image_path: the image of record {scan.numbers[known]} ({_name(scan, known)}) is named again"
+        else:
+            scan.num_other_options += 1
+            reason = _describe_difference(scan, kinds.steps[kind_of[place]], kinds.steps[usual])
+        scan.drop(place, reason)
+
+
+def _describe_difference(scan: Scan, steps: Sequence[Step], usual: Sequence[Step]) -> str:
+    """Return which options of a record differ from those of most records."""
+    pairs = enumerate(zip(_fold_options(steps), _fold_options(usual), strict=True))
+    place = next(place for place, (found, expected) in pairs if found != expected)
+    found, expected = ([option[:_NUM_SHOWN] for option in chain[place].options] for chain in (steps, usual))
+    return (
+        f"step {place + 1} ({steps[place].name}): options {found} differ from {expected} in record "
+        f"{scan.numbers[scan.reference]} ({_name(scan, scan.reference)}); all records must have the same"
+    )
+
+
+def _fold_options(steps: Sequence[Step]) -> Options:
+    return tuple(tuple(fold(option) for option in step.options) for step in steps)
+
+
+def _name(scan: Scan, place: int) -> str:
+    return f"image_path {scan.table.image_paths[place][:_NUM_SHOWN]!r}"

@@ -16,8 +16,14 @@ from stepcot_jax.chain import PUBLISHED_STEPS, Chain
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case, CaseTable, as_table
 from stepcot_jax.data.records.cases import SetAside as SetAside  # its users need nothing else of `cases`
-from stepcot_jax.data.records.data_json import NOTHING_ADDED, Addition, PublishedBox, PublishedRecord, PublishedStep
-from stepcot_jax.data.records.record_scan import scan_records
+from stepcot_jax.data.records.data_json import (
+    NOTHING_ADDED,
+    Addition,
+    PublishedBox,
+    PublishedRecord,
+    PublishedStep,
+    scan_records,
+)
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 

@@ -1,19 +1,184 @@
 """NIH ChestX-ray8: cases from its box list and its table of labels, with the answers that follow from the labels."""
 
+import collections
 import dataclasses
 import logging
+import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources import chestxray8_tables as tables
+from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
+from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
+
+# The two tables of NIH ChestX-ray8: the box list and the labels of all images.
+#
+# Both released headers are irregular: `Bbox [x,y,w,h]` and `OriginalImage[Width,Height]` are split at their commas,
+# and empty columns trail. Wang et al., "ChestX-ray8", CVPR 2017.
+
+
+BOX_LIST = "BBox_List_2017*.csv"
+ENTRY_TABLE = "Data_Entry_2017*.csv"
+
+RELEASED_SIDE = 1024
+"""Width and height of the released images, in pixels; boxes use these pixels."""
+
+NO_FINDING = "No Finding"
+CLASSES = (
+    *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
+    *("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia"),
+)
+_CLASS_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)} | {"infiltrate": "Infiltration"}
+
+_BOX_HEADER = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
+_ENTRY_HEADER = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender", "View Position")
+_PATIENT = re.compile("[0-9]{1,12}")
+_MAX_AGE = 120
+_SEXES = ("F", "M")
+_NUM_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedBox:
+    """One row of the box list; `problem` says why it cannot be used, "" if it can."""
+
+    number: int
+    image: str
+    label: str = ""
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
+    problem: str = ""
+
+    def scaled(self, width: int, height: int) -> Box:
+        """Return the box in an image of this size in pixels."""
+        across, down = width / RELEASED_SIDE, height / RELEASED_SIDE
+        return Box(self.label, self.x * across, self.y * down, self.width * across, self.height * down)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One row of the table of labels.
+
+    Attributes:
+      number: row in the file, from 1.
+      labels: its classes, each once, in the order of the file.
+      patient_id: eight digits, as the images' names begin.
+      age: in years; None if the table has an impossible one.
+      view: as in the table, such as "PA" or "AP".
+      problem: why the row cannot be used; "" if it can.
+    """
+
+    number: int
+    image: str
+    labels: tuple[str, ...] = ()
+    patient_id: str = ""
+    sex: str = ""
+    age: float | None = None
+    view: str = ""
+    problem: str = ""
+
+
+def count_boxes(root: Path) -> tuple[int, int, int]:
+    """Count boxes, images and images with one distinct label in the box list of a data root.
+
+    The released list has 984 boxes on 880 images, 787 of these with one distinct label.
+    """
+    path = find_file(root, BOX_LIST)
+    if path is None:
+        raise BadInput(f"{root}: has no {BOX_LIST}")
+    boxes, labels = read_box_list(path), collections.defaultdict(set)
+    for box in boxes:
+        if box.problem:
+            raise BadInput(f"{path}: {box.problem}")
+        labels[box.image].add(box.label)
+    return len(boxes), len(labels), sum(len(found) == 1 for found in labels.values())
+
+
+def read_box_list(path: Path) -> list[ListedBox]:
+    """Return all rows of the box list."""
+    header, rows = read_table(path, known_columns={"image index"})
+    names = _split(header)
+    if [fold_column(name) for name in names[:6]] != [fold_column(name) for name in _BOX_HEADER]:
+        raise BadInput(f"{path}: header {names[:20]} is not {','.join(_BOX_HEADER)}")
+    return [_read_box(row) for row in rows]
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """Return all rows of the table of labels."""
+    header, rows = read_table(path, known_columns={"image index"})
+    names = _split(header)
+    folded = [fold_column(name).replace("patient sex", "patient gender") for name in names]
+    missing = [name for name in _ENTRY_HEADER if fold_column(name) not in folded]
+    if missing:
+        raise BadInput(f"{path}: header {names[:20]} lacks {', '.join(missing)}")
+    places = [folded.index(fold_column(name)) for name in _ENTRY_HEADER]
+    return [_read_entry(row, places=places) for row in rows]
+
+
+def _split(header: Sequence[str]) -> list[str]:
+    # Quoted headers are one cell where the released one is split at its commas.
+    return [name.strip()[:_NUM_SHOWN] for name in ",".join(header).split(",")]
+
+
+def _read_box(row: Row) -> ListedBox:
+    image, label, *numbers = (*row.cells, *[""] * 6)[:6]
+    name = _CLASS_OF.get(fold_column(label), "")
+    try:
+        x, y, width, height = map(float, numbers)
+    except ValueError:
+        x = y = width = height = math.nan
+    problem = ""
+    if not image:
+        problem = "the image index is empty"
+    elif any(row.cells[6:]):
+        problem = f"has more than {len(_BOX_HEADER)} columns"
+    elif name in ("", NO_FINDING):
+        problem = _unknown(label)
+    elif not (
+        x >= 0 and y >= 0 and x + width <= RELEASED_SIDE and y + height <= RELEASED_SIDE and min(width, height) > 0
+    ):
+        written = [number[:_NUM_SHOWN] for number in numbers]
+        problem = f"box {written} is not x, y, width, height inside {RELEASED_SIDE} x {RELEASED_SIDE} pixels"
+    return ListedBox(row.number, image, name, x, y, width, height, problem and f"row {row.number}: {problem}")
+
+
+def _read_entry(row: Row, *, places: Sequence[int]) -> Entry:
+    image, written, patient, age, sex, view = (row.cells[place] if place < len(row.cells) else "" for place in places)
+    labels = {_CLASS_OF.get(fold_column(label), ""): label for label in written.split("|")}
+    stem = image.partition("_")[0]
+    problem = ""
+    if not image:
+        problem = "the image index is empty"
+    elif "" in labels:
+        problem = _unknown(labels[""])
+    elif NO_FINDING in labels and len(labels) > 1:
+        problem = f"{NO_FINDING} and other labels exclude each other"
+    elif not _PATIENT.fullmatch(patient) or (_PATIENT.fullmatch(stem) and int(stem) != int(patient)):
+        problem = "the patient is not the number that the image's name begins with"
+    if problem:
+        return Entry(row.number, image, problem=f"row {row.number}: {problem}")
+    return Entry(
+        number=row.number,
+        image=image,
+        labels=tuple(labels),
+        patient_id=f"{int(patient):08d}",
+        sex=sex if sex in _SEXES else "",
+        age=read_age(age, most=_MAX_AGE),
+        view=view,
+    )
+
+
+def _unknown(label: str) -> str:
+    return f"label {label[:_NUM_SHOWN]!r} is not one of {', '.join((*CLASSES, NO_FINDING))}"
+
 
 LabelsFrom = Literal["auto", "boxes", "entries"]
 
@@ -40,8 +205,8 @@ class ImageRecord:
     image: str
     place: str
     labels: tuple[str, ...]
-    boxes: Sequence[tables.ListedBox]
-    entry: tables.Entry | None
+    boxes: Sequence[ListedBox]
+    entry: Entry | None
     problem: str
 
     @property
@@ -52,7 +217,7 @@ class ImageRecord:
         return self.image.partition("_")[0] or self.image
 
 
-def list_box_images(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.Entry]) -> Iterator[ImageRecord]:
+def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
     """Yield the images of the box list, in its order, with the labels of their boxes."""
     entry_of = {entry.image: entry for entry in entries}
     for listed in _group(boxes).values():
@@ -65,7 +230,7 @@ def list_box_images(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.
         yield ImageRecord(image, place, labels, listed, entry, problem)
 
 
-def _list_entries(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.Entry]) -> Iterator[ImageRecord]:
+def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
     """Yield the rows of the table of labels, in its order, then the images that only the box list has."""
     boxes_of = _group(boxes)
     first: dict[str, int] = {}
@@ -82,9 +247,9 @@ def _list_entries(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.En
         yield ImageRecord(listed[0].image, place, (), listed, None, problem)
 
 
-def _group(boxes: Iterable[tables.ListedBox]) -> dict[str, list[tables.ListedBox]]:
+def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
     """Group the boxes by image; a row without an image's name is a group of its own."""
-    groups: dict[str, list[tables.ListedBox]] = {}
+    groups: dict[str, list[ListedBox]] = {}
     for box in boxes:
         groups.setdefault(box.image or f"\0{box.number}", []).append(box)
     return groups
@@ -112,20 +277,20 @@ def read_chestxray8(
     root = Path(root)
     if labels_from not in ("auto", "boxes", "entries"):
         raise BadInput(f"labels_from: {labels_from!r} is not 'auto', 'boxes' or 'entries'")
-    box_list, entry_table = find_file(root, tables.BOX_LIST), find_file(root, tables.ENTRY_TABLE)
+    box_list, entry_table = find_file(root, BOX_LIST), find_file(root, ENTRY_TABLE)
     from_boxes = labels_from == "boxes" or (labels_from == "auto" and box_list is not None)
     source = box_list if from_boxes else entry_table
     if source is None:
-        raise BadInput(f"{root}: has no {tables.BOX_LIST if from_boxes else tables.ENTRY_TABLE}")
-    boxes = tables.read_box_list(box_list) if box_list else []
-    entries = tables.read_entries(entry_table) if entry_table else []
+        raise BadInput(f"{root}: has no {BOX_LIST if from_boxes else ENTRY_TABLE}")
+    boxes = read_box_list(box_list) if box_list else []
+    entries = read_entries(entry_table) if entry_table else []
     records = list((list_box_images if from_boxes else _list_entries)(boxes, entries))
     finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
     num_unscaled = sum(_take(record, finder=finder, intake=intake, single_label=single_label) for record in records)
     if num_unscaled:
         message = "%s: %d images with boxes have no file: their boxes are in pixels of the released %d x %d image"
-        _LOG.warning(message, source, num_unscaled, tables.RELEASED_SIDE, tables.RELEASED_SIDE)
+        _LOG.warning(message, source, num_unscaled, RELEASED_SIDE, RELEASED_SIDE)
     _warn_of_entries(entry_table, entries, records=records, from_boxes=from_boxes)
     return intake.finish(DEFAULT_CHAIN)
 
@@ -139,7 +304,7 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
     try:
         image_path, real_path = finder.find(record.image)
         is_scaled = bool(record.boxes) and Path(real_path).is_file()
-        size = read_image_size(Path(real_path)) if is_scaled else (tables.RELEASED_SIDE, tables.RELEASED_SIDE)
+        size = read_image_size(Path(real_path)) if is_scaled else (RELEASED_SIDE, RELEASED_SIDE)
     except BadInput as error:
         intake.refuse(f"{record.place}: {error}", image_path=record.image, patient_id=patient)
         return False
@@ -148,7 +313,7 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         intake.leave_out(f"{record.place}: {reason}", image_path=image_path, patient_id=patient)
         return False
     reason = f"NIH label: {', '.join(sorted(record.labels))}."
-    if record.labels == (tables.NO_FINDING,):
+    if record.labels == (NO_FINDING,):
         labels, reasoning = answer_normal(reason)
     else:
         diagnosis = record.labels[0] if len(record.labels) == 1 else ""
@@ -174,13 +339,13 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
 def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:
     if single_label and len(labels) > 1:
         return f"{len(labels)} labels ({', '.join(sorted(labels))}) instead of one (single_label)"
-    if labels != (tables.NO_FINDING,) and not any(FINDINGS[label].diagnosis for label in labels):
-        return f"{', '.join(sorted(labels))} is not one of {', '.join((tables.NO_FINDING, *DIAGNOSES))}"
+    if labels != (NO_FINDING,) and not any(FINDINGS[label].diagnosis for label in labels):
+        return f"{', '.join(sorted(labels))} is not one of {', '.join((NO_FINDING, *DIAGNOSES))}"
     return ""
 
 
 def _warn_of_entries(
-    path: Path | None, entries: Sequence[tables.Entry], *, records: Sequence[ImageRecord], from_boxes: bool
+    path: Path | None, entries: Sequence[Entry], *, records: Sequence[ImageRecord], from_boxes: bool
 ) -> None:
     num_ageless = sum(not entry.problem and entry.age is None for entry in entries)
     if num_ageless:

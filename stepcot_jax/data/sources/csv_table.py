@@ -13,7 +13,7 @@ import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal

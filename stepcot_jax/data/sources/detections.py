@@ -13,10 +13,9 @@ from pathlib import Path
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
 from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.records import OnBadRecord
-from stepcot_jax.data.sources import chestxray8_tables as nih
+from stepcot_jax.data.sources import chestxray8 as nih
 from stepcot_jax.data.sources.chestxray8 import IMAGE_FOLDERS, ORIGIN, ImageRecord, list_box_images
-from stepcot_jax.data.sources.named_images import ImageFinder, find_file
-from stepcot_jax.data.sources.setting_aside import Listing, Readers, Sorting
+from stepcot_jax.data.sources.intake import ImageFinder, Listing, Readers, Sorting, find_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import VqaBox

@@ -13,9 +13,9 @@ import msgspec
 
 from stepcot_jax.boxes import Corners
 from stepcot_jax.data.records.cases import SetAside
-from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
-from stepcot_jax.data.sources.vqa_fields import (
+from stepcot_jax.data.sources.intake import (
     convert_fields,
     find_patient,
     locate_image,

@@ -1,11 +1,29 @@
 """Collect the records of a source: cases, bad records, and records that a rule of the reader excludes."""
 
+import collections
+import os
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from PIL import JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.data.grounded.grounded_image import GroundedImage
+from stepcot_jax.data.grounded.record_files import read_lines
+from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case, CaseTable
+from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
+from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
+from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.reasoning.record import Kind, VqaRecord
+from stepcot_jax.reasoning.written_answers import read_answer
 
 
 class Intake:
@@ -56,3 +74,310 @@ class Intake:
 
     def _number(self) -> int:
         return len(self._cases) + len(self._bad) + len(self._left_out)
+
+
+# What becomes of a bad record of a source that is read one record at a time: stop, or set it aside and go on.
+
+
+Readers = int | Literal["all"]
+
+Listing = Iterator[tuple[str, GroundedImage | BadInput]]
+"""Place of each image in its list, such as "row 7", and the image, or why it is bad."""
+
+
+class Sorting:
+    """Sorts the records of a source into good ones and those that take no part.
+
+    Args:
+      set_aside: list to which records that take no part are added; None for a list of its own.
+    """
+
+    def __init__(self, path: Path, *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None = None) -> None:
+        if on_bad_record not in ("stop", "skip"):
+            raise BadInput(f"on_bad_record: {on_bad_record!r:.80} is not 'stop' or 'skip'")
+        self._path = path
+        self._on_bad_record = on_bad_record
+        self.set_aside = [] if set_aside is None else set_aside
+        self._first: dict[str, str] = {}
+        self._num_good = 0
+
+    def keep(self, name: str, *, place: str) -> bool:
+        """Take a good record, unless another one has its name; return whether it was taken."""
+        known = self._first.setdefault(name, place)
+        if known != place:
+            self.refuse(f"{place}: has the same id {name[:80]!r} as {known}; expected one record per id")
+            return False
+        self.count()
+        return True
+
+    def count(self) -> None:
+        """Take a good record whose name is unique by construction."""
+        self._num_good += 1
+
+    def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
+        """Take a bad record; `reason` begins with its file or row."""
+        if self._on_bad_record == "stop":
+            raise BadInput(f"{self._path}, {reason}; on_bad_record=skip sets bad records aside")
+        self.leave_out(reason, image_path=image_path, patient_id=patient_id)
+
+    def leave_out(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
+        """Take a valid record that a rule of the reader excludes."""
+        number = self._num_good + len(self.set_aside)
+        self.set_aside.append(SetAside(number, image_path, f"{self._path.name}, {reason}", patient_id))
+
+    def finish(self) -> None:
+        """Check that at least one record is good."""
+        if not self._num_good:
+            why = f"no record is valid ({self.set_aside[0].reason})" if self.set_aside else "has no records"
+            raise BadInput(f"{self._path}: {why}")
+
+
+# Find a collection's files by name and read the size of images without decoding them.
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+"""Lower-case image suffixes: copies of a collection often store JPEG under the same names."""
+
+_OPENERS = {b"\x89P": PngImagePlugin.PngImageFile, b"\xff\xd8": JpegImagePlugin.JpegImageFile}
+_ORIENTATION = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)
+_NOT_A_NAME = frozenset("/\\\0")
+_NUM_SHOWN = 80
+
+
+def find_file(root: Path, *patterns: str) -> Path | None:
+    """Return the one file of a data root that matches a pattern, None if there is none."""
+    found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.exists() and not path.is_dir()]
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(root)) for path in found[:5])
+        raise BadInput(f"{root}: several files {patterns[0]} ({names}); expected one")
+    return found[0] if found else None
+
+
+class ImageFinder:
+    """Finds the image of a name in the folders where a collection keeps its images.
+
+    Args:
+      folders: patterns of folders below the root, such as "images_*/images"; "." is the root itself.
+    """
+
+    def __init__(self, root: Path, *, folders: Sequence[str], require_images: bool) -> None:
+        self._locator = ImageLocator(root, require_images=require_images)
+        self._folders = tuple(folders)
+        self._require_images = require_images
+        self._found: dict[str, list[str]] = collections.defaultdict(list)
+        found: list[Path] = []
+        for pattern in folders:
+            found += [root] if pattern == "." else filter(Path.is_dir, sorted(root.glob(pattern)))
+        for folder in dict.fromkeys(path.relative_to(root).as_posix() for path in found):
+            try:
+                names = sorted(os.listdir(root / folder))  # noqa: PTH208
+            except OSError as error:
+                problem = f"cannot be read ({error.strerror}); expected a folder with images"
+                raise BadInput(f"{root / folder}: {problem}") from error
+            for stem, suffix in map(os.path.splitext, names):
+                if suffix.lower() in SUFFIXES:
+                    self._found[stem].append(stem + suffix if folder == "." else f"{folder}/{stem}{suffix}")
+
+    def find(self, name: str) -> tuple[str, str]:
+        """Return the image's path below the root, and its real path with every link resolved.
+
+        A file with another image suffix is found if no file has the same suffix. Without a file and with
+        `require_images=False`, the path is the name in the folder "images".
+        """
+        if name in ("", ".", "..") or not _NOT_A_NAME.isdisjoint(name):
+            raise BadInput(f"image {name[:_NUM_SHOWN]!r} is not a file name without folders")
+        paths = self._found.get(os.path.splitext(name)[0], [])  # noqa: PTH122
+        exact = [path for path in paths if path.rpartition("/")[2] == name]
+        paths = exact or paths
+        if len(paths) > 1:
+            raise BadInput(f"image {name[:_NUM_SHOWN]!r} is ambiguous: {' and '.join(paths[:4])}")
+        if not paths and self._require_images:
+            raise BadInput(
+                f"no image {name[:_NUM_SHOWN]!r}; expected a file of this name with suffix {', '.join(SUFFIXES)} in "
+                f"one of the folders {', '.join(self._folders)}"
+            )
+        path = paths[0] if paths else f"images/{name}"
+        return path, self._locator.locate(path)
+
+
+def read_image_size(path: Path) -> tuple[int, int]:
+    """Return width and height in pixels after EXIF orientation, from the header alone."""
+    try:
+        with open_untrusted(path, accepted="a PNG or JPEG image") as file:
+            start = file.read(2)
+            file.seek(0)
+            if start not in _OPENERS:
+                raise BadInput(f"{path}: size cannot be read: the file is neither a PNG nor a JPEG image")
+            opener = _OPENERS[start]
+            with opener(file) as image:
+                width, height = image.size
+                # Without this check Pillow would decode the picture to look for metadata behind it.
+                sideways = "exif" in image.info and image.getexif().get(_ORIENTATION) in _SIDEWAYS
+    except BadInput:
+        raise
+    # Pillow raises a dozen types of error on broken headers.
+    except Exception as error:
+        raise BadInput(
+            f"{path}: size cannot be read: {type(error).__name__}: {str(error)[:200]}; expected a PNG or JPEG image"
+        ) from error
+    return (height, width) if sideways else (width, height)
+
+
+# What the readers of released VQA data share: undecoded records, choices with letters, images and patients.
+
+
+TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
+
+T = TypeVar("T")
+
+_CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
+_MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
+_CHOICES_MARK = "<choices>:"
+_IMAGE_MARK = "<image>"
+_ANY_ANSWER: dict[Kind, str | tuple[str, ...]] = {"open": "-", "closed": "Yes", "single": "A", "multi": ("A",)}
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
+    """Yield the place and the content of each record, one at a time, or why it cannot be decoded."""
+    if path.suffix.lower() == ".csv":
+        header, rows = read_table(path, known_columns=())
+        for row in rows:
+            fits = len(row.cells) == len(header)
+            cells = dict(zip(header, row.cells, strict=False))
+            yield (
+                f"row {row.number}",
+                cells if fits else BadInput(f"has {len(row.cells)} cells; expected {len(header)}"),
+            )
+    elif _is_array(path):
+        for number, raw in enumerate(data_json.read_raw_records(path)):
+            yield f"record {number}", _decode(raw)
+    else:
+        for number, line in read_lines(path, expected="expected one JSON object per line"):
+            yield f"line {number}", _decode(line)
+
+
+def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
+    """Return a record's fields as a checked type; unknown fields are ignored."""
+    try:
+        return msgspec.convert(fields, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        message, _, place = str(error).partition(" - at `$")
+        field = place.rstrip("`").lstrip(".")
+        raise BadInput(f"{field}: {message}" if field else message) from None
+
+
+def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
+    """Return choices without "A: ", "B: " and so on.
+
+    >>> strip_letters(["A: left", "B: right"])
+    ('left', 'right')
+    """
+    stripped = []
+    for place, choice in enumerate(choices):
+        found = _CHOICE.fullmatch(choice)
+        letter = string.ascii_uppercase[place : place + 1]
+        if not found or found[1] != letter:
+            expected = f"expected a text after {letter + ': '!r}" if letter else "expected at most 26 choices"
+            raise BadInput(f"choices[{place}]: {choice[:80]!r}; {expected}")
+        stripped.append(found[2].strip())
+    return tuple(stripped)
+
+
+def split_question(text: str) -> tuple[str, tuple[str, ...]]:
+    r"""Return question and bare choices of a prompt; what follows the choices' bracket is left out.
+
+    >>> split_question("<image>\nWhich side? <choices>: [A: left, upper, B: right] Choose one.")
+    ('Which side?', ('left, upper', 'right'))
+    """
+    question, mark, rest = text.strip().removeprefix(_IMAGE_MARK).partition(_CHOICES_MARK)
+    if not mark:
+        return question.strip(), ()
+    opening, closing = rest.find("["), rest.rfind("]")
+    if opening < 0 or closing < opening or rest[:opening].strip():
+        raise BadInput(f"choices: {rest[:80]!r} is not '[A: .., B: ..]'")
+    inner, pieces = rest[opening + 1 : closing], []
+    start = 0
+    for letter in string.ascii_uppercase[1:]:
+        found = inner.find(f", {letter}:", start)
+        if found < 0:
+            break
+        pieces.append(inner[start:found])
+        start = found + 2
+    return question.strip(), strip_letters([*pieces, inner[start:]])
+
+
+def locate_image(locator: ImageLocator, image_path: str) -> tuple[str, str]:
+    """Return an image's normal path below the root, and its real path; a leading slash is dropped."""
+    path = image_path.strip().lstrip("/")
+    try:
+        real_path = locator.locate(path)
+    except BadInput as error:
+        raise BadInput(f"image_path: {error}") from None
+    return normalise_image_path(path), real_path
+
+
+def find_patient(image_path: str) -> str:
+    """Return the patient in a MIMIC-CXR path ("files/p10/p10000032/.."), else the path: one patient per image."""
+    found = _MIMIC_PATIENT.search(image_path)
+    return found[1] if found else image_path
+
+
+def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: Any) -> VqaRecord:
+    """Return a record with the answer read from its text, as `reasoning.written_answers.read_answer` reads it."""
+    record = VqaRecord(kind=kind, answer=_ANY_ANSWER[kind], **fields)
+    if kind == "open":
+        return msgspec.structs.replace(record, answer=written.strip())
+    answer = read_answer(written, record)
+    if answer is None:
+        raise BadInput(f"{field}: {written[:80]!r} is no readable answer of kind {kind!r}")
+    return msgspec.structs.replace(record, answer=answer)
+
+
+def _is_array(path: Path) -> bool:
+    try:
+        with open_untrusted(path, accepted="a JSON file") as file:
+            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _decode(raw: bytes) -> dict[str, Any] | BadInput:
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return BadInput(f"{one_line(error)}; expected a JSON object")
+
+
+class NotARecord(BadInput):
+    """A record that is valid and yet no question with an answer about one image."""
+
+
+def read_each(
+    paths: Iterable[Path],
+    read: Callable[..., VqaRecord],
+    *,
+    on_bad_record: OnBadRecord,
+    set_aside: list[SetAside] | None,
+) -> Iterator[VqaRecord]:
+    """Yield the records of files; bad records stop or are set aside, those that a reader's rule excludes are set aside.
+
+    Args:
+      read: (fields, path=.., place=..) -> the record; raises `NotARecord` for one that a rule excludes.
+    """
+    for path in paths:
+        sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
+        for place, fields in read_objects(path):
+            try:
+                if isinstance(fields, BadInput):
+                    raise fields
+                record = read(fields, path=path, place=place)
+            except NotARecord as error:
+                sorting.leave_out(f"{place}, {error}")
+                continue
+            except BadInput as error:
+                sorting.refuse(f"{place}, {error}")
+                continue
+            sorting.count()
+            yield record
+        sorting.finish()

@@ -4,21 +4,430 @@ A data root is the archive `NLMCXR_reports.tgz`, a folder with it, or a folder w
 `ecgen-radiology/`). Images are beside the reports in `NLMCXR_png/` or `images/`.
 """
 
+import collections
+import dataclasses
+import gzip
+import io
+import itertools
+import os
 import re
-from collections.abc import Iterator
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, Literal, TypeAlias, cast
+from xml.parsers import expat
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
 from stepcot_jax.data.sources import iu_coding
-from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.iu_archive import iterate_files
-from stepcot_jax.data.sources.iu_projections import LIST_NAME, read_projection_list
-from stepcot_jax.data.sources.iu_report import IuImage, IuReport, read_report
-from stepcot_jax.data.sources.named_images import ImageFinder
+from stepcot_jax.data.sources.delimited import read_table
+from stepcot_jax.data.sources.intake import ImageFinder, Intake
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
+
+# Read the report files of the IU X-Ray collection from its archive or a folder, without trusting either.
+#
+# Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
+
+
+MAX_REPORT_BYTES = 1_000_000
+"""Largest report file that is read; the released ones have at most 9 thousand bytes."""
+
+MAX_REPORTS = 100_000
+"""Most entries of an archive or a folder; the released one has 3,955."""
+
+MAX_ARCHIVE_BYTES = 1_000_000_000
+"""Most bytes of an unpacked archive; the released one has 20 million."""
+
+_MAX_HEADER_BYTES = 100_000
+_EXPECTED = "expected the collection's archive (.tgz, .tar.gz, .tar) or a folder with its XML files"
+_NUM_SHOWN = 80
+
+
+ReportFile = tuple[str, bytes | str]
+"""Name of a report file, for messages only, and its content, or as text why it cannot be read."""
+
+
+def iterate_files(source: Path) -> Iterator[ReportFile]:
+    """Yield the XML files of an archive (in its order) or of a folder (by name), one at a time.
+
+    A link, a device or a file above `MAX_REPORT_BYTES` comes with the reason instead of its content. Folders and files
+    without the suffix .xml are skipped.
+    """
+    source = Path(source)
+    try:
+        if source.is_dir():
+            with os.scandir(source) as entries:
+                names = [entry.name for entry in itertools.islice(entries, MAX_REPORTS + 1)]
+            _check_count(len(names), source=source)
+            for name in sorted(filter(_is_report_name, names)):
+                yield name, _read_file(source / name)
+        else:
+            yield from _iterate_archive(source)
+    except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, RecursionError) as error:
+        if isinstance(error, BadInput):
+            raise
+        found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:_NUM_SHOWN]
+        raise BadInput(f"{source}: cannot be read as report files ({found}); {_EXPECTED}") from None
+
+
+def _read_file(path: Path) -> bytes | str:
+    try:
+        with open_untrusted(path, accepted="an XML file", follow=False) as file:
+            content = file.read(MAX_REPORT_BYTES + 1)
+    except BadInput:
+        return "is a link or not an ordinary file; expected an XML file"
+    except OSError as error:
+        return f"is a link or cannot be read ({error.strerror}); expected an XML file"
+    return content if len(content) <= MAX_REPORT_BYTES else f"has more than {MAX_REPORT_BYTES} bytes"
+
+
+def _iterate_archive(source: Path) -> Iterator[ReportFile]:
+    with open_untrusted(source, accepted="an archive") as file:
+        start = file.read(2)
+        file.seek(0)
+        unpacked = cast(BinaryIO, gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file)
+        limited = _LimitedReader(unpacked, source=source)
+        # "r:" and not "r|": a tar stream would hide from the reader how much is read at once.
+        with tarfile.open(fileobj=limited, mode="r:") as archive:
+            num_entries = 0
+            while (entry := archive.next()) is not None:
+                num_entries += 1
+                _check_count(num_entries, source=source)
+                # Otherwise the archive keeps every entry and every global header in memory.
+                archive.members = []  # type: ignore[attr-defined]
+                archive.pax_headers = {}
+                if _is_report_name(entry.name) and not entry.isdir():
+                    yield entry.name, _read_entry(archive, entry, limited)
+            # tarfile takes a broken header for the end of the archive.
+            if limited.last.strip(b"\0") or 0 < len(limited.last) < tarfile.BLOCKSIZE:
+                raise BadInput(f"{source}: breaks off after {num_entries} entries; {_EXPECTED}")
+            # Reading to the end verifies the checksum of gzip.
+            while limited.read(_MAX_HEADER_BYTES):
+                limited.seek(limited.tell())
+
+
+def _read_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, limited: "_LimitedReader") -> bytes | str:
+    if not entry.isreg() or entry.issparse():
+        return "is a link, a device or a sparse file; expected an ordinary XML file"
+    if entry.size > MAX_REPORT_BYTES:
+        return f"has {entry.size} bytes, more than {MAX_REPORT_BYTES}"
+    limited.largest = MAX_REPORT_BYTES
+    file = archive.extractfile(entry)
+    content = file.read() if file else b""
+    limited.largest = _MAX_HEADER_BYTES
+    if len(content) != entry.size:
+        raise BadInput(f"{limited.source}: ends within {entry.name[:_NUM_SHOWN]!r}; {_EXPECTED}")
+    return content
+
+
+def _is_report_name(name: str) -> bool:
+    # macOS archives have a file "._1.xml" for each file "1.xml".
+    last = name.rpartition("/")[2]
+    return last.lower().endswith(".xml") and not last.startswith("._")
+
+
+def _check_count(num_entries: int, *, source: Path) -> None:
+    if num_entries > MAX_REPORTS:
+        raise BadInput(f"{source}: has more than {MAX_REPORTS} entries; {_EXPECTED}")
+
+
+class _LimitedReader(io.RawIOBase):
+    """A forward-only file that limits the bytes of one read, to `largest`, and of the whole file."""
+
+    def __init__(self, file: BinaryIO, *, source: Path) -> None:
+        self._file = file
+        self.source, self.largest, self.last = source, _MAX_HEADER_BYTES, b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes and keep them as `last`."""
+        if not 0 <= size <= self.largest:
+            raise BadInput(f"{self.source}: has a header of {size} bytes; {_EXPECTED}")
+        self.last = self._file.read(size)
+        return self.last
+
+    def tell(self) -> int:
+        """Position in bytes."""
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move forward to a position from the start."""
+        if whence != os.SEEK_SET or offset < self._file.tell():
+            raise BadInput(f"{self.source}: has an entry that points backwards; {_EXPECTED}")
+        if offset > MAX_ARCHIVE_BYTES:
+            raise BadInput(f"{self.source}: has more than {MAX_ARCHIVE_BYTES} bytes unpacked; {_EXPECTED}")
+        return self._file.seek(offset)
+
+
+# Which images of an IU X-Ray report are frontal.
+
+
+Projection = Literal["frontal", "lateral", "undecided"]
+DecidedBy = Literal["list", "descriptors", "order", ""]
+
+LIST_NAME = "indiana_projections.csv"
+
+# fmt: off
+EVIDENCE: dict[str, dict[str, float]] = {
+    "CEDD": {
+        "f2p0k216": 2.4, "f2p0k680": 1.8, "f2p0k1598": 1.5, "f2p0k1637": 1.4, "f2p0k166": 1.4,
+        "f2p0k710": 1.2, "f2p0k1297": 1.1, "f2p0k750": 0.9, "f2p0k1362": 0.7, "f2p0k1205": 0.5,
+        "f2p0k1056": -0.5, "f2p0k1013": -0.7, "f2p0k1034": -1.4, "f2p0k754": -2.0, "f2p0k377": -2.1,
+        "f2p0k633": -2.1, "f2p0k220": -2.2, "f2p0k1498": -2.5,
+    },
+    "ColorLayout": {
+        "f1p0k98": 2.5, "f1p0k122": 2.3, "f1p0k137": 2.2, "f1p0k152": 1.8, "f1p0k65": 1.0,
+        "f1p0k16": 0.9, "f1p0k112": 0.8, "f1p0k55": 0.7, "f1p0k2": 0.6, "f1p0k109": 0.6,
+        "f1p0k147": 0.5, "f1p0k36": -0.4, "f1p0k33": -1.1, "f1p0k160": -1.5, "f1p0k129": -1.7,
+        "f1p0k76": -1.7, "f1p0k75": -2.1, "f1p0k6": -2.2, "f1p0k151": -2.6, "f1p0k66": -2.9,
+        "f1p0k7": -3.7,
+    },
+    "EdgeHistogram": {
+        "f0p0k338": 2.6, "f0p0k184": 2.1, "f0p0k1051": 0.8, "f0p0k1179": -1.2, "f0p0k436": -1.5,
+        "f0p0k447": -2.3, "f0p0k593": -2.7, "f0p0k832": -2.9, "f0p0k666": -3.1, "f0p0k518": -3.1,
+    },
+}
+# fmt: on
+"""Log odds of frontal against lateral for each descriptor's words, times 0.65 since the descriptors are correlated."""
+
+FIRST_OF_TWO = 2.2
+"""Log odds that the first of two images is the frontal one: 0.90 against 0.10."""
+
+_DECIDED = 1.4
+"""Log odds from which an image is decided: 4 to 1."""
+
+ProjectionList: TypeAlias = Mapping[str, Projection]
+
+_COLUMNS = ("filename", "projection")
+_MAX_LIST_BYTES = 10_000_000
+_EXPECTED_COLUMNS = "expected the columns uid, filename and projection (Frontal or Lateral)"
+
+
+def decide_projections(
+    descriptors: Sequence[Mapping[str, str]], *, listed: Sequence[Projection | None] = ()
+) -> tuple[tuple[Projection, DecidedBy], ...]:
+    """Return the projection of each image of one report, and what decided it.
+
+    Two images are one frontal and one lateral, unless the list says otherwise; otherwise each is judged by itself.
+
+    Args:
+      descriptors: for each image, in the order of the figures, its word for each descriptor.
+      listed: for each image its projection in `indiana_projections.csv`, None if it is not listed; empty without
+        the list.
+
+    >>> decide_projections([{"EdgeHistogram": "f0p0k518"}, {"EdgeHistogram": "f0p0k338"}])
+    (('lateral', 'descriptors'), ('frontal', 'descriptors'))
+    """
+    evidence = [
+        sum(weights.get(words.get(descriptor, ""), 0.0) for descriptor, weights in EVIDENCE.items())
+        for words in descriptors
+    ]
+    if len(evidence) == 2:
+        difference = evidence[0] - evidence[1]
+        decided_by: DecidedBy = "descriptors" if abs(difference) >= _DECIDED else "order"
+        decided = [_judge(difference + FIRST_OF_TWO, decided_by), _judge(-difference - FIRST_OF_TWO, decided_by)]
+    else:
+        decided = [_judge(each, "descriptors") for each in evidence]
+    if not listed:
+        return tuple(decided)
+    return tuple((known, "list") if known else found for known, found in zip(listed, decided, strict=True))
+
+
+def _judge(log_odds: float, decided_by: DecidedBy) -> tuple[Projection, DecidedBy]:
+    if abs(log_odds) < _DECIDED:
+        return "undecided", ""
+    return "frontal" if log_odds > 0 else "lateral", decided_by
+
+
+def read_projection_list(path: Path) -> ProjectionList:
+    """Read the projections in `indiana_projections.csv`, by image (`name_image`)."""
+    if path.stat().st_size > _MAX_LIST_BYTES:
+        raise BadInput(f"{path}: has more than {_MAX_LIST_BYTES} bytes; {_EXPECTED_COLUMNS}")
+    header, rows = read_table(path, known_columns=_COLUMNS)
+    missing = [name for name in _COLUMNS if name not in header]
+    if missing:
+        raise BadInput(f"{path}: no column {' and '.join(missing)}; {_EXPECTED_COLUMNS}")
+    projections: dict[str, Projection] = {}
+    for row in rows:
+        where, named = f"{path}: row {row.number}", dict(zip(header, row.cells, strict=False))
+        projection = named.get("projection", "").lower()
+        if projection not in ("frontal", "lateral"):
+            raise BadInput(f"{where}: projection {projection[:_NUM_SHOWN]!r}; {_EXPECTED_COLUMNS}")
+        image = name_image(named.get("filename", ""))
+        if projections.setdefault(image, projection) != projection:  # type: ignore[arg-type]
+            raise BadInput(f"{where}: {image[:_NUM_SHOWN]!r} already has another projection; {_EXPECTED_COLUMNS}")
+    return projections
+
+
+def name_image(name: str) -> str:
+    """Return an image's name without the prefix and suffixes that differ between releases.
+
+    >>> name_image("CXR1_1_IM-0001-3001") == name_image("1_IM-0001-3001.dcm.png")
+    True
+    """
+    bare = re.sub(r"(\.(dcm|png|jpe?g))+$", "", name, flags=re.IGNORECASE)
+    return re.sub(r"^CXR(\d+_(?=\d+_))?", "", bare)
+
+
+# Parse one XML report of the IU X-Ray collection: sections, coding and images.
+#
+# `XXXX` in a text marks words removed to protect the patient; texts are kept unchanged.
+
+
+_SECTIONS = ("COMPARISON", "INDICATION", "FINDINGS", "IMPRESSION")
+_TEXTS = {"AbstractText", "major", "caption", "url", *EVIDENCE}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MAX_DEPTH = 50
+_EXPECTED_REPORT = "expected a report of the collection (<eCitation> with <uId>, <AbstractText> and <parentImage>)"
+
+
+@dataclasses.dataclass(frozen=True)
+class IuImage:
+    """One image of a report.
+
+    Attributes:
+      id: its name without ending, such as "CXR1000_IM-0003-1001".
+      caption: of the examination; nearly always the same for all images of a report.
+      file_name: its file in the archive, such as "CXR1000_IM-0003-1001.jpg".
+      decided_by: "list", "descriptors" or "order" (see `iu_projections`); "" if undecided.
+    """
+
+    id: str
+    caption: str
+    file_name: str
+    projection: Projection
+    decided_by: DecidedBy
+
+
+@dataclasses.dataclass(frozen=True)
+class IuReport:
+    """One report with its coding; missing sections are "".
+
+    Attributes:
+      uid: name of the report, such as "CXR1000"; the collection has one report a patient.
+      mesh: the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal".
+      images: in the order of the file.
+    """
+
+    uid: str
+    findings: str
+    impression: str
+    mesh: tuple[str, ...]
+    images: tuple[IuImage, ...]
+
+    @property
+    def text(self) -> str:
+        """Findings and impression with their headings; empty sections are omitted.
+
+        >>> IuReport("CXR1", "Clear lungs.", "Normal.", ("normal",), ()).text
+        'FINDINGS: Clear lungs. IMPRESSION: Normal.'
+        """
+        sections = (("FINDINGS", self.findings), ("IMPRESSION", self.impression))
+        return " ".join(f"{heading}: {section}" for heading, section in sections if section)
+
+    @property
+    def frontal_images(self) -> tuple[IuImage, ...]:
+        """The images decided to be frontal."""
+        return tuple(image for image in self.images if image.projection == "frontal")
+
+
+def read_report(content: bytes, *, listed: ProjectionList | None = None) -> IuReport:
+    """Parse a report file.
+
+    A document type declaration is refused, so no entity is expanded and no other file fetched.
+
+    Args:
+      content: bytes of the file; UTF-8, UTF-16, Latin-1 or ASCII, as declared in its first line.
+    """
+    collector = _Collector()
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler = collector.start
+    parser.EndElementHandler = collector.end
+    parser.CharacterDataHandler = collector.read_text
+    parser.StartDoctypeDeclHandler = _refuse_declarations
+    try:
+        parser.Parse(content, True)
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"is not XML ({error}); {_EXPECTED_REPORT}") from None
+    return _as_report(collector, listed=listed)
+
+
+def _refuse_declarations(*_: object) -> None:
+    raise BadInput(f"has a document type declaration; {_EXPECTED_REPORT}, without one")
+
+
+class _Collector:
+    """Keeps the parts of a file that are used, while it is parsed."""
+
+    def __init__(self) -> None:
+        self.uid = ""
+        self.sections: dict[str, list[str]] = collections.defaultdict(list)
+        self.mesh: list[str] = []
+        self.images: list[dict[str, str]] = []
+        self._depth = self._text_depth = 0
+        self._label = ""
+        self._text: list[str] | None = None
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        if not self._depth and name != "eCitation":
+            raise BadInput(f"is <{name[:_NUM_SHOWN]}>; {_EXPECTED_REPORT}")
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise BadInput(f"nests elements more than {_MAX_DEPTH} deep; {_EXPECTED_REPORT}")
+        if name == "uId":
+            self.uid = attributes.get("id", "").strip()
+        elif name == "parentImage":
+            self.images.append({"id": attributes.get("id", "").strip()})
+        elif name == "AbstractText":
+            self._label = attributes.get("Label", "").strip().upper()
+        if name in _TEXTS and self._text is None:
+            self._text, self._text_depth = [], self._depth
+
+    def read_text(self, text: str) -> None:
+        if self._text is not None:
+            self._text.append(text)
+
+    def end(self, name: str) -> None:
+        if self._text is not None and self._depth == self._text_depth:
+            text, self._text = "".join(self._text).strip(), None
+            if text and name == "AbstractText":
+                self.sections[self._label].append(text)
+            elif text and name == "major":
+                self.mesh.append(text)
+            elif text and self.images:
+                self.images[-1].setdefault(name, text)
+        self._depth -= 1
+
+
+def _as_report(collector: _Collector, *, listed: ProjectionList | None) -> IuReport:
+    for field, name in (("uId", collector.uid), *(("id of a parentImage", image["id"]) for image in collector.images)):
+        if not _NAME.fullmatch(name):
+            raise BadInput(f"{field}: {name[:_NUM_SHOWN]!r} must have only letters, digits, '.', '_' and '-'")
+    unknown = collector.sections.keys() - set(_SECTIONS)
+    if unknown:
+        found = sorted(label[:_NUM_SHOWN] for label in unknown)
+        raise BadInput(f"AbstractText with label {found} is not one of {', '.join(_SECTIONS)}")
+    known = [listed.get(name_image(image["id"])) for image in collector.images] if listed is not None else ()
+    projections = decide_projections(collector.images, listed=known)
+    return IuReport(
+        uid=collector.uid,
+        findings=" ".join(collector.sections.get("FINDINGS", ())),
+        impression=" ".join(collector.sections.get("IMPRESSION", ())),
+        mesh=tuple(collector.mesh),
+        images=tuple(itertools.starmap(_as_image, zip(collector.images, projections, strict=True))),
+    )
+
+
+def _as_image(image: dict[str, str], decided: tuple[Projection, DecidedBy]) -> IuImage:
+    last = image.get("url", "").rpartition("/")[2]
+    file_name = last if _NAME.fullmatch(last) else f"{image['id']}.jpg"
+    return IuImage(image["id"], image.get("caption", ""), file_name, *decided)
+
 
 ORIGIN = "IU X-Ray"
 
@@ -26,8 +435,9 @@ _ARCHIVE_ENDINGS = (".tgz", ".tar.gz", ".tar")
 _ARCHIVE_PATTERNS = ("NLMCXR_reports*.tgz", "NLMCXR_reports*.tar.gz", "NLMCXR_reports*.tar")
 _REPORT_FOLDER = "ecgen-radiology"
 IMAGE_FOLDERS = ("NLMCXR_png", "images")
-_NUM_SHOWN = 80
-_EXPECTED = f"expected NLMCXR_reports.tgz, a folder with it, or a folder with XML reports in it or in {_REPORT_FOLDER}/"
+_EXPECTED_FOLDER = (
+    f"expected NLMCXR_reports.tgz, a folder with it, or a folder with XML reports in it or in {_REPORT_FOLDER}/"
+)
 
 
 def is_iu_xray(root: Path) -> bool:
@@ -69,7 +479,7 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
         except BadInput as error:
             yield SetAside(record, "", f"{name[-_NUM_SHOWN:]}: {error}")
     if record < 0:
-        raise BadInput(f"{source}: has no .xml file; {_EXPECTED}")
+        raise BadInput(f"{source}: has no .xml file; {_EXPECTED_FOLDER}")
 
 
 def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:

@@ -13,15 +13,15 @@ import msgspec
 
 from stepcot_jax.chain import fold
 from stepcot_jax.data.records.cases import SetAside
-from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
-from stepcot_jax.data.sources.named_images import read_image_size
-from stepcot_jax.data.sources.vqa_fields import (
+from stepcot_jax.data.sources.intake import (
     NotARecord,
     convert_fields,
     locate_image,
     make_record,
     read_each,
+    read_image_size,
     split_question,
 )
 from stepcot_jax.host.errors import BadInput

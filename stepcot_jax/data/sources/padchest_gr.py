@@ -2,19 +2,167 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources import padchest_gr_files as files
-from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
+from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
+from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
+from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
+
+# The files of BIMCV PadChest-GR, grounded reports in JSON and the master table, and its labels as findings.
+
+
+REPORTS = "grounded_reports*.json"
+MASTER_TABLE = "master_table*.csv"
+
+_SLACK = 1e-6
+_MAX_AGE = 150
+_SEXES = ("F", "M", "O")
+_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
+
+Corners = tuple[float, float, float, float]
+
+
+class GroundedFinding(msgspec.Struct, frozen=True):
+    """One sentence of a report; sentences about absent findings have no boxes and often no labels."""
+
+    sentence_en: str | None = None
+    sentence_es: str | None = None
+    abnormal: bool = False
+    boxes: tuple[Corners, ...] | None = None
+    extra_boxes: tuple[Corners, ...] | None = None
+    labels: tuple[str, ...] | None = None
+
+
+class GroundedStudy(msgspec.Struct, frozen=True, rename={"study": "StudyID", "image": "ImageID"}):
+    """One frontal image with its report."""
+
+    study: str | int
+    image: str
+    findings: tuple[GroundedFinding, ...]
+
+
+_DECODER = msgspec.json.Decoder(GroundedStudy)
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyFacts:
+    """A study in the master table: sex "F", "M", "O" or "", age in years or None, and the number of its first row."""
+
+    patient_id: str
+    sex: str
+    age: float | None
+    row: int
+
+
+def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
+    """Decode one study of the grounded reports."""
+    try:
+        study = _DECODER.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        here, message = f"`$[{index}]", str(error)
+        raise BadInput(message.replace("`$", here) if "`$" in message else f"{message} - at {here}`") from error
+    if not study.findings:
+        raise BadInput(f"has no findings - at `$[{index}].findings`")
+    for number, finding in enumerate(study.findings):
+        for name in ("boxes", "extra_boxes"):
+            for place, corners in enumerate(getattr(finding, name) or ()):
+                left, upper, right, lower = corners
+                if not (-_SLACK <= left < right <= 1 + _SLACK and -_SLACK <= upper < lower <= 1 + _SLACK):
+                    where = f"`$[{index}].findings[{number}].{name}[{place}]`"
+                    expected = "expected x0 < x1, y0 < y1 as fractions from 0 to 1"
+                    raise BadInput(f"box {list(corners)}: {expected} - at {where}")
+    return study
+
+
+def identify(raw: bytes) -> tuple[str, str]:
+    """Return study and image of a bad record, each "" if it cannot be read."""
+    try:
+        found = msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return "", ""
+    study, image = found.get("StudyID"), found.get("ImageID")
+    return str(study) if isinstance(study, str | int) else "", image if isinstance(image, str) else ""
+
+
+def read_master_table(path: Path) -> dict[str, StudyFacts]:
+    """Return patient, sex and age of each study."""
+    header, rows = read_table(path, known_columns={fold_column(name) for name in _COLUMNS})
+    folded = [fold_column(name) for name in header]
+    missing = [name for name in _COLUMNS[:2] if fold_column(name) not in folded]
+    if missing:
+        shown = [name[:40] for name in header[:30]]
+        raise BadInput(f"{path}: columns {shown} lack {', '.join(missing)}")
+    studies: dict[str, StudyFacts] = {}
+    for row in rows:
+        named = dict(zip(folded, row.cells, strict=False))
+        study, patient, sex, age = (named.get(fold_column(name), "") for name in _COLUMNS)
+        if not study or not patient:
+            raise BadInput(f"{path}: row {row.number}: study and patient are required")
+        facts = StudyFacts(patient, sex if sex in _SEXES else "", read_age(age, most=_MAX_AGE), row.number)
+        known = studies.setdefault(study, facts)
+        if known.patient_id != patient:
+            raise BadInput(f"{path}: row {row.number}: the study has another patient than in row {known.row}")
+    return studies
+
+
+_LABELS_OF_DIAGNOSES = {
+    "Nodule": ("nodule", "multiple nodules"),
+    "Atelectasis": (
+        *("atelectasis", "atelectasis basal", "laminar atelectasis", "lobar atelectasis", "round atelectasis"),
+        *("segmental atelectasis", "total atelectasis"),
+    ),
+    "Infiltration": (
+        *("infiltrates", "air bronchogram", "alveolar pattern", "consolidation", "ground glass pattern"),
+        *("interstitial pattern", "miliary opacities", "reticular interstitial pattern"),
+        *("reticulonodular interstitial pattern",),
+    ),
+    "Effusion": (
+        *("pleural effusion", "empyema", "hemothorax", "hydropneumothorax", "loculated fissural effusion"),
+        *("loculated pleural effusion",),
+    ),
+    "Pneumonia": ("pneumonia", "atypical pneumonia"),
+    "Cardiomegaly": ("cardiomegaly",),
+    "Mass": ("mass", "pulmonary mass"),
+    "Pneumothorax": ("pneumothorax", "hydropneumothorax"),
+}
+
+_DENSER = (
+    *("abscess", "calcified granuloma", "fibrotic band", "granuloma", "increased density", "kerley lines"),
+    *("lepidic adenocarcinoma", "lung metastasis", "lymphangitis carcinomatosa", "post radiotherapy changes"),
+    *("pulmonary edema", "pulmonary fibrosis", "tuberculosis", "tuberculosis sequelae"),
+)
+_MORE_TRANSPARENT = (
+    *("air trapping", "bullas", "copd signs", "emphysema", "hyperinflated lung", "lung vascular paucity"),
+)
+
+
+# Findings of each label in lower case; any other label has none.
+FINDINGS: dict[str, tuple[Finding, ...]] = {
+    **dict.fromkeys(_DENSER, (Finding(density="increased"),)),
+    **dict.fromkeys(_MORE_TRANSPARENT, (Finding(density="decreased"),)),
+}
+for _diagnosis, _labels in _LABELS_OF_DIAGNOSES.items():
+    FINDINGS |= {label: (*FINDINGS.get(label, ()), DIAGNOSES[_diagnosis]) for label in _labels}
+
+
+def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:
+    """Return the findings that labels stand for.
+
+    >>> [finding.diagnosis for finding in find_findings([" Laminar atelectasis", "scoliosis"])]
+    ['Atelectasis']
+    """
+    folded = (" ".join(label.split()).casefold() for label in labels)
+    return tuple(finding for label in folded for finding in FINDINGS.get(label, ()))
+
 
 Readers = Literal["first", "both"]
 
@@ -48,9 +196,9 @@ def read_padchest_gr(
     root = Path(root)
     if readers not in ("first", "both"):
         raise BadInput(f"readers: {readers!r} is not 'first' or 'both'")
-    path = find_file(root, files.REPORTS)
+    path = find_file(root, REPORTS)
     if path is None:
-        raise BadInput(f"{root}: has no {files.REPORTS}")
+        raise BadInput(f"{root}: has no {REPORTS}")
     reader = _StudyReader(
         finder=ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images),
         facts=read_facts(root, path=path),
@@ -60,9 +208,9 @@ def read_padchest_gr(
     )
     for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
-            reader.read(files.decode_study(raw, index=index), index=index)
+            reader.read(decode_study(raw, index=index), index=index)
         except BadInput as error:
-            study, image = files.identify(raw)
+            study, image = identify(raw)
             reader.intake.refuse(str(error), image_path=image, patient_id=reader.find_patient(study))
     collection = reader.intake.finish(DEFAULT_CHAIN)
     boxless = "%s: %d studies with boxes have no image file: their boxes are ignored"
@@ -73,13 +221,13 @@ def read_padchest_gr(
     return collection
 
 
-def read_facts(root: Path, *, path: Path) -> Mapping[str, files.StudyFacts]:
+def read_facts(root: Path, *, path: Path) -> Mapping[str, StudyFacts]:
     """Return what the master table knows of each study, nothing without the table; `path` is named in the warning."""
     # Unpacking the released archive makes a folder named like the table in it.
-    table = find_file(root, files.MASTER_TABLE, f"{files.MASTER_TABLE}/{files.MASTER_TABLE}")
+    table = find_file(root, MASTER_TABLE, f"{MASTER_TABLE}/{MASTER_TABLE}")
     if table is not None:
-        return files.read_master_table(table)
-    _LOG.warning("%s: no %s: each study counts as a patient of its own", path, files.MASTER_TABLE)
+        return read_master_table(table)
+    _LOG.warning("%s: no %s: each study counts as a patient of its own", path, MASTER_TABLE)
     return {}
 
 
@@ -88,7 +236,7 @@ class _StudyReader:
     """Reads single studies and counts for the warnings at the end."""
 
     finder: ImageFinder
-    facts: Mapping[str, files.StudyFacts]
+    facts: Mapping[str, StudyFacts]
     readers: Readers
     single_label: bool
     intake: Intake
@@ -98,7 +246,7 @@ class _StudyReader:
     def find_patient(self, study: str) -> str:
         return self.facts[study].patient_id if study in self.facts else study
 
-    def read(self, study: files.GroundedStudy, *, index: int) -> None:
+    def read(self, study: GroundedStudy, *, index: int) -> None:
         """Add one study to the intake."""
         study_id = str(study.study)
         if not study_id.strip():
@@ -114,7 +262,7 @@ class _StudyReader:
         patient_id = self.find_patient(study_id)
         present = (finding.labels or () for finding in study.findings if finding.abnormal)
         labels = sorted({" ".join(label.split()) for found in present for label in found} - {""})
-        findings = files.find_findings(labels)
+        findings = find_findings(labels)
         diagnoses = list(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
         if not any(finding.abnormal for finding in study.findings):
             answers, reasoning = answer_normal("PadChest-GR: no abnormal finding.")
@@ -148,8 +296,8 @@ class _StudyReader:
             return f"{len(diagnoses)} diagnoses ({', '.join(sorted(diagnoses))}) instead of one (single_label)"
         return ""
 
-    def _boxes(self, study: files.GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
-        chosen: list[tuple[files.GroundedFinding, files.Corners]] = []
+    def _boxes(self, study: GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
+        chosen: list[tuple[GroundedFinding, Corners]] = []
         for finding in study.findings:
             second = finding.extra_boxes or ()
             self.num_second += len(second) if self.readers == "first" else 0
@@ -161,12 +309,12 @@ class _StudyReader:
         return tuple(_scale(finding, corners, size) for finding, corners in chosen)
 
 
-def sentence_of(finding: files.GroundedFinding) -> str:
+def sentence_of(finding: GroundedFinding) -> str:
     """Return a finding's English sentence, else the Spanish one, else ""."""
     return (finding.sentence_en or "").strip() or (finding.sentence_es or "").strip()
 
 
-def _scale(finding: files.GroundedFinding, corners: files.Corners, size: tuple[int, int]) -> Box:
+def _scale(finding: GroundedFinding, corners: Corners, size: tuple[int, int]) -> Box:
     left, upper, right, lower = (min(max(corner, 0.0), 1.0) for corner in corners)
     label = ", ".join(" ".join(label.split()) for label in finding.labels or ())
     width, height = size

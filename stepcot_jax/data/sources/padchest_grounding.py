@@ -9,10 +9,9 @@ import msgspec
 
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.sources import padchest_gr_files as files
-from stepcot_jax.data.sources.named_images import ImageFinder, read_image_size
+from stepcot_jax.data.sources import padchest_gr as files
+from stepcot_jax.data.sources.intake import ImageFinder, Listing, Readers, read_image_size
 from stepcot_jax.data.sources.padchest_gr import IMAGE_FOLDERS, ORIGIN, read_facts, sentence_of
-from stepcot_jax.data.sources.setting_aside import Listing, Readers
 from stepcot_jax.host.errors import BadInput
 
 _LICENCE = "PadChest-GR: BIMCV data use agreement"

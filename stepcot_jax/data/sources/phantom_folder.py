@@ -11,15 +11,13 @@ from PIL import Image
 
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
 from stepcot_jax.data.grounded.phantom_images import corners_of, ground_marks, list_absent, list_answers
-from stepcot_jax.data.grounded.regions import find_regions
-from stepcot_jax.data.grounded.vocabulary import NORMAL
+from stepcot_jax.data.grounded.vocabulary import NORMAL, find_regions
+from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import BOX_COLUMNS
-from stepcot_jax.data.phantom.phantom_findings import Mark
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.data.sources.delimited import Row, read_table
-from stepcot_jax.data.sources.named_images import read_image_size
-from stepcot_jax.data.sources.setting_aside import Listing, Readers
+from stepcot_jax.data.sources.intake import Listing, Readers, read_image_size
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import VqaBox

@@ -14,8 +14,7 @@ import numpy as np
 from stepcot_jax.boxes import Corners, iou
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_table
-from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
-from stepcot_jax.data.sources.setting_aside import Listing, Readers
+from stepcot_jax.data.sources.intake import ImageFinder, Listing, Readers, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
 
 ORIGIN = "VinBigData"

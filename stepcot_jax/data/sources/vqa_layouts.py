@@ -13,9 +13,9 @@ from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, detect_detection_layout, read_detections
 from stepcot_jax.data.sources.gemex import is_gemex, read_gemex
+from stepcot_jax.data.sources.intake import TABLE_SUFFIXES as SUFFIXES
+from stepcot_jax.data.sources.intake import Readers, read_objects
 from stepcot_jax.data.sources.medsage import is_medsage, read_medsage
-from stepcot_jax.data.sources.setting_aside import Readers
-from stepcot_jax.data.sources.vqa_fields import SUFFIXES, read_objects
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.reasoning.record import VqaRecord

@@ -9,7 +9,7 @@ from jaxtyping import Bool
 
 from stepcot_jax.data.columns import TextColumn, TextIndex
 from stepcot_jax.data.records.cases import Case, CaseTable, SetAside, as_table
-from stepcot_jax.data.records.record_reader import normalise_image_path
+from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.splits.split_tables import SplitRow, read_split_table
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
 from stepcot_jax.host.errors import BadInput

@@ -18,7 +18,7 @@ from stepcot_jax.data.images.near_duplicates import find_near_duplicates, percep
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
-from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
-from stepcot_jax.data.images.image_shards import ShardEntry, ShardFiles, ShardIndex, check_size
+from stepcot_jax.data.images.shards import ShardEntry, ShardFiles, ShardIndex, check_size
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits

@@ -9,10 +9,9 @@ import time
 import pytest
 from annotate.misbehaving_server import GOOD, NUM_TOKENS, MisbehavingServer
 
-from stepcot_jax.annotate.llm.budget import Budget
-from stepcot_jax.annotate.llm.client import FORMS, Client, RequestFailed, RequestRefused
+from stepcot_jax.annotate.llm.client import FORMS, Budget, Client, RequestFailed, RequestRefused
 from stepcot_jax.annotate.llm.endpoint import Endpoint, connect, hide_key, read_key
-from stepcot_jax.annotate.llm.prompt import write_annotation_prompt
+from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
 from stepcot_jax.annotate.llm.replies import bound_prompt_tokens, read_wait
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput, RunStopped

@@ -8,6 +8,7 @@ import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 
 from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.interviews import BadAnswer
 from stepcot_jax.annotate.llm.judge import (
     Exchange,
     Judge,
@@ -16,10 +17,9 @@ from stepcot_jax.annotate.llm.judge import (
     label_steps,
     read_step_labels,
 )
-from stepcot_jax.annotate.llm.read_answers import BadAnswer
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.record import STAGE_NAMES
-from stepcot_jax.rewards.answer_rewards import Judged
+from stepcot_jax.rewards.answers import Judged
 
 pytest.importorskip("openai", reason="the extra annotate")
 

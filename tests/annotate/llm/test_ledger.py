@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.llm.ledger import Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.answers import Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 
@@ -148,7 +148,7 @@ def test_a_models_name_cannot_lead_out_of_the_folder(tmp_path, model):
 
 def test_two_processes_are_refused(tmp_path):
     script = (
-        "import sys, pathlib; from stepcot_jax.annotate.llm.ledger import Ledger\n"
+        "import sys, pathlib; from stepcot_jax.annotate.llm.answers import Ledger\n"
         f"Ledger(pathlib.Path(sys.argv[1]), {IDENTITY!r})"
     )
     with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:

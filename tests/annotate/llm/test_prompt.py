@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.llm import vqa_prompts
-from stepcot_jax.annotate.llm.prompt import (
+from stepcot_jax.annotate.llm import prompts as vqa_prompts
+from stepcot_jax.annotate.llm.prompts import (
     quote_data,
     write_annotation_prompt,
     write_repair,

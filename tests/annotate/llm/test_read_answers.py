@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.annotate.annotation import Annotation, Reason
-from stepcot_jax.annotate.llm.read_answers import (
+from stepcot_jax.annotate.llm.interviews import (
     MAX_REASONING,
     BadAnswer,
     read_chain_answer,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.mentions import read_report
+from stepcot_jax.annotate.rules.mentions import Status, read_report
 
 ABSENT, ASKED, PAST, POSSIBLE, LIKELY, STATED = Status
 

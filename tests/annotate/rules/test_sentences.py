@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.mentions import read_report
-from stepcot_jax.annotate.rules.sentences import find_sections, split_sentences
+from stepcot_jax.annotate.rules.mentions import Status, find_sections, read_report, split_sentences
 
 
 def texts(report):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepcot_jax.annotate.rules import terms
 from stepcot_jax.annotate.rules.mentions import find_terms
-from stepcot_jax.annotate.rules.spelling import find_slips, match_slips
+from stepcot_jax.annotate.rules.terms import find_slips, match_slips
 
 WORDS = ("pneumothorax", "effusion", "infiltrate", "pneumonia", "atelectasis", "cardiomegaly", "nodule")
 

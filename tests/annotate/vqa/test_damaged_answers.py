@@ -9,7 +9,7 @@ from annotate.phantom_records import phantom_folder, phantom_questions
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
 from stepcot_jax.annotate.vqa import lvkc, medclm, rmcot
-from stepcot_jax.annotate.vqa.tasks import TaskSettings
+from stepcot_jax.annotate.vqa.items import TaskSettings
 
 TASKS = {"rmcot": rmcot.TASK, "lvkc": lvkc.TASK, "medclm": medclm.TASK}
 NUM_EACH = 10

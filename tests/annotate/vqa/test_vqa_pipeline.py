@@ -22,9 +22,8 @@ from PIL import Image
 from stepcot_jax.annotate import __main__
 from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.annotation import Aside, Reason
-from stepcot_jax.annotate.vqa.drawn_views import show_picture
-from stepcot_jax.annotate.vqa.items import read_questions
-from stepcot_jax.annotate.vqa.tasks import TaskSettings
+from stepcot_jax.annotate.vqa.items import TaskSettings, read_questions
+from stepcot_jax.annotate.vqa.pictures import show_picture
 from stepcot_jax.annotate.vqa.vqa_pipeline import TASKS
 from stepcot_jax.data.grounded.image_splits import split_images
 from stepcot_jax.data.grounded.record_files import read_vqa_records

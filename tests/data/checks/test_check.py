@@ -24,7 +24,7 @@ from stepcot_jax.data.checks.check_records import Reasons
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.records.cases import Case, CaseTable
-from stepcot_jax.data.records.record_scan import scan_records
+from stepcot_jax.data.records.data_json import scan_records
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.split_resolver import read_splits, resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES

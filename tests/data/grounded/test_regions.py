@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from stepcot_jax.data.grounded.regions import find_regions, host_organ, split_lungs
+from stepcot_jax.data.grounded.vocabulary import find_regions, host_organ, split_lungs
 from stepcot_jax.data.phantom import phantom
-from stepcot_jax.data.phantom.acquisition import Frame
-from stepcot_jax.data.phantom.anatomy import render_anatomy
+from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
 from stepcot_jax.host.errors import BadInput
 
 

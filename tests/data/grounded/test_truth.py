@@ -14,10 +14,9 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.grounded.phantom_images import ground_phantom
 from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.phantom import phantom
-from stepcot_jax.data.phantom.acquisition import Frame
-from stepcot_jax.data.phantom.anatomy import render_anatomy
-from stepcot_jax.data.phantom.phantom_findings import draw_findings
-from stepcot_jax.data.phantom.phantom_reports import WORDINGS
+from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
+from stepcot_jax.data.phantom.answers import WORDINGS
+from stepcot_jax.data.phantom.findings import draw_findings
 from stepcot_jax.evaluation.stage_claims import find_claims
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 

@@ -6,7 +6,7 @@ import signal
 import sys
 
 from stepcot_jax.data.__main__ import main
-from stepcot_jax.data.images import shard_writing
+from stepcot_jax.data.images import shards as shard_writing
 
 root, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 left = [steps]

@@ -17,9 +17,10 @@ from run.small_run import small_settings
 
 from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.batches import training_batches
-from stepcot_jax.data.images import image_shards, shard_writing
-from stepcot_jax.data.images.image_shards import INDEX_NAME, ShardFiles, has_shards, read_index
+from stepcot_jax.data.images import shards as image_shards
+from stepcot_jax.data.images import shards as shard_writing
 from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.images.shards import INDEX_NAME, ShardFiles, has_shards, read_index
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTIONS
-from stepcot_jax.data.phantom import phantom, phantom_reports
+from stepcot_jax.data.phantom import answers as phantom_reports
+from stepcot_jax.data.phantom import phantom
+from stepcot_jax.data.phantom.answers import NUM_PUBLISHED, answer_texts
 from stepcot_jax.data.phantom.phantom import draw_answers, draw_case, export_phantom
-from stepcot_jax.data.phantom.phantom_answers import NUM_PUBLISHED, answer_texts
 from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput

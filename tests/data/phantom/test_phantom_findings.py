@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.phantom import phantom, phantom_findings
-from stepcot_jax.data.phantom.acquisition import Frame
-from stepcot_jax.data.phantom.anatomy import render_anatomy
-from stepcot_jax.data.phantom.scene import Air
+from stepcot_jax.data.phantom import findings as phantom_findings
+from stepcot_jax.data.phantom import phantom
+from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
+from stepcot_jax.data.phantom.findings import Air
 
 SIDES = {"right": {-1}, "left": {1}, "bilateral": {-1, 1}}
 SPREAD = ("Pneumonia", "Infiltration", "Pneumothorax")

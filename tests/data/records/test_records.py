@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
-from stepcot_jax.data.records import data_json, record_reader, record_scan
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records import data_json as record_reader
+from stepcot_jax.data.records import data_json as record_scan
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.host.errors import BadInput

@@ -12,8 +12,7 @@ from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.data.sources.chestxray8 import FINDINGS, read_chestxray8
-from stepcot_jax.data.sources.chestxray8_tables import CLASSES, count_boxes, read_entries
+from stepcot_jax.data.sources.chestxray8 import CLASSES, FINDINGS, count_boxes, read_chestxray8, read_entries
 from stepcot_jax.host.errors import BadInput
 
 BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"

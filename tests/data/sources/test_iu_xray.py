@@ -17,11 +17,18 @@ from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
-from stepcot_jax.data.sources import iu_archive, iu_coding
-from stepcot_jax.data.sources.iu_archive import iterate_files
-from stepcot_jax.data.sources.iu_projections import decide_projections, name_image, read_projection_list
-from stepcot_jax.data.sources.iu_report import read_report
-from stepcot_jax.data.sources.iu_xray import is_iu_xray, read_iu_xray, read_reports
+from stepcot_jax.data.sources import iu_coding
+from stepcot_jax.data.sources import iu_xray as iu_archive
+from stepcot_jax.data.sources.iu_xray import (
+    decide_projections,
+    is_iu_xray,
+    iterate_files,
+    name_image,
+    read_iu_xray,
+    read_projection_list,
+    read_report,
+    read_reports,
+)
 from stepcot_jax.host.errors import BadInput
 
 ARCHIVE = "data/iu_xray/NLMCXR_reports_sample.tgz"

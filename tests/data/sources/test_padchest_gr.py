@@ -11,8 +11,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.findings import DIAGNOSES
-from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
-from stepcot_jax.data.sources.padchest_gr_files import FINDINGS, read_master_table
+from stepcot_jax.data.sources.padchest_gr import FINDINGS, read_master_table, read_padchest_gr
 from stepcot_jax.host.errors import BadInput
 
 HEADER = (

@@ -8,7 +8,7 @@ import pytest
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.data.splits.folds import list_folds, make_fold
+from stepcot_jax.data.splits.making import list_folds, make_fold
 from stepcot_jax.host.errors import BadInput
 
 

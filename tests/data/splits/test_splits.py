@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import SetAside, read_records
-from stepcot_jax.data.splits.split_making import form_groups, make_splits
-from stepcot_jax.data.splits.split_manifest import check_manifest, write_manifest
+from stepcot_jax.data.splits.making import form_groups, make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.splits.splits import Splits, check_manifest, write_manifest
 from stepcot_jax.host.errors import BadInput
 
 

@@ -16,10 +16,10 @@ from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.__main__ import main
-from stepcot_jax.data.phantom.phantom_answers import draw_answers
+from stepcot_jax.data.phantom.answers import draw_answers
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.statistics import count_pictures, length_picture

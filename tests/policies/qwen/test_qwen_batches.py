@@ -14,12 +14,18 @@ from oracles.random_params import randomise
 from policies.qwen.tiny_qwen import IMAGE, IMAGES, VISION, write_config
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.qwen_vision import VisionTower
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, fit_size, read_qwen_preprocessing
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+from stepcot_jax.models.qwen import QwenVl, VisionTower
+from stepcot_jax.policies.qwen_inputs import (
+    QwenPreprocessing,
+    QwenPrompt,
+    cut_image,
+    fit_size,
+    lay_out_prompts,
+    pack_images,
+    read_qwen_preprocessing,
+    rope_positions,
+)
+from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
 
 PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
 

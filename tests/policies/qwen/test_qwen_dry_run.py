@@ -10,10 +10,8 @@ from policies.qwen.test_qwen_loading import PUBLISHED
 from policies.qwen.tiny_qwen import IMAGES, write_config
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_dry_run import draw_params, shrink_config
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+from stepcot_jax.models.qwen import QwenVl
+from stepcot_jax.policies.qwen_weights import draw_params, qwen_shapes, read_qwen_config, shrink_config
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank, merge_low_rank
-from stepcot_jax.policies.qwen import qwen_export
-from stepcot_jax.policies.qwen.qwen_chat import Turn, load_qwen_reader
-from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+from stepcot_jax.policies import qwen_weights as qwen_export
+from stepcot_jax.policies.qwen_chat import Turn, load_qwen_reader
+from stepcot_jax.policies.qwen_weights import load_qwen
 
 
 @pytest.mark.parametrize("is_new", [False, True])

@@ -10,13 +10,10 @@ from oracles.random_params import assert_close, randomise
 from policies.qwen.tiny_qwen import IMAGE, IMAGES, TEXT, write_config
 
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.policies.decoder_policy import generate
-from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.models.qwen import QwenVl
+from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, QwenPrompt, cut_image, lay_out_prompts
+from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 LONGEST = 6
 PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)

@@ -11,8 +11,7 @@ from policies.qwen.tiny_qwen import IMAGES, TEXT, published, write_config, write
 from safetensors.numpy import load_file, save_file
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_loading import load_qwen, qwen_shapes
+from stepcot_jax.policies.qwen_weights import load_qwen, qwen_shapes, read_qwen_config
 
 PUBLISHED = {
     "0.5B": (published(896, 24, 14, 2, 4864, 151_936, True, images=False), 494_032_768),

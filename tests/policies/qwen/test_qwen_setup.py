@@ -12,15 +12,14 @@ from policies.qwen.test_qwen_loading import PUBLISHED
 from policies.qwen.tiny_qwen import IMAGES, write_config, write_qwen, write_reader
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.square_qwen import SquareQwen
-from stepcot_jax.policies.qwen import qwen_export, qwen_published
-from stepcot_jax.policies.qwen.qwen_chat import Turn, load_qwen_reader
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_loading import load_qwen
-from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
-from stepcot_jax.policies.qwen.qwen_setup import FOLDER, QwenSource, find_qwen
-from stepcot_jax.policies.qwen.qwen_template import FRAME, IMAGE_TOKEN
-from stepcot_jax.policies.qwen.qwen_tokens import ChatTokenizer
+from stepcot_jax.models.qwen import SquareQwen
+from stepcot_jax.policies import qwen_weights as qwen_export
+from stepcot_jax.policies import qwen_weights as qwen_published
+from stepcot_jax.policies.qwen_chat import Turn, load_qwen_reader
+from stepcot_jax.policies.qwen_inputs import FRAME, IMAGE_TOKEN, ChatTokenizer
+from stepcot_jax.policies.qwen_policy import QwenPolicy
+from stepcot_jax.policies.qwen_setup import FOLDER, QwenSource, find_qwen
+from stepcot_jax.policies.qwen_weights import load_qwen, read_qwen_config
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.training.state import put_given

@@ -13,26 +13,22 @@ from policies.qwen.test_qwen_loading import PUBLISHED
 from policies.qwen.tiny_qwen import IMAGE, IMAGES, write_config
 
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
-from stepcot_jax.policies.qwen.qwen_sharding import (
+from stepcot_jax.models.qwen import QwenVl
+from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, QwenPrompt, cut_image
+from stepcot_jax.policies.qwen_policy import (
+    DECODER_AND_PROJECTOR,
+    Tuned,
     bytes_on_a_device,
+    lay_out_replies,
     param_shardings,
     row_shardings,
     spec_of,
-)
-from stepcot_jax.policies.qwen.qwen_tuning import (
-    DECODER_AND_PROJECTOR,
-    Tuned,
-    lay_out_replies,
     split_params,
     tuning_loss,
     tuning_update,
 )
-from stepcot_jax.training.parallel import make_mesh
+from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
+from stepcot_jax.training.devices import make_mesh
 
 LORA = LowRankSettings(rank=4)
 

@@ -15,12 +15,16 @@ from encoders.torch_checkpoints import largest_difference
 from policies.qwen.tiny_qwen import IMAGE
 from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
 
-from stepcot_jax.policies.decoder_policy import generate
-from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
-from stepcot_jax.policies.qwen.qwen_export import name_tensors, write_qwen
-from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, read_qwen_preprocessing
-from stepcot_jax.policies.qwen.qwen_loading import load_qwen
-from stepcot_jax.policies.qwen.qwen_tuning import (
+from stepcot_jax.policies.qwen_inputs import (
+    QwenPreprocessing,
+    QwenPrompt,
+    cut_image,
+    lay_out_prompts,
+    pack_images,
+    read_qwen_preprocessing,
+    rope_positions,
+)
+from stepcot_jax.policies.qwen_policy import (
     DECODER_AND_PROJECTOR,
     Tuned,
     join_params,
@@ -28,7 +32,8 @@ from stepcot_jax.policies.qwen.qwen_tuning import (
     split_params,
     tuning_loss,
 )
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.policies.qwen_weights import load_qwen, name_tensors, write_qwen
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 
 def picture(seed, height, width):

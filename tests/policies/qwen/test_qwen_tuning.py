@@ -12,12 +12,9 @@ from oracles.random_params import assert_close, randomise
 from policies.qwen.tiny_qwen import IMAGE, IMAGES, write_config
 
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank, merge_low_rank
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
-from stepcot_jax.policies.qwen.qwen_tuning import (
+from stepcot_jax.models.qwen import QwenVl
+from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, QwenPrompt, cut_image
+from stepcot_jax.policies.qwen_policy import (
     DECODER_AND_PROJECTOR,
     PROJECTOR,
     Tuned,
@@ -27,6 +24,7 @@ from stepcot_jax.policies.qwen.qwen_tuning import (
     tuning_loss,
     tuning_update,
 )
+from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
 
 PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
 CUT = [

@@ -6,11 +6,8 @@ import ml_dtypes
 from oracles.random_params import randomise
 from safetensors.numpy import save_file
 
-from stepcot_jax.models.qwen_vl import QwenVl
-from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
-from stepcot_jax.policies.qwen.qwen_export import name_tensors
-from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
-from stepcot_jax.policies.qwen.qwen_names import NEW_TEXT, OLD_TEXT
+from stepcot_jax.models.qwen import QwenVl
+from stepcot_jax.policies.qwen_weights import NEW_TEXT, OLD_TEXT, name_tensors, qwen_shapes, read_qwen_config
 
 WORDS, IMAGE, STOPS = 60, 55, (57, 58)
 

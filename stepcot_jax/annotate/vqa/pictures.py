@@ -1,0 +1,182 @@
+"""Pictures of MedCLM's easy views, boxes drawn in lines of 1 pixel, half white; and pictures for models to see."""
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from jaxtyping import Bool
+from PIL import Image
+
+from stepcot_jax.annotate.vqa.items import HostOrgan, TaskSettings
+from stepcot_jax.boxes import Corners, iou
+from stepcot_jax.data.grounded.drawn_boxes import draw_boxes, scale_boxes
+from stepcot_jax.data.grounded.vocabulary import host_organ, split_lungs
+from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir, read_file, write_whole
+from stepcot_jax.reasoning.record import VqaRecord
+
+# The organ that hosts a lesion, from boxes and masks (MedCLM): by coverage, or as its public code has it.
+
+
+UNKNOWN = "unknown"
+
+Mask = Bool[np.ndarray, "height width"]
+
+_GREATEST_OUTSIDE = 127
+MOST_PIXELS = 100_000_000
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif"}
+
+
+def name_host(record: VqaRecord, settings: TaskSettings) -> str:
+    """Return the organs that host a record's boxes by its image's masks, or without masks the organ that it names."""
+    folder, root = (settings.masks,) * 2 if settings.masks is not None else (settings.root / "masks", settings.root)
+    masks = read_masks(folder, record.image_path, root=root)
+    if not masks:
+        return record.organ or UNKNOWN
+    shape = next(iter(masks.values())).shape
+    boxes = scale_boxes([each.box for each in record.references], record.image_size, shape)
+    return find_hosts(boxes, masks, method=settings.host_organ)
+
+
+def find_hosts(boxes: Sequence[Corners], masks: Mapping[str, Mask], *, method: HostOrgan) -> str:
+    """Return the organs that host boxes in alphabetical order, joined by "and"; "unknown" if no mask meets any box.
+
+    Args:
+      masks: [height, width] of each organ.
+      method: "coverage" for the share of the box's pixels in the mask, "iou_mask" for the IoU of box and mask,
+        "iou_box" for the IoU of the box and the mask's own box, which favours small organs (the public code).
+    """
+    if method not in get_args(HostOrgan):
+        raise BadInput(f"--host-organ: {method!r} is not one of {', '.join(get_args(HostOrgan))}")
+    found = {_find_host(box, masks, method) for box in boxes if masks}
+    return " and ".join(sorted(filter(None, found))) or UNKNOWN
+
+
+def _find_host(box: Corners, masks: Mapping[str, Mask], method: HostOrgan) -> str:
+    if method == "coverage":
+        return host_organ(box, masks)
+    shares = {name: _overlap(box, mask, method) for name, mask in masks.items()}
+    best = max(shares, key=lambda name: shares[name])
+    return best if shares[best] > 0 else ""
+
+
+def _overlap(box: Corners, mask: Mask, method: HostOrgan) -> float:
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    if not rows.size:
+        return 0.0
+    if method == "iou_box":
+        return float(iou([box], [[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]])[0, 0])
+    x1, y1 = (int(np.floor(edge)) for edge in box[:2])
+    x2, y2 = (int(np.ceil(edge)) for edge in box[2:])
+    shared = int(mask[y1:y2, x1:x2].sum())
+    return shared / ((x2 - x1) * (y2 - y1) + int(mask.sum()) - shared)
+
+
+def read_masks(folder: Path, image_path: str, *, root: Path | None = None) -> dict[str, Mask]:
+    """Return an image's masks by organ; grey values above 127 are inside. One mask "lung" is split into two lungs.
+
+    A folder has one folder an organ with files named as the images (`lung/case_1.png`), or one folder an image with
+    files named as the organs (`case_1/left lung.png`). Masks lie below `root`, by default the folder.
+    """
+    stem = Path(image_path).stem
+    files = {path.stem: path for path in _list_files(folder / stem)}
+    if not files and folder.is_dir():
+        organs = sorted(path for path in folder.iterdir() if path.is_dir())
+        files = {organ.name: path for organ in organs for path in _list_files(organ, stem)}
+    root = root or folder
+    locator = ImageLocator(root, require_images=True)
+    masks = {
+        organ: _read_mask(Path(locator.locate(path.relative_to(root).as_posix()))) for organ, path in files.items()
+    }
+    if len({mask.shape for mask in masks.values()}) > 1:
+        raise BadInput(f"{folder}: masks of {image_path[:80]!r} differ in size")
+    if set(masks) & {"lung"} and masks["lung"].any():
+        masks = {f"{side} lung": mask for side, mask in split_lungs(masks.pop("lung")).items()} | masks
+    return masks
+
+
+def _list_files(folder: Path, stem: str | None = None) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
+    return [path for path in found if stem is None or path.stem == stem]
+
+
+def _read_mask(path: Path) -> Mask:
+    try:
+        content = read_file(path, max_bytes=most_bytes(MOST_PIXELS), accepted="a mask")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected a mask") from None
+    mask: Mask = (
+        np.asarray(decode_picture(content, name=str(path), max_pixels=MOST_PIXELS).convert("L")) > _GREATEST_OUTSIDE
+    )
+    return mask
+
+
+DRAWN_FOLDER = "boxed"
+
+_LONGEST_SIDE = 768
+
+Region = tuple[Corners, tuple[int, int]]
+"""A box, and the width and height of the picture that it refers to."""
+
+
+def draw_views(records: Sequence[VqaRecord], settings: TaskSettings) -> None:
+    """Write the pictures of the easy views, with the boxes drawn, below the result's folder."""
+    for record in records:
+        if record.provenance["stage"] == "easy":
+            picture = _draw_references(_read_picture(record.provenance["drawn from"], settings), record)
+            make_workdir(settings.folder / DRAWN_FOLDER)
+            write_whole(settings.folder / record.image_path, _encode(picture))
+
+
+def require_picture(image_path: str, settings: TaskSettings) -> None:
+    """Require a picture that can be read."""
+    _read_picture(image_path, settings)
+
+
+def show_picture(
+    image_path: str, settings: TaskSettings, *, boxed: VqaRecord | None = None, region: Region | None = None
+) -> str:
+    """Return an image as data URL of a PNG, its longer side at most 768 pixels.
+
+    Args:
+      region: box that the picture is cropped to, with the width and height that it refers to; None for the whole.
+    """
+    picture = _read_picture(image_path, settings)
+    picture = picture if boxed is None else _draw_references(picture, boxed)
+    picture = picture if region is None else _crop(picture, *region)
+    picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+    return f"data:image/png;base64,{base64.b64encode(_encode(picture)).decode()}"
+
+
+def _draw_references(picture: Image.Image, record: VqaRecord) -> Image.Image:
+    return draw_boxes(picture, [each.box for each in record.references], record.image_size)
+
+
+def _crop(picture: Image.Image, box: Corners, image_size: tuple[int, int]) -> Image.Image:
+    """Return the pixels that a box touches, at least one."""
+    ((x1, y1, x2, y2),) = scale_boxes([box], image_size, (picture.height, picture.width))
+    left, upper = min(math.floor(x1), picture.width - 1), min(math.floor(y1), picture.height - 1)
+    return picture.crop((left, upper, max(math.ceil(x2), left + 1), max(math.ceil(y2), upper + 1)))
+
+
+def _read_picture(image_path: str, settings: TaskSettings) -> Image.Image:
+    path = Path(ImageLocator(settings.root, require_images=True).locate(image_path))
+    try:
+        content = read_file(path, max_bytes=most_bytes(MOST_PIXELS))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected an image file") from None
+    return decode_picture(content, name=str(path), max_pixels=MOST_PIXELS)
+
+
+def _encode(picture: Image.Image) -> bytes:
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return written.getvalue()

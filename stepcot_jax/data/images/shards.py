@@ -1,0 +1,452 @@
+"""Images in ArrayRecord shards: their index, and a reader that verifies each image against its SHA-256.
+
+`data shards` writes shards whose record k is the content of an image file, indexed by `image_shards.json`, which is
+written last: without it a folder has no shards. `data.tfds` writes shards of tensorflow_datasets examples. `ShardFiles`
+reads both.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.images.image_files import ImageFiles, folder_files, set_aside_cases
+from stepcot_jax.data.records import records
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.data_json import FILE_NAME
+from stepcot_jax.data.records.records import Collection, OnBadRecord
+from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file, make_workdir, read_file, read_json, write_whole
+from stepcot_jax.host.machine import map_in_threads
+from stepcot_jax.host.terminal import Terminal
+
+INDEX_NAME = "image_shards.json"
+
+_VERSION = 1
+_SHARD_NAME = re.compile(r"images-[0-9]{5}\.array_record")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+_READER_BUFFER_BYTES = 32_768
+_MOST_OPEN = 128
+_CHANGED = "the shard has changed since it was written: copy it again or write the shards anew"
+
+
+class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard; `paths`, `sizes` and `digests` have an item for each record, in order."""
+
+    file: str
+    num_bytes: int
+    sha256: str
+    paths: tuple[str, ...]
+    sizes: tuple[int, ...]
+    digests: tuple[str, ...]
+
+
+class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """All shards of a folder.
+
+    `source` is the SHA-256 of the records that the shards were written for. `set_aside` lists the image paths of the
+    records whose images could not be decoded, each with its reason.
+    """
+
+    version: int = _VERSION
+    source: str
+    shards: tuple[ShardEntry, ...]
+    set_aside: tuple[tuple[str, str], ...] = ()
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of a shard, such as "images-00003.array_record"."""
+    return f"images-{number:05d}.array_record"
+
+
+def has_shards(root: Path) -> bool:
+    """Whether a data root keeps its images in shards."""
+    return (Path(root) / INDEX_NAME).is_file()
+
+
+def read_index(root: Path) -> ShardIndex:
+    """Read the index of a folder of shards and check the size of each shard."""
+    path = Path(root) / INDEX_NAME
+    expected = "expected the index that `python -m stepcot_jax.data shards` writes"
+    index = read_json(path, ShardIndex, accepted=expected, max_bytes=MAX_LISTING_BYTES)
+    if index.version != _VERSION:
+        raise BadInput(f"{path}: version {index.version} is not {_VERSION}; write the shards anew")
+    for entry in index.shards:
+        check_entry(entry, where=path)
+    paths = [image for entry in index.shards for image in entry.paths]
+    if len(set(paths)) != len(paths):
+        raise BadInput(f"{path}: an image is listed twice; {expected}")
+    for entry in index.shards:
+        check_size(Path(root) / entry.file, entry.num_bytes)
+    return index
+
+
+def check_entry(entry: ShardEntry, *, where: Path) -> None:
+    """Refuse an entry with a foreign file name, bad digests or lists of different lengths; names `where`."""
+    if not _SHARD_NAME.fullmatch(entry.file):
+        raise BadInput(f"{where}: {entry.file[:80]!r} is not a shard name such as {shard_name(0)}")
+    lengths = {len(entry.paths), len(entry.sizes), len(entry.digests)}
+    if len(lengths) != 1 or not all(_DIGEST.fullmatch(digest) for digest in (entry.sha256, *entry.digests)):
+        raise BadInput(f"{where}: the entry of {entry.file} is incomplete or damaged")
+
+
+def check_size(path: Path, num_bytes: int) -> None:
+    """Refuse a shard that is missing or not of the size it was written with; the message names it."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected a shard of {num_bytes} bytes") from None
+    if found != num_bytes:
+        raise BadInput(f"{path}: {found} bytes instead of {num_bytes}; {_CHANGED}")
+
+
+def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
+    """Return the places of the image paths that are not in the shards, each with its reason."""
+    reasons = dict(index.set_aside)
+    sharded = {path for entry in index.shards for path in entry.paths}
+    absent = f"the image is not in the shards ({INDEX_NAME})"
+    return {place: reasons.get(path, absent) for place, path in enumerate(paths) if path not in sharded}
+
+
+def open_images(
+    collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
+) -> tuple[Collection, ImageFiles]:
+    """Open a collection's image files or, if `sharded`, the shards beside its records.
+
+    Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
+    """
+    if not sharded:
+        return collection, folder_files(collection, max_pixels=max_pixels)
+    index = read_index(collection.root)
+    missing = find_missing(index, collection.cases.image_paths)
+    collection = set_aside_cases(collection, missing, on_bad_record=on_bad_record)
+    paths = tuple(collection.cases.image_paths)
+    return collection, ShardFiles(collection.root, index, paths, max_bytes=most_bytes(max_pixels))
+
+
+class ShardFiles:
+    """Images in shards, each verified against its SHA-256 when it is read; picklable.
+
+    Args:
+      unpack: a picklable function from a record to the content of the image file; None where they are the same.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        index: ShardIndex,
+        paths: Sequence[str],
+        *,
+        max_bytes: int,
+        unpack: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        places = {
+            path: (entry.file, record, size, digest)
+            for entry in index.shards
+            for record, (path, size, digest) in enumerate(zip(entry.paths, entry.sizes, entry.digests, strict=True))
+        }
+        for path in paths:
+            if path not in places:
+                raise BadInput(f"{root / INDEX_NAME}: no image {path[:80]!r}")
+        self._root, self._max_bytes, self._unpack, self._paths = root, max_bytes, unpack, tuple(paths)
+        self._places = tuple(places[path] for path in paths)
+        self.__setstate__({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._readers: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def name(self, index: int) -> str:
+        """Return the image's path and its shard."""
+        return f"{self._paths[index]} in {self._root / self._places[index][0]}"
+
+    def digest(self, index: int) -> str:
+        """Return the SHA-256 of the image's content in hex, from the index."""
+        return self._places[index][3]
+
+    def read(self, index: int) -> bytes:
+        """Return the content of an image file; `BadInput` if it is too large, or the shard unreadable or changed."""
+        file, record, size, digest = self._places[index]
+        if size > self._max_bytes:
+            raise BadInput(f"{self.name(index)}: {size} bytes, more than {self._max_bytes}")
+        try:
+            content = self._reader(file).read([record])[0]
+            if self._unpack is not None:
+                content = self._unpack(content)
+        # ArrayRecord and tensorflow_datasets raise a dozen types on a damaged file.
+        except Exception as error:
+            raise BadInput(f"{self.name(index)}: cannot be read ({str(error)[:200]}); {_CHANGED}") from None
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise BadInput(f"{self.name(index)}: the image does not have its SHA-256; {_CHANGED}")
+        return content
+
+    def _reader(self, file: str) -> Any:
+        with self._lock:
+            reader = self._readers.pop(file, None)
+            if reader is None:
+                from array_record.python.array_record_module import ArrayRecordReader  # only shards need it
+
+                reader = ArrayRecordReader(
+                    str(self._root / file), options=_READER_OPTIONS, file_reader_buffer_size=_READER_BUFFER_BYTES
+                )
+            self._readers[file] = reader  # the least recently used comes first
+            if len(self._readers) > _MOST_OPEN:
+                # Not closed here: another thread may be reading from it. Dropping the last reference closes it.
+                del self._readers[next(iter(self._readers))]
+        return reader
+
+
+# Write a folder's images into ArrayRecord shards: each image decoded once, each shard whole, resumable.
+#
+# Shards are written one after the other. After each shard comes a note that lists its content: a restart continues
+# behind the last noted shard, and rewrites a shard without a note. The index replaces the notes at the end.
+
+
+_WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
+_MOST_RECORD_BYTES = 2**34
+_QUARANTINE_NAME = "quarantine.jsonl"
+
+
+class _Note(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of one shard; `set_aside` as in `ShardIndex`, `entry` is None if every image was set aside."""
+
+    source: str
+    entry: ShardEntry | None
+    set_aside: tuple[tuple[str, str], ...]
+
+    @property
+    def num_covered(self) -> int:
+        return len(self.set_aside) + (len(self.entry.paths) if self.entry else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ShardWriter:
+    """Writes the image files of a collection to a folder, which must exist; see `make_shards`.
+
+    `source` is the SHA-256 of the records: a folder with shards of other records is refused.
+    """
+
+    collection: records.Collection
+    folder: Path
+    source: str
+    on_bad_record: records.OnBadRecord
+    max_pixels: int
+    shard_bytes: int
+    num_threads: int
+
+    def write(self, progress: Callable[[Sequence[Case]], Iterable[Case]]) -> tuple[ShardIndex, int]:
+        """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases.
+
+        Returns:
+          The index of all shards, and the number of images that an earlier start had written.
+        """
+        if (self.folder / INDEX_NAME).exists():
+            index = read_index(self.folder)
+            self._check_source(index.source)
+            return index, sum(len(entry.paths) for entry in index.shards)
+        notes = self._read_notes()
+        num_found = sum(len(note.entry.paths) for note in notes if note.entry)
+        first = sum(note.num_covered for note in notes)
+        left = self.collection.cases[first:]
+        items = enumerate(progress(left) if left else (), first)
+        contents = map_in_threads(self._read, items, num_threads=self.num_threads)
+        with contextlib.closing(contents):  # type: ignore[type-var]
+            for item, content in contents:
+                notes.append(self._write_shard(len(notes), itertools.chain([(item, content)], contents)))
+        set_aside = tuple(aside for note in notes for aside in note.set_aside)
+        shards = tuple(note.entry for note in notes if note.entry)
+        return ShardIndex(source=self.source, shards=shards, set_aside=set_aside), num_found
+
+    def finish(self, index: ShardIndex) -> None:
+        """Write the index, after which readers use the shards, and delete the notes."""
+        with _saying_what_fails(self.folder):
+            if not (self.folder / INDEX_NAME).exists():
+                write_whole(self.folder / INDEX_NAME, msgspec.json.encode(index))
+            for path in (*self.folder.glob("images-*.json"), *self.folder.glob(".images-*.partial")):
+                path.unlink(missing_ok=True)
+
+    def _read(self, item: tuple[int, Case]) -> bytes | BadInput:
+        images = folder_files(self.collection, max_pixels=self.max_pixels)
+        try:
+            content = images.read(item[0])
+            decode_picture(content, name=images.name(item[0]), max_pixels=self.max_pixels)
+        except BadInput as error:
+            return error
+        return content
+
+    def _write_shard(self, number: int, contents: Iterator[tuple[tuple[int, Case], bytes | BadInput]]) -> _Note:
+        """Write one shard from the next images, and its note."""
+        from array_record.python.array_record_module import ArrayRecordWriter  # only shards need it
+
+        path = self.folder / shard_name(number)
+        partial = path.with_name(f".{path.name}.partial")
+        rows: list[tuple[str, int, str]] = []
+        set_aside: list[tuple[str, str]] = []
+        num_bytes = 0
+        try:
+            with _saying_what_fails(path):
+                writer: Any = ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
+                for (place, case), content in contents:
+                    if isinstance(content, BadInput):
+                        if self.on_bad_record == "stop":
+                            set_aside_cases(self.collection, {place: str(content)}, on_bad_record="stop")  # raises
+                        set_aside.append((case.image_path, str(content)))
+                        continue
+                    writer.write(content)
+                    rows.append((case.image_path, len(content), hashlib.sha256(content).hexdigest()))
+                    num_bytes += len(content)
+                    if num_bytes >= self.shard_bytes:
+                        break
+                writer.close()
+                entry = _publish_shard(partial, path, rows) if rows else None
+                note = _Note(source=self.source, entry=entry, set_aside=tuple(set_aside))
+                write_whole(path.with_suffix(".json"), msgspec.json.encode(note))
+        finally:
+            partial.unlink(missing_ok=True)
+        return note
+
+    def _read_notes(self) -> list[_Note]:
+        """Read the notes of the finished shards and verify the shards."""
+        notes: list[_Note] = []
+        first = 0
+        while (path := (self.folder / shard_name(len(notes))).with_suffix(".json")).exists():
+            note = read_json(
+                path, _Note, accepted="delete the folder and write the shards anew", max_bytes=MAX_LISTING_BYTES
+            )
+            self._check_source(note.source)
+            covered = self.collection.cases[first : first + note.num_covered]
+            paths = [*(note.entry.paths if note.entry else ()), *(place for place, _ in note.set_aside)]
+            if sorted(paths) != sorted(case.image_path for case in covered):
+                raise BadInput(f"{path}: lists other images than the records; use a new folder")
+            if note.entry:
+                check_entry(note.entry, where=path)
+                found = None
+                with contextlib.suppress(OSError):
+                    found = digest_file(self.folder / note.entry.file)
+                if found != (note.entry.num_bytes, note.entry.sha256):
+                    break  # this shard and the later ones are written again
+            notes.append(note)
+            first += note.num_covered
+        return notes
+
+    def _check_source(self, source: str) -> None:
+        if source != self.source:
+            raise BadInput(f"{self.folder}: has shards of other records; use a new folder or the same records")
+
+
+def _publish_shard(partial: Path, path: Path, rows: Sequence[tuple[str, int, str]]) -> ShardEntry:
+    """Move a written shard to its final name once it is on the disk."""
+    num_bytes, sha256 = digest_file(partial, sync=True)
+    partial.replace(path)
+    paths, sizes, digests = zip(*rows, strict=True)
+    return ShardEntry(file=path.name, num_bytes=num_bytes, sha256=sha256, paths=paths, sizes=sizes, digests=digests)
+
+
+@contextlib.contextmanager
+def _saying_what_fails(path: Path) -> Iterator[None]:
+    """Turn write errors, such as a full disk or missing permission, into `BadInput`."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # ArrayRecord raises RuntimeError
+        reason = getattr(error, "strerror", None) or str(error)[:200]
+        raise BadInput(
+            f"{path}: cannot be written ({reason}); a writable folder with enough space is required; "
+            "the same command resumes behind the finished shards"
+        ) from None
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Lock a folder against a second writing process, which gets `BadInput`; the lock ends with the process."""
+    with _saying_what_fails(folder), (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"{folder}: another process is writing shards there; wait for it to end") from None
+        yield
+
+
+def make_shards(
+    root: Path,
+    out: Path,
+    *,
+    reading: dict[str, Any],
+    max_pixels: int,
+    shard_bytes: int,
+    num_threads: int,
+    terminal: Terminal,
+) -> list[str]:
+    """Write a folder's images into shards, and its records and split tables next to them: a data root for fast starts.
+
+    Args:
+      root: folder or file in any layout, with image files.
+      out: a new folder, or one in which this was interrupted.
+      reading: keyword arguments of `layouts.read_source`; "on_bad_record" is also for images that cannot be decoded.
+      max_pixels: largest accepted width times height of an image.
+      shard_bytes: a shard ends with the image that reaches this size.
+      num_threads: images decoded at the same time.
+      terminal: shows progress.
+
+    Returns:
+      What was written, in lines.
+
+    Raises:
+      BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
+    """
+    if has_shards(root):
+        raise BadInput(f"{root} has shards already ({INDEX_NAME}); a folder with image files is required")
+    if out.resolve() == root.resolve():
+        raise BadInput(f"--out: {out} is the folder that is read; another one is required")
+    collection = read_source(root, **reading)
+    make_workdir(out)
+    with only_writer(out):
+        published, chain, cases = collection.layout == "published", collection.chain, collection.cases
+        content = (
+            read_file(collection.path, max_bytes=_MOST_RECORD_BYTES)
+            if published
+            else records.encode_records(chain, cases)
+        )
+        source = hashlib.sha256(content).hexdigest()
+        writer = _ShardWriter(collection, out, source, reading["on_bad_record"], max_pixels, shard_bytes, num_threads)
+        index, num_found = writer.write(lambda left: terminal.watch(left, "writing shards"))
+        missing = find_missing(index, cases.image_paths)
+        set_aside = set_aside_cases(collection, missing, on_bad_record="skip").set_aside
+        with _saying_what_fails(out):
+            write_whole(out / FILE_NAME, content)
+            for name in (name + suffix for name in SPLIT_NAMES for suffix in TABLE_SUFFIXES):
+                if (collection.root / name).is_file():
+                    write_whole(out / name, read_file(collection.root / name, max_bytes=_MOST_RECORD_BYTES))
+            if set_aside:
+                records.write_quarantine(out / _QUARANTINE_NAME, set_aside)
+        writer.finish(index)
+    return _describe(
+        index, num_found, out, names=tuple(step.name for step in chain.steps), num_set_aside=len(set_aside)
+    )
+
+
+def _describe(index: ShardIndex, num_found: int, out: Path, *, names: tuple[str, ...], num_set_aside: int) -> list[str]:
+    """Return what was written, in lines."""
+    num_images = sum(len(entry.paths) for entry in index.shards)
+    said = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start"]
+    if names != records.PUBLISHED_STEP_NAMES:
+        said.append(f"data.json has no step names: read it with config.data.step_names={names}")
+    if num_set_aside:
+        said.append(f"{num_set_aside} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
+    return said

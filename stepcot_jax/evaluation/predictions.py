@@ -1,0 +1,372 @@
+"""Collect predictions on a split and compute the metrics of every model.
+
+The evaluator knows no trainer and no parameters: it calls `predict` and keeps the results. Every case of the split
+counts exactly once, however the batches were padded or ordered.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
+from stepcot_jax.evaluation.metrics import (
+    StepMetrics,
+    answer_accuracy,
+    majority_chain_accuracy,
+    mean_over_steps,
+    step_metrics,
+)
+from stepcot_jax.evaluation.resamples import count_once
+from stepcot_jax.host.array_files import read_arrays
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_whole
+
+# Each step's own logits and probabilities, without the padding of the answer axis.
+
+
+_Float = TypeVar("_Float", bound=np.floating)
+
+
+def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
+    """Return the softmax along an axis; importing SciPy's would take a tenth of the time to a first answer.
+
+    >>> softmax(np.log([[1.0, 3.0]])).round(6).tolist()
+    [[0.25, 0.75]]
+    """
+    weights: npt.NDArray[_Float] = np.exp(logits - logits.max(axis=axis, keepdims=True))
+    weights /= weights.sum(axis=axis, keepdims=True)
+    return weights
+
+
+def own_logits(
+    logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Cut the padding off each step's logits.
+
+    Args:
+      logits: [case, step, answer], padded to the step with the most answers or wider.
+
+    Returns:
+      For each step [case, answer].
+    """
+    widest = max(chain.answers_per_step)
+    if logits.ndim != 3 or logits.shape[1] != chain.num_steps or logits.shape[2] < widest:
+        raise ValueError(
+            f"{model}: logits must have shape [case, {chain.num_steps}, {widest} or more]; got {logits.shape}"
+        )
+    own = []
+    for position, step in enumerate(chain.steps):
+        part = logits[:, position, : step.num_answers].astype(np.float64)
+        if not np.isfinite(part).all():
+            num_bad = int((~np.isfinite(part)).any(axis=1).sum())
+            raise FloatingPointError(f"{model}, step {step.name!r}: logits of {num_bad} cases are not finite")
+        own.append(part)
+    return tuple(own)
+
+
+def own_probabilities(
+    logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Return each step's distributions [case, answer]; arguments and errors are those of `own_logits`."""
+    return tuple(softmax(own, axis=1) for own in own_logits(logits, chain=chain, model=model))
+
+
+def describe_difference(found: list[tuple[str, tuple[str, ...]]], chain: Chain) -> str | None:
+    """Describe how the step names and options of a file differ from a chain's; None if they do not.
+
+    The wording of questions may differ: it does not change what a label means.
+
+    >>> from stepcot_jax.chain import Chain, Step
+    >>> describe_difference([("Size", ("Small", "Big"))], Chain((Step("Size", "How large?", ("Small", "Large")),)))
+    "step 1 is 'Size' with options ['Small', 'Big'], not 'Size' with ['Small', 'Large']"
+    """
+    if len(found) != chain.num_steps:
+        return f"it has {len(found)} steps, not {chain.num_steps}"
+    for number, ((name, options), step) in enumerate(zip(found, chain.steps, strict=True), start=1):
+        if (name, options) != (step.name, step.options):
+            return (
+                f"step {number} is {name!r} with options {list(options)}, not {step.name!r} with {list(step.options)}"
+            )
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """Predictions of one or more models on a split, in the split's order, without padding rows.
+
+    Attributes:
+      index: int32 [case], position of the case in the split, ascending.
+      labels: int32 [case, step], `NOT_ANNOTATED` where unannotated.
+      logits: for each model float32 [case, step, answer]; padding beyond a step's own answers.
+    """
+
+    index: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]
+    logits: dict[str, npt.NDArray[np.float32]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMetrics:
+    """Metrics of one model on a split, each in 0..1, NaN where undefined.
+
+    Attributes:
+      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
+      mean_majority_accuracy: mean of the steps' majority accuracy, over the same steps.
+      chain_accuracy: share of the cases whose annotated steps are all answered correctly.
+      majority_chain_accuracy: the same share of a constant chain (`metrics.majority_chain_accuracy`).
+      steps: metrics of each step, in the chain's order.
+    """
+
+    mean_accuracy: float
+    mean_majority_accuracy: float
+    chain_accuracy: float
+    majority_chain_accuracy: float
+    steps: tuple[StepMetrics, ...]
+
+
+def collect(predict: Callable[[Any], Mapping[str, Any]], batches: Iterable[Mapping[str, Any]]) -> Predictions:
+    """Collect logits and labels of every case in the batches.
+
+    Args:
+      predict: from a batch to padded logits [case, step, answer] by model name.
+      batches: dicts with `labels` int32 [case, step], `present` bool [case] (False for a padding row), `index`
+        int32 [case] (position of the case in the split), and the inputs of `predict`.
+
+    Returns:
+      The cases in the order of `index`.
+
+    Raises:
+      ValueError: there is no batch, a case comes twice, the models change between batches, or logits and labels do
+        not fit.
+    """
+    parts = [_collect_batch(predict, batch) for batch in batches]
+    if not parts:
+        raise ValueError("there is no batch to evaluate")
+    names = list(parts[0].logits)
+    for part in parts:
+        if set(part.logits) != set(names):
+            raise ValueError(f"a batch has models {sorted(part.logits)}, the first one {sorted(names)}")
+    index = np.concatenate([part.index for part in parts])
+    cases, occurrences = np.unique(index, return_counts=True)
+    if (occurrences > 1).any():
+        repeated = cases[occurrences > 1]
+        raise ValueError(f"{len(repeated)} cases come more than once, the first at index {repeated[:5].tolist()}")
+    order = np.argsort(index)
+    return Predictions(
+        index=index[order],
+        labels=np.concatenate([part.labels for part in parts])[order],
+        logits={name: np.concatenate([part.logits[name] for part in parts])[order] for name in names},
+    )
+
+
+def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
+    """Compute the metrics of each model.
+
+    Args:
+      predictions: labels and logits of the cases.
+      chain: the steps, which say how many of the padded answers are a step's own.
+
+    Returns:
+      The metrics by model name, in the order of `predictions.logits`.
+
+    Raises:
+      ValueError: the logits do not fit the chain.
+      FloatingPointError: a logit of a step's own answers is not finite.
+    """
+    labels, found = predictions.labels, {}
+    left_out = find_one_answer(labels)
+    for model, logits in predictions.logits.items():
+        probabilities = own_probabilities(logits, chain=chain, model=model)
+        steps = tuple(
+            step_metrics(step=step, probabilities=own, labels=truth)
+            for step, own, truth in zip(chain.steps, probabilities, labels.T, strict=True)
+        )
+        answers = np.stack([own.argmax(axis=1) for own in probabilities], axis=1)
+        accuracies, whole = answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)
+        majorities = np.array([[step.majority_accuracy for step in steps]])
+        found[model] = ModelMetrics(
+            mean_accuracy=float(mean_over_steps(accuracies, left_out=left_out)[0]),
+            mean_majority_accuracy=float(mean_over_steps(majorities, left_out=left_out)[0]),
+            chain_accuracy=float(whole[0]),
+            majority_chain_accuracy=majority_chain_accuracy(labels),
+            steps=steps,
+        )
+    return found
+
+
+def _collect_batch(predict: Callable[[Any], Mapping[str, Any]], batch: Mapping[str, Any]) -> Predictions:
+    import jax  # takes a second to import, which those who score stored answers need not wait for
+
+    predicted = predict(batch)
+    on_host, labels, present, index = jax.device_get(
+        (dict(predicted), batch["labels"], batch["present"], batch["index"])
+    )
+    present = np.asarray(present, dtype=bool)
+    labels = np.asarray(labels, dtype=np.int32)
+    # `predicted` has the order of the models: a dict that went through a JAX tree comes back sorted.
+    logits = {name: np.asarray(on_host[name], dtype=np.float32) for name in predicted}
+    for name, found in logits.items():
+        if found.ndim != 3 or found.shape[:2] != labels.shape:
+            raise ValueError(f"{name}: logits {found.shape} do not fit labels {labels.shape} [case, step]")
+    return Predictions(
+        index=np.asarray(index, dtype=np.int32)[present],
+        labels=labels[present],
+        logits={name: found[present] for name, found in logits.items()},
+    )
+
+
+# Predictions on a split with the facts that statistics need, as one .npz file without pickle.
+#
+# The file holds the patients (for the bootstrap) and the facts (for subgroups) with the logits, so that every figure
+# can be recomputed from it alone, without the data or the checkpoint.
+
+
+FACTS = ("case_id", "patient_id", "image_path", "origin", "view", "sex", "age")
+"""Facts of each case, as text; "" where unknown."""
+
+_FORMAT = "stepcot_jax predictions 1"
+_EXPECTED = "expected a predictions file of a run"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitPredictions:
+    """Predictions on a split, and the facts of its cases.
+
+    Attributes:
+      predictions: position, labels and logits of each case.
+      facts: for each of `FACTS` texts [case], "" where unknown; "age" is in years.
+    """
+
+    predictions: Predictions
+    facts: Mapping[str, npt.NDArray[np.str_]]
+
+
+def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, chain: Chain) -> None:
+    """Write an .npz file atomically.
+
+    Args:
+      chain: the steps of the labels and logits; their names and options are written too.
+    """
+    problem = _find_problem(split, chain)
+    if problem:
+        raise ValueError(problem)
+    predictions = split.predictions
+    arrays: dict[str, Any] = {
+        "about": np.frombuffer(json.dumps(_about(chain)).encode(), dtype=np.uint8),
+        "index": predictions.index.astype(np.int32),
+        "labels": predictions.labels.astype(np.int32),
+        **{f"logits/{model}": logits.astype(np.float32) for model, logits in predictions.logits.items()},
+        **{f"facts/{fact}": np.asarray(split.facts[fact], dtype=np.str_) for fact in FACTS},
+    }
+    with writing_whole(path) as file:
+        # Not compressed, so that the size of a file bounds the memory that reading it takes.
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredictions:
+    """Read a file of `write_predictions`.
+
+    Args:
+      chain: the expected steps; the wording of questions may differ, names and options may not.
+    """
+    arrays = read_arrays(pathlib.Path(path), accepted="predictions of a run", expected=_EXPECTED)
+    _check_about(path, arrays, chain)
+    missing = [name for name in ("index", "labels", *(f"facts/{fact}" for fact in FACTS)) if name not in arrays]
+    if missing:
+        raise BadInput(f"{path}: array {missing[0]!r} is missing; {_EXPECTED}")
+    split = SplitPredictions(
+        predictions=Predictions(
+            index=arrays["index"],
+            labels=arrays["labels"],
+            logits={
+                name.removeprefix("logits/"): array for name, array in arrays.items() if name.startswith("logits/")
+            },
+        ),
+        facts={fact: arrays[f"facts/{fact}"] for fact in FACTS},
+    )
+    problem = _find_problem(split, chain)
+    if problem:
+        raise BadInput(f"{path}: {problem}")
+    return split
+
+
+def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
+    """Join models of several runs on the same cases for paired comparisons; cases are matched by `case_id`."""
+    names = list(parts)
+    base = parts[names[0]][0]
+    place = {case: position for position, case in enumerate(base.facts["case_id"].tolist())}
+    logits = {}
+    for name, (split, model) in parts.items():
+        found = split.facts["case_id"].tolist()
+        if len(place) != len(base.facts["case_id"]) or set(found) != place.keys() or len(found) != len(place):
+            raise BadInput(f"{name}: its {len(found)} cases are not the {len(place)} of {names[0]}, each once")
+        order = np.argsort([place[case] for case in found])
+        if not np.array_equal(split.predictions.labels[order], base.predictions.labels):
+            raise BadInput(f"{name}: its labels differ from those of {names[0]} for the same cases")
+        if model not in split.predictions.logits:
+            raise BadInput(f"{name}: model {model!r} is not one of {', '.join(split.predictions.logits)}")
+        logits[name] = split.predictions.logits[model][order]
+    return SplitPredictions(Predictions(base.predictions.index, base.predictions.labels, logits), base.facts)
+
+
+def _about(chain: Chain) -> dict[str, object]:
+    return {"format": _FORMAT, "steps": [[step.name, list(step.options)] for step in chain.steps]}
+
+
+def _check_about(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray], chain: Chain) -> None:
+    try:
+        about = json.loads(arrays["about"].tobytes())
+        layout = about["format"]
+        steps = [(str(name), tuple(str(option) for option in options)) for name, options in about["steps"]]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise BadInput(f"{path}: the description of the steps is missing; {_EXPECTED}") from None
+    if layout != _FORMAT:
+        raise BadInput(f"{path}: layout {str(layout)[:80]!r} is not {_FORMAT!r}")
+    difference = describe_difference(steps, chain)
+    if difference:
+        raise BadInput(f"{path}: predictions of another chain: {difference}")
+
+
+def _find_problem(split: SplitPredictions, chain: Chain) -> str | None:
+    predictions = split.predictions
+    labels, num_cases = predictions.labels, len(predictions.index)
+    if predictions.index.ndim != 1 or labels.shape != (num_cases, chain.num_steps):
+        return f"labels must have shape {[num_cases, chain.num_steps]} [case, step]; got {list(labels.shape)}"
+    if predictions.index.dtype.kind != "i" or labels.dtype.kind != "i":
+        return f"index and labels must be integers; got {predictions.index.dtype} and {labels.dtype}"
+    for position, step in enumerate(chain.steps):
+        own = labels[:, position]
+        wrong = (own != NOT_ANNOTATED) & ((own < 0) | (own >= step.num_answers))
+        if wrong.any():
+            return (
+                f"labels of step {step.name!r} must be 0 to {step.num_answers - 1} or {NOT_ANNOTATED}; "
+                f"got {own[wrong][0]}"
+            )
+    widest = max(chain.answers_per_step)
+    for model, logits in predictions.logits.items():
+        if logits.ndim != 3 or logits.shape[:2] != labels.shape or logits.shape[2] < widest or logits.dtype.kind != "f":
+            return (
+                f"logits of {model!r} must be numbers of shape [{num_cases}, {chain.num_steps}, {widest} or more]; "
+                f"got {logits.dtype} {list(logits.shape)}"
+            )
+    for fact in FACTS:
+        if fact not in split.facts or split.facts[fact].shape != (num_cases,) or split.facts[fact].dtype.kind != "U":
+            return f"facts, {fact!r} must be a text for each of the {num_cases} cases, '' where unknown"
+    return _find_bad_age(split.facts["age"])
+
+
+def _find_bad_age(ages: npt.NDArray[np.str_]) -> str | None:
+    for case, age in enumerate(ages.tolist()):
+        try:
+            good = not age or 0 <= float(age) <= 150
+        except ValueError:
+            good = False
+        if not good:
+            return f"facts, 'age' of case {case}: {age[:20]!r} is not a number of years, 0 to 150, or ''"
+    return None

@@ -1,0 +1,427 @@
+"""All figures of an evaluation: intervals, differences to the first model and counts, and the JSON of them."""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from stepcot_jax.boxes import Corners, UnequalCounts
+from stepcot_jax.chain import fold
+from stepcot_jax.evaluation.intervals import Interval, McNemar
+from stepcot_jax.evaluation.resamples import Weights, weighted_mean
+from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures
+from stepcot_jax.evaluation.vqa_metrics import (
+    BOTH,
+    FINDINGS,
+    JUDGED,
+    REGIONS,
+    Figures,
+    Key,
+    OpenScore,
+    ScoredReplies,
+    bootstrap_figures,
+    compare_answers,
+    find_scored_kinds,
+    score_difference,
+    score_models,
+)
+from stepcot_jax.reasoning.dialects import read_reply
+from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
+from stepcot_jax.reasoning.reply import Missing, Region, Reply
+from stepcot_jax.reasoning.written_answers import read_answer
+from stepcot_jax.rewards.answers import IllFormed, Judged, OpenAnswer, answer_reward, format_reward
+from stepcot_jax.rewards.grounding import LEAST_IOU, grounding_reward, localisation
+
+# Score replies one by one: answer, mean IoU, grounding, form and stages.
+
+
+Reading = Literal["strict", "parts"]
+
+MISSING = "no reply"
+CHECKED_STAGES = {"lvkc": STAGE_NAMES, "lvkc_released": ("visual", "knowledge")}
+"""Stages in words, by dialect; the released code's localisation is boxes and its conclusion the answer."""
+UNKNOWN = (math.nan,) * len(STAGE_NAMES)
+
+_PLACES = r"(?:(?:right|left|bilateral|both) )?(?:(?:upper|middle|mid|lower) )?"
+_PARTS = (  # of GEMeX and Chest ImaGenome, and of the phantom
+    r"lungs?(?: zones?)?|zones?|apical zone|hilum|hilar structures|hemidiaphragms?|costophrenic angles?|"
+    r"cardiophrenic angles?|pleura|cardiac region|cardiac silhouette|heart|atrium|cavoatrial junction|svc|carina|"
+    r"trachea|upper mediastinum|mediastinum|aortic arch|descending aorta|abdomen|spine|clavicles?|chest wall|"
+    r"whole (?:pictur|imag)e"
+)
+_REGION = re.compile(_PLACES + f"(?:{_PARTS})")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoringSettings:
+    """How replies are read and scored.
+
+    Attributes:
+      dialect: grammar of the replies, of `reasoning.dialects.DIALECTS`.
+      reading: "strict": a reply that is not well formed earns nothing. "parts": its answer and its boxes count where
+        that part alone can be read.
+      open_score: A-score of open questions; "relative" and "within_two" need a judge.
+      unequal_counts: V-score of a reply with another number of boxes than the truth.
+      with_thinking: whether a reply needs a thinking part where the dialect has one; models that were trained without
+        it write the answer alone (GEMeX-200K).
+      missing: what a missing reply is: "wrong", "skip" leaves the record out, "stop" refuses the file.
+    """
+
+    dialect: str = "gemex"
+    reading: Reading = "strict"
+    open_score: OpenScore = "exact"
+    unequal_counts: UnequalCounts = "penalise"
+    with_thinking: bool = True
+    missing: Missing = "wrong"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplyScore:
+    """One scored reply. NaN: not scored.
+
+    Attributes:
+      text: what the model wrote; None for a missing reply, and for the baseline, which writes none.
+      answer: as it was read, in words for the page; None if no answer could be read.
+      boxes: of the reply, in pixels of the record's image.
+      a_score: of the answer, 0 to 1.
+      grounding: 1 if the boxes pass.
+      judged: the judge's scores of an open answer.
+      stages: value of each stage, NaN without; see `evaluation.stage_quality`.
+      rated_stages: a judge's score of each stage from 1 to 5, NaN without.
+      problems: why the reply is not well formed.
+    """
+
+    id: str
+    text: str | None
+    answer: str | tuple[str, ...] | None
+    boxes: tuple[Region, ...]
+    a_score: float
+    v_score: float
+    grounding: float
+    format: float
+    judged: Judged | None = None
+    stages: tuple[float, ...] = UNKNOWN
+    rated_stages: tuple[float, ...] = UNKNOWN
+    problems: tuple[str, ...] = ()
+
+
+def score_text(
+    text: str | None, record: VqaRecord, settings: ScoringSettings, *, judged: Judged | None = None
+) -> ReplyScore:
+    """Score one reply; None is a missing one, wrong in every part or, with `missing` "skip", not scored."""
+    if text is None:
+        if settings.missing == "skip":
+            return ReplyScore(record.id, None, None, (), *(4 * (math.nan,)), problems=(MISSING,))
+        stages = _label({}, record, settings)
+        return ReplyScore(record.id, None, None, (), *(4 * (0.0,)), stages=stages, problems=(MISSING,))
+    reply = read(text, settings)
+    score = score_reply(reply, record, settings, judged=judged)
+    return dataclasses.replace(score, text=text, stages=_label(_stages_that_count(reply, settings), record, settings))
+
+
+def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, str]:
+    """Return the stages of a reply; none in strict reading if it is not well formed."""
+    return reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
+
+
+def _label(stages: Mapping[str, str], record: VqaRecord, settings: ScoringSettings) -> tuple[float, ...]:
+    """Values of the stages; without any, each is worth 0 that could be checked in the record's own, NaN otherwise."""
+    checked = CHECKED_STAGES.get(settings.dialect, ())
+    if not record.facts or not checked:
+        return UNKNOWN
+    own = dict.fromkeys(STAGE_NAMES, "") if record.stages is None else msgspec.structs.asdict(record.stages)
+    values = label_stages(stages or own, record.facts)
+    worth = values if stages else [0.0 * value for value in values]
+    return tuple(value if name in checked else math.nan for name, value in zip(STAGE_NAMES, worth, strict=True))
+
+
+def read(text: str, settings: ScoringSettings) -> Reply:
+    """Read a reply; where no thinking is needed, one without it is well formed too.
+
+    >>> read("<response><answer>Yes</answer></response>", ScoringSettings()).problems[0]
+    '<think> is missing'
+    """
+    if not settings.with_thinking:
+        alone = read_reply(text, settings.dialect, with_thinking=False)
+        if alone.is_well_formed:
+            return alone
+    return read_reply(text, settings.dialect)
+
+
+def score_reply(
+    reply: Reply, record: VqaRecord, settings: ScoringSettings, *, judged: Judged | None = None
+) -> ReplyScore:
+    """Score a reply that was read, or made without a text."""
+    open_answer: OpenAnswer = "judge" if settings.open_score in JUDGED else settings.open_score  # type: ignore[assignment]
+    ill_formed: IllFormed = "nothing" if settings.reading == "strict" else "parts"
+    answer = None if reply.answer is None else read_answer(reply.answer, record)
+    return ReplyScore(
+        id=record.id,
+        text=None,
+        answer=answer,
+        boxes=tuple(
+            Region(region.name, _corners(box))
+            for region, box in zip(reply.references or (), reply.boxes(record.image_size), strict=True)
+        ),
+        a_score=answer_reward(reply, record, open_answer=open_answer, ill_formed=ill_formed, judged=judged),
+        v_score=localisation(reply, record, unequal_counts=settings.unequal_counts, ill_formed=ill_formed),
+        grounding=grounding_reward(reply, record, ill_formed=ill_formed),
+        format=format_reward(reply),
+        judged=judged,
+        problems=reply.problems,
+    )
+
+
+def score_all(
+    records: Sequence[VqaRecord],
+    replies: Mapping[str, str],
+    settings: ScoringSettings,
+    *,
+    judged: Mapping[str, Judged] | None = None,
+) -> list[ReplyScore]:
+    """Score a model's replies in the order of the records."""
+    scores = judged or {}
+    return [score_text(replies.get(each.id), each, settings, judged=scores.get(each.id)) for each in records]
+
+
+def as_columns(records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> ScoredReplies:
+    """Return the columns that figures are computed from."""
+
+    def column(name: str) -> np.ndarray:
+        return np.array([getattr(score, name) for score in scores], np.float64)
+
+    judged = [score.judged or Judged(math.nan, math.nan) for score in scores]
+    return ScoredReplies(
+        kinds=np.array([record.kind for record in records]),
+        patients=np.array([record.patient_id for record in records]),
+        references=np.array([reference_kind(record) for record in records]),
+        judged_reply=np.array([each.reply for each in judged], np.float64),
+        judged_reference=np.array([each.reference for each in judged], np.float64),
+        **{name: column(name) for name in ("a_score", "v_score", "grounding", "format")},
+    )
+
+
+def reference_kind(record: VqaRecord) -> str:
+    """Return what a record's boxes show: "findings", "regions", "both", or "" without boxes.
+
+    The record's provenance says so under "references"; else the boxes show regions if each label is the name of an
+    anatomical region. Questions that are answered with no, and those of normal pictures, refer to regions, whose boxes
+    hardly vary: a model that ignores the picture gets them nearly right.
+
+    >>> from stepcot_jax.reasoning.record import VqaBox
+    >>> reference_kind(VqaRecord(
+    ...     id="1", image_path="a.png", image_size=(64, 64), patient_id="7", kind="closed", question="Is there a mass?",
+    ...     answer="No", references=(VqaBox("right lower lung zone", (0, 40, 20, 60)),)))
+    'regions'
+    """
+    if not record.references:
+        return ""
+    stated = record.provenance.get("references")
+    if stated in (FINDINGS, REGIONS, BOTH):
+        return stated
+    return REGIONS if all(_REGION.fullmatch(fold(box.label)) for box in record.references) else FINDINGS
+
+
+def _corners(box: np.ndarray) -> Corners:
+    x1, y1, x2, y2 = map(float, box)
+    return x1, y1, x2, y2
+
+
+BASELINE = "majority answer + constant box"
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Figures of every row.
+
+    Attributes:
+      counts: by model, counts of replies by kind and by what happened to them.
+      figures: by model, with intervals; the baseline's first, where there is one.
+      stages: by model whose replies have stages.
+      num_stages: by model, number of scored stages of each name, those worth 0 of replies that do not count among them.
+      differences: by model, its figures less those of the first model.
+      tests: by model, McNemar's test against the first model, by kind.
+      notes: what a reader of the tables must know.
+    """
+
+    settings: ScoringSettings
+    num_resamples: int
+    seed: int
+    num_records: int
+    num_patients: int
+    counts: Mapping[str, Mapping[str, Mapping[str, int]]]
+    figures: Mapping[str, Mapping[Key, Interval]]
+    stages: Mapping[str, Mapping[Key, Interval]]
+    num_stages: Mapping[str, Mapping[str, int]]
+    differences: Mapping[str, Mapping[Key, Interval]]
+    tests: Mapping[str, Mapping[str, McNemar]]
+    notes: tuple[str, ...]
+
+
+def summarise(
+    records: Sequence[VqaRecord],
+    models: Mapping[str, Sequence[ReplyScore]],
+    settings: ScoringSettings,
+    *,
+    baseline: Sequence[ReplyScore] | None = None,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    notes: Sequence[str] = (),
+) -> Results:
+    """Compute every figure with its interval by patient.
+
+    Args:
+      models: scores by name, in the order of the records; the first is what the others are compared with.
+    """
+    everyone = {**({} if baseline is None else {BASELINE: baseline}), **models}
+    replies = {name: as_columns(records, scores) for name, scores in everyone.items()}
+    how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}
+    first, mean_kinds = next(iter(models)), find_scored_kinds(*replies.values())
+    others = {name: own for name, own in replies.items() if name != first}
+    differences = {
+        name: score_difference(
+            first=own, second=replies[first], open_score=settings.open_score, mean_kinds=mean_kinds, **how
+        )
+        for name, own in others.items()
+    }
+    tests = {name: compare_answers(first=own, second=replies[first]) for name, own in others.items()}
+    patients = replies[first].patients
+    counts = {name: count_replies(records, scores) for name, scores in everyone.items()}
+    unscored = [
+        f"{name}: {own[kind]['unscored']} {kind} unscored."
+        for name, own in counts.items()
+        for kind in KINDS
+        if kind in own and own[kind]["unscored"]
+    ]
+    judged = [_describe_judged(name, records, scores) for name, scores in models.items()]
+    return Results(
+        settings=settings,
+        num_resamples=num_resamples,
+        seed=seed,
+        num_records=len(records),
+        num_patients=len(set(patients.tolist())),
+        counts=counts,
+        figures=score_models(replies, open_score=settings.open_score, **how),
+        stages=_score_stages(models, patients, **how),
+        num_stages={name: _count_stages(scores) for name, scores in models.items()},
+        differences=differences,
+        tests=tests,
+        notes=(*notes, *unscored, *filter(None, judged), *_explain(settings, mean_kinds, replies[first].references)),
+    )
+
+
+def _describe_judged(name: str, records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> str:
+    """Say how many open answers a judge's figure rests on; "" if the judge scored all that could be read."""
+    opened = [score for record, score in zip(records, scores, strict=True) if record.kind == "open"]
+    num_unscored = sum(math.isnan(score.a_score) and MISSING not in score.problems for score in opened)
+    num_judged = sum(score.judged is not None for score in opened)
+    num_worthless = sum(score.judged is None and score.a_score == 0 for score in opened)
+    if not num_unscored:
+        return ""
+    counted = f" and {num_worthless} that could not be read or are missing, as 0" if num_worthless else ""
+    return f"{name}: open A rests on the {num_judged} of {len(opened)} answers that the judge scored{counted}."
+
+
+def _score_stages(
+    models: Mapping[str, Sequence[ReplyScore]], patients: np.ndarray, **how: int
+) -> dict[str, dict[Key, Interval]]:
+    """Quality of the stages of each model that has any, with the judge's scores ("rated") if there are any."""
+    found = {}
+    for name, scores in models.items():
+        labels = np.array([score.stages for score in scores], np.float64)
+        rated = np.array([score.rated_stages for score in scores], np.float64)
+
+        def compute(weights: Weights, labels: np.ndarray = labels, rated: np.ndarray = rated) -> Figures:
+            of_judge = weighted_mean(weights, values=rated, counted=~np.isnan(rated)).T
+            keys = [("rated", stage) for stage in STAGE_NAMES]
+            return {**stage_figures(weights, labels=labels), **dict(zip(keys, of_judge, strict=True))}
+
+        figures = bootstrap_figures(compute, patients, **how)
+        found[name] = {key: interval for key, interval in figures.items() if not math.isnan(interval.value)}
+    return {name: figures for name, figures in found.items() if figures}
+
+
+def _count_stages(scores: Sequence[ReplyScore]) -> dict[str, int]:
+    scored = ~np.isnan(np.array([score.stages for score in scores], np.float64))
+    return dict(zip(STAGE_NAMES, scored.sum(axis=0).tolist(), strict=True))
+
+
+def count_replies(records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> dict[str, dict[str, int]]:
+    """Count, for each kind and for "all": questions, missing, not well formed, without answer and unscored."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for record, score in zip(records, scores, strict=True):
+        missing = MISSING in score.problems
+        for group in (record.kind, "all"):
+            counts[group] += collections.Counter(
+                questions=1,
+                missing=missing,
+                ill_formed=bool(score.problems) and not missing,
+                without_answer=score.answer is None and not missing,
+                unscored=math.isnan(score.a_score) and not missing,
+            )
+    names = ("questions", "missing", "ill_formed", "without_answer", "unscored")
+    return {group: {name: counts[group][name] for name in names} for group in (*KINDS, "all") if group in counts}
+
+
+def _explain(settings: ScoringSettings, mean_kinds: Sequence[str], references: np.ndarray) -> list[str]:
+    missing = {"wrong": "counts as wrong", "skip": "takes no part", "stop": "is refused"}[settings.missing]
+    reading = {
+        "strict": "A reply that is not well formed earns nothing.",
+        "parts": "The answer and the boxes of a reply that is not well formed count where that part can be read.",
+    }[settings.reading]
+    num_neither = int((~np.isin(references, (FINDINGS, REGIONS))).sum())
+    return [
+        f"A: right answers. Mean A: unweighted over the kinds that every row is scored on "
+        f"({', '.join(mean_kinds) or 'none'}). V: mean IoU. Passed: replies whose boxes earn the grounding reward. "
+        "Well formed: replies that follow the dialect.",
+        f"{reading} A missing reply {missing}. Open questions: {settings.open_score}.",
+        "V on findings and V on regions: by what the true boxes show. Boxes of regions hardly vary between pictures. "
+        f"{num_neither} of {len(references)} records have boxes of both, or none, and are in neither.",
+        "Intervals are 95 %, from resampling patients.",
+    ]
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    """Return every figure, shares of 1, for `encode`."""
+
+    def figures(row: Mapping[Key, Interval]) -> dict[str, dict[str, Interval]]:
+        nested: dict[str, dict[str, Interval]] = {}
+        for (figure, group), interval in row.items():
+            nested.setdefault(figure, {})[group] = interval
+        return nested
+
+    models: dict[str, dict[str, Any]] = {}
+    for name, row in results.figures.items():
+        models[name] = {"counts": results.counts[name], "figures": figures(row)}
+        if name in results.stages:
+            models[name]["stages"] = figures(results.stages[name])
+            models[name]["num_stages"] = dict(results.num_stages[name])
+        if name in results.differences:
+            models[name]["less_first"] = figures(results.differences[name])
+            models[name]["mcnemar"] = dict(results.tests[name])
+    return {
+        "settings": {
+            **dataclasses.asdict(results.settings),
+            "least_iou": LEAST_IOU,
+            "num_resamples": results.num_resamples,
+            "seed": results.seed,
+            "level": 0.95,
+        },
+        "num_records": results.num_records,
+        "num_patients": results.num_patients,
+        "models": models,
+        "notes": list(results.notes),
+    }
+
+
+def encode(value: Any) -> bytes:
+    """Return a value as one line of JSON; null for a number that is not finite."""
+    return _ENCODER.encode(value) + b"\n"
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=float)  # NumPy's numbers

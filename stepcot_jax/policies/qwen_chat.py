@@ -1,0 +1,143 @@
+"""Ask a Qwen2.5 or Qwen2.5-VL: turns of a chat, with images, to the text of the reply."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import UInt8
+
+from stepcot_jax.encoders.text_encoder import load_tokenizer
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.qwen_inputs import (
+    SYSTEM,
+    TEXT_SYSTEM,
+    CutImage,
+    QwenPreprocessing,
+    QwenPrompt,
+    WrittenTurn,
+    cut_image,
+    find_control_tokens,
+    lay_out_prompts,
+    read_qwen_preprocessing,
+    refuse_control,
+    write_turns,
+)
+from stepcot_jax.policies.qwen_weights import Qwen, load_qwen
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
+from stepcot_jax.policies.tokenizers import special_tokens
+
+_LONGEST_TEXT = 2**17
+
+
+class Turn(NamedTuple):
+    """A turn of a chat.
+
+    Attributes:
+      images: uint8 [height, width, 3] each, before the text.
+    """
+
+    role: str
+    text: str
+    images: Sequence[UInt8[np.ndarray, "height width 3"]] = ()
+
+
+class ChatReply(NamedTuple):
+    """A reply.
+
+    Attributes:
+      num_prompt: tokens of the prompt, of images included.
+      num_tokens: tokens of the reply, a stop token included.
+      is_cut: whether it reached the longest length without a stop token.
+    """
+
+    text: str
+    num_prompt: int
+    num_tokens: int
+    is_cut: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QwenReader:
+    """A model with its tokenizer and its preprocessing; made by `load_qwen_reader`.
+
+    Attributes:
+      model: the network and its parameters, on the device.
+      preprocessing: of images; None for a text model.
+    """
+
+    model: Qwen
+    tokenizer: Any
+    preprocessing: QwenPreprocessing | None
+
+    def reply(
+        self, chats: Sequence[Sequence[Turn]], *, longest: int = 512, temperature: float = 0.0, seed: int = 0
+    ) -> list[str]:
+        """Return the text of the reply to each chat; see `answer`."""
+        return [each.text for each in self.answer(chats, longest=longest, temperature=temperature, seed=seed)]
+
+    def answer(
+        self, chats: Sequence[Sequence[Turn]], *, longest: int = 512, temperature: float = 0.0, seed: int = 0
+    ) -> list[ChatReply]:
+        """Return the reply to each chat."""
+        prompts = [self.write_prompt(chat) for chat in chats]
+        config = self.model.config
+        batch = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
+        sampling = Sampling(
+            longest=longest,
+            stop=config.stops[0],
+            more_stops=config.stops[1:],
+            greedy=not temperature,
+            temperature=temperature or 1.0,
+        )
+        keys = rollout_keys(jax.random.key(seed), first=0, number=len(prompts))
+        given = jax.tree.map(jnp.asarray, batch)
+        replies = generate(self.model.network, self.model.params, *given, sampling=sampling, keys=keys)
+        found = []
+        for row, real, length in zip(
+            *map(np.asarray, (replies.tokens, replies.counted, batch[2].lengths)), strict=True
+        ):
+            tokens = row[real].tolist()
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            found.append(ChatReply(text, int(length), len(tokens), tokens[-1] not in config.stops))
+        return found
+
+    def write_prompt(self, chat: Sequence[Turn]) -> QwenPrompt:
+        """Return a chat as tokens, in the format of the published chat template, up to where the reply starts."""
+        images = [self._cut(pixels) for turn in chat for pixels in turn.images]
+        control = find_control_tokens(
+            self.tokenizer, source=str(self.model.folder), has_images=self.preprocessing is not None
+        )
+
+        refused = {**special_tokens(self.tokenizer), **control}
+
+        def encode(text: str) -> list[int]:
+            tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False) if text else []
+            return refuse_control(text, tokens, refused)
+
+        turns = [WrittenTurn(turn.role, turn.text, len(turn.images)) for turn in chat]
+        system = TEXT_SYSTEM if self.preprocessing is None else SYSTEM
+        return QwenPrompt(write_turns(turns, encode, control, system=system), images)
+
+    def _cut(self, pixels: UInt8[np.ndarray, "height width 3"]) -> CutImage:
+        if self.preprocessing is None:
+            raise BadInput(f"{self.model.folder}: a text model was shown an image (expected none)")
+        return cut_image(pixels, self.preprocessing)
+
+
+def load_qwen_reader(source: str, *, dtype: DTypeLike = jnp.bfloat16, max_pixels: int | None = None) -> QwenReader:
+    """Load a model with its tokenizer onto the default device."""
+    model = load_qwen(source, dtype=dtype)
+    vision = model.config.vision
+    preprocessing = None if vision is None else read_qwen_preprocessing(model.folder, vision)
+    if preprocessing is not None and max_pixels is not None:
+        least = min(preprocessing.min_pixels, max_pixels)
+        preprocessing = dataclasses.replace(preprocessing, min_pixels=least, max_pixels=max_pixels)
+    tokenizer = load_tokenizer(
+        model.folder, max_tokens=_LONGEST_TEXT, vocabulary_size=model.config.sizes.num_words
+    ).loaded
+    on_device = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, model.params))
+    return QwenReader(model=on_device, tokenizer=tokenizer, preprocessing=preprocessing)

@@ -1,0 +1,351 @@
+"""Qwen2.5-VL as a policy of the training loop: what trains and what is frozen are two trees, and LoRA a third.
+
+`apply` takes both trees, so that gradients, moments and the frozen start of GRPO exist for the first alone.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from stepcot_jax.losses.sequence import NO_PART, sequence_loss
+from stepcot_jax.models.decoder import Decoder, DecoderBlock, DecoderSizes
+from stepcot_jax.models.low_rank import LowRank, LowRankSettings, adapt_layers, init_low_rank, merge_low_rank
+from stepcot_jax.models.qwen import QwenImages, QwenPrompts, QwenVl, SquareQwen, VisionBlock, VisionSizes
+from stepcot_jax.policies.qwen_inputs import QwenPrompt, lay_out_prompts
+from stepcot_jax.policies.qwen_weights import draw_params, qwen_shapes
+
+# Divide Qwen2.5-VL among devices: named shardings of parameters, optimizer state and batches over (data, model).
+#
+# Axis `model` divides heads, hidden units of SwiGLU and words, as Megatron-LM does (Shoeybi et al., 2019); axis `data`
+# divides cases, and the other axis of each matrix, so that no device holds a whole parameter (ZeRO-3; Rajbhandari et
+# al., 2020). XLA adds the communication. An axis that a device count does not divide stays whole.
+
+
+DATA, MODEL = "data", "model"
+
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"decoder/embedding/embedding", (MODEL, DATA)),
+    (r"decoder/head/kernel", (DATA, MODEL)),
+    (r"decoder/layer_\d+/attention/(query|key|value)/kernel", (DATA, MODEL, None)),
+    (r"decoder/layer_\d+/attention/(query|key|value)/bias", (MODEL, None)),
+    (r"decoder/layer_\d+/attention/out/kernel", (MODEL, None, DATA)),
+    (r"decoder/layer_\d+/(gate|up)/kernel", (DATA, MODEL)),
+    (r"decoder/layer_\d+/down/kernel", (MODEL, DATA)),
+    # LoRA's matrices [in, rank] and [rank, out] have no "kernel" in their paths; they are divided as their layer is.
+    (r"decoder/(head|layer_\d+/(attention/(query|key|value)|gate|up))/(down|up)", (DATA, MODEL)),
+    (r"decoder/layer_\d+/(attention/out|down)/(down|up)", (MODEL, DATA)),
+    (r"tower/layer_\d+/(qkv|gate|up)/kernel", (DATA, MODEL)),
+    (r"tower/layer_\d+/(out|down)/kernel", (MODEL, DATA)),
+    (r"tower/patch_embedding/kernel", (DATA, MODEL)),
+    (r"tower/merger_hidden/kernel", (DATA, MODEL)),
+    (r"tower/merger_out/kernel", (MODEL, DATA)),
+)
+"""Parameters by '/'-joined path -> the mesh axis that divides each of their axes; all others are on every device."""
+
+
+def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
+    """Return how a parameter is divided.
+
+    Args:
+      path: '/'-joined names, whatever they begin with, such as the name of a part or an optimizer.
+
+    >>> tuple(spec_of("decoder/layer_0/gate/kernel", (896, 4864), {"data": 2, "model": 4}))
+    ('data', 'model')
+    """
+    for rule, axes in RULES:
+        if re.fullmatch(f"(.*/)?{rule}", path):
+            kept = (
+                axis if axis and not size % mesh_shape[axis] else None for axis, size in zip(axes, shape, strict=True)
+            )
+            return PartitionSpec(*kept)
+    return PartitionSpec()
+
+
+def param_shardings(tree: Any, mesh: Mesh) -> Any:
+    """Return the sharding of each array of a tree of parameters, flat or nested, or of an optimizer's state.
+
+    Args:
+      tree: arrays or shapes; the keys of its dictionaries, joined, are the paths of the parameters.
+    """
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, spec_of(_join(path), tuple(leaf.shape), dict(mesh.shape)))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _join(path: Any) -> str:
+    # An optimizer's state has the parameters' dictionaries inside its tuples.
+    return "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+
+
+def row_shardings(rows: Any, mesh: Mesh) -> Any:
+    """Return the sharding of a batch, such as `qwen_tuning.TuningRows`: cases and images are divided along `data`."""
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        names = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
+        axis = 1 if names & {"positions", "places"} else 0
+        spec = [None] * axis + [None if leaf.shape[axis] % mesh.shape[DATA] else DATA]
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree_util.tree_map_with_path(place, rows)
+
+
+@contextlib.contextmanager
+def divide_cases(mesh: Mesh | None) -> Iterator[None]:
+    """Within this context what networks compute stays divided by case, whatever XLA would choose; None for no mesh.
+
+    Left to itself, XLA may follow the parameters instead, and have every device compute all cases.
+    """
+
+    def divide(layer: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        out, network, method = layer(*args, **kwargs), context.module, context.method_name
+        for kind, name in ((VisionBlock, "__call__"), (QwenVl, "embed_prompts")):
+            if isinstance(network, kind) and method == name:
+                return _divide(out, mesh, None)
+        if isinstance(network, DecoderBlock) and method == "__call__":
+            return _divide(out[0], mesh, None), out[1]
+        return _divide(out, mesh, MODEL) if isinstance(network, Decoder) and method == "score" else out
+
+    with contextlib.nullcontext() if mesh is None else nn.intercept_methods(divide):
+        yield
+
+
+def _divide(rows: Array, mesh: Any, last: str | None) -> Array:
+    spec = [None] * (rows.ndim - 1) + [last if last and not rows.shape[-1] % mesh.shape[last] else None]
+    if not rows.shape[0] % mesh.shape[DATA]:
+        spec[0] = DATA
+    return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def bytes_on_a_device(shapes: Any, mesh_shape: Mapping[str, int], *, width: Any) -> int:
+    """Return the bytes of a tree of parameters on each device.
+
+    Args:
+      width: path -> bytes of an element, with all that is kept beside it, such as moments.
+    """
+    total = 0
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        path = _join(keys)
+        divided = math.prod(mesh_shape[axis] for axis in spec_of(path, tuple(leaf.shape), mesh_shape) if axis)
+        total += math.prod(leaf.shape) // divided * width(path)
+    return total
+
+
+# Fine-tune Qwen2.5-VL as GEMeX and MEDSAGE do: projector and decoder train, the vision tower is frozen.
+
+
+DECODER_AND_PROJECTOR = r"decoder/.*|tower/merger_.*"
+PROJECTOR = r"tower/merger_.*"
+"""Parameters that train, as regular expressions of whole '/'-joined paths."""
+
+
+class TuningRows(NamedTuple):
+    """A batch of prompts with their replies.
+
+    Attributes:
+      images: of all prompts; None for none.
+      texts: prompts, each followed by its reply.
+      targets: [case, token], the token after each.
+      parts: [case, token], 0 where the token after is one of the reply, else `losses.sequence.NO_PART`.
+    """
+
+    images: QwenImages | None
+    texts: QwenPrompts
+    targets: Int[Array, "case token"]
+    parts: Int[Array, "case token"]
+
+
+def lay_out_replies(
+    prompts: Sequence[QwenPrompt],
+    replies: Sequence[Sequence[int]],
+    *,
+    image_token: int = -1,
+    vision: VisionSizes | None = None,
+    num_tokens: int = 0,
+) -> TuningRows:
+    """Return a batch of fine-tuning."""
+    joined = [
+        QwenPrompt([*prompt.tokens, *reply], prompt.images) for prompt, reply in zip(prompts, replies, strict=True)
+    ]
+    images, texts, ends = lay_out_prompts(joined, image_token=image_token, vision=vision, num_tokens=num_tokens)
+    targets: Any = np.roll(np.asarray(texts.tokens), -1, axis=1)
+    places, lengths = np.arange(targets.shape[1])[None], np.asarray(ends.lengths)[:, None]
+    first = lengths - np.array([len(reply) for reply in replies])[:, None]
+    parts: Any = np.where((places >= first - 1) & (places < lengths - 1), 0, NO_PART).astype(np.int32)
+    return TuningRows(images, texts, targets, parts)
+
+
+def split_params(params: Any, trained: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters that train, in float32, and those that do not, flat, by '/'-joined path.
+
+    In bfloat16 an update of less than 1/256 of a parameter would be lost.
+    """
+    chosen, frozen = divide_params(params, trained)
+    return {path: leaf.astype(jnp.float32) for path, leaf in chosen.items()}, frozen
+
+
+def divide_params(params: Any, trained: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `split_params`, but all arrays stay as they are."""
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    chosen = {path: leaf for path, leaf in flat.items() if re.fullmatch(trained, path)}
+    return chosen, {path: leaf for path, leaf in flat.items() if path not in chosen}
+
+
+def join_params(trained: dict[str, Any], frozen: dict[str, Any]) -> Any:
+    """Undo `split_params`."""
+    return flax.traverse_util.unflatten_dict({**frozen, **trained}, sep="/")
+
+
+class Tuned(NamedTuple):
+    """What an update changes."""
+
+    params: dict[str, Array]
+    low_rank: dict[str, dict[str, Array]]
+
+
+def tuning_loss(
+    tuned: Tuned,
+    frozen: dict[str, Array],
+    rows: TuningRows,
+    *,
+    network: QwenVl,
+    low_rank: LowRankSettings | None = None,
+    mesh: Mesh | None = None,
+) -> Float[Array, ""]:
+    """Return the mean cross-entropy of the replies' tokens in nats (MEDSAGE: Eq. 7)."""
+    adapted = contextlib.nullcontext() if low_rank is None else adapt_layers(tuned.low_rank, low_rank)
+    with adapted, divide_cases(mesh):
+        params = join_params(tuned.params, frozen)
+        logits: Any = network.apply({"params": params}, rows.images, rows.texts, method="score_texts")
+    return sequence_loss(
+        logits=logits, tokens=rows.targets, parts=rows.parts, part_weights=jnp.ones((rows.parts.shape[0], 1))
+    )
+
+
+def tuning_update(
+    tuned: Tuned,
+    state: Any,
+    frozen: dict[str, Array],
+    rows: TuningRows,
+    *,
+    network: QwenVl,
+    optimizer: optax.GradientTransformation,
+    low_rank: LowRankSettings | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[Tuned, Any, Float[Array, ""]]:
+    """Return what trains and the optimizer's state after an update, and the loss before it.
+
+    Gradients and the optimizer's state exist for `tuned` alone.
+    """
+    differentiate = jax.value_and_grad(tuning_loss)
+    loss, gradients = differentiate(tuned, frozen, rows, network=network, low_rank=low_rank, mesh=mesh)
+    updates, state = optimizer.update(gradients, state, tuned)
+    return optax.apply_updates(tuned, updates), state, loss
+
+
+TRAINED, FROZEN = "trained", "frozen"
+"""Parts of a policy's parameters."""
+
+PLAIN, LOW_RANK = "plain", "low_rank"
+"""Parts of what trains: parameters of the network, and the matrices of LoRA."""
+
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class QwenPolicy:
+    """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`.
+
+    Attributes:
+      low_rank: LoRA of the decoder, whose own parameters are then frozen; None: decoder and projector train.
+      mesh: over which the arrays are divided, see `qwen_sharding`; None for whole arrays.
+      is_given: the first parameters are given later; `init` returns zeros for them.
+    """
+
+    network: SquareQwen
+    low_rank: LowRankSettings | None = None
+    mesh: Mesh | None = None
+    is_given: bool = False
+
+    @property
+    def sizes(self) -> DecoderSizes:
+        """Sizes of the decoder."""
+        return self.network.sizes
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """Compute dtype."""
+        return self.network.dtype
+
+    def init(self, key: Array, *example: Any) -> dict[str, Params]:
+        """Return first parameters as the collection "params"; no example is needed."""
+        del example
+        if self.is_given:
+            shapes = qwen_shapes(self.network.sizes, self.network.vision)
+            params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, self.dtype), shapes)
+        else:
+            params = draw_params(self.network, key, dtype=self.dtype)
+        found = self.split(params)
+        if self.low_rank is not None:
+            fresh = init_low_rank(jax.random.fold_in(key, 1), params, self.low_rank)
+            found[TRAINED][LOW_RANK] = flax.traverse_util.unflatten_dict(fresh, sep="/")
+        return {"params": found}
+
+    def split(self, params: Params) -> dict[str, Any]:
+        """Return a network's parameters as what trains, float32, and what is frozen, in the compute dtype."""
+        found = self.divide(params)
+        return {
+            TRAINED: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), found[TRAINED]),
+            FROZEN: jax.tree.map(lambda leaf: leaf.astype(self.dtype), found[FROZEN]),
+        }
+
+    def divide(self, params: Params) -> dict[str, Any]:
+        """Return a network's parameters as what trains and what is frozen, the same arrays."""
+        trained = DECODER_AND_PROJECTOR if self.low_rank is None else PROJECTOR
+        chosen, frozen = divide_params(params, trained)
+        nested = flax.traverse_util.unflatten_dict
+        return {TRAINED: {PLAIN: nested(chosen, sep="/")}, FROZEN: nested(frozen, sep="/")}
+
+    def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Apply the network, as `flax.linen.Module.apply`; "params" has the parts `TRAINED` and `FROZEN`."""
+        params = variables["params"]
+        adapted: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.low_rank is not None:
+            adapted = adapt_layers(_by_layer(params[TRAINED][LOW_RANK]), self.low_rank)
+        with adapted, divide_cases(self.mesh):
+            return self.network.apply({"params": _join_parts(params)}, *args, **kwargs)
+
+    def merge(self, params: Params) -> Params:
+        """Return the network's own parameters, with LoRA added to the layers that it adapts, as NumPy arrays."""
+        whole = _join_parts(params)
+        if self.low_rank is not None:
+            whole = merge_low_rank(whole, _by_layer(params[TRAINED][LOW_RANK]), self.low_rank)
+        return jax.tree.map(np.asarray, whole)
+
+
+def _join_parts(params: Params) -> Params:
+    flat = (flax.traverse_util.flatten_dict(part, sep="/") for part in (params[TRAINED][PLAIN], params[FROZEN]))
+    joined: Params = join_params(*flat)
+    return joined
+
+
+def _by_layer(nested: Params) -> LowRank:
+    found: dict[str, dict[str, Array]] = {}
+    for path, leaf in flax.traverse_util.flatten_dict(nested, sep="/").items():
+        layer, name = path.rsplit("/", 1)
+        found.setdefault(layer, {})[name] = leaf
+    return found

@@ -1,0 +1,147 @@
+"""The answer reward (semantics reward of GEMeX-RMCoT, Section 4.2.2; accuracy of MEDSAGE)."""
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from typing import Literal, get_args
+
+from stepcot_jax.chain import fold
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.written_answers import read_answer
+
+MultiChoice = Literal["exact", "jaccard"]
+OpenAnswer = Literal["judge", "exact", "equal", "token_f1"]
+ChoiceReading = Literal["plain", "strict"]
+IllFormed = Literal["nothing", "parts"]
+
+JUDGE_MARGIN = 2.0
+"""A judged reply is right if its score is less than this far from the reference's."""
+
+LEAST_TOKEN_F1 = 0.5
+
+_TOKEN = re.compile(r"\w+")
+_HEDGED = re.compile(
+    r"\b(?:actually|although|but|can(?:no|')t|correction|could|either|equivocal|however|indeterminate|instead|likely|"
+    r"may|maybe|might|mistaken?|not (?:sure|certain|clear)|perhaps|possibl[ey]|probabl[ey]|rather|retract|scratch|"
+    r"seems?|sorry|suspect(?:ed)?|uncertain|unclear|unlikely|unsure|wait)\b|\?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A judge's scores of an open answer, from 1 to 10; any other score is unusable.
+
+    Attributes:
+      reference: score of the record's answer.
+      reply: score of the reply's answer.
+    """
+
+    reference: float
+    reply: float
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether both scores are from 1 to 10."""
+        return 1 <= self.reference <= 10 and 1 <= self.reply <= 10
+
+    @property
+    def difference(self) -> float:
+        """Reply minus reference, rounded to nine decimals: 4.1 - 2.1 is 2, not less."""
+        return round(self.reply - self.reference, 9)
+
+
+def answer_reward(
+    reply: Reply,
+    record: VqaRecord,
+    *,
+    multi_choice: MultiChoice = "exact",
+    open_answer: OpenAnswer = "exact",
+    choice_reading: ChoiceReading = "plain",
+    ill_formed: IllFormed = "nothing",
+    judged: Judged | None = None,
+) -> float:
+    """Return 1 for a right answer and 0 for a wrong one; NaN for an open answer without usable scores of its judge.
+
+    Args:
+      reply: the reply.
+      record: its question and answer.
+      multi_choice: "exact" for equal sets of letters, "jaccard" for their intersection over union.
+      open_answer: "judge": right if the scores of `judged` are less than 2 apart; "exact": the folded text of the
+        answer or of a synonym; "equal": of the answer alone; "token_f1": token F1 of at least 0.5 with one of them.
+      choice_reading: "strict" also refuses closed and choice answers that hedge or take something back.
+      ill_formed: worth of a reply that violates its dialect's grammar: "nothing", or what its "parts" earn.
+      judged: scores of this reply.
+
+    Raises:
+      ValueError: a setting is another one.
+    """
+    check_choice("multi_choice", multi_choice, MultiChoice)
+    check_choice("open_answer", open_answer, OpenAnswer)
+    check_choice("choice_reading", choice_reading, ChoiceReading)
+    check_choice("ill_formed", ill_formed, IllFormed)
+    if reply.answer is None or (ill_formed == "nothing" and not reply.is_well_formed):
+        return 0.0
+    if record.kind == "open":
+        return _open_reward(reply.answer, record, open_answer, judged)
+    if choice_reading == "strict" and is_hedged(reply.answer, record):
+        return 0.0
+    found = read_answer(reply.answer, record)
+    if record.kind == "multi" and multi_choice == "jaccard":
+        chosen, right = set(found or ()), set(record.answer)
+        return len(chosen & right) / len(chosen | right)
+    return float(found == record.answer)
+
+
+def _open_reward(answer: str, record: VqaRecord, open_answer: OpenAnswer, judged: Judged | None) -> float:
+    if open_answer == "judge":
+        if judged is None or not judged.is_usable:
+            return math.nan
+        return float(abs(judged.difference) < JUDGE_MARGIN)
+    accepted = record.accepted_texts[:1] if open_answer == "equal" else record.accepted_texts
+    if open_answer == "token_f1":
+        return float(max(token_f1(answer, text) for text in accepted) >= LEAST_TOKEN_F1)
+    return float(fold(answer) in {fold(text) for text in accepted})
+
+
+def token_f1(first: str, second: str) -> float:
+    """Return the F1 of the words that two texts share, case folded, without punctuation, repeated words counted.
+
+    >>> round(token_f1("Left pleural effusion.", "pleural effusion"), 4)
+    0.8
+    """
+    counts, others = Counter(_TOKEN.findall(fold(first))), Counter(_TOKEN.findall(fold(second)))
+    if not counts or not others:
+        return float(fold(first) == fold(second))
+    return 2 * (counts & others).total() / (counts.total() + others.total())
+
+
+def is_hedged(answer: str, record: VqaRecord) -> bool:
+    """Whether a closed or choice answer hedges or takes something back, outside of the words of its options.
+
+    Our reading of MEDSAGE's "strict readers that refuse hedged or retracted replies"; the list of words is ours.
+    """
+    text = fold(answer)
+    for option in sorted(map(fold, record.choices), key=len, reverse=True):
+        text = text.replace(option, " ") if len(option) > 1 else text
+    return _HEDGED.search(text) is not None
+
+
+def check_choice(name: str, found: str, accepted: object) -> None:
+    """Refuse a setting that is none of a Literal's values.
+
+    Raises:
+      BadInput: names the setting.
+    """
+    if found not in get_args(accepted):
+        raise BadInput(f"{name} must be one of {', '.join(get_args(accepted))}; got {found!r}")
+
+
+# The format reward (MEDSAGE, Table 4; none in GEMeX-RMCoT).
+
+
+def format_reward(reply: Reply) -> float:
+    """Return 1 if the reply follows its dialect's grammar, else 0."""
+    return float(reply.is_well_formed)

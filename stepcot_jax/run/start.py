@@ -1,0 +1,327 @@
+"""The weights that a run starts from (`config.start.checkpoint`): those of another run, perhaps of another chain."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import msgspec
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.splits.splits import read_members
+from stepcot_jax.features.patch_input import PatchInput
+from stepcot_jax.host.addresses import name_place
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.store_cache import find_workdir
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.policy_choice import AnyPolicy
+from stepcot_jax.policies.policy_files import AnyTokenizer
+from stepcot_jax.policies.policy_network import start_coordinates
+from stepcot_jax.policies.qwen_setup import QwenSource
+from stepcot_jax.run.stored_reading import StoredReading, read_reading
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.stored_settings import changed_keys, read_run_settings, read_settings
+from stepcot_jax.systems.matched_params import Matched, match_params
+from stepcot_jax.systems.stored_policy import StoredPolicy, read_policy
+from stepcot_jax.training.checkpoints import read_best, restore_params
+from stepcot_jax.training.state import Params
+
+START_FILE = "start.json"
+_KEY = "config.start.checkpoint"
+_SPLITS_FILE = "splits.json"
+
+_PARTS = {
+    "teacher": ("teacher", "image_encoder"),
+    "chain_grpo": ("teacher", "image_encoder"),
+    "distill": ("teacher", "image_encoder", "student", "teacher_projection", "student_projection"),
+}
+"""What a job trains, as parts of the parameters."""
+
+_OF_INPUTS = ("config.image_encoder.", "config.prompts.")
+_NUM_SHOWN = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """A run whose weights another run starts from.
+
+    Attributes:
+      source: the run's workdir as the settings name it, a folder or an address on a store.
+      workdir: of the run, on this machine.
+      step: the update of its best teacher, whose checkpoint all parts are taken from.
+      notes: settings of images and prompts that differ.
+    """
+
+    source: str
+    workdir: pathlib.Path
+    settings: Settings
+    reading: StoredReading
+    step: int
+    notes: tuple[str, ...]
+
+    def apply(self, params: Params, chain: Chain) -> Matched:
+        """Return fresh parameters with those of the run put in, steps and answers matched by name."""
+        names = _PARTS[self.settings.job]
+        found = restore_params(self.workdir / "checkpoints", self.step)
+        own = {name: found[name] for name in names if name in found}
+        matched = match_params(own, jax.device_get(params), found_chain=self.reading.chain, chain=chain)
+        if not matched.num_taken:
+            raise BadInput(f"{_KEY}: nothing in {self.source} fits this run; {_shorten(matched.misfits)}")
+        return matched
+
+    def describe(self, matched: Matched) -> list[str]:
+        """Return what was taken over and what is fresh, as lines of text."""
+        steps = [f"{name!r} ({len(answers)} answers)" for name, answers in matched.answers.items()]
+        lines = [
+            f"start: {matched.num_taken:,} of {matched.num_all:,} numbers from update {self.step} of {self.source}",
+            f"start: steps taken over: {', '.join(steps) or 'none'}",
+        ]
+        lines += [f"start: fresh: {_shorten(matched.fresh)}"] if matched.fresh else []
+        lines += [f"start: does not fit, fresh: {_shorten(matched.misfits)}"] if matched.misfits else []
+        return lines + [f"start: note: {note}" for note in self.notes]
+
+    def write(self, workdir: pathlib.Path, matched: Matched) -> None:
+        """Write what was taken over and what is fresh to `start.json` of the new run."""
+        content: dict[str, Any] = {
+            "checkpoint": self.source,
+            "update": self.step,
+            "numbers_taken_over": matched.num_taken,
+            "numbers": matched.num_all,
+            "steps_taken_over": {name: list(answers) for name, answers in matched.answers.items()},
+            "fresh": list(matched.fresh),
+            "does_not_fit": list(matched.misfits),
+            "notes": list(self.notes),
+        }
+        write_whole(workdir / START_FILE, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_warm_start(settings: Settings) -> WarmStart:
+    """Read which run `start.checkpoint` names, before any weights.
+
+    The data may be others; `refuse_seen_cases` says whether their test split may be used.
+    """
+    source = settings.start.checkpoint
+    workdir = find_workdir(source, _KEY)
+    if not workdir.is_dir():
+        raise BadInput(f"{_KEY}: {source} is not a folder; expected the workdir of a run with a teacher")
+    try:
+        before = read_settings(workdir / "settings.json")
+        if before.job not in _PARTS:
+            raise BadInput(f"{source} trained no teacher (config.job={before.job!r})")
+        reading = read_reading(workdir)
+        latest, best = read_best(workdir / "checkpoints")
+    except BadInput as error:
+        raise BadInput(f"{_KEY}: {error}") from None
+    changed = changed_keys(before, settings)
+    notes = tuple(f"{name} differs: its inputs were made otherwise" for name in changed if name.startswith(_OF_INPUTS))
+    return WarmStart(source, workdir, before, reading, best["teacher"].step if "teacher" in best else latest, notes)
+
+
+def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) -> tuple[str, ...]:
+    """Refuse a test split with an image or a patient that the start, or a run that it started from, has learnt from.
+
+    Images are known by their paths in the same folder, or of phantoms by their seed. Of another folder nobody can say
+    whether its images are the same; neither can a converted checkpoint.
+    """
+    patients = {dataset.cases[index].image_path: dataset.cases[index].patient_id for index in range(len(dataset.cases))}
+    test = {dataset.cases[index].image_path for index in dataset.splits.test}
+    of_test = {patients[image] for image in test if patients[image]}
+    starts, notes = _list_starts(start)
+    for source, workdir in starts.items():
+        path = workdir / _SPLITS_FILE
+        if not path.is_file():
+            notes.append(f"{source} does not say which images it has learnt from; test images may be among them")
+            continue
+        if not _have_same_cases(read_settings(workdir / "settings.json"), settings):
+            continue
+        members = read_members(path)
+        learnt = [image for name in ("train", "val") for image in members[name]]
+        seen = [image for image in learnt if image in test or patients.get(image) in of_test]
+        if seen:
+            raise BadInput(
+                f"{_KEY}: {source} has learnt from {len(seen)} images of this run's test patients "
+                f"(first {seen[0][:80]!r}); expected a test split that the start has not seen, such as its "
+                "own (the same settings of splits and the same cases)"
+            )
+    return tuple(notes)
+
+
+def _list_starts(start: WarmStart) -> tuple[dict[str, pathlib.Path], list[str]]:
+    """Return a run, the run that it started from, and so on: name -> folder; and why the list ends early, in words."""
+    found, workdir = {start.source: start.workdir}, start.workdir
+    while (path := workdir / START_FILE).is_file():
+        before = read_json(path, _StartFile, accepted="expected the start.json of a run").checkpoint
+        if before in found:
+            break
+        try:
+            workdir = find_workdir(before)
+            if not workdir.is_dir():
+                raise BadInput(f"{before}: no such folder")
+        except BadInput as error:
+            return found, [f"an earlier start cannot be read ({error}); test images may be among those it learnt from"]
+        found[before] = workdir
+    return found, []
+
+
+class _StartFile(msgspec.Struct):
+    checkpoint: str
+
+
+def _have_same_cases(one: Settings, other: Settings) -> bool:
+    if one.data.source != other.data.source:
+        return False
+    if one.data.source == "phantom":
+        return one.phantom.seed == other.phantom.seed
+    return name_place(one.data.root) == name_place(other.data.root)
+
+
+def _shorten(items: tuple[str, ...]) -> str:
+    more = f"; and {len(items) - _NUM_SHOWN} more in {START_FILE}" if len(items) > _NUM_SHOWN else ""
+    return "; ".join(items[:_NUM_SHOWN]) + more
+
+
+# What a run of the job "sft" or "grpo" starts from: the policy of a run (`policy.start`), a checkpoint, or chance.
+
+
+PATIENTS_FILE = "records/patients.json"
+"""Patients of each split of a policy's run."""
+
+_POLICY_KEY = "config.policy.start"
+_MOST_BYTES = 2**28
+_SAME = (
+    "config.policy.",
+    "config.image_encoder.image_size",
+    "config.image_encoder.mean",
+    "config.image_encoder.std",
+)
+_MAY_DIFFER = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
+_OF_OWN_ENCODER = ("config.image_encoder.mean", "config.image_encoder.std")
+_SPLITS = (
+    "config.data.split_fractions",
+    "config.data.split_seed",
+    "config.phantom.num_cases",
+    "config.phantom.prevalence",
+)
+
+
+def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> StoredPolicy:
+    """Read the policy of a finished run, with the best weights of its last phase.
+
+    Its vocabulary becomes that of the new run. The data may be others; of the same phantoms or folder the settings of
+    splits must be the same. `refuse_seen_patients` compares the splits themselves.
+    """
+    workdir = settings.policy.start
+    folder = find_workdir(workdir, _POLICY_KEY)
+    try:
+        stored = read_policy(folder, for_training=True, patches=patches)
+    except BadInput as error:
+        raise BadInput(f"{_POLICY_KEY}: {error}") from None
+    changed = changed_keys(stored.settings, settings)
+    may_differ = _MAY_DIFFER if patches is None else (*_MAY_DIFFER, *_OF_OWN_ENCODER)
+    other = [key for key in changed if key.startswith(_SAME) and key not in may_differ]
+    if other:
+        raise BadInput(
+            f"{_POLICY_KEY}: {workdir} has other values of {', '.join(other)}; expected a run with the same "
+            "network and size of pictures"
+        )
+    splits = (
+        [key for key in changed if key.startswith(_SPLITS)] if _have_same_records(stored.settings, settings) else []
+    )
+    if splits:
+        raise BadInput(
+            f"{_POLICY_KEY}: {workdir} was trained on the same cases with other values of {', '.join(splits)}; "
+            "expected the same splits, or test cases may have been training cases"
+        )
+    return stored
+
+
+def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
+    """Write the patients of each split, for runs that start from this one."""
+    patients = {
+        split: sorted({dataset.records[place].patient_id for place in places})
+        for split, places in dataset.splits.items()
+    }
+    path = workdir / PATIENTS_FILE
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, f"{json.dumps(patients, ensure_ascii=False)}\n".encode())
+
+
+def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
+    """Refuse a test split with patients that `policy.start`, or a run that it started from, has learnt from.
+
+    Of other phantoms, of another folder, of runs whose folder is gone and of runs of earlier versions, which did not
+    write their patients, nobody can say.
+    """
+    of_test = {dataset.records[place].patient_id for place in dataset.splits["test"]}
+    for start, workdir in _earlier_runs(settings):
+        before, path = read_run_settings(workdir), workdir / PATIENTS_FILE
+        if not path.is_file() or not _have_same_records(before, settings):
+            continue
+        found = read_json(path, dict[str, list[str]], accepted="expected the patients of a run", max_bytes=_MOST_BYTES)
+        seen = of_test & {*found.get("train", ()), *found.get("val", ())}
+        if seen:
+            raise BadInput(
+                f"{_POLICY_KEY}: {start} has learnt from {len(seen)} of the {len(of_test)} patients of this run's test "
+                "split; expected a test split that the start has not seen, such as its own"
+            )
+
+
+def _earlier_runs(settings: Settings) -> Iterator[tuple[str, pathlib.Path]]:
+    """Yield the start and the starts before it, as named and as a folder, as far as they can be read."""
+    looked_at: set[str] = set()
+    start = settings.policy.start
+    while start and name_place(start) not in looked_at:
+        looked_at.add(name_place(start))
+        try:
+            workdir = find_workdir(start, _POLICY_KEY)
+        except BadInput:  # of a run before the start, which has been read
+            return
+        if not (workdir / "settings.json").is_file():
+            return
+        yield start, workdir
+        start = read_run_settings(workdir).policy.start
+
+
+def _have_same_records(one: Settings, other: Settings) -> bool:
+    if one.vqa.source != other.vqa.source:
+        return False
+    if one.vqa.source == "phantom":
+        return one.phantom.seed == other.phantom.seed
+    return name_place(one.vqa.root) == name_place(other.vqa.root)
+
+
+def given_start(
+    policy: AnyPolicy, stored: StoredPolicy | None, source: QwenSource | None
+) -> Callable[[], Params] | None:
+    """Return what loads the parameters that a run starts from; None for random ones."""
+    if stored is not None:
+        params = stored.params
+        return lambda: params
+    if isinstance(policy, PrefixVlm) or source is None or not policy.is_given:
+        return None
+    return functools.partial(source.load, policy)
+
+
+def smooth_start(policy: AnyPolicy, tokenizer: AnyTokenizer, *, largest: int) -> Callable[[Params], Params] | None:
+    """Return what is applied to random parameters of the small decoder, see `policy_network.start_coordinates`."""
+    if not isinstance(policy, PrefixVlm):
+        return None
+    return functools.partial(start_coordinates, tokenizer=tokenizer, largest=largest)
+
+
+@contextlib.contextmanager
+def naming_start(settings: Settings) -> Iterator[None]:
+    """Name `policy.start` in a `BadInput` about a word that its vocabulary does not have."""
+    try:
+        yield
+    except BadInput as error:
+        if not settings.policy.start:
+            raise
+        raise BadInput(f"{_POLICY_KEY}: {settings.policy.start} cannot write these records: {error}") from None

@@ -1,0 +1,382 @@
+"""Devices of a run: how an update written for one of them runs on all, and how arrays get there.
+
+The state lies whole on every device, and each device has its rows of the batch. `jax.pmap` and `jax.jit` of
+`jax.shard_map` run the same per-device function; on one device it is `jax.jit` alone. All three take and return the
+state as the same replicated arrays, so that checkpoints do not depend on the devices.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from stepcot_jax.host.errors import BadInput
+
+# Cross-device reductions over the global batch.
+#
+# An update is written for one device. Every mean spans the global batch: a device divides its sums by the counts of
+# all devices, so that losses and gradients of the devices are shares that add up. Where a loss compares every pair of
+# cases (channel alignment), rows of all devices are gathered, each device computes the whole loss, and its share is
+# its part of the rows; the gradient of the gathering returns what every device found for a row to the device that
+# holds it.
+
+
+AXIS = "batch"
+"""Name of the axis over the devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalBatch:
+    """How a device that holds some rows of the batch computes what concerns all of them.
+
+    Attributes:
+      axis_name: the axis over the devices; None where one device has all rows.
+      num_passes: passes that a device makes over its rows, each with as many of them; gradients are added up over the
+        passes, which takes less memory.
+    """
+
+    axis_name: str | None = None
+    num_passes: int = 1
+
+    def first_case(self, num_rows: int) -> Int[Array, ""] | int:
+        """Return the position in the global batch of the first of a device's `num_rows` rows."""
+        return 0 if self.axis_name is None else num_rows * jax.lax.axis_index(self.axis_name)
+
+    def add_up(self, shares: Any) -> Any:
+        """Return the sum of a tree over the devices."""
+        return shares if self.axis_name is None else jax.lax.psum(shares, self.axis_name)
+
+    def gather(self, rows: Array) -> Array:
+        """Return the rows of all devices, in order."""
+        if self.axis_name is None:
+            return rows
+        return jax.lax.all_gather(rows, self.axis_name, tiled=True)
+
+    def split(self, rows: dict[str, Array]) -> tuple[dict[str, Array], Int[Array, " part"]]:
+        """Divide a device's rows into its passes.
+
+        Returns:
+          The rows [part, row, ...], and the position in the global batch of each part's first row.
+        """
+        num_rows = len(next(iter(rows.values())))
+        if num_rows % self.num_passes:
+            raise ValueError(f"{num_rows} rows cannot be divided into {self.num_passes} equal passes")
+        size = num_rows // self.num_passes
+        parts = {name: array.reshape(self.num_passes, size, *array.shape[1:]) for name, array in rows.items()}
+        return parts, self.first_case(num_rows) + size * jnp.arange(self.num_passes)
+
+
+ONE_DEVICE = GlobalBatch()
+
+
+def differentiate(
+    loss: Callable[[Any, dict[str, Array]], tuple[Array, Any]], params: Any, rows: dict[str, Array], whole: GlobalBatch
+) -> tuple[Any, Any]:
+    """Return the shares of the global batch added up, and the gradients of its loss."""
+    gradient = jax.grad(loss, has_aux=True)
+    if whole.num_passes == 1:
+        gradients, shares = gradient(params, rows)
+    else:
+        parts, _ = whole.split(rows)
+        shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda part: part[0], parts))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        def one_pass(sums: Any, part: dict[str, Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, gradient(params, part)), None
+
+        (gradients, shares), _ = jax.lax.scan(one_pass, zeros, parts)
+    found: tuple[Any, Any] = whole.add_up((shares, gradients))
+    return found
+
+
+Transform = Literal["pmap", "shard_map"]
+
+
+class Devices:
+    """The devices of a run, of all its processes.
+
+    Args:
+      transform: what runs the update on several devices: "shard_map", or "pmap", which JAX only maintains.
+      shared: names of the batch entries that all cases share; they are replicated, not divided.
+    """
+
+    def __init__(
+        self,
+        *,
+        transform: Transform = "shard_map",
+        num_devices: int = 0,
+        num_passes: int = 1,
+        shared: frozenset[str] = frozenset(),
+    ) -> None:
+        # In the order of the processes, so that the rows of a batch are in the order in which they are loaded.
+        devices = sorted(jax.devices(), key=lambda device: (process_of(device), device.id))
+        several = jax.process_count() > 1
+        if num_devices > len(devices) or (several and num_devices not in (0, len(devices))):
+            expected = (
+                f"0 (all) or {len(devices)}, as there are {jax.process_count()} processes"
+                if several
+                else f"0 (all) to {len(devices)}, the devices of this machine"
+            )
+            raise BadInput(f"config.parallel.num_devices: {num_devices} is not {expected}")
+        self.devices = devices[: num_devices or len(devices)]
+        self.transform, self.num_passes, self.shared = transform, num_passes, shared
+        self.num_devices = len(self.devices)
+        # Not by `jax.make_mesh`: on TPUs it reorders the devices into a ring, in which processes alternate.
+        self.mesh = make_mesh(self.devices, {AXIS: self.num_devices})
+
+    @property
+    def whole(self) -> jax.sharding.Sharding:
+        """The sharding of an array that every device holds whole."""
+        if self.num_devices == 1:
+            return jax.sharding.SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def by_row(self) -> jax.sharding.Sharding:
+        """The sharding of an array whose rows are divided among the devices."""
+        if self.num_devices == 1:
+            return self.whole
+        return NamedSharding(self.mesh, PartitionSpec(AXIS))
+
+    @property
+    def named_mesh(self) -> jax.sharding.Mesh | None:
+        """The mesh over which parameters are divided; None, since every device holds them whole."""
+        return None
+
+    @property
+    def num_shares(self) -> int:
+        """Number of equal shares of a batch."""
+        return self.num_devices
+
+    def shardings(self, tree: Any) -> Any:
+        """Return the sharding of each array of a state."""
+        return jax.tree.map(lambda _: self.whole, tree)
+
+    def check_batch_size(self, batch_size: int, *, setting: str = "config.training.batch_size") -> None:
+        """Refuse a batch that cannot be divided among devices and passes."""
+        parts = self.num_shares * self.num_passes
+        if batch_size % parts:
+            raise BadInput(
+                f"{setting}: {batch_size} is not a multiple of {parts} ({self.num_shares} devices "
+                f"x {self.num_passes} passes); config.parallel.num_devices and num_passes change that"
+            )
+
+    def put_whole(self, tree: Any) -> Any:
+        """Put host arrays, or arrays of one device, whole on every device; all processes pass the same."""
+        if jax.process_count() == 1:
+            return jax.device_put(tree, self.whole)
+        return jax.tree.map(self._put_from_each_process, tree)
+
+    def _put_from_each_process(self, leaf: Any) -> jax.Array:
+        return jax.make_array_from_process_local_data(self.whole, np.asarray(leaf), leaf.shape)
+
+    def put_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
+        """Put this process's rows of a batch on the devices, as arrays of all rows; shared entries whole on each."""
+        self._require_row_order()
+        rows, shared = self._divide(batch)
+        if jax.process_count() == 1:
+            return jax.device_put(rows, self.by_row) | shared
+        put = jax.make_array_from_process_local_data
+        return {name: put(self.by_row, np.asarray(array)) for name, array in rows.items()} | shared
+
+    def put_training_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
+        """As `put_rows`, in the form that a compiled update takes."""
+        if not self._is_pmapped:
+            return self.put_rows(batch)
+        self._require_row_order()
+        rows, shared = self._divide(batch)
+        num_local = self.num_devices // jax.process_count()
+        folded = {name: _fold_rows(np.asarray(array), num_local) for name, array in rows.items()}
+        # Of several processes each gives `pmap` its own rows alone.
+        local = [device for device in self.devices if device.process_index == jax.process_index()]
+        mesh = make_mesh(local, {AXIS: len(local)})
+        return jax.device_put(folded, NamedSharding(mesh, PartitionSpec(AXIS))) | shared
+
+    def _require_row_order(self) -> None:
+        if self.num_devices > 1:
+            require_row_order(self.by_row, self.num_shares)
+
+    def _divide(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        rows = {name: array for name, array in batch.items() if name not in self.shared}
+        shared = {name: array for name, array in batch.items() if name in self.shared}
+        on_host = {name: array for name, array in shared.items() if not isinstance(array, jax.Array)}
+        return rows, shared | self.put_whole(on_host)
+
+    def compile_update(self, update: Callable[..., Any], *, state: Any, batch: dict[str, Any]) -> Callable[..., Any]:
+        """Compile an update to (state, batch) -> (state, metrics); the state is donated."""
+        whole = GlobalBatch(None if self.num_devices == 1 else AXIS, self.num_passes)
+
+        def run_on_device(state: Any, batch: dict[str, Any]) -> Any:
+            return update(state, batch, whole)
+
+        shapes = {name: self._shape(array, shared=name in self.shared) for name, array in batch.items()}
+        if self._is_pmapped:
+            # None: the state is whole on every device, before the update and after it.
+            axes = {name: None if name in self.shared else 0 for name in batch}
+            pmapped = jax.pmap(
+                run_on_device, AXIS, in_axes=(None, axes), out_axes=None, devices=self.devices, donate_argnums=0
+            )
+            if jax.process_count() > 1:
+                return self._whole_after(pmapped)  # compiled at its first call: `lower` wants arrays there
+            return pmapped.lower(state, shapes).compile()
+        run = run_on_device
+        if self.num_devices > 1:
+            specs = {name: PartitionSpec() if name in self.shared else PartitionSpec(AXIS) for name in batch}
+            # check_vma would divide what `psum` has added up by the number of devices once more.
+            run = jax.shard_map(
+                run,
+                mesh=self.mesh,
+                in_specs=(PartitionSpec(), specs),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )
+        return jax.jit(run, donate_argnums=0).lower(state, shapes).compile()
+
+    def _whole_after(self, pmapped: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a pmapped update of several processes return its state as arrays of all devices, as a jitted one does.
+
+        By itself it returns arrays of this process's devices alone.
+        """
+
+        def to_whole(leaf: jax.Array) -> jax.Array:
+            shards = [shard.data for shard in leaf.addressable_shards]
+            return jax.make_array_from_single_device_arrays(leaf.shape, self.whole, shards)
+
+        def update(state: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any]:
+            state, metrics = pmapped(state, batch)
+            return jax.tree.map(to_whole, state), metrics
+
+        return update
+
+    @property
+    def _is_pmapped(self) -> bool:
+        return self.num_devices > 1 and self.transform == "pmap"
+
+    def _shape(self, array: Any, *, shared: bool) -> Any:
+        if isinstance(array, jax.Array):
+            return array
+        if shared:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.whole)
+        shape = array.shape
+        if self._is_pmapped:
+            shape = (self.num_devices, int(shape[0]) // self.num_devices, *shape[1:])
+        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=self.by_row)
+
+    def gather_rows(self, rows: Any) -> Any:
+        """Return the rows of all processes, in the order of the processes, as host arrays."""
+        if jax.process_count() == 1:
+            return rows
+        # Processes come in the order of `jax.devices()`, so that each says which it is.
+        found, processes = multihost_utils.process_allgather((rows, np.array(jax.process_index(), np.int32)))
+        order = np.argsort(processes)
+        if (processes[order] != np.arange(jax.process_count())).any():
+            raise RuntimeError(f"rows of processes {processes.tolist()} were gathered; expected each process once")
+        return jax.tree.map(lambda leaf: np.concatenate(leaf[order]), found)
+
+
+def process_of(device: jax.Device) -> int:
+    """Return the process that has a device."""
+    return device.process_index
+
+
+def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
+    """Return a mesh of devices in the given order."""
+    # Auto axes: explicit ones make arrays carry their sharding in their types.
+    axis_types = (jax.sharding.AxisType.Auto,) * len(axes)
+    return Mesh(np.array(devices).reshape(*axes.values()), tuple(axes), axis_types=axis_types)
+
+
+@functools.lru_cache
+def require_row_order(by_row: jax.sharding.Sharding, num_shares: int) -> None:
+    """Check that the shares of a batch lie on the devices in the order of the processes that load them.
+
+    Process 0 loads the first rows, process 1 the next; labels and other host arrays have this order.
+    """
+    placed = by_row.devices_indices_map((num_shares,))
+    processes = sorted({process_of(device) for device in placed})
+    for device, (rows,) in placed.items():
+        owner = processes[(rows.start or 0) * len(processes) // num_shares]
+        if owner != process_of(device):
+            raise RuntimeError(
+                f"rows of process {owner} would lie on {device} of process {process_of(device)}; "
+                "expected devices in the order of their processes"
+            )
+
+
+def _fold_rows(rows: np.ndarray, num_devices: int) -> np.ndarray:
+    """[row, ...] -> [device, row of it, ...]."""
+    return rows.reshape(num_devices, len(rows) // num_devices, *rows.shape[1:])
+
+
+# Devices of a run over which the parameters are divided too: one program over global arrays with named shardings.
+#
+# Axis `data` divides the rows of a batch and parameters, axis `model` parameters alone. XLA divides the computation
+# and adds the communication. Checkpoints hold whole arrays, so that a run resumes on another mesh.
+
+
+DATA, MODEL = "data", "model"
+
+
+class MeshDevices(Devices):
+    """The devices of a run as a mesh."""
+
+    def __init__(
+        self,
+        place: Callable[[Any, Mesh], Any],
+        *,
+        num_devices: int = 0,
+        model_devices: int = 1,
+        num_passes: int = 1,
+    ) -> None:
+        super().__init__(num_devices=num_devices, num_passes=num_passes)
+        # A process loads whole rows, so that all devices of a row must be its own.
+        local = self.num_devices // jax.process_count()
+        if local % model_devices:
+            raise BadInput(
+                f"config.parallel.model_devices: {model_devices} is not a divisor of {local}, the devices of a process"
+            )
+        self.num_data = self.num_devices // model_devices
+        self.mesh = make_mesh(self.devices, {DATA: self.num_data, MODEL: model_devices})
+        self._place = place
+
+    @property
+    def whole(self) -> jax.sharding.Sharding:
+        """The sharding of an array that every device holds whole."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def by_row(self) -> jax.sharding.Sharding:
+        """The sharding of an array whose rows are divided along `data`."""
+        return NamedSharding(self.mesh, PartitionSpec(DATA))
+
+    @property
+    def named_mesh(self) -> Mesh | None:
+        """The mesh over which parameters are divided."""
+        return self.mesh
+
+    @property
+    def num_shares(self) -> int:
+        """Number of equal shares of a batch."""
+        return self.num_data
+
+    def shardings(self, tree: Any) -> Any:
+        """Return the sharding of each array of a state."""
+        return self._place(tree, self.mesh)
+
+    def compile_update(self, update: Callable[..., Any], *, state: Any, batch: dict[str, Any]) -> Callable[..., Any]:
+        """Compile an update to (state, batch) -> (state, metrics); see `Devices.compile_update`."""
+        whole = GlobalBatch(None, self.num_passes)
+        shapes = {name: self._shape(array, shared=name in self.shared) for name, array in batch.items()}
+        run = jax.jit(
+            lambda state, batch: update(state, batch, whole),
+            donate_argnums=0,
+            out_shardings=(self.shardings(state), self.whole),
+        )
+        return run.lower(state, shapes).compile()
