@@ -300,17 +300,17 @@ def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
     """
     most = max(chain.answers_per_step)
     ratios = np.zeros((chain.num_steps, most, chain.num_steps, most))
-    for (earlier, later), own in counts.items():
+    for (known, asked), own in counts.items():
         shares = (own.sum(axis=0) + 1) / (own.sum() + own.shape[1])
         given = (own + _SMOOTHING * shares) / (own.sum(axis=1, keepdims=True) + _SMOOTHING)
-        ratios[earlier, : own.shape[0], later, : own.shape[1]] = np.log(given / shares)
+        ratios[known, : own.shape[0], asked, : own.shape[1]] = np.log(given / shares)
     return ratios
 
 
 def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[Any], npt.NDArray[np.float64]]:
     """Return naive Bayes without a picture: a function from given answers [..., step, answer] to log probabilities.
 
-    A step's log share of the training labels plus the log-ratios of the given earlier answers.
+    A step's log share of the training labels plus the log-ratios of the answers given to all other steps.
 
     Args:
       labels: [case, step] of training cases, negative where not annotated.
@@ -319,7 +319,9 @@ def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[An
     for step, number in enumerate(chain.answers_per_step):
         counts = np.bincount(labels[labels[:, step] >= 0, step], minlength=number) + 1
         prior[step, :number] = np.log(counts / counts.sum())
-    ratios = make_ratios(count_pairs(labels, chain), chain)
+    counts = count_pairs(labels, chain)
+    backwards = {(later, earlier): own.T for (earlier, later), own in counts.items()}
+    ratios = make_ratios({**counts, **backwards}, chain)
     return PairRatios(ratios, (1.0,) * chain.num_steps).follow(lambda given: np.broadcast_to(prior, given.shape))
 
 
