@@ -94,7 +94,7 @@ def _handle_records(options: argparse.Namespace, command: str) -> bool:
 
 def _agree_on_records(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.agreement import show_figure
-    from stepcot_jax.annotate.vqa.vqa_agreement import compare_records, show_agreement, write_record_agreement
+    from stepcot_jax.annotate.vqa.vqa_review import compare_records, show_agreement, write_record_agreement
     from stepcot_jax.host.outputs import writing_folder
 
     if len(options.annotators) != 2:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepcot_jax.conformance.golden import Golden, groups
-from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.convert.torch_reference import to_torch_networks
+from stepcot_jax.convert.authors import NETWORKS, to_torch_networks
 from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput, run_tool
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.convert.torch_reference import find_sizes, from_torch_networks
+from stepcot_jax.convert.authors import NETWORKS, find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line, shorten
 from stepcot_jax.host.untrusted import open_archive, read_limits

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     from stepcot_jax.constrain.asking_levels import REPLIES_NAME
     from stepcot_jax.constrain.results import PAGE_NAME, TABLE_NAMES
     from stepcot_jax.host.outputs import resuming_folder
-    from stepcot_jax.tables.constrained_models import FILE_NAME
+    from stepcot_jax.tables.published import FILE_NAME
 
     source = _open_cases(options)
     with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
@@ -60,7 +60,7 @@ def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "Ca
     from stepcot_jax.constrain.results import make_tables, summarise_levels, to_text, write_level_page
     from stepcot_jax.host.locks import lock_folder
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.tables.constrained_models import write_constrained
+    from stepcot_jax.tables.published import write_constrained
     from stepcot_jax.tables.writing import write_table
 
     cases, chain = _choose_cases(source, options), source.chain

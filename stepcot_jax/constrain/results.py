@@ -29,8 +29,8 @@ from stepcot_jax.report import figures
 from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.page import read_part
 from stepcot_jax.report.reply_page import ShownTable
-from stepcot_jax.tables.constrained_models import Constrained, Estimate, Level, Rates, digest_cases
-from stepcot_jax.tables.verdicts import CORRECTED, Evidence, decide
+from stepcot_jax.tables.comparison import CORRECTED, Evidence, decide
+from stepcot_jax.tables.published import Constrained, Estimate, Level, Rates, digest_cases
 from stepcot_jax.tables.writing import Column, Entry, Table, columns, show_entry
 
 FOLLOWED = ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_loose", "readable")

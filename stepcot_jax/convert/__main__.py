@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepcot_jax.convert.authors import NETWORKS, drop_ignored, group_by_network, to_jax_tensors, to_torch_tensors
 from stepcot_jax.convert.converted_workdir import SUFFIXES, check_destination, read_tensors, write_tensors
-from stepcot_jax.convert.named_tensors import drop_ignored, group_by_network, to_jax_tensors, to_torch_tensors
-from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.host.addresses import is_address, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.outputs import writing_file, writing_folder

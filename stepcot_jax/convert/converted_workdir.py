@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.convert import torch_reference
-from stepcot_jax.convert.torch_names import NETWORKS
+from stepcot_jax.convert import authors as torch_reference
+from stepcot_jax.convert.authors import NETWORKS
 from stepcot_jax.data.sources.csv_table import read_chain
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders import weights
@@ -24,8 +24,7 @@ from stepcot_jax.host.files import digest_file, make_new_folder, write_whole, wr
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.run.stored_reading import CONVERTED_FILE, write_reading
-from stepcot_jax.settings.run_settings import Settings, load_settings
-from stepcot_jax.settings.stored_settings import write_settings
+from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
 from stepcot_jax.systems.networks import init_params, make_networks
 from stepcot_jax.training.checkpoints import Checkpoints
 from stepcot_jax.training.state import Params, TrainState, flatten

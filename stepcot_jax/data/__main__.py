@@ -136,9 +136,8 @@ def _write_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.data.splits.making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
-    from stepcot_jax.data.statistics.count_pictures import write_pictures
-    from stepcot_jax.data.statistics.count_tables import write_tables
-    from stepcot_jax.data.statistics.counts import compute_statistics
+    from stepcot_jax.data.statistics.counts import compute_statistics, write_tables
+    from stepcot_jax.data.statistics.pictures import write_pictures
     from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.text import make_printable
 

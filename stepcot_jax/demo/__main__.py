@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.explain.saliency import Explainer
     from stepcot_jax.predict.policy_reader import load_reader
     from stepcot_jax.predict.trained_model import load_trained
-    from stepcot_jax.settings.stored_settings import is_policy_run
+    from stepcot_jax.settings.run_settings import is_policy_run
 
     checkpoint = find_workdir(options.checkpoint, "--checkpoint")
     policy = None if options.policy is None else find_workdir(options.policy, "--policy")

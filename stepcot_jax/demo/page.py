@@ -18,9 +18,8 @@ from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.pages import make_environment
 from stepcot_jax.host.text import escape_markdown
-from stepcot_jax.predict.asked_questions import list_questions
 from stepcot_jax.predict.corrections import follows_corrections
-from stepcot_jax.predict.policy_reader import Answered, PolicyReader
+from stepcot_jax.predict.policy_reader import Answered, PolicyReader, list_questions
 from stepcot_jax.predict.radiographs import read_pixels
 from stepcot_jax.reasoning.record import KINDS
 

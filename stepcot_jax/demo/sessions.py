@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from stepcot_jax.data.images.dicom_projection import Projection
+from stepcot_jax.data.images.dicom import Projection
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.explain.drawing import explain_pictures
 from stepcot_jax.explain.saliency import Explainer

@@ -1,19 +1,19 @@
 """From files of records and replies to a folder of results."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from stepcot_jax.annotate.llm.endpoint import Endpoint
-from stepcot_jax.annotate.llm.judge import Judge
+from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
 from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.grounded.reply_files import ReplyFile, as_text, name_models, read_replies
-from stepcot_jax.evaluate_replies.judging import judge_all_stages, judge_open_answers
 from stepcot_jax.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_shown, to_text
 from stepcot_jax.evaluate_replies.robustness import (
     describe_rounds,
@@ -25,21 +25,86 @@ from stepcot_jax.evaluate_replies.robustness import (
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
     BASELINE,
+    CHECKED_STAGES,
     ReplyScore,
     Results,
     ScoringSettings,
     encode,
+    read,
     score_all,
     summarise,
     to_json,
 )
+from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, write_whole, writing_whole
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.report.reply_page import picture_reader, write_page
+from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tables.writing import Table, write_table
+
+# Ask a language model to judge open answers and stages, as GEMeX-RMCoT and MEDSAGE do.
+
+
+_Score = TypeVar("_Score")
+
+
+def judge_open_answers(
+    records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings, judge: Judge
+) -> dict[str, Judged]:
+    """Rate the open answers that could be read, from 1 to 10; return the scores by record id."""
+    open_records = [record for record in records if record.kind == "open"]
+    return _ask(judge_answers, _exchange(open_records, replies, settings), judge)
+
+
+def judge_all_stages(
+    records: Sequence[VqaRecord],
+    replies: Mapping[str, str],
+    scores: Sequence[ReplyScore],
+    settings: ScoringSettings,
+    judge: Judge,
+) -> list[ReplyScore]:
+    """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts.
+
+    Without facts, the stages of a reply that could not be read, or is missing and counts, are worth 0.
+    """
+    exchanges = [exchange for exchange in _exchange(records, replies, settings) if exchange.stages]
+    asked = {exchange.id for exchange in exchanges}
+    rated = _ask(judge_stages, exchanges, judge)
+    unknown = {record.id for record in records if not record.facts}
+    labels = _ask(label_steps, [exchange for exchange in exchanges if exchange.id in unknown], judge)
+    values = {name: {label: LABEL_VALUES[text] for label, text in found.items()} for name, found in labels.items()}
+
+    def complete(score: ReplyScore) -> ReplyScore:
+        is_skipped = score.text is None and settings.missing == "skip"
+        is_worthless = score.id in unknown - asked and settings.dialect in CHECKED_STAGES and not is_skipped
+        nothing = dict.fromkeys(STAGE_NAMES, 0.0) if is_worthless else None
+        changes = {"rated_stages": rated.get(score.id), "stages": values.get(score.id, nothing)}
+        ordered = {name: tuple(each[stage] for stage in STAGE_NAMES) for name, each in changes.items() if each}
+        return dataclasses.replace(score, **ordered)  # type: ignore[arg-type]
+
+    return [complete(score) for score in scores]
+
+
+def _exchange(
+    records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings
+) -> Iterator[Exchange]:
+    """Yield the replies whose answer could be read as `settings` has them read."""
+    for record in records:
+        reply = read(replies.get(record.id, ""), settings)
+        if reply.answer is None or (settings.reading == "strict" and not reply.is_well_formed):
+            continue
+        yield make_exchange(record, reply)
+
+
+def _ask(
+    ask: Callable[[Sequence[Exchange], Judge], list[_Score | None]], exchanges: Iterable[Exchange], judge: Judge
+) -> dict[str, _Score]:
+    asked = list(exchanges)
+    found = zip(asked, ask(asked, judge) if asked else [], strict=True)
+    return {exchange.id: score for exchange, score in found if score is not None}
 
 
 def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[VqaRecord]) -> str:

@@ -319,9 +319,9 @@ def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[An
     for step, number in enumerate(chain.answers_per_step):
         counts = np.bincount(labels[labels[:, step] >= 0, step], minlength=number) + 1
         prior[step, :number] = np.log(counts / counts.sum())
-    counts = count_pairs(labels, chain)
-    backwards = {(later, earlier): own.T for (earlier, later), own in counts.items()}
-    ratios = make_ratios({**counts, **backwards}, chain)
+    forwards = count_pairs(labels, chain)
+    backwards = {(later, earlier): own.T for (earlier, later), own in forwards.items()}
+    ratios = make_ratios({**forwards, **backwards}, chain)
     return PairRatios(ratios, (1.0,) * chain.num_steps).follow(lambda given: np.broadcast_to(prior, given.shape))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 
 CHECKED_FACTS: Mapping[str, tuple[str, ...]] = {
     "localisation": ("side", "zone"),

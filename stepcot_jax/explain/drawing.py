@@ -12,9 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.images.dicom_projection import Projection
-from stepcot_jax.explain.geometry import change_a_step, describe_change, smooth, spread
+from stepcot_jax.data.images.dicom import Projection
 from stepcot_jax.explain.saliency import PREDICTED, Explainer, Explanation
+from stepcot_jax.explain.scoring import change_a_step, describe_change, smooth, spread
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text

@@ -83,7 +83,7 @@ def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...]
     """Write the export that the flags name; return its report."""
     from stepcot_jax.export.folder import export_model
     from stepcot_jax.export.policy_folder import export_policy
-    from stepcot_jax.settings.stored_settings import is_policy_run
+    from stepcot_jax.settings.run_settings import is_policy_run
 
     if is_policy_run(flags.checkpoint):
         if names is not None or flags.torch_names or flags.format != "stablehlo":

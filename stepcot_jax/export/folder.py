@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 
 from stepcot_jax import __version__
-from stepcot_jax.convert.torch_reference import to_torch_networks
+from stepcot_jax.convert.authors import to_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.export import exported_files, exported_models, exported_programs, loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried

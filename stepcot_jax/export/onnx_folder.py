@@ -29,7 +29,7 @@ from stepcot_jax.export.folder import (
 )
 from stepcot_jax.export.instructions import RESIZE
 from stepcot_jax.export.model_card import require_readable, write_front_matter, write_model_card
-from stepcot_jax.export.onnx_tracing import OPSET, trace_to_onnx
+from stepcot_jax.export.onnx_converter import OPSET, trace_to_onnx
 from stepcot_jax.export.program import Program, make_gate_program, make_program
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host.errors import BadInput

@@ -9,7 +9,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.hub import download_folder, is_hub_address, pin_address
 from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.predict import image_reader
-from stepcot_jax.settings.stored_settings import is_policy_run
+from stepcot_jax.settings.run_settings import is_policy_run
 from stepcot_jax.training.exported_weights import MANIFEST_FILE, READ_SUFFIXES, SUMS_FILE, is_export
 
 _LOADED = ("*.safetensors", SUMS_FILE, *(f"*{suffix}" for suffix in READ_SUFFIXES))
@@ -43,9 +43,7 @@ def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_siz
         return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs)
     if batch_size != 1 or pairs:
         raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")
-    from stepcot_jax.predict.policy_reader import (
-        load_reader,  # a third of a second, which readers of steps need not wait for
-    )
+    from stepcot_jax.predict.policy_reader import load_reader
 
     return load_reader(workdir, phase=model)
 

@@ -20,8 +20,7 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.settings.run_settings import PhantomSettings, Settings
-from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.settings.run_settings import PhantomSettings, Settings, read_settings
 
 _PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
 _NUM_SHOWN = 80

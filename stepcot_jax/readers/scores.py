@@ -17,8 +17,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.readers.agreements import LEVEL, Agreement, Answers, compare_signs, measure_agreements
 from stepcot_jax.readers.forms import FilledForm, Key
-from stepcot_jax.tables.published_figures import READER_ACCURACY, READER_F1, READER_SENSITIVITY
-from stepcot_jax.tables.verdicts import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
+from stepcot_jax.tables.comparison import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
+from stepcot_jax.tables.published import READER_ACCURACY, READER_F1, READER_SENSITIVITY
 from stepcot_jax.tables.writing import Entry, Figure, Table, columns, write_table
 
 ALL_READERS = "readers"

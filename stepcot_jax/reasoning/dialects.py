@@ -20,7 +20,7 @@ from stepcot_jax.reasoning.gemex_replies import read_gemex, read_gemex_plain, wr
 from stepcot_jax.reasoning.lvkc_replies import read_lvkc, read_lvkc_released, write_lvkc, write_lvkc_released
 from stepcot_jax.reasoning.medclm_replies import read_medclm, write_medclm
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 
 
 class _Dialect(NamedTuple):

@@ -11,9 +11,12 @@ Grammar of "gemex_plain":
 """
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.markup import (
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.replies import (
     IN_ROUND_BRACKETS,
     MOST_BOXES,
+    Region,
+    Reply,
     check_text,
     find_named_boxes,
     read_boxes,
@@ -23,8 +26,6 @@ from stepcot_jax.reasoning.markup import (
     write_answer,
     write_boxes,
 )
-from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
 
 _MARKS = ("think", "/think", "response", "answer", "/answer", "location", "/location", "/response")
 _LOCATED = ("ref", "box")

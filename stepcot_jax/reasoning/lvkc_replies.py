@@ -18,9 +18,17 @@ import msgspec
 
 from stepcot_jax.boxes import GRID_1000, Corners
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.markup import LARGEST, MOST_BOXES, check_text, read_parts, write_answer, write_boxes
 from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.replies import (
+    LARGEST,
+    MOST_BOXES,
+    Region,
+    Reply,
+    check_text,
+    read_parts,
+    write_answer,
+    write_boxes,
+)
 
 _STAGE_TAGS = dict(zip(("LOC", "VISUAL", "KNOWLEDGE", "CON"), STAGE_NAMES, strict=True))
 _RELEASED_TAGS = dict(zip(("LOC", "VIS", "KNO", "CON"), STAGE_NAMES, strict=True))

@@ -17,18 +17,19 @@ import re
 from stepcot_jax.boxes import UNIT_SQUARE
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.markup import (
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.replies import (
     BOX,
     BOX_AFTER_NAME,
     IN_ROUND_BRACKETS,
     MOST_BOXES,
+    Region,
+    Reply,
     corners_of,
     find_named_boxes,
     write_answer,
     write_boxes,
 )
-from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
 
 _HEADS = re.compile(r"^(Reasoning|Answer):", re.MULTILINE)
 _LISTS = re.compile(r"\[([^\[\]]*)\]")

@@ -44,8 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.outputs import writing_file
     from stepcot_jax.host.store_cache import find_workdir
-    from stepcot_jax.settings.run_settings import POLICY_JOBS
-    from stepcot_jax.settings.stored_settings import read_settings
+    from stepcot_jax.settings.run_settings import POLICY_JOBS, read_settings
 
     source = options.workdir
     beside = f"{source.rstrip('/')}/{_PAGE}" if is_address(source) else pathlib.Path(source, _PAGE)

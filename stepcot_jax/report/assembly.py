@@ -1,23 +1,219 @@
 """Assemble the sections of a run's page."""
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+from jaxtyping import Float, Int
 from markupsafe import Markup
 
+from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstrap_difference, is_difference
 from stepcot_jax.evaluation.predictions import ModelMetrics, evaluate
 from stepcot_jax.evaluation.resamples import count_patients
 from stepcot_jax.evaluation.summary import MIN_PATIENTS
+from stepcot_jax.features.trained_input import trained_preprocessing
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.report.case_gathering import Gathered, gather
-from stepcot_jax.report.correction_view import write_corrections
+from stepcot_jax.predict.asking import find_next_steps
+from stepcot_jax.predict.corrections import takes_answers
+from stepcot_jax.predict.programs import Reader
+from stepcot_jax.predict.radiographs import to_input
+from stepcot_jax.predict.trained_model import Trained, load_trained
+from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.figures import write_curves
 from stepcot_jax.report.finished_run import FinishedRun
-from stepcot_jax.report.operating_view import write_operating_section
 from stepcot_jax.report.page import Section, render, write_page
-from stepcot_jax.report.page_cases import write_cases
-from stepcot_jax.report.settings_view import write_settings
-from stepcot_jax.report.trust import Plausibility, write_calibration_section
+from stepcot_jax.report.page_cases import FoundCase, ShownCase, find_cases, write_cases
+from stepcot_jax.report.sections import (
+    Corrections,
+    Plausibility,
+    read_corrections,
+    write_calibration_section,
+    write_corrections,
+    write_operating_section,
+    write_settings,
+)
+
+# Gather the cases of a run's page: pictures and reports from its data, maps and corrections from its networks.
+
+
+NUM_CORRECTED = 32
+"""Cases that the teacher reads again with answers given: each is read once a step."""
+
+_BATCH_SIZE = 8
+_MAP_NOTE = (
+    "A map shows which parts of the picture support the answer, from its lowest value (clear) to its highest (bright); "
+    "it does not show that the network looks where a radiologist would."
+)
+
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """The cases of a page.
+
+    Attributes:
+      corrections: of the teacher; None if it cannot be corrected.
+      notes: on the cases, one sentence each.
+      correction_note: why there are no corrections, or of which cases they are.
+    """
+
+    cases: Sequence[ShownCase]
+    corrections: Corrections | None
+    notes: Sequence[str]
+    correction_note: str
+
+
+def gather(
+    run: FinishedRun,
+    *,
+    model: str,
+    num_cases: int,
+    broken_rules: Callable[[Int[np.ndarray, "case step"]], Sequence[str]],
+    with_data: bool,
+    with_maps: bool,
+    progress: Progress,
+) -> Gathered:
+    """Gather the cases of a page.
+
+    Args:
+      num_cases: most cases to show; where the split has more, they are drawn at random.
+      broken_rules: from answers [case, step] to the rule that each case breaks, "" for none.
+    """
+    predictions = run.split.predictions
+    places = draw_places(len(predictions.index), num_cases)
+    which = f"{len(places)} of {len(predictions.index)} test cases, drawn at random"
+    if len(places) == len(predictions.index):
+        which = f"All {len(places)} test cases"
+    notes = [f"{which}, with the answers of the {model}."]
+    own = zip(np.moveaxis(predictions.logits[model][places], 1, 0), run.chain.answers_per_step, strict=True)
+    answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in own], axis=1).astype(np.int32)
+    broken = broken_rules(answers)
+    if not with_data:
+        notes.append("Pictures, reports and maps were left out.")
+        cases = _show(run, places, model, None, [None] * len(places), broken)
+        return Gathered(cases, None, notes, "There are none: they need the data of the run, which were left out.")
+    trained = None if _why_unread(run) else load_trained(run.workdir)
+    found = _find(run, places, trained, progress)
+    maps: Sequence[Any] = [None] * len(found)
+    note = "Maps were left out."
+    if with_maps and trained is None:
+        note = f"There are no maps: {_why_unread(run)}."
+    elif with_maps and trained is not None:
+        maps, note = _make_maps(trained, found, model, answers, progress), _MAP_NOTE
+    corrections, correction_note = _correct(run, trained, found, places, progress)
+    cases = _show(run, places, model, found, maps, broken)
+    return Gathered(cases, corrections, [*notes, note], correction_note)
+
+
+def draw_places(num_cases: int, num_shown: int) -> list[int]:
+    """Return the places of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
+    if num_shown >= num_cases:
+        return list(range(num_cases))
+    return sorted(np.random.default_rng(0).choice(num_cases, num_shown, replace=False).tolist())
+
+
+def _why_unread(run: FinishedRun) -> str:
+    """Return why the networks cannot read images again; "" if they can."""
+    if run.settings.image_encoder.name == "imported":
+        return "this run's image features were imported, so that its networks cannot read pictures"
+    reads = run.settings.job in ("teacher", "distill", "chain_grpo")
+    return "" if reads else f"a {run.settings.job} does not read step by step"
+
+
+def _find(run: FinishedRun, places: list[int], trained: Trained | None, progress: Progress) -> list[FoundCase]:
+    preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
+    try:
+        return find_cases(
+            run.settings,
+            image_paths=run.split.facts["image_path"][places].tolist(),
+            labels=run.split.predictions.labels[places],
+            preprocessing=preprocessing,
+            progress=progress,
+        )
+    except BadInput as error:
+        raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
+
+
+def _make_maps(
+    trained: Trained, found: Sequence[FoundCase], model: str, answers: Int[np.ndarray, "case step"], progress: Progress
+) -> list[Float[np.ndarray, "step row column"]]:
+    """Return the maps of each case."""
+    from stepcot_jax.explain.saliency import Explainer
+
+    try:
+        explainer = Explainer(trained, model=model, batch_size=_BATCH_SIZE)
+    except BadInput as error:
+        raise BadInput(f"{error}; --without-maps writes the page without maps") from None
+    maps: list[Float[np.ndarray, "step row column"]] = []
+    for start in progress(range(0, len(found), _BATCH_SIZE), "making maps (batches)"):
+        images = _to_input(found[start : start + _BATCH_SIZE], trained.preprocessing)
+        maps.extend(explainer.explain(images, labels=answers[start : start + _BATCH_SIZE]).maps)
+    return maps
+
+
+def _correct(
+    run: FinishedRun, trained: Trained | None, found: Sequence[FoundCase], places: list[int], progress: Progress
+) -> tuple[Corrections | None, str]:
+    """Return the teacher's answers with earlier answers given, and a note on the cases or on why there are none."""
+    if trained is None:
+        return None, f"There are none: {_why_unread(run)}."
+    if "teacher" not in trained.params:
+        return None, "There are none: this section is of a teacher, and this run has none."
+    if not takes_answers(trained, model="teacher"):
+        return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
+    num_corrected = min(NUM_CORRECTED, len(found))
+    images = _to_input(found[:num_corrected], trained.preprocessing)
+    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
+    bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))
+
+    def read(given: Int[np.ndarray, "case step"]) -> Float[np.ndarray, "case step answer"]:
+        next(bar, None)
+        return reader.read(images, given.astype(np.int32)).probabilities
+
+    truth = run.split.predictions.labels[places[:num_corrected]]
+    names = [each.case.image_path for each in found[:num_corrected]]
+    nothing = np.zeros((*truth.shape, max(run.chain.answers_per_step)), np.float32)
+    costs = run.settings.evaluation.step_costs
+    asked = find_next_steps(reader.given_reader(images), nothing, run.chain, costs=costs)
+    corrections = read_corrections(read, truth=truth, names=names, asked=asked)
+    for _ in bar:  # ends the bar
+        pass
+    return corrections, f"The first {num_corrected} cases of this page, read by the teacher."
+
+
+def _to_input(found: Sequence[FoundCase], preprocessing: Preprocessing) -> Float[np.ndarray, "case size size 3"]:
+    return to_input([each.pixels for each in found], preprocessing)
+
+
+def _show(
+    run: FinishedRun,
+    places: list[int],
+    model: str,
+    found: Sequence[FoundCase] | None,
+    maps: Sequence[Any],
+    broken: Sequence[str],
+) -> list[ShownCase]:
+    facts, labels = run.split.facts, run.split.predictions.labels
+    probabilities, sets = run.probabilities(model), run.answer_sets(model)
+    return [
+        ShownCase(
+            name=str(facts["image_path"][place]),
+            about=", ".join(str(facts[key][place]) for key in ("origin", "view") if facts[key][place]),
+            picture=None if found is None else write_picture(found[number].pixels),
+            report="" if found is None else found[number].case.report,
+            truth=labels[place],
+            probabilities=probabilities[place],
+            sets=None if sets is None else sets[place],
+            inconsistent=broken[number],
+            maps=maps[number],
+        )
+        for number, place in enumerate(places)
+    ]
+
 
 _LEVEL = 0.95
 

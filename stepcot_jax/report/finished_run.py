@@ -17,8 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, read_reading
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_REPORT_BYTES = 64 * 2**20

@@ -23,10 +23,9 @@ from stepcot_jax.report.figures import draw_lines, find_lines
 from stepcot_jax.report.finished_run import Entry, read_metrics
 from stepcot_jax.report.page import Section
 from stepcot_jax.report.reply_page import ShownTable, write_page
-from stepcot_jax.report.settings_view import write_settings
+from stepcot_jax.report.sections import write_settings
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _PHASES = ("sft", "grpo")

@@ -9,8 +9,7 @@ from typing import Literal, get_args
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Reply
-from stepcot_jax.reasoning.written_answers import read_answer
+from stepcot_jax.reasoning.replies import Reply, read_answer
 
 MultiChoice = Literal["exact", "jaccard"]
 OpenAnswer = Literal["judge", "exact", "equal", "token_f1"]

@@ -2,7 +2,7 @@
 
 from stepcot_jax.boxes import EmptyBoxes, Matching, UnequalCounts, mean_iou
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import IllFormed, check_choice
 
 LEAST_IOU = 0.75

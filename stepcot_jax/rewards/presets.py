@@ -8,7 +8,7 @@ from typing import Literal
 from stepcot_jax.boxes import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import (
     ChoiceReading,
     IllFormed,

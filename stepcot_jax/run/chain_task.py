@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,13 +13,12 @@ import numpy as np
 
 from stepcot_jax.data.batches import batches_per_epoch
 from stepcot_jax.data.dataset import Dataset, write_account
-from stepcot_jax.evaluation.gate import Gate, write_gates
+from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.features.inputs import load_inputs
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.feed import Feed
-from stepcot_jax.run.gate_fitting import fit_gates
 from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
 from stepcot_jax.run.start import read_warm_start, refuse_seen_cases
@@ -28,6 +27,7 @@ from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.run.training_data import describe_cases
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.grpo import REFERENCE
+from stepcot_jax.systems.networks import Networks, read_moments
 from stepcot_jax.systems.registry import make_system
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import saved_steps
@@ -35,6 +35,43 @@ from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream
+
+# Fit the gate of each network at the end of a run, on features of its training and validation images.
+
+
+NUM_IMAGES = 2000
+"""Most images of a split that a gate is fitted on."""
+
+
+def fit_gates(
+    feed: Feed, networks: Networks, names: Sequence[str], params_of: Callable[[str], Any], *, false_alarms: float
+) -> dict[str, Gate]:
+    """Return the gate of each network; none where the validation images are too few for its limit.
+
+    Args:
+      names: of the networks; each has an encoder of its own best update, unless the encoder is frozen.
+    """
+    gates: dict[str, Gate | None] = {}
+    for name in reversed(names):  # the last was restored last
+        if networks.image_encoder is None and gates:
+            gates[name] = next(iter(gates.values()))
+            continue
+        params = jax.device_get(params_of(name)) if networks.image_encoder is not None else {}
+        features = {split: _read_split(feed, networks, params, split) for split in ("train", "val")}
+        gates[name] = fit_gate(features["train"], features["val"], false_alarms=false_alarms)
+    return {name: gate for name in names if (gate := gates[name]) is not None}
+
+
+def _read_split(feed: Feed, networks: Networks, params: Any, split: str) -> np.ndarray:
+    own = {name: params[name] for name in ("image_encoder",) if name in params}
+    parts, size = [], 0
+    for batch in feed.sample_batches(split, NUM_IMAGES):
+        name = "images" if "images" in batch else "image_features"
+        rows = batch[name]
+        num_rows, size = len(rows), max(size, len(rows))  # the last batch is padded to the others' size
+        rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
+        parts.append(np.asarray(read_moments(own, {name: rows}, networks=networks))[:num_rows])
+    return np.concatenate(parts)
 
 
 class ChainTask(Task):

@@ -1,37 +1,262 @@
 """The task of reasoning records: a policy that is fine-tuned on them and optimised for rewards."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
+from PIL import Image
 
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, DrawnBox, draw_named_boxes
 from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, as_columns, score_text
+from stepcot_jax.evaluation.replies import (
+    BASELINE,
+    ReplyScore,
+    Results,
+    ScoringSettings,
+    as_columns,
+    encode,
+    score_text,
+    summarise,
+    to_json,
+)
 from stepcot_jax.evaluation.resamples import count_once
-from stepcot_jax.evaluation.vqa_metrics import prepare_figures
+from stepcot_jax.evaluation.vqa_metrics import Key, prepare_figures
 from stepcot_jax.features.patch_input import load_patch_input
-from stepcot_jax.host.files import read_file
+from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.policies.qwen_setup import find_qwen
-from stepcot_jax.policies.sampling import reply_in_batches
+from stepcot_jax.policies.policy import choose_policy, normalise
+from stepcot_jax.policies.qwen_setup import QwenSource, find_qwen
+from stepcot_jax.policies.sampling import Sampling, reply_in_batches
+from stepcot_jax.reasoning.record import KINDS, VqaRecord
 from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_data import load_policy_data
-from stepcot_jax.run.policy_making import make_policy_system
-from stepcot_jax.run.policy_results import EXAMPLES_FOLDER, Answered, write_examples, write_policy_results
-from stepcot_jax.run.start import naming_start, read_policy_start
+from stepcot_jax.run.policy_tokens import TokenizedRecords
+from stepcot_jax.run.results import REPORT
+from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.run.start import given_start, naming_start, read_policy_start, smooth_start
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
+from stepcot_jax.systems.policy_system import PolicySystem, make_rollouts
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.stored_policy import StoredPolicy
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
+
+# The system of the jobs "sft" and "grpo", from the settings, the records and what a run starts from.
+
+
+def make_policy_system(
+    settings: Settings,
+    *,
+    dataset: VqaDataset,
+    tokens: TokenizedRecords,
+    num_rows: int,
+    staged: StagedRows | None,
+    start: StoredPolicy | None,
+    source: QwenSource | None,
+    devices: Devices,
+    workdir: pathlib.Path,
+) -> PolicySystem:
+    """Return the policy with its phases, and with the rollouts of the job "grpo"."""
+    tokenizer, lengths = tokens.tokenizer, tokens.lengths
+    policy = choose_policy(settings, tokenizer, source, mesh=devices.named_mesh)
+    prepare = functools.partial(normalise, settings=settings)
+    rollouts = None
+    if settings.job == "grpo":
+        rollouts = make_rollouts(
+            settings,
+            policy=policy,
+            normalise=prepare,
+            tokenizer=tokenizer,
+            records=dataset.records,
+            devices=devices,
+            workdir=workdir,
+            longest=lengths.reply_length,
+            longest_check=tokens.longest_check,
+        )
+    num_train = len(dataset.splits["train"])
+    return PolicySystem(
+        settings,
+        policy,
+        prepare,
+        Sampling(longest=lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True),
+        sft_updates=max(num_rows // settings.sft.batch_size, 1),
+        grpo_updates=settings.grpo.updates_per_epoch or max(num_train // settings.grpo.batch_size, 1),
+        rollouts=rollouts,
+        staged=staged,
+        start=given_start(policy, start, source),
+        begin=smooth_start(policy, tokenizer, largest=lengths.largest_coordinate),
+    )
+
+
+# Results of a policy's run: replies, figures with intervals beside the baseline, and examples with boxes drawn.
+
+
+REPLIES_FOLDER = "replies"
+EXAMPLES_FOLDER = "examples"
+STATISTICS_FILE = "statistics.json"
+
+_NUM_EXAMPLES = 12
+_TILE = 256  # pixels
+_SHOWN: tuple[tuple[str, Key], ...] = (
+    ("A", ("a_score", "mean")),
+    *((f"A {kind}", ("a_score", kind)) for kind in KINDS),
+    ("V", ("v_score", "all")),
+    ("V findings", ("v_score", "findings")),
+    ("V regions", ("v_score", "regions")),
+    ("passed", ("grounding", "all")),
+    ("well formed", ("format", "all")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Questions with replies."""
+
+    records: Sequence[VqaRecord]
+    texts: Sequence[str]
+    scores: Sequence[ReplyScore]
+
+
+def write_policy_results(
+    workdir: pathlib.Path,
+    answered: Mapping[str, Answered],
+    *,
+    train: Sequence[VqaRecord],
+    scoring: ScoringSettings,
+    outcome: Outcome,
+    num_resamples: int,
+    end_of_sft: int = 0,
+) -> dict[str, Any]:
+    """Write the test replies of each phase, `statistics.json` and `report.json`, print the figures, return the report.
+
+    Args:
+      end_of_sft: last update of fine-tuning, from whose weights GRPO began; 0 if this run had not both phases.
+    """
+    for phase, found in answered.items():
+        write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", found)
+    records = next(iter(answered.values())).records
+    baseline, remark = score_baseline([*train, *records], records, scoring)
+    results = summarise(
+        records,
+        {phase: found.scores for phase, found in answered.items()},
+        scoring,
+        baseline=baseline,
+        num_resamples=max(num_resamples, 1),
+        notes=[remark],
+    )
+    write_whole(workdir / STATISTICS_FILE, encode(to_json(results)))
+    notes = [_note_start(outcome.best["sft"].step, end_of_sft)] if end_of_sft and "sft" in outcome.best else []
+    notes = [note for note in notes if note]
+    report = {
+        "num_questions": results.num_records,
+        "num_patients": results.num_patients,
+        "wall_seconds": outcome.seconds(),
+        "best": {name: {"step": best.step, "validation_score": best.score} for name, best in outcome.best.items()},
+        "baseline": _figures(results, BASELINE),
+        "test": {phase: _figures(results, phase) for phase in answered},
+        "notes": notes,
+    }
+    write_whole(workdir / REPORT, msgspec.json.format(encode(report), indent=2) + b"\n")
+    print("\n".join(describe_results(results, with_intervals=num_resamples > 0) + notes))
+    print(f"\n{report['wall_seconds']:.0f} s; written to {workdir / REPORT}")
+    return report
+
+
+def _note_start(best: int, end_of_sft: int) -> str:
+    """Return what to know of "GRPO less SFT" if the row of SFT is not where GRPO began; "" if it is."""
+    if best == end_of_sft:
+        return ""
+    return (
+        f"GRPO began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update {best}): "
+        "a part of GRPO less SFT is fine-tuning."
+    )
+
+
+def _figures(results: Results, row: str) -> dict[str, float]:
+    figures = results.figures[row]
+    return {name.replace(" ", "_"): figures[key].value for name, key in _SHOWN if key in figures}
+
+
+def describe_results(results: Results, *, with_intervals: bool = True) -> list[str]:
+    """Return the figures of every row in %, and what GRPO changed, as lines of text."""
+    names = [name for name, key in _SHOWN if any(key in row for row in results.figures.values())]
+    width = max(map(len, results.figures))
+    lines = [f"{'test split, %':{width}}  " + "  ".join(f"{name:>11}" for name in names)]
+    keys = dict(_SHOWN)
+    for row, figures in results.figures.items():
+        cells = [f"{100 * figures[keys[name]].value:11.1f}" if keys[name] in figures else " " * 11 for name in names]
+        lines.append(f"{row:{width}}  " + "  ".join(cells))
+    for row, figures in results.differences.items() if with_intervals else ():
+        if row == BASELINE:
+            continue
+        shown = [
+            f"{name} {100 * found.value:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+            for name in ("A", "V", "V findings")
+            if (found := figures.get(keys[name])) is not None
+        ]
+        lines.append(f"{row} less {next(iter(results.counts.keys() - {BASELINE, row}), 'sft')}: " + ", ".join(shown))
+    return lines
+
+
+def write_replies(path: pathlib.Path, answered: Answered) -> None:
+    """Write replies as JSON lines with `id` and `reply`, as `evaluate_replies` reads them, atomically."""
+    path.parent.mkdir(exist_ok=True)
+    with writing_whole(path) as file:
+        for record, text in zip(answered.records, answered.texts, strict=True):
+            file.write(msgspec.json.encode({"id": record.id, "reply": text}) + b"\n")
+
+
+def write_examples(
+    workdir: pathlib.Path, answered: Answered, *, step: int, load_image: Callable[[VqaRecord], np.ndarray]
+) -> None:
+    """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes drawn.
+
+    In the picture each pair shows the true boxes on the left and those of the reply on the right.
+
+    Args:
+      load_image: record -> uint8 [height, width, 3].
+    """
+    folder = workdir / EXAMPLES_FOLDER
+    folder.mkdir(exist_ok=True)
+    number = len(answered.records)
+    chosen = np.unique(np.linspace(0, number - 1, min(_NUM_EXAMPLES, number)).astype(int)).tolist()
+    lines, tiles = [], []
+    for place in chosen:
+        record, score = answered.records[place], answered.scores[place]
+        lines.append(
+            {
+                "id": record.id,
+                "question": record.question,
+                "choices": record.choices,
+                "answer": record.answer,
+                "reply": answered.texts[place],
+                "a_score": score.a_score,
+                "v_score": score.v_score,
+            }
+        )
+        pixels = load_image(record)
+        true = [DrawnBox(each.box, each.label, TRUE) for each in record.references]
+        told = [DrawnBox(each.box, each.name, PREDICTED) for each in score.boxes]
+        drawn = (draw_named_boxes(pixels, boxes, least_side=_TILE) for boxes in (true, told))
+        tiles += [Image.fromarray(tile) for tile in drawn]
+    write_whole(folder / f"{step:06}.jsonl", b"".join(encode(line) for line in lines))
+    sheet = Image.new("RGB", (4 * tiles[0].width, -(-len(tiles) // 4) * tiles[0].height))
+    for place, tile in enumerate(tiles):
+        sheet.paste(tile, (place % 4 * tile.width, place // 4 * tile.height))
+    sheet.save(folder / f"{step:06}.png")
+
 
 _MOST_EXAMPLE_BYTES = 2**26
 

@@ -13,8 +13,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.run.more_epochs import Raised, epochs_keys, find_raised
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.stored_settings import changed_keys, read_settings
+from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
 from stepcot_jax.training.checkpoints import saved_steps
 
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}

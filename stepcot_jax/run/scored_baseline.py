@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stepcot_jax.data.grounded.baselines import fit_baseline
 from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, score_reply
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.replies import Region, Reply
 
 
 def score_baseline(

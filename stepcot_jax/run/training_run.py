@@ -17,11 +17,9 @@ from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.more_epochs import describe_longer, remove_results
 from stepcot_jax.run.places import check_judge, make_place
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
-from stepcot_jax.run.task import Outcome
-from stepcot_jax.run.task_registry import make_task
-from stepcot_jax.settings.run_settings import Settings, load_settings
+from stepcot_jax.run.task import Outcome, Task
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, load_settings, write_settings
 from stepcot_jax.settings.sections import ParallelSettings
-from stepcot_jax.settings.stored_settings import write_settings
 from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
 from stepcot_jax.training.devices import Devices, MeshDevices
 from stepcot_jax.training.log import MetricsLog
@@ -30,6 +28,19 @@ from stepcot_jax.training.loop import Compiled, Loop, Plan, Profiler
 from stepcot_jax.training.processes import Preemption, is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
 from stepcot_jax.training.system import Batch, Phase, System
+
+# The task of each `config.job`.
+
+
+def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> Task:
+    """Load what the settings say to train on."""
+    if settings.job in POLICY_JOBS:  # imported here: each kind of job needs the libraries of its own data
+        from stepcot_jax.run.policy_task import PolicyTask
+
+        return PolicyTask(settings, workdir=workdir, devices=devices, terminal=terminal)
+    from stepcot_jax.run.chain_task import ChainTask
+
+    return ChainTask(settings, workdir=workdir, devices=devices, terminal=terminal)
 
 
 class Run:

@@ -21,14 +21,14 @@ from stepcot_jax.losses.policy_gradient import (
     self_check_loss,
 )
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.policies.policy_choice import AnyPolicy, policy_params
+from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
-from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings, SelfCheckSettings
+from stepcot_jax.settings.sections import GrpoSettings, RewardsSettings, SelfCheckSettings
 from stepcot_jax.systems.judged_rewards import JudgedRewards
 from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise

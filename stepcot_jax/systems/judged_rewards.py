@@ -9,9 +9,9 @@ from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge, make_exchange, open_answer_session
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import IllFormed, Judged
-from stepcot_jax.settings.policy_sections import RewardsSettings
+from stepcot_jax.settings.sections import RewardsSettings
 from stepcot_jax.training.processes import any_process, wait_for_all
 
 LEDGER_FOLDER = "judge"

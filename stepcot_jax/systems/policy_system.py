@@ -1,6 +1,7 @@
 """A policy over replies: fine-tuned on records, then optimised for rewards against its frozen start."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,15 +10,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from stepcot_jax.policies.policy_choice import AnyPolicy, copy_frozen, policy_params, split_parts
+from stepcot_jax.policies.policy import AnyPolicy, copy_frozen, policy_params, split_parts
 from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-from stepcot_jax.settings.policy_sections import GrpoSettings, SftSettings
+from stepcot_jax.policies.tokenizers import Tokenizer
+from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.sections import GrpoSettings, SftSettings
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import CURRICULUM, CurriculumState, StagedRows, StagedSftUpdate
-from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts, make_reward_settings
+from stepcot_jax.systems.judged_rewards import JudgedRewards, make_judge
+from stepcot_jax.systems.self_check import SelfCheck
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
+from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given
 from stepcot_jax.training.system import Phase, Stream, System
@@ -201,3 +207,50 @@ def grpo_schedule(settings: GrpoSettings, updates_per_epoch: int) -> Schedule:
     if settings.schedule == "cosine":
         return optax.cosine_decay_schedule(settings.learning_rate, total)
     return optax.constant_schedule(settings.learning_rate)
+
+
+# The rollouts of a run from its settings, with the judge and the self-check that they ask for.
+
+
+def make_rollouts(
+    settings: Settings,
+    *,
+    policy: AnyPolicy,
+    normalise: Normalise,
+    tokenizer: Tokenizer,
+    records: Sequence[VqaRecord],
+    devices: Devices,
+    workdir: pathlib.Path,
+    longest: int,
+    longest_check: int,
+) -> Rollouts:
+    """Return the host part of GRPO's updates."""
+    judge = self_check = None
+    if settings.rewards.open_answer == "judge":
+        judge = JudgedRewards(make_judge(settings.rewards, workdir), ill_formed=settings.rewards.ill_formed)
+    if settings.self_check.enabled:
+        self_check = SelfCheck(
+            policy=policy,
+            normalise=normalise,
+            tokenizer=tokenizer,
+            devices=devices,
+            settings=settings.self_check,
+            group_size=settings.grpo.group_size,
+            temperature=settings.grpo.temperature,
+            longest=longest,
+            longest_check=longest_check,
+        )
+    return Rollouts(
+        policy=policy,
+        normalise=normalise,
+        tokenizer=tokenizer,
+        dialect=settings.vqa.dialect,
+        with_thinking=settings.vqa.with_thinking,
+        records=records,
+        devices=devices,
+        settings=settings.grpo,
+        rewards=make_reward_settings(settings.rewards),
+        longest=longest,
+        self_check=self_check,
+        judge=judge,
+    )

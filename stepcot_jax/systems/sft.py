@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
-from stepcot_jax.policies.policy_choice import AnyPolicy, policy_params
+from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.records import EncodedRecord, lay_out_pack, pack_records, stack_rows
-from stepcot_jax.settings.policy_sections import SftSettings
+from stepcot_jax.settings.sections import SftSettings
 from stepcot_jax.training.devices import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients

@@ -14,20 +14,19 @@ from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_en
 from stepcot_jax.features.patch_input import PatchInput, load_patch_input, make_patch_input
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.policies.policy_choice import (
+from stepcot_jax.policies.policy import (
     AnyPolicy,
     choose_policy,
+    normalise,
     policy_params,
     read_source,
     read_tokenizer,
     split_parts,
 )
 from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
-from stepcot_jax.policies.policy_network import normalise
 from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.qwen_setup import QwenSource
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
-from stepcot_jax.settings.stored_settings import read_run_settings
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_run_settings
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,

@@ -134,8 +134,8 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tables.cells import Cells
-    from stepcot_jax.tables.constrained_models import read_constrained
     from stepcot_jax.tables.plan import Plan
+    from stepcot_jax.tables.published import read_constrained
 
     holds = "what constrain wrote"
     folders = [find_files(each, "--constrained", holds=holds, may_be_file=True) for each in values.constrained]

@@ -25,8 +25,7 @@ from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.results import with_facts
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.systems.networks import Networks, encode_images, make_networks
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params

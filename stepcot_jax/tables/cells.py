@@ -25,8 +25,7 @@ from stepcot_jax.host.stores import StoreFolder, is_store_address
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.places import Place, make_place
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, load_settings
-from stepcot_jax.settings.stored_settings import MAY_CHANGE
+from stepcot_jax.settings.run_settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""

@@ -11,7 +11,7 @@ from stepcot_jax.evaluation.consistency import Rules, inconsistent, make_rules, 
 from stepcot_jax.host.files import read_json
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tables.cells import Cell, vary
-from stepcot_jax.tables.comparing import INTERVALS
+from stepcot_jax.tables.comparison import INTERVALS
 from stepcot_jax.tables.following import share_figures
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.writing import Column, Entry, Kind, Table

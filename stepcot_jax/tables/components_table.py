@@ -4,11 +4,10 @@ import math
 
 from stepcot_jax.settings.sections import PromptSettings
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, MCNEMAR, Comparison
+from stepcot_jax.tables.comparison import CORRECTED, HIGHER, INTERVALS, LOWER, MCNEMAR, TOO_FEW, Comparison
 from stepcot_jax.tables.plan import ABLATIONS, OF_STUDENT, Plan
-from stepcot_jax.tables.published_figures import COMPONENT_ACCURACY
+from stepcot_jax.tables.published import COMPONENT_ACCURACY
 from stepcot_jax.tables.steps_table import tabulate_steps
-from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, TOO_FEW
 from stepcot_jax.tables.writing import Entry, Figure, Table, columns
 
 

@@ -6,8 +6,8 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tables.constrained_models import Constrained, Level, digest_cases
-from stepcot_jax.tables.verdicts import Evidence
+from stepcot_jax.tables.comparison import Evidence
+from stepcot_jax.tables.published import Constrained, Level, digest_cases
 from stepcot_jax.tables.writing import Entry
 
 WITHOUT, WITH = "without", "with"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.interventions import POLICIES, correct_in_turn
 from stepcot_jax.tables.cells import Cell, vary
-from stepcot_jax.tables.comparing import INTERVALS
+from stepcot_jax.tables.comparison import INTERVALS
 from stepcot_jax.tables.following import (
     COUNTED,
     DESCRIBE_COUNTED,

@@ -86,7 +86,7 @@ def _open_weights(weights: str, dtype: str) -> _Model:
 
 
 def _open_reference(name: str) -> _Model:
-    from stepcot_jax.tables.reference_encoders import REFERENCES, make_reference
+    from stepcot_jax.tables.encoders import REFERENCES, make_reference
 
     if name not in REFERENCES:
         raise BadInput(f"--reference={name!r} is not one of {', '.join(REFERENCES)}")
@@ -150,7 +150,7 @@ def measure(model: _Model, *, repeats: int) -> Cost:
     import jax
     import numpy as np
 
-    from stepcot_jax.tables.reference_encoders import count_multiply_adds
+    from stepcot_jax.tables.encoders import count_multiply_adds
 
     milliseconds: dict[int, float] = {}
     megabytes = None

@@ -3,10 +3,9 @@
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.cost_measuring import BATCH_SIZES, Cost, measure_apart
-from stepcot_jax.tables.encoders import Encoder
+from stepcot_jax.tables.encoders import REFERENCES, Encoder
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.published_figures import COST, COST_MEGABYTES, COST_OF_ENCODERS
-from stepcot_jax.tables.reference_encoders import REFERENCES
+from stepcot_jax.tables.published import COST, COST_MEGABYTES, COST_OF_ENCODERS
 from stepcot_jax.tables.writing import Entry, Table, columns
 
 _RANDOM = ", random weights"

@@ -4,11 +4,16 @@ from typing import Any
 
 from stepcot_jax.evaluation.replies import BASELINE, as_columns
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS
-from stepcot_jax.tables.comparing_replies import DESCRIPTION, MEANS, ReplyComparison, tabulate_differences
+from stepcot_jax.tables.comparison import (
+    CORRECTED,
+    DESCRIPTION,
+    INTERVALS,
+    MEANS,
+    ReplyComparison,
+    tabulate_differences,
+)
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.policy_cells import read_test_records, score_cell, score_constant, sft_cell
-from stepcot_jax.tables.verdicts import CORRECTED
 from stepcot_jax.tables.writing import Column, Table, columns
 
 _MEDCLM: dict[str, Any] = {"vqa.dialect": "medclm", "vqa.with_thinking": True, "sft.pack_length": 0}

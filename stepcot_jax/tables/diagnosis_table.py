@@ -3,8 +3,16 @@
 from collections.abc import Sequence
 
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, Comparison, word_verdicts
-from stepcot_jax.tables.constrained_models import Level
+from stepcot_jax.tables.comparison import (
+    CORRECTED,
+    HIGHER,
+    INTERVALS,
+    LOWER,
+    NONE_SHOWN,
+    Comparison,
+    Evidence,
+    word_verdicts,
+)
 from stepcot_jax.tables.constrained_rows import (
     WITH,
     WITHOUT,
@@ -14,8 +22,7 @@ from stepcot_jax.tables.constrained_rows import (
     make_evidence,
 )
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.published_figures import DIAGNOSIS_FIGURES
-from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, NONE_SHOWN, Evidence
+from stepcot_jax.tables.published import DIAGNOSIS_FIGURES, Level
 from stepcot_jax.tables.writing import Entry, Table, columns
 
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}

@@ -13,9 +13,8 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, Comparison
+from stepcot_jax.tables.comparison import CORRECTED, INTERVALS, Comparison
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.verdicts import CORRECTED
 from stepcot_jax.tables.writing import Entry, Table, columns
 
 

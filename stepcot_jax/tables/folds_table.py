@@ -12,9 +12,8 @@ from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredicti
 from stepcot_jax.evaluation.resamples import count_once, count_patients
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tables.cells import Cell, vary
-from stepcot_jax.tables.comparing import INTERVALS, MCNEMAR, Comparison, choose_steps
+from stepcot_jax.tables.comparison import CORRECTED, INTERVALS, MCNEMAR, Comparison, choose_steps
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.verdicts import CORRECTED
 from stepcot_jax.tables.writing import Entry, Table, columns
 
 CONSTANT = "most frequent answer"

@@ -26,7 +26,7 @@ from stepcot_jax.evaluation.resamples import count_once, resample, weighted_mean
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE
 from stepcot_jax.tables.cells import Cell, vary
-from stepcot_jax.tables.comparing import INTERVALS, Comparison, join, summarise
+from stepcot_jax.tables.comparison import INTERVALS, Comparison, join, summarise
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.writing import Column, Figure
 

@@ -8,9 +8,9 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tables.cells import Cell, Cells, vary
-from stepcot_jax.tables.comparing import Comparison, join
-from stepcot_jax.tables.constrained_models import Constrained
+from stepcot_jax.tables.comparison import Comparison, join
 from stepcot_jax.tables.encoders import Encoder, list_encoders
+from stepcot_jax.tables.published import Constrained
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "without memory": {"teacher.memory": False},

@@ -8,13 +8,11 @@ from stepcot_jax.evaluation.replies import BASELINE, as_columns
 from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.report.finished_run import read_metrics
-from stepcot_jax.tables import published_vqa as published
+from stepcot_jax.tables import published
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS
-from stepcot_jax.tables.comparing_replies import ReplyComparison, tabulate_differences
+from stepcot_jax.tables.comparison import CORRECTED, INTERVALS, ReplyComparison, tabulate_differences
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.policy_cells import grpo_cell, read_test_records, score_cell, score_constant, sft_cell
-from stepcot_jax.tables.verdicts import CORRECTED
 from stepcot_jax.tables.writing import Column, Entry, Figure, Table, columns
 from stepcot_jax.training.log import METRICS_FILE
 

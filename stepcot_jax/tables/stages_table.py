@@ -9,9 +9,9 @@ from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.stage_quality import stage_figures
 from stepcot_jax.evaluation.vqa_metrics import Key, bootstrap_figures
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
-from stepcot_jax.tables import published_vqa as published
+from stepcot_jax.tables import published
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, summarise
+from stepcot_jax.tables.comparison import INTERVALS, summarise
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.policy_cells import read_test_records, score_cell
 from stepcot_jax.tables.self_check_table import lvkc_grpo, lvkc_sft, tabulate_three_sets

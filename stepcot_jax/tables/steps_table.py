@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, Comparison
-from stepcot_jax.tables.constrained_models import Constrained
+from stepcot_jax.tables.comparison import INTERVALS, Comparison
 from stepcot_jax.tables.constrained_rows import check_chain, describe_cases, list_step_rows
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.published_figures import step_figures
+from stepcot_jax.tables.published import Constrained, step_figures
 from stepcot_jax.tables.writing import Entry, Table, columns
 
 HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}

@@ -21,7 +21,7 @@ from stepcot_jax.constrain.__main__ import main
 from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.tables.constrained_models import digest_cases, read_constrained
+from stepcot_jax.tables.published import digest_cases, read_constrained
 
 KEY = "sk-marker-0123456789"
 NUM_CASES = 4

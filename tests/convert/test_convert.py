@@ -5,8 +5,8 @@ import pytest
 import safetensors.numpy
 
 from stepcot_jax.convert import __main__ as convert
-from stepcot_jax.convert import named_tensors
-from stepcot_jax.convert.torch_names import NETWORKS, entries
+from stepcot_jax.convert import authors as named_tensors
+from stepcot_jax.convert.authors import NETWORKS, entries
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training import state as parameter_paths
 

@@ -14,8 +14,7 @@ from run.small_run import first_params, small_run
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.convert import __main__ as convert
-from stepcot_jax.convert.torch_names import NETWORKS, entries
-from stepcot_jax.convert.torch_reference import from_torch_networks
+from stepcot_jax.convert.authors import NETWORKS, entries, from_torch_networks
 from stepcot_jax.data.images.preprocessing import normalise_grey
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export.folder import export_model
@@ -24,7 +23,7 @@ from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.predict import load
 from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.settings.stored_settings import read_run_settings
+from stepcot_jax.settings.run_settings import read_run_settings
 from stepcot_jax.training.state import flatten
 
 SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads": 2, "head_width": 3}

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from stepcot_jax.convert.torch_names import NETWORKS, entries
-from stepcot_jax.convert.torch_reference import (
+from stepcot_jax.convert.authors import (
+    NETWORKS,
     check_numbers,
+    entries,
     find_sizes,
     flatten,
     from_torch_networks,

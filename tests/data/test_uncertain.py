@@ -18,8 +18,7 @@ from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.data.statistics.count_tables import UNCERTAIN_NAME, write_tables
-from stepcot_jax.data.statistics.counts import compute_statistics
+from stepcot_jax.data.statistics.counts import UNCERTAIN_NAME, compute_statistics, write_tables
 from stepcot_jax.data.uncertain import UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal

@@ -18,10 +18,9 @@ from stepcot_jax.demo.page import answer_question, make_blocks, write_answer_vie
 from stepcot_jax.demo.uploads import Uploads
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.asked_questions import list_questions
-from stepcot_jax.predict.policy_reader import Answered, load_reader
+from stepcot_jax.predict.policy_reader import Answered, list_questions, load_reader
 from stepcot_jax.predict.trained_model import load_trained
-from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.replies import Region, Reply
 
 ROOT = pathlib.Path(__file__).parents[2]
 IS_OPAQUE = """() => {

@@ -13,7 +13,7 @@ from sklearn import metrics as sklearn_metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration, reliability, step_reliability
-from stepcot_jax.evaluation.step_statistics import selective_curve
+from stepcot_jax.evaluation.summary import selective_curve
 
 
 def draw(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ import pytest
 from reasoning_records import make_record
 
 from stepcot_jax.evaluation.stage_claims import stage_consistency
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from stepcot_jax.evaluation.consistency import (
 )
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.resamples import count_once
-from stepcot_jax.evaluation.step_statistics import selective_curve, selective_figures, step_cases, step_statistics
+from stepcot_jax.evaluation.summary import selective_curve, selective_figures, step_cases, step_statistics
 
 SHARES = (0.001, 1 / 3, 0.5, 0.7, 0.9, 1.0)
 

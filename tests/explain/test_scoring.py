@@ -11,26 +11,24 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
 from stepcot_jax.data.records.cases import Box
 from stepcot_jax.explain.drawing import attention_table, node_names, step_attention
-from stepcot_jax.explain.geometry import (
-    change_a_step,
-    describe_change,
-    draw_boxed,
-    fill_boxes,
-    place_box,
-    read_boxed,
-    smooth,
-    spread,
-    spread_out,
-)
 from stepcot_jax.explain.scoring import (
     EVEN,
     RANDOM,
     TRAINED,
+    change_a_step,
     compare,
+    describe_change,
     describe_scores,
+    draw_boxed,
+    fill_boxes,
     mean_interval,
+    place_box,
+    read_boxed,
     score_even_map,
     score_maps,
+    smooth,
+    spread,
+    spread_out,
     write_scores,
 )
 from stepcot_jax.host.errors import BadInput

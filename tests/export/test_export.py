@@ -18,7 +18,7 @@ import safetensors.numpy
 from PIL import Image
 from trained_workdir import write_operating_points
 
-from stepcot_jax.convert.torch_reference import from_torch_networks
+from stepcot_jax.convert.authors import from_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.export import __main__ as tool
@@ -444,7 +444,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
         wanted.append((workdir, names))
         return run
 
-    monkeypatch.setattr("stepcot_jax.settings.stored_settings.is_policy_run", lambda folder: False)
+    monkeypatch.setattr("stepcot_jax.settings.run_settings.is_policy_run", lambda folder: False)
     monkeypatch.setattr("stepcot_jax.export.folder.load_trained", load_trained)
     out = tmp_path / "deep" / "out"
     assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student", "--json"]) == 0

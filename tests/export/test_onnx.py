@@ -23,8 +23,8 @@ from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.export import onnx_folder, onnx_loader
 from stepcot_jax.export.__main__ import main
 from stepcot_jax.export.exported_files import RefusedExport
+from stepcot_jax.export.onnx_converter import trace_to_onnx
 from stepcot_jax.export.onnx_folder import export_onnx
-from stepcot_jax.export.onnx_tracing import trace_to_onnx
 from stepcot_jax.export.program import make_gate_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.predict.programs import Reader

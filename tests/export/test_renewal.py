@@ -26,7 +26,7 @@ from stepcot_jax.export.renewal import renew_export
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.predict.loading import load
-from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.settings.run_settings import read_settings
 from tests.export import random_run
 
 

@@ -8,7 +8,7 @@ from oracles.random_params import assert_close, normal
 from policies.policy_workdir import SIDE, random_params, small_settings
 
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.policies.policy_network import make_policy
+from stepcot_jax.policies.policy import make_policy
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 WORDS, STOP, CASES, LONGEST = 13, 1, 2, 5

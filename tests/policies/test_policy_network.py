@@ -8,7 +8,7 @@ import pytest
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.images.preprocessing import normalise as normalise_on_host
 from stepcot_jax.models.prefix_vlm import sinusoids
-from stepcot_jax.policies.policy_network import PatchMap, make_policy, normalise, rotary_sections, start_coordinates
+from stepcot_jax.policies.policy import PatchMap, make_policy, normalise, rotary_sections, start_coordinates
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.settings.run_settings import load_settings
 

@@ -17,8 +17,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resi
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.predict import image_reader, policy_reader
-from stepcot_jax.predict.asked_questions import guess_kind
-from stepcot_jax.predict.policy_reader import PolicyReader, load_reader
+from stepcot_jax.predict.policy_reader import PolicyReader, guess_kind, load_reader
 from stepcot_jax.predict.trained_policy import load_policy
 from stepcot_jax.reasoning.dialects import write_question, write_reply
 

@@ -13,8 +13,7 @@ from stepcot_jax.data.records.records import write_records
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
 from stepcot_jax.readers.forms import write_sample
 from stepcot_jax.readers.reader_cases import open_data
-from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.settings.stored_settings import write_settings
+from stepcot_jax.settings.run_settings import make_settings, write_settings
 
 SECRETS = ("PATIENT", "SECRETREPORT", "SECRETREASON", "SECRETORIGIN", "SECRETNAME", "SECRETTEXT")
 HOSTILE = '</script><script>alert("1")</script>, "quoted"; Größe?'

@@ -12,7 +12,7 @@ from stepcot_jax.boxes import convert_rounded, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
 from stepcot_jax.reasoning.record import VqaBox
-from stepcot_jax.reasoning.written_answers import read_answer
+from stepcot_jax.reasoning.replies import read_answer
 from stepcot_jax.rewards.presets import PRESETS, reward
 
 KINDS = ("open", "closed", "single", "multi")

@@ -11,7 +11,7 @@ from reasoning_records import STAGES, make_record, records
 from stepcot_jax.boxes import GRID_1000
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import Stages, VqaBox, VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.replies import Region, Reply
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reasoning_records import make_record, records
 
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.written_answers import read_answer
+from stepcot_jax.reasoning.replies import read_answer
 
 ODD = ("Left lung, upper zone", "Right and left", "Normal")
 

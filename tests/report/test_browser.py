@@ -18,10 +18,9 @@ from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredicti
 from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.figures import draw_lines
 from stepcot_jax.report.finished_run import FinishedRun
-from stepcot_jax.report.operating_view import write_operating_section
 from stepcot_jax.report.page import Section, render, write_page
 from stepcot_jax.report.page_cases import ShownCase, write_cases
-from stepcot_jax.report.settings_view import write_settings
+from stepcot_jax.report.sections import write_operating_section, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
 NUM_CASES = 200

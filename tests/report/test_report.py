@@ -19,9 +19,9 @@ from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_ca
 from stepcot_jax.evaluation.operating_points import read_points
 from stepcot_jax.evaluation.predictions import evaluate, read_predictions, write_predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.report import operating_view
+from stepcot_jax.report import sections as operating_view
 from stepcot_jax.report.__main__ import main
-from stepcot_jax.settings.stored_settings import read_settings, write_settings
+from stepcot_jax.settings.run_settings import read_settings, write_settings
 
 NUM_TEST = 12
 

@@ -10,7 +10,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.report.finished_run import FinishedRun
-from stepcot_jax.report.trust import Plausibility, write_calibration_section
+from stepcot_jax.report.sections import Plausibility, write_calibration_section
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 
 VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)

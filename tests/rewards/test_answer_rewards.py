@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reasoning_records import make_record
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import Judged, answer_reward, token_f1
 
 

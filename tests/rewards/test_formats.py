@@ -1,6 +1,6 @@
 """The format reward."""
 
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import format_reward
 
 

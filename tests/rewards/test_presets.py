@@ -9,7 +9,7 @@ from reasoning_records import make_record
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.reasoning.record import VqaBox
-from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.replies import Region, Reply
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.rewards.presets import PRESETS, Rewards, RewardSettings, reward
 

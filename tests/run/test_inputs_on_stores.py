@@ -22,8 +22,7 @@ from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.readers.reader_cases import open_run
 from stepcot_jax.run.places import Place
-from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.settings.run_settings import load_settings, read_settings
 from stepcot_jax.tables.cells import Cell, Cells
 from stepcot_jax.tables.encoders import write_random_encoder
 

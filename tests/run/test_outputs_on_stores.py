@@ -71,7 +71,7 @@ def put_filled_form(form, monkeypatch):
 
 def test_data_commands(cases, records, tmp_path, monkeypatch, capsys):
     draw = lambda folder, statistics: (write_whole(folder / "x.png", b"x") or ["x.png"], "")  # noqa: E731
-    monkeypatch.setattr("stepcot_jax.data.statistics.count_pictures.write_pictures", draw)  # takes seconds
+    monkeypatch.setattr("stepcot_jax.data.statistics.pictures.write_pictures", draw)  # takes seconds
     address = check_same_on_store(
         lambda out: data(["phantom", out, "--num-cases=3", "--size=32"]), tmp_path / "phantom", monkeypatch
     )

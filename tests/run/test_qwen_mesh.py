@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run.small_qwen_run import differentiate, draw_rows, make_run, roll, run_update, start, tiny_published
 
-from stepcot_jax.policies.policy_choice import policy_params
+from stepcot_jax.policies.policy import policy_params
 from stepcot_jax.policies.records import CheckMarks
 from stepcot_jax.systems.grpo import NAME
 from stepcot_jax.systems.sft import POLICY

@@ -13,7 +13,7 @@ from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pai
 from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points, read_points
 from stepcot_jax.evaluation.predictions import evaluate, read_predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run.gate_fitting import fit_gates
+from stepcot_jax.run.chain_task import fit_gates
 from stepcot_jax.run.results import write_results
 from stepcot_jax.run.run_checks import check_step_costs
 from stepcot_jax.run.stored_reading import read_reading

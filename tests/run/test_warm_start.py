@@ -13,7 +13,7 @@ from stepcot_jax.data import loading
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.run.start import read_warm_start
-from stepcot_jax.settings.stored_settings import write_settings
+from stepcot_jax.settings.run_settings import write_settings
 from stepcot_jax.training.state import flatten
 
 FRESH = 2

@@ -9,7 +9,7 @@ import pytest
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.policy_gradient import PolicyGradient
-from stepcot_jax.policies.policy_network import make_policy
+from stepcot_jax.policies.policy import make_policy
 from stepcot_jax.policies.qwen_setup import find_qwen
 from stepcot_jax.policies.qwen_weights import qwen_shapes
 from stepcot_jax.rewards.presets import PRESETS

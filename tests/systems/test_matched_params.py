@@ -3,7 +3,7 @@
 import numpy as np
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.systems.matched_params import match_params
+from stepcot_jax.run.start import match_params
 
 THERE = Chain((Step("Size", "?", ("Small", "Large")), Step("Side", "?", ("Left", "Right", "N/A"))))
 HERE = Chain((Step("side", "?", ("Right", "Both", "left")), Step("Count", "?", ("One", "Two"))))

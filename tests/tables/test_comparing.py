@@ -13,8 +13,7 @@ from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_split
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.intervals import compare_accuracy
 from stepcot_jax.tables import components_table
-from stepcot_jax.tables.comparing import Comparison
-from stepcot_jax.tables.verdicts import Evidence, correct, decide
+from stepcot_jax.tables.comparison import Comparison, Evidence, correct, decide
 from stepcot_jax.tables.writing import Figure
 
 

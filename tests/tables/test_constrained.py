@@ -14,7 +14,7 @@ from stepcot_jax.constrain.models import Faults, SimulatedModel, Skill
 from stepcot_jax.constrain.results import summarise_levels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tables import __main__, diagnosis_table, steps_table
-from stepcot_jax.tables.constrained_models import FILE_NAME, digest_cases, read_constrained, write_constrained
+from stepcot_jax.tables.published import FILE_NAME, digest_cases, read_constrained, write_constrained
 from stepcot_jax.tables.writing import Figure
 
 ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagnoses": True}

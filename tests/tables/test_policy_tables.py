@@ -23,8 +23,8 @@ from stepcot_jax.tables import (
     stages_table,
     vqa_table,
 )
-from stepcot_jax.tables.comparing_replies import ReplyComparison
-from stepcot_jax.tables.perturbed_replies import PerturbedReplies
+from stepcot_jax.tables.comparison import ReplyComparison
+from stepcot_jax.tables.robustness_table import PerturbedReplies
 from stepcot_jax.tables.writing import Figure
 
 RATES = {"rollouts/self_check_rate": (0.9, 0.5, 0.25), "rollouts/self_check_success": (0.1, None, 0.75)}

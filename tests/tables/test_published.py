@@ -7,8 +7,9 @@ import pytest
 from tables.finished_cells import CHAIN, finish_all, make_plan
 
 from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import cost_table, published_figures
-from stepcot_jax.tables.published_figures import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
+from stepcot_jax.tables import cost_table
+from stepcot_jax.tables import published as published_figures
+from stepcot_jax.tables.published import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
 
 
 @pytest.fixture(scope="module")

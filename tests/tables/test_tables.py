@@ -26,7 +26,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
 from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import comparing, components_table, diagnosis_table, steps_table
+from stepcot_jax.tables import comparison as comparing
+from stepcot_jax.tables import components_table, diagnosis_table, steps_table
 from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.effect_table import accuracies_from_answers, predict_from_answers
 from stepcot_jax.tables.plan import ABLATIONS, Plan

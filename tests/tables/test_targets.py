@@ -21,7 +21,9 @@ from stepcot_jax.features import inputs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import cell_networks, published_figures, targets, transfer_table
+from stepcot_jax.tables import cell_networks, transfer_table
+from stepcot_jax.tables import published as published_figures
+from stepcot_jax.tables import transfer_table as targets
 from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.plan import Plan
 

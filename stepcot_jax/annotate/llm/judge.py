@@ -20,7 +20,7 @@ from stepcot_jax.annotate.llm.prompts import RATE_ANSWERS, RATE_STAGES, Message,
 from stepcot_jax.annotate.runs import Crew, Streak, process_items
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import Judged
 
 STEP_LABELS: Mapping[str, tuple[str, ...]] = {

@@ -22,8 +22,8 @@ from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
 from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.markup import IN_ROUND_BRACKETS, find_named_boxes, write_answer
 from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 

@@ -31,8 +31,8 @@ from stepcot_jax.boxes import UNIT_SQUARE
 from stepcot_jax.data.grounded.stage_views import STAGES, Stage
 from stepcot_jax.data.grounded.vocabulary import accepted_names, canonical, term_of
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.markup import BOX, write_boxes
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.reasoning.replies import BOX, write_boxes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
 from stepcot_jax.annotate.vqa.items import Question, split_sentences
 from stepcot_jax.chain import fold
 from stepcot_jax.data.grounded.vocabulary import write_box
-from stepcot_jax.reasoning.markup import BOX, IN_ROUND_BRACKETS, corners_of, find_named_boxes
 from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.replies import BOX, IN_ROUND_BRACKETS, corners_of, find_named_boxes
 
 REPORT_WORDS = (
     r"reports?|reported|reporting|radiologists?|(?:stated|given|provided|supplied|listed|described|mentioned|noted|"

@@ -23,7 +23,7 @@ from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.written_answers import read_answer
+from stepcot_jax.reasoning.replies import read_answer
 
 _NUM_EXAMPLES = 5
 _MISSING = "does not exist below the data root"

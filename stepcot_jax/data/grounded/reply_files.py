@@ -10,7 +10,7 @@ import msgspec
 
 from stepcot_jax.data.grounded.record_files import read_lines
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.reply import Missing
+from stepcot_jax.reasoning.replies import Missing
 
 _LONGEST_LINE = 2**25
 _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'

@@ -23,7 +23,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import Kind, VqaRecord
-from stepcot_jax.reasoning.written_answers import read_answer
+from stepcot_jax.reasoning.replies import read_answer
 
 
 class Intake:

@@ -27,7 +27,7 @@ from stepcot_jax.data.sources.intake import (
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import STAGE_NAMES, Kind, Stages, VqaBox, VqaRecord
-from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.reasoning.replies import Reply
 
 ORIGIN = "MEDSAGE"
 UNNAMED = "region"

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from stepcot_jax.data.grounded.record_files import VqaCollection
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.data.statistics.count_pictures import PALETTE, drawing_style
+from stepcot_jax.data.statistics.pictures import PALETTE, drawing_style
 from stepcot_jax.data.statistics.vqa_counts import (
     LENGTHS,
     answer_in_words,

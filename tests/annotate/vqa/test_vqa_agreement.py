@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from stepcot_jax.annotate.__main__ import main
-from stepcot_jax.annotate.vqa.vqa_agreement import compare_records
+from stepcot_jax.annotate.vqa.vqa_review import compare_records
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord

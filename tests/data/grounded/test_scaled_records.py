@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reasoning_records import make_record, records
 
-from stepcot_jax.data.grounded.scaled_records import scale_record
+from stepcot_jax.data.grounded.vqa_dataset import scale_record
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.reasoning.record import VqaBox
 

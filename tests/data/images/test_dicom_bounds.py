@@ -13,7 +13,7 @@ from pydicom import uid
 from pydicom.dataset import Dataset, FileMetaDataset
 
 from stepcot_jax.data.images.dicom import read_dicom, read_header, read_projection
-from stepcot_jax.data.images.dicom_bounds import MOST_DEPTH
+from stepcot_jax.data.images.dicom_fields import MOST_DEPTH
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import VARIABLE
 

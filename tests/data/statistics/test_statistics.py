@@ -22,11 +22,11 @@ from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
-from stepcot_jax.data.statistics import count_pictures, length_picture
+from stepcot_jax.data.statistics import pictures as count_pictures
+from stepcot_jax.data.statistics import pictures as length_picture
 from stepcot_jax.data.statistics.answer_flow import draw_flow
-from stepcot_jax.data.statistics.count_pictures import write_pictures
-from stepcot_jax.data.statistics.count_tables import list_splits, write_tables
-from stepcot_jax.data.statistics.counts import compute_statistics
+from stepcot_jax.data.statistics.counts import compute_statistics, list_splits, write_tables
+from stepcot_jax.data.statistics.pictures import write_pictures
 from stepcot_jax.host.errors import BadInput
 
 CHAIN = Chain(

@@ -1,12 +1,99 @@
-"""JAX's operators as ONNX nodes, as far as the networks of this package use them."""
+"""Trace a network into an ONNX graph: constants are folded, inner functions inlined, loops over steps unrolled.
 
-from collections.abc import Sequence
+`onnx_operators` has the operators; one that it lacks stops the export by name.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.export
+import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
 
-from stepcot_jax.export.onnx_graph import Emit, Graph, Value
 from stepcot_jax.host.errors import BadInput
+
+# An ONNX graph under construction. The number of cases stays free: shapes with it are computed in the graph.
+
+
+Value = Any
+"""A constant (np.ndarray), or the name of a tensor of the graph."""
+
+Emit = Callable[["Graph", Any, Sequence[Value]], Value | list[Value]]
+"""Adds the nodes of one equation and returns its outputs."""
+
+IMAGES, CASE = "images", "case"
+"""Names of the input, and of the number of cases in the graph's shapes."""
+
+
+class Graph:
+    """Nodes and constants of a graph under construction; equal ones are there once.
+
+    So outputs that read the same features share the encoder: onnxruntime does not find equal weights.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self._numbers = itertools.count()
+        self._constants: dict[tuple[Any, ...], tuple[str, np.ndarray]] = {}
+        self._made: dict[tuple[Any, ...], list[str]] = {}
+        self._num_cases: str | None = None
+
+    def add(self, operator: str, *inputs: Value, num_outputs: int = 1, **attributes: Any) -> Any:
+        """Add a node, unless there is an equal one, and return its output's name, or the list of names of several."""
+        import onnx.helper
+
+        names = [self.name_of(value) for value in inputs]
+        key = (operator, *names, repr(sorted(attributes.items())))
+        if key not in self._made:
+            self._made[key] = [f"v{next(self._numbers)}" for _ in range(num_outputs)]
+            self.nodes.append(onnx.helper.make_node(operator, names, self._made[key], **attributes))
+        outputs = self._made[key]
+        return outputs[0] if num_outputs == 1 else outputs
+
+    def name_of(self, value: Value) -> str:
+        """Return the name of a value; a constant becomes an initializer."""
+        if isinstance(value, str):
+            return value
+        key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
+        if key not in self._constants:
+            self._constants[key] = (f"c{len(self._constants)}", value)
+        return self._constants[key][0]
+
+    def shape(self, dimensions: Iterable[Any]) -> Value:
+        """Return a shape as an int64 vector, with the number of cases where a dimension depends on it."""
+        parts = [np.asarray([_factor(each)], np.int64) for each in dimensions]
+        free = [not isinstance(each, int) for each in dimensions]
+        if not any(free):
+            return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        if self._num_cases is None:
+            shape = self.add("Shape", IMAGES)
+            self._num_cases = self.add("Slice", shape, np.asarray([0]), np.asarray([1]))
+        found = [self.add("Mul", part, self._num_cases) if is_free else part
+                 for part, is_free in zip(parts, free, strict=True)]  # fmt: skip
+        return self.add("Concat", *found, axis=0)
+
+    def constants(self, used: set[str]) -> dict[str, np.ndarray]:
+        """Return the constants that are used, by name."""
+        return {name: array for name, array in self._constants.values() if name in used}
+
+
+def _factor(dimension: Any) -> int:
+    """Return a fixed dimension, or how many times the number of cases a free one is."""
+    if isinstance(dimension, int):
+        return dimension
+    one, two = (int(dimension._evaluate({CASE: number})) for number in (1, 2))
+    if two != 2 * one:
+        raise BadInput(f"ONNX: a dimension of {dimension} is no multiple of the number of cases")
+    return one
+
+
+# JAX's operators as ONNX nodes, as far as the networks of this package use them.
+
 
 _SAME_NAME = {
     "abs": "Abs", "add": "Add", "and": "And", "copy": "Identity", "copy_p": "Identity", "div": "Div", "eq": "Equal",
@@ -249,3 +336,119 @@ OPERATORS: dict[str, Emit] = {
     "transpose": _transpose,
 }
 """By the name of the JAX operator."""
+
+OPSET, IR_VERSION = 18, 10
+
+_LARGEST_FOLDED = 2**16
+_MOST_BYTES = 2**31 - 2**24  # a protobuf message holds 2 GiB
+
+
+def trace_to_onnx(
+    reads: Mapping[str, Callable[[Any, Any], Any]], tensors: Mapping[str, np.ndarray], *, size: int
+) -> Any:
+    """Return the ONNX model of a network, its parameters inside.
+
+    Args:
+      reads: by the name of an output: (tensors, images float32 [case, size, size, 3]) -> float32 [case, ...], such as
+        logits [case, step, answer]. What they share, onnxruntime computes once.
+    """
+    if (total := sum(array.nbytes for array in tensors.values())) > _MOST_BYTES:
+        raise BadInput(f"ONNX: the parameters take {total} bytes; one file holds at most {_MOST_BYTES}")
+    (num_cases,) = jax.export.symbolic_shape(CASE)
+    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in tensors.items()}
+    images = jax.ShapeDtypeStruct((num_cases, size, size, 3), jnp.float32)
+    with jax.disable_jit():  # a scan is then a loop of Python over its steps
+        closed = jax.make_jaxpr(lambda tensors, images: [read(tensors, images) for read in reads.values()])(
+            shapes, images
+        )
+    graph = Graph()
+    parameters = [np.ascontiguousarray(tensors[name]) for name in sorted(tensors)]  # the order of a dict's leaves
+    for name, value in zip(reads, convert(graph, closed, [*parameters, IMAGES]), strict=True):
+        graph.nodes.append(_rename(value, name))
+    outputs = {name: value.shape for name, value in zip(reads, closed.out_avals, strict=True)}
+    return _make_model(graph, size=size, outputs=outputs)
+
+
+def convert(graph: Graph, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
+    """Add the equations of a jaxpr and return its outputs."""
+    consts = [np.asarray(const) for const in getattr(jaxpr, "consts", ())]
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    known: dict[Any, Value] = dict(zip([*inner.constvars, *inner.invars], [*consts, *inputs], strict=True))
+
+    def value_of(atom: Any) -> Value:
+        if isinstance(atom, jax.extend.core.Literal):
+            return np.asarray(atom.val, atom.aval.dtype)  # type: ignore[attr-defined]
+        return known[atom]
+
+    for equation in inner.eqns:
+        _check_types(equation)
+        values = [value_of(atom) for atom in equation.invars]
+        name = equation.primitive.name
+        if (called := _called(equation)) is not None:
+            found: Any = convert(graph, called, values)
+        elif _is_foldable(equation, values):
+            with jax.ensure_compile_time_eval():
+                found = equation.primitive.bind(*values, **equation.params)
+            found = [np.asarray(each) for each in (found if equation.primitive.multiple_results else [found])]
+        elif name in OPERATORS:
+            found = OPERATORS[name](graph, equation, values)
+        else:
+            raise BadInput(f"ONNX: the network uses {name}, which has no ONNX form here")
+        known |= zip(equation.outvars, found if isinstance(found, list) else [found], strict=True)
+    return [value_of(atom) for atom in inner.outvars]
+
+
+def _called(equation: Any) -> Any:
+    """Return the function that an equation calls, to be inlined; None for an operator."""
+    if equation.primitive.name in ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"):
+        return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    if equation.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+        return equation.params["call_jaxpr"]
+    return None
+
+
+def _check_types(equation: Any) -> None:
+    for atom in (*equation.invars, *equation.outvars):
+        if jnp.issubdtype(atom.aval.dtype, jnp.floating) and atom.aval.dtype != jnp.float32:
+            raise BadInput(
+                f"ONNX: the network computes in {atom.aval.dtype}; expected float32 (config.training.compute_dtype and "
+                "config.image_encoder.dtype)"
+            )
+
+
+def _is_foldable(equation: Any, values: Sequence[Value]) -> bool:
+    """Whether an equation of constants gives a constant that is not much larger."""
+    shapes = [atom.aval.shape for atom in equation.outvars]
+    if any(isinstance(value, str) for value in values) or equation.primitive.name == "dim_as_value":
+        return False
+    if any(not isinstance(side, int) for shape in shapes for side in shape):
+        return False
+    return sum(map(math.prod, shapes)) <= max(_LARGEST_FOLDED, sum(value.size for value in values))
+
+
+def _rename(value: Value, name: str) -> Any:
+    import onnx.helper
+
+    return onnx.helper.make_node("Identity", [value], [name])
+
+
+def _make_model(graph: Graph, *, size: int, outputs: Mapping[str, tuple[Any, ...]]) -> Any:
+    """Return the model with the nodes that the outputs, by name and shape, need."""
+    import onnx
+    import onnx.numpy_helper
+
+    used, kept = set(outputs), []
+    for node in reversed(graph.nodes):
+        if used.intersection(node.output):
+            kept.append(node)
+            used.update(node.input)
+    floats = onnx.TensorProto.FLOAT
+    images = onnx.helper.make_tensor_value_info(IMAGES, floats, [CASE, size, size, 3])
+    made_of = [onnx.helper.make_tensor_value_info(name, floats, [CASE, *shape[1:]]) for name, shape in outputs.items()]
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in graph.constants(used).items()]
+    made = onnx.helper.make_graph(kept[::-1], "stepcot_jax", [images], made_of, constants)
+    model = onnx.helper.make_model(
+        made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="stepcot_jax"
+    )
+    onnx.checker.check_model(model)
+    return model

@@ -1,21 +1,83 @@
-"""Tags, numbers and boxes in text, read in one pass each: what the readers and writers of all dialects share.
-
-Reading takes time linear in the text's length and never raises. Numbers have at most nine digits before and after the
-point. A text with more than `MOST_BOXES` boxes, or with tags by the dozen that may occur once, is ill formed.
-"""
+"""A reply as it was read: answer, boxes, stages, and what is wrong with its form."""
 
 import dataclasses
 import functools
 import itertools
 import re
+import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
-from stepcot_jax.boxes import Corners, Space, convert_rounded, pixels
+import numpy as np
+from jaxtyping import Float64
+
+from stepcot_jax.boxes import Corners, Space, convert, convert_rounded, pixels
+from stepcot_jax.chain import NOT_ANNOTATED, Step, fold
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.reply import NOTHING, Region
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+Missing = Literal["wrong", "stop", "skip"]
+"""What a missing reply is: wrong, a reason to refuse the file, or left out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A named box of a reply.
+
+    Attributes:
+      box: as written, in the reply's space.
+    """
+
+    name: str
+    box: Corners
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a dialect's reader found in a text. Reading never raises; `problems` says what is wrong with the form.
+
+    Attributes:
+      dialect: name of the dialect it was read as.
+      answer: text of the answer; None if no single answer part could be read.
+      references: boxes of the answer; None if the part that holds them is missing or cannot be read.
+      regions: boxes named within the reasoning.
+      thinking: the reasoning before the answer; "" for none.
+      preamble: text before the first stage.
+      stages: text of each stage that could be read, by the names of `record.STAGE_NAMES`.
+      problems: why the text violates the dialect's grammar, each a short phrase; empty if it is well formed.
+      space: coordinates of its boxes; None for pixels of the record's `image_size`.
+    """
+
+    dialect: str
+    answer: str | None = None
+    references: tuple[Region, ...] | None = None
+    regions: tuple[Region, ...] = ()
+    thinking: str = ""
+    preamble: str = ""
+    stages: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)
+    problems: tuple[str, ...] = ()
+    space: Space | None = None
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether the text follows the dialect's grammar."""
+        return not self.problems
+
+    def boxes(self, image_size: Sequence[float]) -> Float64[np.ndarray, "box 4"]:
+        """Return the references as corners in pixels of a picture of (width, height), x first."""
+        written = [region.box for region in self.references or ()]
+        return convert(written, source=self.space or pixels(image_size), target=pixels(image_size))
+
+
+# Tags, numbers and boxes in text, read in one pass each: what the readers and writers of all dialects share.
+#
+# Reading takes time linear in the text's length and never raises. Numbers have at most nine digits before and after
+# the point. A text with more than `MOST_BOXES` boxes, or with tags by the dozen that may occur once, is ill formed.
+
 
 MOST_BOXES = 10_000
 LARGEST = 1e9
@@ -170,3 +232,79 @@ def check_text(field: str, text: str, names: Sequence[str]) -> str:
             f"{field}: contains {found[0]}, which is a tag of this dialect; a text without its tags is required"
         )
     return text.strip()
+
+
+# Answers as models write them, read by the kind of question.
+
+
+_WORD = re.compile(r"\w+")
+_LETTER = re.compile(r"\(?([A-Za-z])[.):]*")
+_BETWEEN_LETTERS = re.compile(r"(?:[\s,;]|\band\b)+", re.IGNORECASE)
+_BETWEEN_TEXTS = (
+    re.compile(r"[;\n]"),
+    re.compile(r"[;\n,]\s*(?=\(?[A-Za-z][.):])"),
+    re.compile(r"[;\n,]"),
+    re.compile(r"[;\n,]|\band\b", re.IGNORECASE),
+)
+_LONGEST = 2**16
+"""Longer texts are no choice; reading them would take much memory."""
+
+
+def read_answer(text: str, record: VqaRecord) -> str | tuple[str, ...] | None:
+    """Return a written answer in the form of `record.answer`; None if it is no readable answer.
+
+    - closed: the first word decides; a text with both "yes" and "no", or with neither first, is no answer.
+    - single: as `chain.Step.read_answer`: a letter, "B.", "(B)", "B: text" or the option's text. Letter and text must
+      agree; two letters are no answer.
+    - multi: several of these with commas, semicolons or "and" between, letters also with blanks; order and
+      repetition do not count.
+    - open: the folded text.
+    """
+    if record.kind == "open":
+        return fold(text) or None
+    if len(text) > _LONGEST:
+        return None
+    if record.kind == "closed":
+        return _read_yes_or_no(text)
+    step = Step("choices", record.question, record.choices)
+    if record.kind == "single":
+        return _read_choice(text, step)
+    letters = _read_letters(text, step)
+    for between in (None, *_BETWEEN_TEXTS):
+        if letters:
+            break
+        letters = _read_choices([text] if between is None else between.split(text), step)
+    return tuple(sorted(letters)) if letters else None
+
+
+def _read_yes_or_no(text: str) -> str | None:
+    words = _WORD.findall(fold(text))
+    decisions = {"yes", "no"}.intersection(words)
+    return words[0].capitalize() if len(decisions) == 1 and words[0] in decisions else None
+
+
+def _read_choice(text: str, step: Step) -> str | None:
+    try:
+        label = step.read_answer(text)
+    except BadInput:
+        return None
+    return None if label == NOT_ANNOTATED else string.ascii_uppercase[label]
+
+
+def _read_letters(text: str, step: Step) -> set[str] | None:
+    """Return the letters of a text that has nothing but letters; None for any other text."""
+    found = [_LETTER.fullmatch(piece) for piece in _BETWEEN_LETTERS.split(text) if piece]
+    letters = {match[1].upper() for match in found if match}
+    return letters if None not in found and letters <= set(string.ascii_uppercase[: step.num_answers]) else None
+
+
+def _read_choices(pieces: Iterable[str], step: Step) -> set[str] | None:
+    """Return the letters of written choices; None unless each can be read."""
+    letters: set[str] = set()
+    for piece in pieces:
+        letter = _read_choice(piece, step) if piece.strip() else None
+        if letter is None and piece.strip():
+            return None
+        if letter is not None:
+            letters.add(letter)
+    return letters
