@@ -102,7 +102,7 @@ def _batch(folder: Path) -> None:
 
 def _sample(folder: Path) -> None:
     source = str(base("phantoms"))
-    _call("readers", "sample", source, "--readers=A", f"--out={folder}", "--num-cases=2", "--format=csv")
+    _call("readers", "sample", source, "--readers=A", f"--out={folder}", "--num-cases=2")
 
 
 def _shards(folder: Path) -> None:

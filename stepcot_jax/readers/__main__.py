@@ -1,6 +1,6 @@
 """Draw cases for human readers, write forms, and compare the answers with the models'.
 
-python -m stepcot_jax.readers sample DATA --readers NAME,NAME --out DIR [--num-cases 200] [--format html|csv]
+python -m stepcot_jax.readers sample DATA --readers NAME,NAME --out DIR [--num-cases 200]
 python -m stepcot_jax.readers sample --workdir RUN --split test --readers NAME,NAME --out DIR
 python -m stepcot_jax.readers score DIR FORM... --out DIR2 [--predictions RUN/predictions/test.npz]
 """
@@ -21,9 +21,11 @@ def sample(options: argparse.Namespace) -> None:
     # Imported here and below, so that --help is fast.
     from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.readers.forms import KEY_NAME, check_names, write_sample
+    from stepcot_jax.readers.forms import FORM_NAME, KEY_NAME, check_names, write_sample
     from stepcot_jax.readers.reader_cases import open_data, open_run
 
+    if options.format != "csv":
+        raise BadInput(f"--format={options.format[:40]!r} is not csv; every form is a CSV, NAME/{FORM_NAME}")
     readers = [name.strip() for name in options.readers.split(",") if name.strip()]
     check_names(readers)
     if options.workdir is not None:
@@ -48,7 +50,6 @@ def sample(options: argparse.Namespace) -> None:
             readers=readers,
             num_cases=options.num_cases,
             seed=options.seed,
-            form=options.format,
             with_undiagnosed=options.with_undiagnosed,
             progress=lambda cases: Terminal().watch(cases, "writing images"),
         )
@@ -116,7 +117,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help="a new folder; or gs://, s3://")
     parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
-    parser.add_argument("--format", choices=("html", "csv"), default="html", help="of the forms, default html")
+    parser.add_argument("--format", default="csv", metavar="csv", help="of the forms: CSV alone")
     undiagnosed = "draw cases without a diagnosis too, as a stratum of their own"
     parser.add_argument("--with-undiagnosed", action="store_true", help=undiagnosed)
     run = parser.add_argument_group("cases of a run", "Draw from the cases that a run has predicted.")

@@ -1,6 +1,6 @@
 """Draw a sample of cases for readers: for each reader a folder with a form and images, and the key.
 
-A form is a CSV for any spreadsheet, or an offline HTML page that saves the same CSV.
+A form is a CSV for any spreadsheet.
 """
 
 import collections
@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,15 +23,15 @@ from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_ro
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_json, write_whole
-from stepcot_jax.host.pages import make_environment, render_page
 from stepcot_jax.readers.reader_cases import CaseSource
 
 # The key of a sample: the case and true answers of each number, and the form of each reader. Readers never get it.
 #
-# It is one JSON file next to the readers' folders. Its digests detect changes in the returned forms and images.
+# It is one JSON file next to the readers' folders. Its digests detect changed images and record the form as given.
 
 
 KEY_NAME = "key.json"
+FORM_NAME = "form.csv"
 IMAGE_FOLDER = "images"
 
 _VERSION = 1
@@ -79,10 +79,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     def chain(self) -> Chain:
         """The questions with their options."""
         return Chain(self.steps)
-
-    def find(self, name: str) -> KeyReader:
-        """Return the reader with this name."""
-        return next(reader for reader in self.readers if reader.name == name)
 
 
 class FormRow(NamedTuple):
@@ -166,17 +162,12 @@ def _find_problem(key: Key) -> str:
     for reader in key.readers:
         if sorted(reader.order) != numbers or not _DIGEST.fullmatch(reader.sha256):
             return f"reader {reader.name!r}: the order or the digest is impossible"
-        if reader.file not in ("form.html", "form.csv"):
-            return f"reader {reader.name!r}: {reader.file[:60]!r} is not form.html or form.csv"
+        if reader.file != FORM_NAME:
+            return f"reader {reader.name!r}: {reader.file[:60]!r} is not {FORM_NAME}"
     return ""
 
 
-Format = Literal["html", "csv"]
-
 COLUMNS = (*FormRow._fields, "answer")
-
-_HERE = Path(__file__).parent
-_MARK = "\ufeff"
 
 
 def write_sample(
@@ -186,7 +177,6 @@ def write_sample(
     readers: Sequence[str],
     num_cases: int,
     seed: int = 0,
-    form: Format = "html",
     with_undiagnosed: bool = False,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Key:
@@ -210,7 +200,7 @@ def write_sample(
         for number, index in progress(list(enumerate(chosen, start=1)))
     )
     key = Key(source=source.name, seed=seed, steps=source.chain.steps, cases=cases, readers=())
-    key = msgspec.structs.replace(key, readers=tuple(_write_form(key, folder, name, form) for name in readers))
+    key = msgspec.structs.replace(key, readers=tuple(_write_form(key, folder, name) for name in readers))
     write_key(folder, key)
     return key
 
@@ -237,13 +227,12 @@ def _write_case(source: CaseSource, place: int, number: int, *, folders: Sequenc
     return entry
 
 
-def _write_form(key: Key, folder: Path, name: str, form: Format) -> KeyReader:
+def _write_form(key: Key, folder: Path, name: str) -> KeyReader:
     order = [case.number for case in key.cases]
     order = [order[place] for place in shuffle(range(len(order)), list(map(str, order)), seed=f"{key.seed}:{name}")]
-    content = (encode_html_form if form == "html" else encode_csv_form)(key, name=name, order=order)
-    file = f"form.{form}"
-    write_whole(folder / name / file, content)
-    return KeyReader(name=name, file=file, sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
+    content = encode_form(key, name=name, order=order)
+    write_whole(folder / name / FORM_NAME, content)
+    return KeyReader(name=name, file=FORM_NAME, sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
 
 
 def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases: int, seed: int) -> tuple[int, ...]:
@@ -293,53 +282,9 @@ def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: Hashable) -> 
     return sorted(indices, key=rank)
 
 
-def encode_csv_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
+def encode_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
     """Encode a reader's form as a CSV with one row per question and an empty last column for the answer."""
     return encode_rows([COLUMNS, *([*row, ""] for row in list_rows(key, name=name, order=order))])
-
-
-def encode_html_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
-    """Encode a reader's form as one HTML page that shows the images and saves the filled form of `encode_csv_form`.
-
-    Its content security policy allows images of its folder and its own script and style, named by digest.
-    """
-    rows = list(list_rows(key, name=name, order=order))
-    style, script = ((_HERE / part).read_text(encoding="utf-8") for part in ("form.css", "form.js"))
-    page = render_page(
-        make_environment(_HERE).get_template("form.html.j2"),
-        style=style,
-        script=script,
-        images="'self' file:",
-        title=f"Reading form of {name}",
-        data=_describe(key, rows, name),
-        cases=[key.cases[number - 1] for number in order],
-        steps=key.steps,
-        folder=IMAGE_FOLDER,
-        name_question=_name_question,
-    )
-    return page.encode()
-
-
-def _describe(key: Key, rows: Sequence[FormRow], name: str) -> dict[str, object]:
-    """The data of the page's script: each question with the start of its CSV row, up to the answer."""
-    steps = key.steps
-    letters = [[step.written(label) for label in range(step.num_answers)] for step in steps]
-    names = [_name_question(row.case, row.step) for row in rows]
-    starts = [encode_rows([[*row, ""]]).decode().removeprefix(_MARK).removesuffix("\r\n") for row in rows]
-    return {
-        "id": rows[0].form,
-        "file": f"{name} answers.csv",
-        "header": ",".join(COLUMNS),
-        "rows": [
-            {"name": name, "start": start, "answers": letters[place % len(steps)]}
-            for place, (name, start) in enumerate(zip(names, starts, strict=True))
-        ],
-        "cases": [names[place : place + len(steps)] for place in range(0, len(names), len(steps))],
-    }
-
-
-def _name_question(case: str, step: str) -> str:
-    return f"case {case}, {step}"
 
 
 # Read filled forms; an incomplete, altered or foreign form is refused by file, row, case and step.
@@ -464,13 +409,9 @@ def _require_complete(
 
 
 def _check_given(key: Key, folder: Path, form: Path, name: str) -> None:
-    """Refuse images, and the page that shows them, that differ from those of the key."""
-    given = folder / name
-    reader = key.find(name)
-    if reader.file == "form.html":  # a CSV is filled in its place
-        _require_digest(given / reader.file, reader.sha256)
+    """Refuse images that differ from those of the key; a form may be filled in its place."""
     for case in key.cases:
-        _require_digest(given / IMAGE_FOLDER / case.image, case.sha256)
+        _require_digest(folder / name / IMAGE_FOLDER / case.image, case.sha256)
         came_back = form.parent / IMAGE_FOLDER / case.image
         if came_back.is_file():
             _require_digest(came_back, case.sha256)

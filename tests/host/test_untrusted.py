@@ -54,7 +54,6 @@ OTHERS = {
     "host/files.py": "writes; locks folders; an entry of an untrusted archive",
     "host/leases.py": "/proc",
     "host/locks.py": "a lock",
-    "readers/forms.py": "own style",
     "report/page.py": "own style",
     "run/stored_reading.py": "bytes in memory",
     "tables/cost_measuring.py": "/proc",

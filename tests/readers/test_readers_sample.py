@@ -1,7 +1,7 @@
 """Samples for readers: a draw in proportion, forms and images that give nothing away, and a key that says all."""
 
 import dataclasses
-import html.parser
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -47,7 +47,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sample(root, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("samples") / "html"
+    folder = tmp_path_factory.mktemp("samples") / "sample"
     return folder, make_sample(folder, root)
 
 
@@ -133,7 +133,7 @@ def test_the_real_sample_becomes_forms(shared, tmp_path):
     key = write_sample(tmp_path / "out", source, readers=["Ann"], num_cases=6)
     given = tmp_path / "out" / "Ann"
     assert len(list((given / "images").iterdir())) == 6
-    text = (given / "form.html").read_text()
+    text = (given / "form.csv").read_text(encoding="utf-8-sig")
     assert not [case.image_path for case in key.cases if Path(case.image_path).stem in text]
     assert all(case.labels[-1] != NOT_ANNOTATED for case in key.cases)
 
@@ -143,7 +143,7 @@ def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, ro
     assert sorted(path.name for path in folder.iterdir()) == ["Ann", "Bo", "key.json"]
     for reader in key.readers:
         files = {str(path.relative_to(folder / reader.name)) for path in (folder / reader.name).rglob("*")}
-        assert files == {"form.html", "images", *(f"images/case_{number:04d}.png" for number in range(1, 13))}
+        assert files == {"form.csv", "images", *(f"images/case_{number:04d}.png" for number in range(1, 13))}
         for path in (folder / reader.name).rglob("*.*"):
             assert not [word for word in SECRETS if word.encode() in path.read_bytes()], path
     for case in key.cases:
@@ -181,63 +181,26 @@ def test_the_key_comes_back_and_a_sample_is_made_again_alike(sample, root, tmp_p
     assert read_key(folder) == key
     again = make_sample(tmp_path / "again", root)
     assert again == key
-    assert (tmp_path / "again" / "Bo" / "form.html").read_bytes() == (folder / "Bo" / "form.html").read_bytes()
+    for reader in key.readers:
+        content = (folder / reader.name / "form.csv").read_bytes()
+        assert (tmp_path / "again" / reader.name / "form.csv").read_bytes() == content
+        assert (reader.file, reader.sha256) == ("form.csv", hashlib.sha256(content).hexdigest())
     assert make_sample(tmp_path / "other", root, seed=1).cases != key.cases
 
 
-class Page(html.parser.HTMLParser):
-    """What a browser would find in a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.texts, self.data = [("", {})], {}, ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, text):
-        tag, attributes = self.tags[-1]
-        self.texts.setdefault(tag, []).append(text)
-        if attributes.get("id") == "form":
-            self.data += text
-
-    def find(self, name):
-        return [attributes for tag, attributes in self.tags if tag == name]
-
-
-def test_the_page_asks_every_question_and_runs_its_own_script_alone(sample):
+def test_a_form_has_a_row_a_question_with_every_option_and_no_formula(sample):
     folder, key = sample
-    page = Page((folder / "Ann" / "form.html").read_text())
-    radios = [field for field in page.find("input") if field["type"] == "radio"]
-    assert len(radios) == 12 * sum(CHAIN.answers_per_step)
-    assert not [field for field in radios if "checked" in field]
-    assert len(page.find("section")) == 12
-    assert [field["src"] for field in page.find("img")] == [
-        f"images/case_{number:04d}.png" for number in key.readers[0].order
+    rows = read_cells(folder / "Ann" / "form.csv")
+    order = key.readers[0].order
+    assert [(row["case"], row["step"]) for row in rows] == [
+        (str(number), f"Step {place}") for number in order for place in range(1, 8)
     ]
-    assert f"1. {HOSTILE}" in page.texts["legend"]
-    assert len(page.find("script")) == 2
-    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-    assert not [text for tag, attributes in page.tags for text in attributes.values() if text and "http" in text]
-    policy = page.find("meta")[1]["content"]
-    assert policy.startswith("default-src 'none'; img-src data: 'self' file:; style-src 'sha256-")
-    form = json.loads(page.data)
-    assert form["id"] == identify_form(key, name="Ann", order=key.readers[0].order)
-    assert [len(names) for names in form["cases"]] == [7] * 12
-    assert {field["name"] for field in radios} == {row["name"] for row in form["rows"]}
-
-
-def test_a_csv_form_has_a_row_a_question_and_no_formula(root, tmp_path):
-    key = make_sample(tmp_path / "csv", root, form="csv")
-    path = tmp_path / "csv" / "Ann" / "form.csv"
-    rows = read_cells(path)
-    assert len(rows) == 12 * 7
-    assert [int(row["case"]) for row in rows[::7]] == list(key.readers[0].order)
+    assert [row["image"] for row in rows[::7]] == [f"case_{number:04d}.png" for number in order]
+    assert {row["form"] for row in rows} == {identify_form(key, name="Ann", order=order)}
+    assert [row["options"] for row in rows[:7]] == ["; ".join(step.lettered_options) for step in CHAIN.steps]
     assert {row["answer"] for row in rows} == {""}
     assert rows[0]["question"] == HOSTILE
     assert rows[6]["question"] == "'=What is it?"
-    assert not [word for word in SECRETS if word in path.read_text(encoding="utf-8-sig")]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a.", " a", "CON", "nul.x", "a" * 41, "a\n", "a:b", "-a"])
@@ -270,7 +233,8 @@ def test_a_sample_needs_a_new_folder_and_enough_cases(sample, root, tmp_path):
         (lambda key: key["cases"][3].update(sha256="x"), "case 4: its labels"),
         (lambda key: key["readers"][0].update(order=[1]), "reader 'Ann': the order"),
         (lambda key: key["readers"][0].update(name="../x"), "--readers: '../x'"),
-        (lambda key: key["readers"][0].update(file="../x"), "'../x' is not form.html"),
+        (lambda key: key["readers"][0].update(file="../x"), "'../x' is not form.csv"),
+        (lambda key: key["readers"][0].update(file="form.html"), "reader 'Ann': 'form.html' is not form.csv"),
         (lambda key: key["steps"][0].update(options=["a", "a"]), "'Detection': options ['a', 'a']"),
         (lambda key: key.pop("cases"), "missing required field `cases`"),
     ],
@@ -348,9 +312,11 @@ def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_p
         ([str(root), "--layout", "no"], "'no'"),
         ([str(root), "--step-names", "a", "b"], "7"),
         ([str(root), "--max-megapixels", "1e-5"], "10 pixels"),
+        ([str(root), "--format", "html"], "--format='html' is not csv; every form is a CSV, NAME/form.csv"),
     ):
         with pytest.raises(BadInput) as caught:
             tool.main(["sample", *flags, "--readers", "Ann", "--num-cases", "1", "--out", str(tmp_path / "none")])
         assert words in str(caught.value)
-    tool.main(["sample", str(root), "--readers", "Ann", "--num-cases", "2", "--out", str(tmp_path / "data")])
+    flags = ["--format=csv", "--readers", "Ann", "--num-cases", "2", "--out", str(tmp_path / "data")]
+    tool.main(["sample", str(root), *flags])
     assert f"2 cases of {root}" in capsys.readouterr().out

@@ -184,7 +184,7 @@ def test_levels_are_measured(tmp_path, monkeypatch, capsys):
 
 def test_readers_sample_and_score(cases, tmp_path, monkeypatch, capsys):
     def sample(out):
-        readers(["sample", str(cases), "--readers=a,b", f"--out={out}", "--num-cases=4", "--format=csv"])
+        readers(["sample", str(cases), "--readers=a,b", f"--out={out}", "--num-cases=4"])
 
     address = check_same_on_store(sample, tmp_path / "sample", monkeypatch)
     assert f"for a: {address}/a" in capsys.readouterr().out
