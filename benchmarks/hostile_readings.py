@@ -70,7 +70,7 @@ READINGS: list[Reading] = [
     *reads("cases", "explain score --checkpoint={run} --data={root}/cases", "cases.csv"),
     *reads("run", "demo --checkpoint={root}/run", "settings.json"),
     *reads("run", "demo.examples {root} {root}/run", "reading/chain.json", "calibration.json"),
-    Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="icture"),
+    Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="image"),
     Reading("tables diagnosis --config=quickstart --workdir={root}/out --constrained={file}", "constrained.json"),
     *reads("cases", "constrain {root}/cases " + _OUT, "cases.csv"),
     *reads("run", "constrain --workdir={root}/run " + _OUT, "settings.json", "predictions/test.npz"),
