@@ -10,7 +10,7 @@ from benchmarks.hostile_kinds import fill_folder
 
 PRELOADED = (
     "stepcot_jax.explain.drawing",
-    "stepcot_jax.export.renewal",
+    "stepcot_jax.export.policy_folder",
     "stepcot_jax.predict.loading",
     "stepcot_jax.predict.policy_reader",
 )
@@ -51,8 +51,6 @@ READINGS: list[Reading] = [
     *reads("export", "sc.load {root}/export", "export.json", "student.safetensors"),
     *reads("export", "load.py {root}/export", "check.safetensors", *_EXPORT_FILES[:3], "student.safetensors"),
     *reads("export", "load.py {root}/export", "SHA256SUMS", like=".txt"),
-    *reads("export", "export renew {root}/export", "export.json", "settings.json", "student.safetensors"),
-    *reads("export", "export renew {root}/export", "SHA256SUMS", like=".txt"),
     *reads("export", "export push {root}/export a/b", "SHA256SUMS", "README.md", like=".txt"),
     *reads(
         "run", "export --checkpoint={root}/run --model=student " + _OUT, *_RUN_FILES, "report.json", "converted.json"
