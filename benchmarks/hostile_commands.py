@@ -70,12 +70,16 @@ def _run_loader(folder: str) -> int:
 
 def _upload(path: str, checkpoint: str) -> None:
     """Read an upload as the demo does."""
-    from stepcot_jax.demo.sessions import read_upload
+    from stepcot_jax.demo.uploads import Uploads
     from stepcot_jax.predict.loading import load
     from stepcot_jax.predict.radiographs import read_unresized
 
-    reader = load(checkpoint)
-    read_unresized(read_upload(path), max_pixels=reader.trained.max_pixels)
+    uploads = Uploads(Path(path).parent / "uploads")
+    upload = uploads.folder / "request" / "picture.png"
+    upload.parent.mkdir()
+    uploads.add(str(upload))
+    Path(path).rename(upload)
+    read_unresized(uploads.take(str(upload)), max_pixels=load(checkpoint).trained.max_pixels)
 
 
 def _show_examples(folder: str, checkpoint: str) -> None:

@@ -10,7 +10,7 @@ from benchmarks.hostile_kinds import fill_folder
 
 PRELOADED = (
     "stepcot_jax.explain.drawing",
-    "stepcot_jax.export.renewal",
+    "stepcot_jax.export.policy_folder",
     "stepcot_jax.predict.loading",
     "stepcot_jax.predict.policy_reader",
 )
@@ -51,8 +51,6 @@ READINGS: list[Reading] = [
     *reads("export", "sc.load {root}/export", "export.json", "student.safetensors"),
     *reads("export", "load.py {root}/export", "check.safetensors", *_EXPORT_FILES[:3], "student.safetensors"),
     *reads("export", "load.py {root}/export", "SHA256SUMS", like=".txt"),
-    *reads("export", "export renew {root}/export", "export.json", "settings.json", "student.safetensors"),
-    *reads("export", "export renew {root}/export", "SHA256SUMS", like=".txt"),
     *reads("export", "export push {root}/export a/b", "SHA256SUMS", "README.md", like=".txt"),
     *reads(
         "run", "export --checkpoint={root}/run --model=student " + _OUT, *_RUN_FILES, "report.json", "converted.json"
@@ -70,7 +68,7 @@ READINGS: list[Reading] = [
     *reads("cases", "explain score --checkpoint={run} --data={root}/cases", "cases.csv"),
     *reads("run", "demo --checkpoint={root}/run", "settings.json"),
     *reads("run", "demo.examples {root} {root}/run", "reading/chain.json", "calibration.json"),
-    Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="icture"),
+    Reading("demo.upload {file} {run}", "picture.png", like=".txt", named="image"),
     Reading("tables diagnosis --config=quickstart --workdir={root}/out --constrained={file}", "constrained.json"),
     *reads("cases", "constrain {root}/cases " + _OUT, "cases.csv"),
     *reads("run", "constrain --workdir={root}/run " + _OUT, "settings.json", "predictions/test.npz"),

@@ -4,12 +4,10 @@
     python -m stepcot_jax.export --checkpoint=WORKDIR --out=DIR --format=onnx [--model=student,teacher]
     python -m stepcot_jax.export --checkpoint=WORKDIR --out=DIR --push-to-hub=OWNER/NAME [--private]
     python -m stepcot_jax.export push DIR OWNER/NAME [--private]
-    python -m stepcot_jax.export renew DIR [--out=NEW]
 
 DIR then holds the programs for any number of images on CPU, CUDA and TPU, the parameters, questions and answers, the
 preprocessing, a model card, and SHA256SUMS, with which the loader detects changed files. Of a policy's run it holds the
-programs of prefill and of one decoded token, and the loader generates replies. `renew` writes the programs of an export
-anew with the installed JAX, which promises to read them for six months.
+programs of prefill and of one decoded token, and the loader generates replies.
 """
 
 import argparse
@@ -31,6 +29,10 @@ _LICENCE = "licence of the weights in the card, such as cc-by-nc-4.0 (default: t
 def main(arguments: list[str] | None = None) -> int:
     """Export the networks that the command line names; prints what was written, with --json as one JSON line."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["renew"] or "--renew" in arguments:
+        raise BadInput(
+            "`export renew` is gone; export again from the run: python -m stepcot_jax.export --checkpoint=RUN --out=DIR"
+        )
     if arguments and arguments[0] in _COMMANDS:
         return _COMMANDS[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
@@ -158,39 +160,6 @@ def _push(arguments: list[str]) -> int:
     return 0
 
 
-def _renew(arguments: list[str]) -> int:
-    """Write the programs of an export anew."""
-    parser = argparse.ArgumentParser(
-        prog="python -m stepcot_jax.export renew",
-        description="Write the programs of an export anew with the installed JAX; tensors and figures stay.",
-    )
-    parser.add_argument("folder", metavar="DIR", help="of an export; or gs://, s3://, with --out")
-    out_help = "new or empty folder for the renewed export (default: DIR is replaced); or gs://, s3://"
-    parser.add_argument("--out", type=output_place, metavar="FOLDER", help=out_help)
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
-    flags = parser.parse_args(arguments)
-    if is_address(flags.folder) and flags.out is None:
-        raise BadInput(f"DIR: {flags.folder}: a store replaces no folder in one step; name a new one with --out")
-    from stepcot_jax.export.renewal import renew_export
-    from stepcot_jax.host.outputs import writing_folder
-    from stepcot_jax.host.store_cache import find_workdir
-
-    folder = find_workdir(flags.folder, "DIR")
-    if flags.out is None:
-        report = renew_export(folder, say=_say)
-    else:
-        with writing_folder(flags.out, is_new=True) as out:
-            report = renew_export(folder, out.path, say=_say) | {"folder": out.name}
-    if flags.json:
-        print(json.dumps(report))
-        return 0
-    until, before = report["lifetime"]["read_by_jaxlib_until"], report["lifetime_before"]
-    print(f"{report['folder']}: wrote {', '.join(report['renewed'])} with jax {report['lifetime']['jax']}")
-    was = f" (was {before['read_by_jaxlib_until']})" if before else ""
-    print(f"JAX promises to read them with every jaxlib released until {until}{was}")
-    return 0
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -213,7 +182,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_COMMANDS = {"push": _push, "renew": _renew}
+_COMMANDS = {"push": _push}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 import safetensors.numpy
 
@@ -19,8 +20,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.export import exported_files, exported_models, exported_programs, loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.instructions import write_instructions
-from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
-from stepcot_jax.export.model_card import require_readable, write_front_matter, write_model_card
+from stepcot_jax.export.model_card import require_readable, write_front_matter, write_lifetime, write_model_card
 from stepcot_jax.export.program import (
     GATE,
     PLATFORMS,
@@ -124,15 +124,13 @@ def list_sizes(folder: pathlib.Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
 
-def require_equal(
-    results: Sequence[Mapping[str, Any]], *, tolerance: float, outcome: str = "nothing was written"
-) -> None:
+def require_equal(results: Sequence[Mapping[str, Any]], *, tolerance: float) -> None:
     """Refuse an export that computes other numbers than the networks."""
     for result in results:
         if not result["ok"]:
             raise RunStopped(
                 f"the exported {result['model']} computes other numbers: logits differ by {result['max_error']:.1e}, "
-                f"gate scores by {result.get('gate_error', 0.0):.1e} (limit {tolerance}); {outcome}"
+                f"gate scores by {result.get('gate_error', 0.0):.1e} (limit {tolerance}); nothing was written"
             )
 
 
@@ -170,16 +168,15 @@ def _write(
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
     write_json(folder / PREPROCESSING_FILE, describe_preprocessing(trained.preprocessing))
-    lifetime = describe_lifetime()
     manifest = {"format": exported_models.FORMAT, "models": models, "platforms": list(PLATFORMS)}
-    manifest |= {"made_with": {"stepcot_jax": __version__}, "lifetime": lifetime}
+    manifest["made_with"] = {"stepcot_jax": __version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
     manifest |= {"encoder": describe_encoder(trained.frozen_encoder, trained.workdir), "trained_on": trained.trained_on}
     write_json(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
     copy_loader(folder, loader.__file__)
     card = write_front_matter("image-classification") + write_model_card(trained, programs)
     use = write_instructions(trained, manifest, written={path.name for path in folder.iterdir()})
-    readme = replace_lifetime(f"{card.rstrip()}\n\n{use}", lifetime)
+    readme = f"{card.rstrip()}\n\n{use.rstrip()}\n\n{write_lifetime()}"
     (folder / "README.md").write_text(readme, encoding="utf-8")
     write_sums(folder)
 

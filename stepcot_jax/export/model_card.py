@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jaxlib
 import msgspec
 
 from stepcot_jax import __version__
@@ -34,6 +36,16 @@ def write_front_matter(task: str) -> str:
     tags = ("jax", "stablehlo", "medical", "chest-radiograph", "chain-of-thought")
     lines = ["---", "library_name: stepcot-jax", f"pipeline_tag: {task}", "tags:", *(f"- {tag}" for tag in tags), "---"]
     return "\n".join([*lines, "", ""])
+
+
+def write_lifetime() -> str:
+    """Return the section of a card that says which JAX reads the programs."""
+    return (
+        f"## Lifetime\n\njax {jax.__version__} with jaxlib {jaxlib.__version__} wrote the programs (`*.stablehlo`). "
+        "[JAX promises](https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees) to read them with "
+        "every jaxlib released up to six months after that one, or three weeks before it. For another, export again "
+        "from the run: `python -m stepcot_jax.export --checkpoint=RUN --out=DIR`.\n"
+    )
 
 
 def require_readable(trained: Trained) -> None:

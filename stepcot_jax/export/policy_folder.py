@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import msgspec
 import numpy as np
 
@@ -22,8 +23,7 @@ from stepcot_jax.export.folder import (
     write_sums,
     writing_folder,
 )
-from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
-from stepcot_jax.export.model_card import write_front_matter
+from stepcot_jax.export.model_card import write_front_matter, write_lifetime
 from stepcot_jax.export.policy_program import export_policy_programs, make_policy_programs
 from stepcot_jax.export.program import PLATFORMS
 from stepcot_jax.export.qwen_folder import export_qwen
@@ -78,7 +78,6 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
     write_lengths(folder, trained.lengths)
     write_shared_settings(folder / SETTINGS_FILE, trained.settings)
     write_json(folder / "preprocessing.json", describe_preprocessing(trained.preprocessing))
-    lifetime = describe_lifetime()
     manifest = {
         "format": policy_loader.FORMAT,
         "kind": policy_loader.KIND,
@@ -92,17 +91,18 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
         "phase": trained.phase,
         "step": trained.step,
         "platforms": list(PLATFORMS),
-        "made_with": {"stepcot_jax": __version__},
-        "lifetime": lifetime,
+        "made_with": {"stepcot_jax": __version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__},
     }
     if trained.patches is not None:
         manifest["encoder"] = describe_encoder(trained.patches.encoder, trained.workdir)
     write_json(folder / "export.json", manifest)
     save_tensors(folder / "check.safetensors", _make_check(trained))
-    copy_policy_loader(folder)
+    copy_loader(folder, policy_loader.__file__)
+    for module in (exported_words, merges):
+        shutil.copy(str(module.__file__), folder)
     text = (_HERE / "policy_card.txt").read_text(encoding="utf-8")
-    card = f"{write_front_matter('visual-question-answering')}{text.format(**_describe(trained))}"
-    (folder / "README.md").write_text(replace_lifetime(card, lifetime), encoding="utf-8")
+    card = f"{write_front_matter('visual-question-answering')}{text.format(**_describe(trained)).rstrip()}"
+    (folder / "README.md").write_text(f"{card}\n\n{write_lifetime()}", encoding="utf-8")
     write_sums(folder)
 
 
@@ -115,13 +115,6 @@ def _write_words(folder: pathlib.Path, tokenizer: AnyTokenizer) -> dict[str, Any
         raise BadInput(f"config.policy.tokenizer: a {type(tokenizer).__name__} cannot be exported with this network")
     tokenizer.write(folder)
     return {"special_tokens": sorted(tokenizer.special)}
-
-
-def copy_policy_loader(folder: pathlib.Path) -> None:
-    """Copy the loader of policies, with the modules that it imports."""
-    copy_loader(folder, policy_loader.__file__)
-    for module in (exported_words, merges):
-        shutil.copy(str(module.__file__), folder)
 
 
 def list_instructions(settings: Settings) -> dict[str, str]:

@@ -127,8 +127,6 @@ NO_DIGESTS = "SHA256SUMS cannot be read (not a regular file)"
 MENDED = {
     "load.py, export/SHA256SUMS: pipe": NO_DIGESTS,
     "load.py, export/SHA256SUMS: /dev/zero": NO_DIGESTS,
-    "export renew, export/SHA256SUMS: pipe": NO_DIGESTS,
-    "export renew, export/export.json: a list of 200 MB": "export.json cannot be used (AttributeError",
     "load.py, export/export.json: lists nested without end": "export.json cannot be used (RecursionError",
     "load.py, export/export.json: a text of 60 MB": "export.json cannot be used (AttributeError",
     "load.py, export/labels.json: a list of 200 MB": "labels.json cannot be used (TypeError",
@@ -198,7 +196,8 @@ def test_every_command_refuses_one_file_of_each_kind_by_turns_and_those_that_onc
     outcomes = {outcome["name"]: outcome for outcome in run("--sample", *MENDED)}
     assert sample() <= outcomes.keys()
     for name, outcome in outcomes.items():
-        assert outcome["code"], outcome
+        # A journal may end in a line that was cut off, and is read without it.
+        assert outcome["code"] or "journal.jsonl: " in name, outcome
         words = next((words for start, words in MENDED.items() if name.startswith(start)), "")
         assert words in " ".join(outcome["output"].split()), outcome
 

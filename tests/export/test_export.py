@@ -144,7 +144,7 @@ def test_temperatures_and_points_are_stored_once(run, exported, copy):
         assert {answer: found["threshold"] for answer, found in model.operating_points[step].items()} == {
             answer: point.threshold.value for answer, point in own.items()
         }
-    # Earlier versions wrote them to export.json; `renew` gives such exports this loader.
+    # Earlier versions wrote them to export.json.
     points = {"Diagnosis": {"Mass": {"threshold": 0.25, "sensitivity": None, "specificity": 0.5}}}
     manifest["models"]["student"] |= {"temperatures": [3.0, 2.0, 1.0], "operating_points": points}
     (copy / "export.json").write_text(json.dumps(manifest))

@@ -1,7 +1,6 @@
-"""Exports say until when JAX reads them, load as a run does, and are written anew from what they carry."""
+"""Exports load as their runs do, with all that they carry, and say which JAX reads them."""
 
 import dataclasses
-import datetime
 import json
 import pathlib
 import shutil
@@ -9,22 +8,19 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from host.memory_store import files_of, objects, put_files
 from policies.policy_workdir import make_policy_workdir
 from trained_workdir import make_trained_workdir, write_gate
 
 from stepcot_jax.encoders.described_networks import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
-from stepcot_jax.export import loader, policy_loader, renewal
+from stepcot_jax.export import loader
 from stepcot_jax.export.__main__ import main
 from stepcot_jax.export.carried_files import hide_folder, write_shared_settings
 from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.folder import export_model, write_sums
-from stepcot_jax.export.lifetime import RELEASES, describe_lifetime, replace_lifetime, write_lifetime
+from stepcot_jax.export.model_card import write_lifetime
 from stepcot_jax.export.policy_folder import export_policy
-from stepcot_jax.export.renewal import renew_export
-from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.store_cache import find_workdir
+from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.predict.loading import load
 from stepcot_jax.settings.run_settings import read_settings
 from tests.export import random_run
@@ -41,7 +37,7 @@ def _quick(small_encoder):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A run with calibration, and its export."""
-    folder = tmp_path_factory.mktemp("renewal")
+    folder = tmp_path_factory.mktemp("loaded")
     make_trained_workdir(folder / "run", calibrated=True)
     write_gate(folder / "run")
     export_model(folder / "run", folder / "out")
@@ -53,48 +49,14 @@ def copy(folders, tmp_path):
     return pathlib.Path(shutil.copytree(folders[1], tmp_path / "copy"))
 
 
-@pytest.mark.parametrize(
-    ("version", "first", "last"),
-    [
-        ("0.10.2", "2026-05-27", "2026-12-17"),
-        ("0.11.0", "2026-06-25", "2027-01-16"),
-        ("0.11.9", "2026-08-27", "2027-03-17"),  # not known: at least as late as the release before it
-        ("0.12.0.1", "2026-09-30", "2027-04-21"),
-        ("0.12.1.dev20261101", "2026-09-30", "2027-04-21"),
-    ],
-)
-def test_the_promise_is_six_months_on_and_three_weeks_back(version, first, last):
-    found = describe_lifetime(version)
-    assert (found["read_by_jaxlib_from"], found["read_by_jaxlib_until"]) == (first, last)
-    text = write_lifetime(found)
-    assert f"until **{last}**" in text
-    assert ("or later" in text) == (version not in RELEASES)
-
-
-def test_months_end_where_they_end():
-    from stepcot_jax.export.lifetime import _add_months
-
-    assert _add_months(datetime.date(2026, 8, 31), 6) == datetime.date(2027, 2, 28)
-    assert _add_months(datetime.date(2026, 12, 31), 6) == datetime.date(2027, 6, 30)
-
-
-def test_only_the_section_of_a_card_is_replaced():
-    old, new = describe_lifetime("0.10.2"), describe_lifetime("0.12.0")
-    card = f"# A\n\n{write_lifetime(old)}\n## Files\n\nb\n"
-    found = replace_lifetime(card, new)
-    assert found.startswith("# A\n\n## Lifetime\n")
-    assert found.endswith("\n\n## Files\n\nb\n")
-    assert "2026-12-17" not in found
-    assert replace_lifetime("# A\n", new) == f"# A\n\n{write_lifetime(new)}"
-
-
 def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(folders):
     card = (folders[1] / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: stepcot-jax\npipeline_tag: image-classification\n")
     places = [card.index(f"\n## {part}") for part in ("Intended use", "Figures", "Use", "Files", "Lifetime")]
     assert places == sorted(places)
-    lifetime = json.loads((folders[1] / "export.json").read_text())["lifetime"]
-    assert f"**{lifetime['read_by_jaxlib_until']}**" in card
+    made_with = json.loads((folders[1] / "export.json").read_text())["made_with"]
+    assert f"jax {made_with['jax']} with jaxlib {made_with['jaxlib']} wrote the programs" in card
+    assert card.endswith(f"\n\n{write_lifetime()}")
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
     assert listed == {path.name for path in folders[1].iterdir()} - {"README.md"}
     assert {"student_gate.stablehlo", "student_gate.safetensors", "gate.npz", "calibration.json"} <= listed
@@ -189,81 +151,6 @@ def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(folders, copy)
         load(copy)
 
 
-def test_renew_writes_the_programs_and_keeps_everything_else(folders, copy, capsys):
-    manifest = json.loads((copy / "export.json").read_text())
-    old = manifest["lifetime"] | {"jaxlib": "0.9.0", "read_by_jaxlib_until": "2026-07-20"}
-    (copy / "export.json").write_text(json.dumps(manifest | {"lifetime": old}))
-    (copy / "README.md").write_text(replace_lifetime((copy / "README.md").read_text(), old))
-    for name in ("student", "student_gate", "teacher"):
-        (copy / f"{name}.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
-    write_sums(copy)
-    with pytest.raises(RefusedExport, match=r"cannot read the program .* renew"):
-        loader.load(copy)
-    assert main(["renew", str(copy)]) == 0
-    assert "released until" in (printed := capsys.readouterr().out)
-    assert "(was 2026-07-20)" in printed
-    for path in folders[1].iterdir():
-        if path.suffix != ".stablehlo":
-            assert (copy / path.name).read_bytes() == path.read_bytes() or path.name == "SHA256SUMS", path.name
-    assert all(result["ok"] for result in loader.check(copy, tolerance=1e-5))
-    noise = np.random.default_rng(4).normal(size=(2, 32, 32, 3)).astype(np.float32)
-    scores = [loader.load(folder, "student").gate_scores(noise) for folder in (copy, folders[1])]
-    np.testing.assert_array_equal(*scores)
-    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
-
-
-def test_an_export_is_renewed_to_another_folder_and_on_a_store(copy, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (copy / "student.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
-    write_sums(copy)
-    before = files_of(copy)
-    assert main(["renew", str(copy), f"--out={tmp_path / 'new'}"]) == 0
-    assert f"{tmp_path / 'new'}: wrote student.stablehlo" in capsys.readouterr().out
-    assert files_of(copy) == before
-    assert all(result["ok"] for result in loader.check(tmp_path / "new", tolerance=1e-5))
-    with pytest.raises(BadInput, match="new already exists; expected a new or an empty folder"):
-        main(["renew", str(copy), f"--out={tmp_path / 'new'}"])
-    address = put_files(copy, monkeypatch)
-    assert main(["renew", address, f"--out={address}-new"]) == 0
-    assert f"{address}-new: wrote student.stablehlo" in capsys.readouterr().out
-    assert objects(address) == before
-    assert all(result["ok"] for result in loader.check(find_workdir(f"{address}-new"), tolerance=1e-5))
-    with pytest.raises(BadInput, match=rf"^--out: {address}-new is not empty"):
-        main(["renew", address, f"--out={address}-new"])
-    with pytest.raises(BadInput, match=rf"^DIR: {address}: a store replaces no folder in one step; name a new one"):
-        main(["renew", address])
-
-
-@pytest.mark.parametrize("of_gate", [False, True])
-def test_renew_writes_nowhere_else(copy, tmp_path, of_gate):
-    manifest = json.loads((copy / "export.json").read_text())
-    student = manifest["models"]["student"]
-    (student["gate"] if of_gate else student)["program"] = str(tmp_path / "elsewhere")
-    (copy / "export.json").write_text(json.dumps(manifest))
-    write_sums(copy)
-    with pytest.raises(BadInput, match=r"programs of student must be named as stepcot_jax\.export does"):
-        renew_export(copy)
-    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
-
-
-def test_renew_stops_when_the_numbers_differ(copy, monkeypatch):
-    before = {path.name: path.read_bytes() for path in copy.iterdir()}
-    wrong = [{"model": "student", "max_error": 0.5, "ok": False}]
-    monkeypatch.setattr(renewal.loader, "check", lambda folder, tolerance: wrong)
-    with pytest.raises(RunStopped, match=r"differ by 5\.0e-01"):
-        renew_export(copy)
-    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
-    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
-
-
-def test_what_cannot_be_renewed(copy, tmp_path):
-    with pytest.raises(BadInput, match="not an export"):
-        renew_export(tmp_path)
-    (copy / "labels.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"labels\.json has changed"):
-        renew_export(copy)
-
-
 def test_sizes_that_would_take_hours_are_refused(copy):
     settings = json.loads((copy / "settings.json").read_text())
     settings["teacher"]["num_layers"] = 10**7
@@ -277,11 +164,31 @@ def test_an_export_of_an_earlier_version_says_how_to_go_on(copy):
     (copy / "settings.json").unlink()
     write_sums(copy)
     with pytest.raises(BadInput, match=r"settings\.json"):
-        renew_export(copy)
+        load(copy)
     assert loader.load(copy).name == "student"
 
 
-def test_a_policy_reads_and_renews_as_its_run(tmp_path):
+def test_a_program_that_this_jax_cannot_read_is_exported_again_from_the_run(copy):
+    (copy / "student.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
+    write_sums(copy)
+    with pytest.raises(RefusedExport, match=r"cannot read the program .* README\.md .*; export again from the run"):
+        loader.load(copy)
+    assert load(copy).model == "student"  # from the tensors
+
+
+@pytest.mark.parametrize("arguments", [["renew", "DIR"], ["renew", "--help"], ["--renew"], ["--renew", "DIR"]])
+def test_renew_is_gone(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_tool(lambda: main(arguments))
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out) == (2, "")
+    assert captured.err == (
+        "error: `export renew` is gone; export again from the run: "
+        "python -m stepcot_jax.export --checkpoint=RUN --out=DIR\n"
+    )
+
+
+def test_a_policy_reads_as_its_run(tmp_path):
     _, records, _ = make_policy_workdir(tmp_path / "run")
     export_policy(tmp_path / "run", tmp_path / "out")
     question = next(record.question for record in records if record.kind == "closed")
@@ -290,11 +197,6 @@ def test_a_policy_reads_and_renews_as_its_run(tmp_path):
     assert of_export.as_dict() == of_run.as_dict()
     with pytest.raises(BadInput, match="no weights of the phase 'sft'; the export has those of 'grpo'"):
         load(tmp_path / "out", model="sft")
-    (tmp_path / "out" / "prefill.stablehlo").write_bytes(b"old")
-    write_sums(tmp_path / "out")
-    report = renew_export(tmp_path / "out")
-    assert report["renewed"] == ["extend.stablehlo", "prefill.stablehlo"]
-    assert policy_loader.check(tmp_path / "out")["ok"]
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: stepcot-jax\npipeline_tag: visual-question-answering\n")
-    assert f"**{report['lifetime']['read_by_jaxlib_until']}**" in card
+    assert card.endswith(f"\n\n{write_lifetime()}")
