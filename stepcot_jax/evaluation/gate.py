@@ -16,8 +16,9 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Float32
 
+from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_arrays, writing_whole
+from stepcot_jax.host.files import writing_whole
 
 _PARTS = ("mean", "whitening", "limit", "false_alarms", "num_fitted")
 _EXPECTED = "expected the gate.npz of a run (running main again with the same --config and --workdir writes it)"

@@ -23,8 +23,9 @@ from stepcot_jax.evaluation.metrics import (
     step_metrics,
 )
 from stepcot_jax.evaluation.resamples import count_once
+from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_arrays, writing_whole
+from stepcot_jax.host.files import writing_whole
 
 # Each step's own logits and probabilities, without the padding of the answer axis.
 

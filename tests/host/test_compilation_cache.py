@@ -93,10 +93,7 @@ def test_a_home_that_cannot_be_looked_into_is_none(tmp_path):
         pytest.skip("needs root, to become another user")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    code = (
-        "import os; from stepcot_jax.host import compilation_cache; os.setuid(1000); "
-        "print(compilation_cache.user_folder())"
-    )
+    code = "import os; from stepcot_jax.host import machine; os.setuid(1000); print(machine.user_folder())"
     for home in (closed, "/", "relative"):
         variables = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
         done = subprocess.run([sys.executable, "-c", code], env=variables, cwd="/", capture_output=True, text=True)
