@@ -45,6 +45,7 @@ def test_nothing_is_imported_before_it_is_used():
     assert set(sc.__all__) <= set(dir(sc))
 
 
+@pytest.mark.slow
 def test_the_examples_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"sc": sc}

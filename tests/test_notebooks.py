@@ -114,6 +114,7 @@ def text_of(outputs):
     return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
+@pytest.mark.slow
 def test_rewards_from_scratch(execute):
     _, outputs = execute("verifiable_rewards")
     totals = re.findall(r"total (\d)", text_of(outputs["rewards"]))
@@ -128,6 +129,7 @@ def test_rewards_from_scratch(execute):
     assert all(any("image/png" in each.get("data", {}) for each in outputs[name]) for name in ("curves", "boxes"))
 
 
+@pytest.mark.slow
 def test_the_notebooks_run(execute):
     runs, outputs = execute("quickstart")
     assert (runs / "quickstart" / "report.json").is_file()

@@ -125,6 +125,7 @@ def test_two_hundred_reports_a_second(reports):
     assert 600 / (time.process_time() - start) >= 200
 
 
+@pytest.mark.slow
 def test_the_command_prints_both_halves(archive, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["coding_agreement", str(archive)])
     coding_agreement.main()

@@ -735,6 +735,7 @@ def test_agreement_and_review_from_the_command_line(tmp_path, six, capsys):
     assert dict(cases[0].provenance)["review 1 step 1"] == "A -> B"
 
 
+@pytest.mark.slow
 def test_the_archive_is_annotated_and_accounted_for(shared, tmp_path, capsys):
     main([str(shared / "data" / "iu_xray"), f"--out={tmp_path}"])
     cases = read_records(tmp_path, require_images=False).cases

@@ -192,6 +192,7 @@ def test_hostile_files_are_refused(group):
             assert words_of(outcome["name"]) in " ".join(outcome["output"].split()), outcome
 
 
+@pytest.mark.slow
 def test_every_command_refuses_one_file_of_each_kind_by_turns_and_those_that_once_ended_badly():
     outcomes = {outcome["name"]: outcome for outcome in run("--sample", *MENDED)}
     assert sample() <= outcomes.keys()

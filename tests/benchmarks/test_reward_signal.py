@@ -18,6 +18,7 @@ def test_mean_cosine():
     assert mean_cosine([draws[0], np.zeros(40)]) == 0
 
 
+@pytest.mark.slow
 def test_gradients_of_each_reward(tmp_path, monkeypatch):
     def reward_all(rollouts, replies):
         sums = [float(tokens.sum() % 7) for _, tokens in replies]

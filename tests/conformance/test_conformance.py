@@ -184,6 +184,7 @@ def test_a_broken_or_malicious_file_exits_with_2(tmp_path, capsys, kind):
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_authors_numbers_agree(shared, capsys):
     paths = sorted(str(path) for path in (shared / "golden").glob("*.npz"))
     code, results = run(capsys, *paths)

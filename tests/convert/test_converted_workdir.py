@@ -120,6 +120,7 @@ def test_export_names_where_the_weights_come_from(workdir, tmp_path):
         np.testing.assert_array_equal(back[name], array)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_it(workdir, sources, params, tmp_path, monkeypatch, capsys):
     changes = {"image_encoder__name": "pretrained", "image_encoder__weights": str(sources / "clip")}
     sizes = {"teacher__width": 6, "student__width": 5, "prompts__width": 6, "training__joint_epochs": 0}

@@ -22,6 +22,8 @@ from stepcot_jax.predict.policy_reader import Answered, list_questions, load_rea
 from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.reasoning.replies import Region, Reply
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 IS_OPAQUE = """() => {
   let shown = document.querySelector("#answer img");

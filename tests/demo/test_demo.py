@@ -28,6 +28,8 @@ from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.corrections import read_corrections
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 TINY_DEMO = """
 import sys

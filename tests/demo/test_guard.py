@@ -30,14 +30,15 @@ def ask(
     sent = []
 
     async def page(scope, receive, send):
-        content, more = b"", True
+        parts, more = [], True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ConnectionError
-            content, more = content + message["body"], message.get("more_body", False)
+            parts.append(message["body"])
+            more = message.get("more_body", False)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"page " + content})
+        await send({"type": "http.response.body", "body": b"page " + b"".join(parts)})
 
     parts = [body[start : start + 2**16] for start in range(0, len(body), 2**16)] or [b""]
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]

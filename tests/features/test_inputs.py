@@ -152,6 +152,7 @@ def test_targets_are_made_for_training_alone(folder, frozen, tmp_path, monkeypat
         _ = found.example
 
 
+@pytest.mark.slow
 def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):
     cases = read_records(folder).cases
     rng = np.random.default_rng(0)

@@ -178,6 +178,7 @@ def test_a_folder_with_a_part_of_new_files_beside_old_ones_is_marked(address, tm
     assert objects(address) == {**dict.fromkeys("abc", b"new"), "d": b"another"}
 
 
+@pytest.mark.slow
 def test_a_resumed_folder_is_whole_again(address, monkeypatch):
     write_folder(address, a="1", b="1")
     with monkeypatch.context() as patch:

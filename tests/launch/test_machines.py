@@ -74,6 +74,7 @@ def test_the_backend_is_the_one_that_was_asked_for(monkeypatch, backend, variabl
         processes.join_processes(environment=variables)
 
 
+@pytest.mark.slow
 def test_a_user_without_a_home_trains(tmp_path):
     """As the image's entry point under Kubernetes: uid 1000, HOME=/, and nothing below / can be written."""
     if os.getuid() or shutil.which("setpriv") is None:

@@ -49,6 +49,7 @@ def exact(temperature=1.0, seed=0):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_probabilities_are_those_of_steps_in_order_and_add_up_to_one(temperature):
     logs = score_chains(make_reader(len(CHAINS)), jnp.asarray(CHAINS, jnp.int32), temperature=temperature)
@@ -63,6 +64,7 @@ def test_earlier_answers_matter():
     assert np.ptp(list(last.values())) > 1e-3
 
 
+@pytest.mark.slow
 def test_chains_are_drawn_with_their_probabilities():
     number = 4000
     keys = rollout_keys(jax.random.key(3), first=0, number=number)

@@ -156,6 +156,7 @@ def test_padding_and_its_content_change_nothing():
     np.testing.assert_array_equal(spoiled.log_probs, run(sampling).log_probs)
 
 
+@pytest.mark.slow
 def test_the_image_and_its_cells_matter():
     tokens = jnp.zeros((CASES, 2), jnp.int32)
     variables = {"params": params()}

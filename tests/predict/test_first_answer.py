@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 from trained_workdir import make_trained_workdir, small_settings
 
 from stepcot_jax.predict.first_answer import prepare_first_answer
@@ -45,6 +46,7 @@ def run(what, workdir, cache):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_next_process_compiles_nothing(tmp_path):
     make_trained_workdir(tmp_path / "run")
     first = run("prepare", tmp_path / "run", tmp_path)

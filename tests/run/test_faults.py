@@ -23,6 +23,7 @@ def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkeypatch):
     end_if_asked = Loop._end_if_asked
 

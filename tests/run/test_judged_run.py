@@ -51,6 +51,7 @@ def small_run(server, workdir):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_stops_with_its_judge_and_goes_on_with_it(tmp_path, monkeypatch):
     patient = endpoint.Endpoint
     monkeypatch.setattr(

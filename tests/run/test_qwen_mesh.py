@@ -12,6 +12,8 @@ from stepcot_jax.systems.grpo import NAME
 from stepcot_jax.systems.sft import POLICY
 from stepcot_jax.training.state import apply_gradients
 
+pytestmark = pytest.mark.slow
+
 MESH = {"parallel.transform": "mesh", "parallel.num_devices": 4, "parallel.model_devices": 2}
 EIGHT = {"parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 2}
 PASSES = {"parallel.num_passes": 2, "parallel.remat": True}

@@ -19,6 +19,8 @@ from stepcot_jax.run import training_run
 from stepcot_jax.systems import step_cot
 from stepcot_jax.training.checkpoints import saved_steps
 
+pytestmark = pytest.mark.slow
+
 
 class Killed(Exception):
     pass

@@ -70,6 +70,7 @@ def build_wheel(folder: pathlib.Path) -> pathlib.Path:
     return next(folder.glob("*.whl"))
 
 
+@pytest.mark.slow
 def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
     wheel = build_wheel(tmp_path)
     # A new environment with this one's libraries and without this checkout.

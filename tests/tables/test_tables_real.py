@@ -17,6 +17,8 @@ from stepcot_jax.tables import cell_networks
 from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(shared, tmp_path_factory):

@@ -19,6 +19,8 @@ from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.encoders import list_encoders, write_random_encoder
 from stepcot_jax.tables.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def standard_promotion():

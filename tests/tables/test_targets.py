@@ -261,6 +261,7 @@ def plan(folders, tmp_path_factory):
     return Plan(settings, (0,), Cells(workdir, Terminal()), target=target, num_resamples=30)
 
 
+@pytest.mark.slow
 def test_networks_of_another_chain_read_chestxray8(plan):
     folder = plan.workdir / "tables"
     making.make_tables(["transfer"], plan, command=["python"], folder=folder)

@@ -34,6 +34,7 @@ def assert_same(found, expected):
         assert np.abs(leaf - wanted).max() <= 1e-5 * scale, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPREAD)
 def test_losses_and_raw_gradients_are_those_of_one_device(name):
     gradients, metrics, _ = run(**SPREAD[name])
@@ -117,6 +118,7 @@ def test_a_tree_that_two_processes_divide_is_gathered_on_the_first_alone():
     run_two_processes("gathering_processes.py", num_devices=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp_path):
     run_two_processes("two_processes.py", transform, tmp_path / "found", num_devices=4)
