@@ -11,6 +11,8 @@ import pytest
 
 import stepcot_jax as sc
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^### sc\.(\w+)\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
@@ -45,7 +47,6 @@ def test_nothing_is_imported_before_it_is_used():
     assert set(sc.__all__) <= set(dir(sc))
 
 
-@pytest.mark.slow
 def test_the_examples_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"sc": sc}

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain", "anatomy", "verifiable_rewards")
 
@@ -114,7 +116,6 @@ def text_of(outputs):
     return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
-@pytest.mark.slow
 def test_rewards_from_scratch(execute):
     _, outputs = execute("verifiable_rewards")
     totals = re.findall(r"total (\d)", text_of(outputs["rewards"]))
@@ -129,7 +130,6 @@ def test_rewards_from_scratch(execute):
     assert all(any("image/png" in each.get("data", {}) for each in outputs[name]) for name in ("curves", "boxes"))
 
 
-@pytest.mark.slow
 def test_the_notebooks_run(execute):
     runs, outputs = execute("quickstart")
     assert (runs / "quickstart" / "report.json").is_file()

@@ -17,6 +17,8 @@ from stepcot_jax.annotate.rules.annotator import annotate_report, describe_repor
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.sources.iu_coding import read_coding
 
+pytestmark = pytest.mark.slow
+
 
 def coded(text, *mesh):
     return Report("1", "1", text, (), "test"), mesh
@@ -125,7 +127,6 @@ def test_two_hundred_reports_a_second(reports):
     assert 600 / (time.process_time() - start) >= 200
 
 
-@pytest.mark.slow
 def test_the_command_prints_both_halves(archive, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["coding_agreement", str(archive)])
     coding_agreement.main()

@@ -25,6 +25,8 @@ from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.locks import lock_folder
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("openai", reason="the extra annotate")
 
 KEY = "sk-marker-0123456789"
@@ -735,7 +737,6 @@ def test_agreement_and_review_from_the_command_line(tmp_path, six, capsys):
     assert dict(cases[0].provenance)["review 1 step 1"] == "A -> B"
 
 
-@pytest.mark.slow
 def test_the_archive_is_annotated_and_accounted_for(shared, tmp_path, capsys):
     main([str(shared / "data" / "iu_xray"), f"--out={tmp_path}"])
     cases = read_records(tmp_path, require_images=False).cases

@@ -18,6 +18,8 @@ from benchmarks.hostile_kinds import KINDS
 from benchmarks.hostile_readings import FILES, READINGS, sample
 from stepcot_jax.host.untrusted import VARIABLE
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
 LIMITS = "text=200000,name=1000,blank_rows=20000,sheet_cells=20000"
 FACTOR = 0.02
@@ -192,7 +194,6 @@ def test_hostile_files_are_refused(group):
             assert words_of(outcome["name"]) in " ".join(outcome["output"].split()), outcome
 
 
-@pytest.mark.slow
 def test_every_command_refuses_one_file_of_each_kind_by_turns_and_those_that_once_ended_badly():
     outcomes = {outcome["name"]: outcome for outcome in run("--sample", *MENDED)}
     assert sample() <= outcomes.keys()

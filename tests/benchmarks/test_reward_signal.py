@@ -10,6 +10,8 @@ from benchmarks.reward_signal import make_task, mean_cosine, measure
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.systems.grpo import Rollouts
 
+pytestmark = pytest.mark.slow
+
 
 def test_mean_cosine():
     draws = np.random.default_rng(0).standard_normal((5, 40))
@@ -18,7 +20,6 @@ def test_mean_cosine():
     assert mean_cosine([draws[0], np.zeros(40)]) == 0
 
 
-@pytest.mark.slow
 def test_gradients_of_each_reward(tmp_path, monkeypatch):
     def reward_all(rollouts, replies):
         sums = [float(tokens.sum() % 7) for _, tokens in replies]

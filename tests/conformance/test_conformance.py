@@ -10,6 +10,8 @@ from stepcot_jax.conformance.__main__ import max_error
 from stepcot_jax.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Golden
 from stepcot_jax.host.errors import BadInput, run_tool
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def configured():
@@ -184,7 +186,6 @@ def test_a_broken_or_malicious_file_exits_with_2(tmp_path, capsys, kind):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_the_authors_numbers_agree(shared, capsys):
     paths = sorted(str(path) for path in (shared / "golden").glob("*.npz"))
     code, results = run(capsys, *paths)

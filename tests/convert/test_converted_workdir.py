@@ -26,6 +26,8 @@ from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import read_run_settings
 from stepcot_jax.training.state import flatten
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads": 2, "head_width": 3}
 SIZES |= {"projection_width": 4, **{f"answers_{n}": size for n, size in enumerate(DEFAULT_CHAIN.answers_per_step)}}
 CONFIG = """
@@ -120,7 +122,6 @@ def test_export_names_where_the_weights_come_from(workdir, tmp_path):
         np.testing.assert_array_equal(back[name], array)
 
 
-@pytest.mark.slow
 def test_a_run_starts_from_it(workdir, sources, params, tmp_path, monkeypatch, capsys):
     changes = {"image_encoder__name": "pretrained", "image_encoder__weights": str(sources / "clip")}
     sizes = {"teacher__width": 6, "student__width": 5, "prompts__width": 6, "training__joint_epochs": 0}

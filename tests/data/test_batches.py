@@ -26,6 +26,8 @@ from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput, RunStopped
 
+pytestmark = pytest.mark.slow
+
 PREPROCESSING = Preprocessing(size=4)
 
 
@@ -254,7 +256,6 @@ def test_no_worker_reads_before_it_is_known(monkeypatch, tmp_path):
         take(iterator, 10)
 
 
-@pytest.mark.slow
 def test_closing_waits_for_no_worker_that_is_gone_or_hangs(monkeypatch, tmp_path):
     iterator = reader_that_ends(monkeypatch, tmp_path, at=5, num_workers=2)
     assert take(iterator, 2) == [0, 1]

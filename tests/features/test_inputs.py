@@ -21,6 +21,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import feed
 
+pytestmark = pytest.mark.slow
+
 
 class FakeEncoder:
     """The mean of each quarter of the picture; counts the images that it sees."""
@@ -152,7 +154,6 @@ def test_targets_are_made_for_training_alone(folder, frozen, tmp_path, monkeypat
         _ = found.example
 
 
-@pytest.mark.slow
 def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):
     cases = read_records(folder).cases
     rng = np.random.default_rng(0)

@@ -15,6 +15,8 @@ from stepcot_jax.host.store_cache import find_files, find_workdir
 from stepcot_jax.host.store_uploads import UNFINISHED
 from stepcot_jax.host.stores import StoreError, StoreFolder
 
+pytestmark = pytest.mark.slow
+
 PAID = ("ledger/",)
 
 
@@ -178,7 +180,6 @@ def test_a_folder_with_a_part_of_new_files_beside_old_ones_is_marked(address, tm
     assert objects(address) == {**dict.fromkeys("abc", b"new"), "d": b"another"}
 
 
-@pytest.mark.slow
 def test_a_resumed_folder_is_whole_again(address, monkeypatch):
     write_folder(address, a="1", b="1")
     with monkeypatch.context() as patch:

@@ -12,6 +12,8 @@ import pytest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training import processes
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 RUN = {
     "CONFIG": str(ROOT / "configs/quickstart.py"),
@@ -74,7 +76,6 @@ def test_the_backend_is_the_one_that_was_asked_for(monkeypatch, backend, variabl
         processes.join_processes(environment=variables)
 
 
-@pytest.mark.slow
 def test_a_user_without_a_home_trains(tmp_path):
     """As the image's entry point under Kubernetes: uid 1000, HOME=/, and nothing below / can be written."""
     if os.getuid() or shutil.which("setpriv") is None:

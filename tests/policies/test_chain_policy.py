@@ -12,6 +12,8 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.policies.chain_policy import sample_chains, score_chains
 from stepcot_jax.policies.sampling import rollout_keys
 
+pytestmark = pytest.mark.slow
+
 ANSWERS = (3, 2, 2)
 TEACHER = Teacher(ANSWERS, width=8, num_heads=2, num_layers=1)
 CHAINS = np.array(list(itertools.product(*map(range, ANSWERS))))
@@ -49,7 +51,6 @@ def exact(temperature=1.0, seed=0):
     return np.array(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_probabilities_are_those_of_steps_in_order_and_add_up_to_one(temperature):
     logs = score_chains(make_reader(len(CHAINS)), jnp.asarray(CHAINS, jnp.int32), temperature=temperature)
@@ -64,7 +65,6 @@ def test_earlier_answers_matter():
     assert np.ptp(list(last.values())) > 1e-3
 
 
-@pytest.mark.slow
 def test_chains_are_drawn_with_their_probabilities():
     number = 4000
     keys = rollout_keys(jax.random.key(3), first=0, number=number)

@@ -6,8 +6,9 @@ import pytest
 from oracles.random_params import assert_close
 from policies.test_rollouts import CASES, IMAGES, MODEL, PROMPT, WORDS, params
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_packed_text_scores_as_it_does_alone():
     rng = np.random.default_rng(3)
     texts = [[rng.integers(0, WORDS, length) for length in (3, 5)] for _ in range(CASES)]

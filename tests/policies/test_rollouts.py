@@ -14,6 +14,8 @@ from stepcot_jax.models.decoder import DecoderSizes, empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.sampling import Sampling, draw_words, rollout_keys, sample_replies
 
+pytestmark = pytest.mark.slow
+
 WORDS, STOP, LONGEST, PROMPT, CASES, EACH = 9, 3, 6, 4, 3, 2
 SIZES = DecoderSizes(
     width=16,
@@ -156,7 +158,6 @@ def test_padding_and_its_content_change_nothing():
     np.testing.assert_array_equal(spoiled.log_probs, run(sampling).log_probs)
 
 
-@pytest.mark.slow
 def test_the_image_and_its_cells_matter():
     tokens = jnp.zeros((CASES, 2), jnp.int32)
     variables = {"params": params()}

@@ -10,6 +10,8 @@ from trained_workdir import make_trained_workdir, small_settings
 
 from stepcot_jax.predict.first_answer import prepare_first_answer
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 _PROGRAM = """
@@ -46,7 +48,6 @@ def run(what, workdir, cache):
     return done.stdout
 
 
-@pytest.mark.slow
 def test_the_next_process_compiles_nothing(tmp_path):
     make_trained_workdir(tmp_path / "run")
     first = run("prepare", tmp_path / "run", tmp_path)

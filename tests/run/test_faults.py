@@ -12,6 +12,8 @@ from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.loop import Loop
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"training__joint_epochs": 0}
 
 
@@ -23,7 +25,6 @@ def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.slow
 def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkeypatch):
     end_if_asked = Loop._end_if_asked
 

@@ -26,6 +26,8 @@ from stepcot_jax.settings.run_settings import load_settings, read_settings
 from stepcot_jax.tables.cells import Cell, Cells
 from stepcot_jax.tables.encoders import write_random_encoder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -57,7 +59,6 @@ def test_cases_on_a_store_are_those_of_their_folder(folder, address, monkeypatch
     assert load_dataset(of_root(address), preprocessing=Preprocessing(size=32)).digest == here.digest
 
 
-@pytest.mark.slow
 def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, address, tmp_path, monkeypatch, capsys):
     changes = {"data__source": "folder", "training__teacher_epochs": 0, "training__joint_epochs": 1}
     report = small_run(tmp_path / "local", monkeypatch, **changes, data__root=str(folder)).execute()
@@ -139,7 +140,6 @@ def test_cells_notice_records_that_changed_on_the_store(folder, address, tmp_pat
     assert cells.digest(Cell("two", weights)) == digest
 
 
-@pytest.mark.slow
 def test_check_stats_and_shards_read_a_folder_on_a_store(folder, address, tmp_path, monkeypatch, capsys):
     found = []
     for number, root in enumerate((str(folder), address)):

@@ -13,6 +13,8 @@ from stepcot_jax.run.training_run import Run
 from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.systems import judged_rewards
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("openai", reason="the extra annotate")
 
 REPLY = (
@@ -51,7 +53,6 @@ def small_run(server, workdir):
     return run
 
 
-@pytest.mark.slow
 def test_a_run_stops_with_its_judge_and_goes_on_with_it(tmp_path, monkeypatch):
     patient = endpoint.Endpoint
     monkeypatch.setattr(

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = {
     "phantom.num_cases": 60,
@@ -49,7 +51,6 @@ def numbers(workdir, kind):
     return [{k: v for k, v in line.items() if k != "cases_per_second"} for line in lines if line["kind"] == kind]
 
 
-@pytest.mark.slow
 def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     launch(one, 1, joint_epochs=1)

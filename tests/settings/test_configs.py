@@ -14,6 +14,8 @@ import pytest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.configs import find_config, load_config, shipped_names
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -70,7 +72,6 @@ def build_wheel(folder: pathlib.Path) -> pathlib.Path:
     return next(folder.glob("*.whl"))
 
 
-@pytest.mark.slow
 def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
     wheel = build_wheel(tmp_path)
     # A new environment with this one's libraries and without this checkout.

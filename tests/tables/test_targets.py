@@ -27,6 +27,8 @@ from stepcot_jax.tables import transfer_table as targets
 from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 KNOWN = ("Pneumothorax", "  normal", "Effusion", "Mass", "Cardiomegaly", "Pneumonia", "Infiltration", "Atelectasis")
 """Another order, another writing, and no Nodule."""
 
@@ -261,7 +263,6 @@ def plan(folders, tmp_path_factory):
     return Plan(settings, (0,), Cells(workdir, Terminal()), target=target, num_resamples=30)
 
 
-@pytest.mark.slow
 def test_networks_of_another_chain_read_chestxray8(plan):
     folder = plan.workdir / "tables"
     making.make_tables(["transfer"], plan, command=["python"], folder=folder)

@@ -15,6 +15,8 @@ from training.parallel_step import CASES, COUNTS, LABELS, run
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.devices import AXIS, Devices
 
+pytestmark = pytest.mark.slow
+
 SPREAD = {
     "pmap": {"num_devices": 8},
     "shard_map": {"transform": "shard_map", "num_devices": 8},
@@ -34,7 +36,6 @@ def assert_same(found, expected):
         assert np.abs(leaf - wanted).max() <= 1e-5 * scale, jax.tree_util.keystr(path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SPREAD)
 def test_losses_and_raw_gradients_are_those_of_one_device(name):
     gradients, metrics, _ = run(**SPREAD[name])
@@ -118,7 +119,6 @@ def test_a_tree_that_two_processes_divide_is_gathered_on_the_first_alone():
     run_two_processes("gathering_processes.py", num_devices=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp_path):
     run_two_processes("two_processes.py", transform, tmp_path / "found", num_devices=4)

@@ -30,6 +30,8 @@ from stepcot_jax.policies.qwen_policy import (
 from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
 from stepcot_jax.training.devices import make_mesh
 
+pytestmark = pytest.mark.slow
+
 LORA = LowRankSettings(rank=4)
 
 
@@ -65,7 +67,6 @@ def test_eight_devices_compute_what_one_does(tiny):
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 0.1
 
 
-@pytest.mark.slow
 def test_parameters_and_optimizer_state_stay_divided(tiny):
     network, tuned, frozen, rows = tiny
     mesh = make_mesh(jax.devices()[:8], {"data": 2, "model": 4})
