@@ -16,7 +16,7 @@ import time
 from PIL import Image
 
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.reading.trained_model import load_trained
 
 JAX = ["-c", "import jax; jax.numpy.zeros(1)"]
 
@@ -27,7 +27,7 @@ def measure_first_answer(workdir: pathlib.Path, rounds: int) -> dict[str, tuple[
     with tempfile.TemporaryDirectory() as folder:
         image = pathlib.Path(folder) / "phantom.png"
         Image.fromarray(draw_case(0, size=512).image).save(image)
-        predict = ["-m", "stepcot_jax.predict", str(image), f"--checkpoint={workdir}"]
+        predict = ["-m", "stepcot_jax", "predict", str(image), f"--checkpoint={workdir}"]
         commands = {"jax": JAX, **{name: [*predict, f"--model={name}"] for name in names}}
         for command in commands.values():
             _run(command)  # fills the caches of files and of compiled programs

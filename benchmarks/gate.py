@@ -19,9 +19,9 @@ from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.predict.programs import Reader
-from stepcot_jax.predict.radiographs import find_images, read_picture, to_input
-from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.reading.radiographs import find_images, read_picture, to_input
+from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 
 BATCH_SIZE = 32
 

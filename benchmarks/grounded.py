@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 
 from benchmarks.measure import make_sgemm, time_in_turn
-from stepcot_jax.data.__main__ import main as run_data
 from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.evaluate_replies.__main__ import main as evaluate_replies
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.tools.data.command import main as run_data
+from stepcot_jax.tools.evaluate_replies.command import main as evaluate_replies
 
 
 def write_replies(folder: pathlib.Path, path: pathlib.Path, *, seed: int = 0) -> int:

@@ -9,10 +9,10 @@ from benchmarks.hostile_inputs import MAKERS, Command
 from benchmarks.hostile_kinds import fill_folder
 
 PRELOADED = (
-    "stepcot_jax.explain.drawing",
+    "stepcot_jax.tools.explain.drawing",
     "stepcot_jax.export.policy_folder",
-    "stepcot_jax.predict.loading",
-    "stepcot_jax.predict.policy_reader",
+    "stepcot_jax.reading.loading",
+    "stepcot_jax.reading.policy_reader",
 )
 """Modules that import what most commands need, among it JAX, without starting it."""
 

@@ -23,7 +23,7 @@ def measure_latency(rounds: int) -> dict[str, float]:
     text_features = jax.random.normal(jax.random.key(3), (len(ANSWERS), TEXT_WIDTH))
     init = jax.jit(lambda key: init_params(networks, key=key, batch=make_batch(1), text_features=text_features))
     params = init(jax.random.key(0))
-    split = split_heads(params["teacher"])  # as `stepcot_jax.predict` does
+    split = split_heads(params["teacher"])  # as `stepcot predict` does
     clip_params, clip = make_clip()
     teacher = jax.jit(
         lambda split, features: read_as_teacher(networks, join_heads(split), features, text_features, key=None).logits

@@ -45,7 +45,7 @@ def measure_memory(rounds: int) -> dict[str, float]:  # noqa: ARG001 - one run i
             "--config.training.joint_epochs=1",
             f"--config.features.folder={folder / 'features'}",
         ]
-        encode = _peak_of("stepcot_jax.features", [*arguments, f"--workdir={folder / 'ahead'}"])
+        encode = _peak_of("stepcot_jax", ["features", *arguments, f"--workdir={folder / 'ahead'}"])
         train = _peak_of("stepcot_jax.main", [*arguments, f"--workdir={folder / 'run'}"])
     return {"encode_peak_megabytes": encode, "train_peak_megabytes": train}
 

@@ -27,9 +27,9 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.layers import GraphAttentionStack
 from stepcot_jax.models.teacher import TeacherReading
-from stepcot_jax.predict.corrections import NOT_GIVEN
+from stepcot_jax.reading.corrections import NOT_GIVEN
 from stepcot_jax.systems.networks import encode_images
-from stepcot_jax.tables.cell_networks import Weights, load_weights
+from stepcot_jax.tools.tables.cell_networks import Weights, load_weights
 
 OWN, TRUE, RANDOM, OF_ANOTHER = "own", "true", "random", "another case's"
 

@@ -18,13 +18,13 @@ from PIL import Image
 from benchmarks.measure import median_of_ratios, time_in_turn
 from configs import base
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.__main__ import main as data_main
 from stepcot_jax.data.batches import iterate, training_batches
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.settings.run_settings import Settings, make_settings
+from stepcot_jax.tools.data.command import main as data_main
 
 NUM_CASES = 10_068
 BATCH_SIZE = 32

@@ -24,11 +24,11 @@ from configs import base
 from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.predict.__main__ import BATCH_SIZE
-from stepcot_jax.predict.answer_sheet import in_order, write_sheet
-from stepcot_jax.predict.image_reader import ImageReader, load
+from stepcot_jax.reading.answer_sheet import in_order, write_sheet
+from stepcot_jax.reading.image_reader import ImageReader, load
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.systems.networks import encode_images
+from stepcot_jax.tools.predict import BATCH_SIZE
 
 
 def measure_predict(workdir: pathlib.Path, *, num_drawn: int, rounds: int) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Throughput of the Ray engine by workers: `python -m benchmarks.ray_throughput FOLDER`.
 
-Images of phantoms are encoded by `python -m stepcot_jax.features`, and reports annotated by rules by `python -m
-stepcot_jax.annotate`, with the local engine and with each number of Ray workers, each command in a process of its own.
+Images of phantoms are encoded by `stepcot features`, and reports annotated by rules by `stepcot annotate`, with the
+local engine and with each number of Ray workers, each command in a process of its own.
 A rate is the difference of a large and a small run, so that starts and compilations cancel. The order of the engines is
 rotated in each round, and the median over the rounds is given.
 """
@@ -34,12 +34,12 @@ def write_reports(path: pathlib.Path, number: int) -> None:
 def encode_command(folder: pathlib.Path, weights: str, number: int) -> list[str]:
     """Return the command that encodes phantoms."""
     flags = ["--config=quickstart", f"--workdir={folder}", f"--encoder={weights}"]
-    return ["stepcot_jax.features", *flags, f"--config.phantom.num_cases={number}"]
+    return ["stepcot_jax", "features", *flags, f"--config.phantom.num_cases={number}"]
 
 
 def annotate_command(folder: pathlib.Path, reports: pathlib.Path) -> list[str]:
     """Return the command that annotates reports."""
-    return ["stepcot_jax.annotate", str(reports), f"--out={folder}", "--images=none"]
+    return ["stepcot_jax", "annotate", str(reports), f"--out={folder}", "--images=none"]
 
 
 def engine_flags(workers: int, *, is_absl: bool) -> list[str]:
@@ -77,7 +77,7 @@ def main() -> None:
     options.folder.mkdir()
     weights, out = options.weights, options.folder / "out"
     if not weights:
-        from stepcot_jax.tables.encoders import write_random_encoder
+        from stepcot_jax.tools.tables.encoders import write_random_encoder
 
         weights = str(options.folder / "encoder")
         write_random_encoder(pathlib.Path(weights))

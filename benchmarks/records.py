@@ -63,7 +63,7 @@ def measure(folder: pathlib.Path) -> dict[str, float]:
 
     Linux counts the memory of this process, from which the check is started, into its peak: call it from a small one.
     """
-    command = ["-m", "stepcot_jax.data", "check", str(folder), "--images=none", "--on-bad-record=skip"]
+    command = ["-m", "stepcot_jax", "data", "check", str(folder), "--images=none", "--on-bad-record=skip"]
     quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
     start = time.monotonic()
     process = os.posix_spawn(sys.executable, [sys.executable, *command], os.environ, file_actions=quiet)

@@ -5,7 +5,7 @@ docs/departures.md has these settings and the differences that have none, such a
 python -m stepcot_jax.main --config=authors_code --config.data.root=FOLDER --workdir=runs/authors_code
 
 Hardware and time: as step_cot, for 50 epochs instead of 30. Expected score: not measured;
-`python -m stepcot_jax.conformance` checks the losses and updates of this setting against golden numbers of the authors'
+`stepcot conformance` checks the losses and updates of this setting against golden numbers of the authors'
 code.
 """
 

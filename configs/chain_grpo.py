@@ -5,7 +5,7 @@ The reward is the sum of three parts: the diagnosis is right, the share of right
 python -m stepcot_jax.main --config=chain_grpo --workdir=runs/chain_grpo
 
 Before and after, over seeds and beside shuffled rewards:
-python -m stepcot_jax.tables chain_grpo --config=chain_grpo --workdir=runs/chain_tables --seeds=0,1,2
+stepcot tables chain_grpo --config=chain_grpo --workdir=runs/chain_tables --seeds=0,1,2
 """
 
 from configs import quickstart

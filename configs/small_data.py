@@ -1,9 +1,9 @@
 """A few hundred annotated radiographs: frozen features of a pretrained network, small teacher and student.
 
-python -m stepcot_jax.features import FEATURES.npz --root FOLDER --store features/mine
+stepcot features import FEATURES.npz --root FOLDER --store features/mine
 python -m stepcot_jax.main --config=small_data --config.data.root=FOLDER --workdir=runs/small \
     --config.image_encoder.weights=features/mine
-python -m stepcot_jax.tables folds --config=small_data --config.data.root=FOLDER --workdir=runs/folds \
+stepcot tables folds --config=small_data --config.data.root=FOLDER --workdir=runs/folds \
     --config.image_encoder.weights=features/mine --seeds=0,1,2
 
 With a checkpoint in place of imported features add --config.image_encoder.name=pretrained (docs/encoders.md).

@@ -1,6 +1,6 @@
 """The paper's tables on phantom chests with small networks and encoders that need no weights.
 
-python -m stepcot_jax.tables all --config=tables_phantom --workdir=runs/tables --out=docs/results
+stepcot tables all --config=tables_phantom --workdir=runs/tables --out=docs/results
 
 Hardware and time: 2 CPU cores, 16 min for one seed. Expected scores: the tables in docs/results/.
 """

@@ -1,6 +1,6 @@
 """Policies by fine-tuning, rewards, self-check and curriculum on phantom chests, beside the published figures.
 
-python -m stepcot_jax.tables vqa robustness curriculum self_check stages --config=tables_vqa --workdir=runs/tables_vqa
+stepcot tables vqa robustness curriculum self_check stages --config=tables_vqa --workdir=runs/tables_vqa
 
 Of `vqa`, with seeds 0, 1 and 2 (docs/policies.md): A 48.5, V 43.9 % after fine-tuning, 50.6 and 45.3 after GRPO with
 both rewards (majority answer and constant box: 32.3 and 26.9). On one busy core a fine-tuning took 15 to 21 minutes,

@@ -1,57 +1,67 @@
-"""List the tools, or run one: `stepcot TOOL ...` is `python -m stepcot_jax.TOOL ...`."""
+"""List the commands, or run one: `stepcot COMMAND ...` is the same as `python -m stepcot_jax COMMAND ...`."""
 
 import ast
 import difflib
+import importlib.util
 import pathlib
 import runpy
 import sys
 
 from stepcot_jax import __version__
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.extras import find_extra, list_extras
+
+_HERE = pathlib.Path(__file__).parent
+_TRAIN = ("train", "main")  # two names of stepcot_jax.main
+_EXTRAS = {"demo": "demo"}
+"""Commands of `contrib` and the optional dependencies that each needs."""
 
 
-def find_tools() -> dict[str, str]:
-    """Return every module of the package that runs as a program, with the first line of its docstring.
-
-    Sources are parsed instead of imported, so that listing takes milliseconds.
-    """
-    here = pathlib.Path(__file__).parent
-    tools = {}
-    for path in (*here.glob("[!_]*.py"), *here.glob("*/**/__main__.py")):
-        source = path.read_text(encoding="utf-8")
-        if '\nif __name__ == "__main__":' in source:
-            parts = path.relative_to(here).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
-            tools[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return dict(sorted(tools.items()))
+def find_commands() -> dict[str, str]:
+    """Return the module of every command by name: files of `tools/`, and what extras register."""
+    tools = sorted((*(_HERE / "tools").glob("[!_]*.py"), *(_HERE / "tools").glob("*/command.py")))
+    names = {path.parent.name if path.name == "command.py" else path.stem: path for path in tools}
+    names.pop("options")
+    modules = {name: ".".join(path.relative_to(_HERE.parent).with_suffix("").parts) for name, path in names.items()}
+    modules |= {name: point.value for name, point in list_extras("command").items()}
+    return dict(sorted((modules | {"train": "stepcot_jax.main"}).items()))
 
 
-def describe(tools: dict[str, str]) -> str:
-    """Return the listing of tools."""
-    width = max(map(len, tools))
-    lines = [f"  {name:<{width}}  {line}" for name, line in tools.items()]
-    return "\n".join(["usage: stepcot TOOL ... (help for one: stepcot TOOL --help)", "", *lines])
+def describe(commands: dict[str, str]) -> str:
+    """Return the list of commands, each with the first line of its docstring; sources are parsed, not imported."""
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {_summarise(module)}" for name, module in commands.items()]
+    return "\n".join(["usage: stepcot COMMAND ... (help for one: stepcot COMMAND --help)", "", *lines])
+
+
+def _summarise(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    source = "" if spec is None or spec.origin is None else pathlib.Path(spec.origin).read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def run(arguments: list[str]) -> None:
-    """List the tools, or run the first argument as a tool with the remaining ones."""
-    tools = find_tools()
+    """List the commands, or run the first argument as a command with the remaining ones."""
+    commands = find_commands()
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(describe(tools))
+        print(describe(commands))
         return
     name, *rest = arguments
     if name == "--version":
         print(f"stepcot-jax {__version__}")
         return
-    if name not in tools:
-        near = difflib.get_close_matches(name, tools, n=1, cutoff=0.0)
-        raise BadInput(f"{name}: no such tool; did you mean {near[0]}? (tools: {', '.join(tools)})")
+    module = "stepcot_jax.main" if name in _TRAIN else commands.get(name)
+    if module is None and name in _EXTRAS:
+        find_extra("command", name, packages=_EXTRAS[name])  # says how to install it
+    if module is None:
+        near = difflib.get_close_matches(name, commands, n=1, cutoff=0.0)
+        raise BadInput(f"{name}: no such command; did you mean {near[0]}? (commands: {', '.join(commands)})")
     # As `python -m` does and a console script does not: configs import each other from the current folder.
     here = str(pathlib.Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    sys.argv = [name, *rest]
-    runpy.run_module(f"stepcot_jax.{name}", run_name="__main__", alter_sys=True)
+    sys.argv = [f"stepcot {name}", *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ docs/launch.md tells how to start several processes.
 from absl import app, flags, logging
 
 from stepcot_jax.host.errors import BadInput, end_process, run_tool
-from stepcot_jax.settings.flags import define_flags, parse
 from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.tools.options import define_flags, parse
 
 
 def main(arguments: list[str]) -> None:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(run.describe_resume()) from None
         if is_first():
-            from stepcot_jax.predict.first_answer import prepare_first_answer
+            from stepcot_jax.reading.first_answer import prepare_first_answer
 
             run.terminal.say("compiling what a first answer needs")
             prepare_first_answer(run.workdir, settings)

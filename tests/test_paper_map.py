@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from configs import base
-from stepcot_jax.__main__ import find_tools
+from stepcot_jax.__main__ import find_commands
 from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.tables.__main__ import PUBLISHED_NAMES
+from stepcot_jax.tools.tables.command import PUBLISHED_NAMES
 
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper_map.md"
@@ -38,7 +38,7 @@ ROWS = [row for name, rows in SECTIONS.items() if name not in SIBLINGS for row i
 ALL_ROWS = ROWS + [row for name in SIBLINGS for row in SECTIONS[name]]
 CODE = sorted(set(re.findall(r"`([^`]+)`", TEXT)))
 PLACES = [code for code in CODE if re.fullmatch(r"[\w./]+\.(py|md|csv)(::[\w.]+)?", code)]
-TOOLS = [code for code in CODE if code.startswith("python -m ")]
+TOOLS = [code for code in CODE if code.startswith(("python -m ", "stepcot "))]
 SETTINGS = [code for code in CODE if code.startswith("config.")]
 UNCALLED = "no table calls it"
 WITHOUT_CODE = "none: no computation"
@@ -97,14 +97,13 @@ def test_what_is_named_can_be_imported(path, name):
 
 @pytest.mark.parametrize("command", TOOLS)
 def test_every_tool_exists_and_knows_what_is_asked_of_it(command):
-    tool, *words = command.removeprefix("python -m ").split()
+    tool, *words = command.removeprefix("python -m ").removeprefix("stepcot ").split()
     if tool.startswith("benchmarks."):
         assert callable(importlib.import_module(tool).main)
         return
     name = tool.removeprefix("stepcot_jax.")
-    assert name in find_tools()
-    here = ROOT / "stepcot_jax"
-    sources = [path.read_text() for path in (here / f"{name}.py", *(here / name).rglob("*.py")) if path.is_file()]
+    path = ROOT / (find_commands() | {"main": "stepcot_jax.main"})[name].replace(".", "/")
+    sources = [file.read_text() for file in (path.with_suffix(".py"), *path.parent.glob("*.py")) if file.is_file()]
     for word in words:
         if word.islower() and word.isidentifier():
             assert any(f'"{word}"' in source for source in sources), f"{command}: {word} is not in the sources"
@@ -256,7 +255,7 @@ def defines(node, name):
 def test_every_test_speaks_of_its_row(row):
     """The test, or a module it imports, uses the row's functions, their modules or the command."""
     tests = places_in(row[3])
-    tools = {tool.split()[0] for tool in re.findall(r"`python -m stepcot_jax\.([^`]+)`", row[2])}
+    tools = {tool.split()[0] for tool in re.findall(r"`(?:python -m stepcot_jax\.|stepcot )([^`]+)`", row[2])}
     accepted = {place: {place[1].split(".")[-1], Path(place[0]).stem} | tools for place in places_in(row[1])}
     for test, _ in tests:
         spoken_of = words_of(test) | words_of_imported(test)
@@ -270,7 +269,7 @@ TABLES = [
     (row, name)
     for row in FULL
     if re.match("Table|true answers given", row[0])
-    for name in re.findall(r"`python -m stepcot_jax\.tables (\w+)`", row[2])
+    for name in re.findall(r"`stepcot tables (\w+)`", row[2])
 ]
 
 
@@ -280,7 +279,7 @@ def test_every_table_has_a_test_that_reads_it(row, table):
     assert any(re.search(rf"[\"_]{table}\b|\b{table}_", source_of(path, name)) for path, name in places_in(row[3])), (
         f"{row[0]}: no test named there reads the table {table!r}"
     )
-    assert (ROOT / "stepcot_jax" / "tables" / f"{table}_table.py").is_file()
+    assert (ROOT / "stepcot_jax" / "tools" / "tables" / f"{table}_table.py").is_file()
 
 
 def test_every_published_table_of_the_tool_is_among_them():
@@ -301,7 +300,9 @@ def reached_from(path):
             continue
         found.add(here)
         for node in ast.walk(parse(here)):
-            if isinstance(node, ast.ImportFrom) and re.match(r"stepcot_jax\.(tables|evaluation)", node.module or ""):
+            if isinstance(node, ast.ImportFrom) and re.match(
+                r"stepcot_jax\.(tools\.tables|evaluation|run)", node.module or ""
+            ):
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
                 paths = (f"{name.replace('.', '/')}.py" for name in names)
                 waiting += [each for each in paths if (ROOT / each).is_file()]
@@ -330,9 +331,9 @@ def test_tables_call_what_they_are_said_to_and_nothing_they_are_not(row):
     if UNCALLED in row[2]:
         assert not any(is_called(name, everything) for name in names), f"{row[0]}: is called, which the map denies"
         return
-    for tables in re.findall(r"`python -m stepcot_jax\.tables ([\w ]+)`", row[2]):
+    for tables in re.findall(r"`stepcot tables ([\w ]+)`", row[2]):
         for table in tables.split() if tables != "all" else [name for name in NAMES_OF_ALL if name != "cost"]:
-            reached = reached_from(f"stepcot_jax/tables/{table}_table.py")
+            reached = reached_from(f"stepcot_jax/tools/tables/{table}_table.py")
             assert any(is_called(name, reached) for name in names), f"{row[0]}: table {table!r} never calls {names}"
     for name in names:
         assert is_called(name.split(".")[-1], everything), f"{row[0]}: nothing in the package calls {name}"

@@ -21,7 +21,7 @@ def test_the_tools_are_listed_without_jax():
     result = run("-X", "importtime", "-m", "stepcot_jax")
     assert result.returncode == 0
     names = [line.split()[0] for line in result.stdout.splitlines()[2:]]
-    assert {"conformance", "convert", "main"} <= set(names)
+    assert {"conformance", "convert", "demo", "train"} <= set(names)
     assert all(len(line.split()) > 3 for line in result.stdout.splitlines()[2:])
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "stepcot_jax" in imported
@@ -31,10 +31,10 @@ def test_the_tools_are_listed_without_jax():
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--help"], 0, "usage: stepcot TOOL"),
+        (["--help"], 0, "usage: stepcot COMMAND"),
         (["--version"], 0, "stepcot-jax 0."),
         (["conformanc"], 2, "did you mean conformance?"),
-        (["convert"], 2, "usage: python -m stepcot_jax.convert"),
+        (["convert"], 2, "usage: stepcot convert"),
         (["conformance", "--help"], 0, "golden numbers"),
         (["conformance", "no.npz"], 2, "error: no.npz"),
         (["main", "--help"], 0, "--workdir"),
@@ -68,9 +68,9 @@ def test_help_of_main_needs_no_jax():
 
 
 def test_a_reader_of_steps_imports_no_optimizer_and_no_policy():
-    script = "import sys, stepcot_jax.predict.loading, stepcot_jax.predict.answer_sheet; print(*sys.modules)"
+    script = "import sys, stepcot_jax.reading.loading, stepcot_jax.reading.answer_sheet; print(*sys.modules)"
     loaded = run("-c", script).stdout.split()
-    assert "stepcot_jax.predict.trained_model" in loaded
+    assert "stepcot_jax.reading.trained_model" in loaded
     assert not [name for name in loaded if name == "optax" or name.startswith("stepcot_jax.policies")]
 
 

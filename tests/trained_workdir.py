@@ -20,7 +20,7 @@ from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule, describe_points
 from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.evaluation.summary import without_nan
-from stepcot_jax.predict import trained_model
+from stepcot_jax.reading import trained_model
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import make_settings, write_settings
 from stepcot_jax.systems.networks import init_params, make_networks, read_moments

@@ -20,8 +20,8 @@ from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
-from stepcot_jax.host.pages import make_environment, render_page
 from stepcot_jax.host.text import escape_markdown
+from stepcot_jax.pages.shell import make_environment, render_page
 
 PAGE_NAME = "disagreements.html"
 

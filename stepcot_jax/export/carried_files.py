@@ -11,7 +11,7 @@ from stepcot_jax.evaluation.calibration import write_calibration
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
-from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, CONVERTED_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
 from stepcot_jax.settings.run_settings import PLACES, Settings, make_settings
 

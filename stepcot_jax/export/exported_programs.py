@@ -33,7 +33,7 @@ def read_program(content: memoryview, folder: str | pathlib.Path) -> jax.export.
     except Exception as error:  # jax and its compiler raise many kinds
         raise RefusedExport(
             f"{folder}: jax {jax.__version__} cannot read the program ({type(error).__name__}); README.md says which "
-            "versions can; export again from the run: python -m stepcot_jax.export --checkpoint=RUN --out=DIR"
+            "versions can; export again from the run: stepcot export --checkpoint=RUN --out=DIR"
         ) from None
     if text.count(_CALLS) != sum(text.count(call) for call in _HARMLESS_CALLS):
         raise RefusedExport(f"{folder}: the program makes custom calls, which are not allowed")

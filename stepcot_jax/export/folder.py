@@ -15,9 +15,9 @@ import numpy as np
 import safetensors.numpy
 
 from stepcot_jax import __version__
-from stepcot_jax.convert.authors import to_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.export import exported_files, exported_models, exported_programs, loader
+from stepcot_jax.export.authors import to_torch_networks
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.instructions import write_instructions
 from stepcot_jax.export.model_card import require_readable, write_front_matter, write_lifetime, write_model_card
@@ -33,8 +33,8 @@ from stepcot_jax.export.program import (
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import digest_file, make_workdir
-from stepcot_jax.predict.exported_model import ENCODER, LABELS_FILE
-from stepcot_jax.predict.trained_model import Trained, load_trained
+from stepcot_jax.reading.exported_model import ENCODER, LABELS_FILE
+from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.training.exported_weights import MANIFEST_FILE
 from stepcot_jax.training.state import flatten
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, CONVERTED_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
 
 _HERE = pathlib.Path(__file__).parent

@@ -18,7 +18,7 @@ from stepcot_jax.export.carried_files import name_encoder, read_kept_statistics
 from stepcot_jax.export.program import Program
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
-from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import CONVERTED_FILE
 from stepcot_jax.settings.run_settings import Settings
 
@@ -44,7 +44,7 @@ def write_lifetime() -> str:
         f"## Lifetime\n\njax {jax.__version__} with jaxlib {jaxlib.__version__} wrote the programs (`*.stablehlo`). "
         "[JAX promises](https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees) to read them with "
         "every jaxlib released up to six months after that one, or three weeks before it. For another, export again "
-        "from the run: `python -m stepcot_jax.export --checkpoint=RUN --out=DIR`.\n"
+        "from the run: `stepcot export --checkpoint=RUN --out=DIR`.\n"
     )
 
 

@@ -34,8 +34,8 @@ from stepcot_jax.policies import merges
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, write_lengths
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
-from stepcot_jax.predict.policy_reader import ask_question
-from stepcot_jax.predict.trained_policy import TrainedPolicy, load_policy
+from stepcot_jax.reading.policy_reader import ask_question
+from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import KINDS
 from stepcot_jax.settings.run_settings import Settings

@@ -15,7 +15,7 @@ from stepcot_jax.export.program import PLATFORMS, Tensors
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.decoder import KeyValues, Prefix, empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.predict.trained_policy import TrainedPolicy
+from stepcot_jax.reading.trained_policy import TrainedPolicy
 from stepcot_jax.systems.stored_policy import FROZEN_ENCODER
 from stepcot_jax.training.state import flatten, unflatten
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float32
 
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.exported_model import ENCODER, PROMPTS
-from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.reading.exported_model import ENCODER, PROMPTS
+from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.systems.networks import apply_with_moments, measure_distance, read_as_teacher
 from stepcot_jax.training.state import flatten, unflatten
 

@@ -11,7 +11,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.qwen_weights import write_qwen
-from stepcot_jax.predict.trained_policy import TrainedPolicy
+from stepcot_jax.reading.trained_policy import TrainedPolicy
 from stepcot_jax.training.state import count_parameters
 
 

@@ -17,7 +17,7 @@ from stepcot_jax.host.text import one_line
 PREPROCESSING_FILE = "preprocessing.json"
 
 _MOST_BYTES = 4 * 2**20
-_ACCEPTED = "expected a file that python -m stepcot_jax.export wrote"
+_ACCEPTED = "expected a file that stepcot export wrote"
 
 
 class CarriedEncoder(msgspec.Struct):

@@ -15,7 +15,7 @@ from stepcot_jax.host.text import shorten
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 _HERE = (
-    "is an address, not a path; expected a folder or file of this machine (python -m stepcot_jax.data fetch copies "
+    "is an address, not a path; expected a folder or file of this machine (stepcot data fetch copies "
     "folders of gs:// and s3:// here)"
 )
 

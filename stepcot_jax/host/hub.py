@@ -1,4 +1,4 @@
-"""Folders on the Hugging Face hub: downloaded into huggingface_hub's cache, uploaded as one commit, errors on one line.
+"""Files of the Hugging Face hub by id: downloaded into huggingface_hub's cache, errors on one line.
 
 Nothing that is downloaded is run here or by huggingface_hub. `HF_ENDPOINT` names another server, `HF_TOKEN` or
 `hf auth login` the account, `HF_HUB_OFFLINE=1` forbids the network.
@@ -6,57 +6,11 @@ Nothing that is downloaded is run here or by huggingface_hub. `HF_ENDPOINT` name
 
 import contextlib
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file
-from stepcot_jax.host.text import one_line, shorten
-
-SCHEME = "hf://"
-
-_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
-_FORM = "hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
-_MOST_BYTES = 8 * 2**30
-_MOST_CARD_BYTES = 2**20
-
-
-def is_hub_address(source: object) -> bool:
-    """Return whether a source is an address of the hub, "hf://...", and not a path.
-
-    >>> is_hub_address("hf://ann/chest"), is_hub_address("runs/chest")
-    (True, False)
-    """
-    return isinstance(source, str) and source.startswith(SCHEME)
-
-
-def download_folder(address: str, *, allow: Sequence[str], ignore: Sequence[str]) -> pathlib.Path:
-    """Download the files of a repository's top folder that match, and return their folder in the cache.
-
-    Without a network the cached files of the revision are used, if all of them are there. A download that broke off
-    goes on where it stopped.
-    """
-    found = _ID.fullmatch(address.removeprefix(SCHEME))
-    if not is_hub_address(address) or found is None:
-        raise BadInput(f"{shorten(address)}: not an address on the Hugging Face hub; expected {_FORM}")
-    return fetch(
-        address,
-        found["repository"],
-        found["revision"],
-        allow=allow,
-        ignore=["*/*", *ignore],
-        most_bytes=_MOST_BYTES,
-    )
-
-
-def pin_address(address: str, folder: pathlib.Path) -> str:
-    """Return the address with the commit that `download_folder` read, which names the same files for ever.
-
-    >>> pin_address("hf://ann/chest@v1", pathlib.Path("cache/models--ann--chest/snapshots/6f0c"))
-    'hf://ann/chest@6f0c'
-    """
-    return f"{address.partition('@')[0]}@{folder.name}"
+from stepcot_jax.host.text import one_line
 
 
 def fetch(
@@ -83,57 +37,7 @@ def fetch(
     except BadInput:
         raise
     except Exception as error:  # the hub, its HTTP library and the system raise a dozen kinds
-        raise BadInput(_explain(source, error)) from None
-
-
-def read_hub_file(repository: str, name: str) -> bytes | None:
-    """Return a small file of a repository's main branch before an upload; None without such a file or repository."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    try:
-        # Asked first: without a network it fails at once, where a download retries for half a minute.
-        info = huggingface_hub.HfApi().model_info(repository, revision="main")
-        if name not in {file.rfilename for file in info.siblings or ()}:
-            return None
-        path = huggingface_hub.hf_hub_download(repository, name, revision=info.sha)
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-        return None
-    except Exception as error:
-        raise BadInput(_explain(f"{SCHEME}{repository}", error, writing=True)) from None
-    return read_file(pathlib.Path(path), max_bytes=_MOST_CARD_BYTES, accepted="a card")
-
-
-def check_account(repository: str) -> None:
-    """Refuse a repository's name that the hub does not take, and a machine without an account's token."""
-    found = _ID.fullmatch(repository)
-    if found is None or found["revision"]:
-        raise BadInput(f"{shorten(repository)}: not a name on the Hugging Face hub; expected OWNER/NAME")
-    import huggingface_hub
-
-    if huggingface_hub.get_token() is None:
-        raise BadInput(
-            f"{repository}: no token for the Hugging Face hub; run hf auth login, or set HF_TOKEN to a token with "
-            "write access (https://huggingface.co/settings/tokens)"
-        )
-
-
-def upload_folder(folder: pathlib.Path, repository: str, *, private: bool, message: str) -> str:
-    """Upload the files of a folder as one commit and return its address, hf://OWNER/NAME@COMMIT.
-
-    Args:
-      folder: its files go to the top folder of the repository, which is created if missing; other files there stay.
-    """
-    check_account(repository)
-    import huggingface_hub
-
-    api = huggingface_hub.HfApi()
-    try:
-        api.create_repo(repository, private=private, exist_ok=True)
-        made = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
-    except Exception as error:  # the hub, its HTTP library and the system raise a dozen kinds
-        raise BadInput(_explain(f"{SCHEME}{repository}", error, writing=True)) from None
-    return f"{SCHEME}{repository}@{made.oid}"
+        raise BadInput(explain_failure(source, error)) from None
 
 
 def _no_bar() -> Any:
@@ -155,7 +59,7 @@ def _check_sizes(address: str, files: Any, most_bytes: int) -> None:
         raise BadInput(f"{address}: the files take {total} bytes; the limit is {most_bytes}")
 
 
-def _explain(address: str, error: Exception, *, writing: bool = False) -> str:
+def explain_failure(address: str, error: Exception, *, writing: bool = False) -> str:
     """Return what to do about an error of huggingface_hub, on one line."""
     from huggingface_hub import errors
 

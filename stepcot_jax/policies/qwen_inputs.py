@@ -182,7 +182,7 @@ def bucket_size(number: int, *, least: int = 1) -> int:
 def lay_out_prompts(
     prompts: Sequence[QwenPrompt], *, image_token: int = -1, vision: VisionSizes | None = None, num_tokens: int = 0
 ) -> tuple[QwenImages | None, QwenPrompts, PromptEnds]:
-    """Return a batch for `models.qwen_vl.QwenVl`."""
+    """Return a batch for `models.qwen.QwenVl`."""
     images = [image for prompt in prompts for image in prompt.images]
     if images and vision is None:
         raise BadInput(f"the prompts have {len(images)} images (expected none: the model has no vision tower)")

@@ -185,7 +185,7 @@ NEW_VISION, OLD_VISION = "model.visual.", "visual."
 
 
 def qwen_table(names: Collection[str], sizes: DecoderSizes, vision: VisionSizes | None) -> dict[str, Place]:
-    """Map tensor names to places in `models.qwen_vl.QwenVl`."""
+    """Map tensor names to places in `models.qwen.QwenVl`."""
     is_new = any(name.startswith((NEW_TEXT, NEW_VISION)) for name in names)
     table = text_table(sizes, prefix=NEW_TEXT if is_new else OLD_TEXT)
     return table if vision is None else table | vision_table(vision, prefix=NEW_VISION if is_new else OLD_VISION)

@@ -27,7 +27,7 @@ def grounding_reward(
       matching: which box is compared with which; see `boxes.match`.
       empty_boxes: reward of no box on either side, "one" or "zero".
       least_iou: threshold; a mean IoU equal to it, up to rounding errors of 1e-12, earns nothing.
-      ill_formed: as in `rewards.answer_rewards.answer_reward`.
+      ill_formed: as in `rewards.answers.answer_reward`.
 
     Raises:
       ValueError: a setting is another one.

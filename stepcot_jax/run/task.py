@@ -95,7 +95,7 @@ class Task(Protocol):
 
     @property
     def next_commands(self) -> tuple[str, ...]:
-        """Commands for a finished run, without "python -m stepcot_jax."; "{workdir}" stands for its folder."""
+        """Commands for a finished run, without "stepcot"; "{workdir}" stands for its folder."""
         ...
 
     def describe_data(self) -> str:

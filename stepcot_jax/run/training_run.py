@@ -18,12 +18,12 @@ from stepcot_jax.run.more_epochs import describe_longer, remove_results
 from stepcot_jax.run.places import check_judge, make_place
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
 from stepcot_jax.run.task import Outcome, Task
+from stepcot_jax.run.writers import check_loggers, open_loggers
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, load_settings, write_settings
 from stepcot_jax.settings.sections import ParallelSettings
 from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
 from stepcot_jax.training.devices import Devices, MeshDevices
 from stepcot_jax.training.log import MetricsLog
-from stepcot_jax.training.loggers import check_loggers, open_loggers
 from stepcot_jax.training.loop import Compiled, Loop, Plan, Profiler
 from stepcot_jax.training.processes import Preemption, is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
@@ -150,7 +150,7 @@ class Run:
         """Say which commands read the finished run, and how to train it longer."""
         workdir = shlex.quote(self.place.name)
         for command in self.task.next_commands:
-            self.terminal.say(f"next: python -m stepcot_jax.{command.format(workdir=workdir)}")
+            self.terminal.say(f"next: stepcot {command.format(workdir=workdir)}")
         self.terminal.say(describe_longer(self.settings))
 
     def describe_resume(self) -> str:

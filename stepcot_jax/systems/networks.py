@@ -190,7 +190,7 @@ def predict_logits(networks: Networks, names: Sequence[str], params: Params, bat
 
     Args:
       batch: "images" or "image_features" [case, width], "text_features" [step, width] for a teacher with text and for
-        the baseline, and "given_answers" (`models.given`) if any are given to teacher and student.
+        the baseline, and "given_answers" (`models.layers`) if any are given to teacher and student.
     """
     features, text_features = encode_images(networks, params, batch), batch.get("text_features")
     given, logits = batch.get("given_answers"), {}

@@ -94,7 +94,7 @@ def read_policy(
     if settings.job not in POLICY_JOBS:
         raise BadInput(
             f"{workdir}: config.job={settings.job!r} trains no policy that answers questions; expected a run of the "
-            f"job {' or '.join(map(repr, POLICY_JOBS))} (python -m stepcot_jax.predict reads radiographs with this one)"
+            f"job {' or '.join(map(repr, POLICY_JOBS))} (stepcot predict reads radiographs with this one)"
         )
     exported = is_export(workdir)
     if exported:

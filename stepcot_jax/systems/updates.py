@@ -106,7 +106,7 @@ AS_PUBLISHED = AnswerSchedule()
 
 # Losses and gradients of teacher and student for a batch (paper: Appendix D.4 and D.5).
 #
-# Every function is one device's; `training.global_batch` reduces over the devices.
+# Every function is one device's; `training.devices` reduces over the devices.
 
 
 class Metrics(flax.struct.PyTreeNode):

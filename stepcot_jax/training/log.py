@@ -18,7 +18,7 @@ _FLUSH_SECONDS = 30.0
 
 
 class Logger(Protocol):
-    """Where numbers go beside `metrics.jsonl`: TensorBoard, or a logger of `training.loggers`."""
+    """Where numbers go beside `metrics.jsonl`: TensorBoard, or a writer of `contrib.loggers`."""
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
         """Append finite numbers of an update, by names such as "train/teacher/total"."""

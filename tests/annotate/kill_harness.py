@@ -18,8 +18,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from annotate.misbehaving_server import REPORT
 
-from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.llm import endpoint
+from stepcot_jax.tools.annotate.command import main
 
 IU = "stepcot_jax.data.sources.iu_xray"
 # What a run imports late is imported before forking, once for all.

@@ -10,12 +10,12 @@ from annotate.misbehaving_server import MisbehavingServer
 from annotate.test_pipeline import KEY, command, six  # noqa: F401
 from host.memory_store import Killed, ended_process, files_of, new_address, objects, put_files
 
-from stepcot_jax.annotate.__main__ import main
-from stepcot_jax.data.__main__ import main as data
 from stepcot_jax.host import leases, outputs
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.leases import LEASE_FILE
 from stepcot_jax.host.stores import StoreFolder
+from stepcot_jax.tools.annotate.command import main
+from stepcot_jax.tools.data.command import main as data
 
 pytest.importorskip("openai", reason="the extra annotate")
 

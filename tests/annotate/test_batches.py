@@ -13,8 +13,8 @@ from annotate.test_sharding import entries, files
 from annotate.vqa.test_vqa_pipeline import answer, learn
 from annotate.vqa.test_vqa_pipeline import command as vqa_command
 
-from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("openai", reason="the extra annotate")
 

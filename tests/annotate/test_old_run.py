@@ -9,8 +9,8 @@ import shutil
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
 
-from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("openai", reason="the extra annotate")
 

@@ -17,13 +17,14 @@ from annotate.llm.test_prompt import HOSTILE
 from annotate.misbehaving_server import GOOD, NORMAL, NUM_TOKENS, REPORT, MisbehavingServer, read_data
 from PIL import Image
 
-from stepcot_jax.annotate import __main__, pipeline
-from stepcot_jax.annotate.__main__ import main
+from stepcot_jax.annotate import pipeline
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.tools.annotate import command as __main__
+from stepcot_jax.tools.annotate.command import main
 
 pytestmark = pytest.mark.slow
 
@@ -644,7 +645,7 @@ def test_flags_that_cannot_be_are_said(tmp_path, six, more, words):
 
 def finish(arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "stepcot_jax.annotate", *arguments],
+        [sys.executable, "-m", "stepcot_jax", "annotate", *arguments],
         cwd=ROOT,
         env={**os.environ, "OPENAI_API_KEY": KEY, "OPENAI_LOG": "debug"},
         capture_output=True,
@@ -687,7 +688,13 @@ def test_the_key_is_in_no_file(tmp_path, six):
 def test_an_interrupted_run_says_how_to_go_on(tmp_path, six):
     with MisbehavingServer(lambda request, number: ("answer_slowly", 0.3)) as server:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stepcot_jax.annotate", *command(six, tmp_path / "out", server, "--concurrency=1")],
+            [
+                sys.executable,
+                "-m",
+                "stepcot_jax",
+                "annotate",
+                *command(six, tmp_path / "out", server, "--concurrency=1"),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

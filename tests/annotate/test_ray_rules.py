@@ -13,9 +13,9 @@ import pytest
 from annotate.test_sharding import TEXTS, files, write_source
 from ray_cluster import run_cluster
 
-from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.ray_rules import BLOCK_SIZE
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("ray.data", reason="the extra ray")
 
@@ -31,7 +31,7 @@ def cluster():
 
 
 def start(source, out, *more):
-    command = [sys.executable, "-m", "stepcot_jax.annotate", source, f"--out={out}", "--engine=ray", *more]
+    command = [sys.executable, "-m", "stepcot_jax", "annotate", source, f"--out={out}", "--engine=ray", *more]
     return subprocess.Popen(
         list(map(str, command)), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -9,9 +9,9 @@ from annotate.test_pipeline import command, read_funnel, read_lines
 from PIL import Image
 
 from stepcot_jax.annotate import pipeline
-from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.output import Shard, read_shard
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.annotate.command import main
 
 TEXTS = (
     "FINDINGS: The lungs are clear. IMPRESSION: No acute disease.",

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 
-from stepcot_jax.answer.__main__ import main
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.answer import main
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_what_is_refused(run, flags, words):
 
 def test_an_unreadable_image_is_one_line_of_error(run):
     folder, question = run
-    asked = [sys.executable, "-m", "stepcot_jax.answer", str(folder / "run" / "settings.json"), question]
+    asked = [sys.executable, "-m", "stepcot_jax", "answer", str(folder / "run" / "settings.json"), question]
     done = subprocess.run([*asked, f"--checkpoint={folder / 'run'}"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

@@ -16,7 +16,7 @@ from stepcot_jax.features import inputs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import write_settings
-from stepcot_jax.tables import cell_networks
+from stepcot_jax.tools.tables import cell_networks
 from stepcot_jax.training.checkpoints import restore_params
 
 ANSWERS = np.array(DEFAULT_CHAIN.answers_per_step)

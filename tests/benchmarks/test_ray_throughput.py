@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import ray_throughput
-from stepcot_jax.annotate.parsers import annotate_parser
 from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.tools.annotate.parsers import annotate_parser
 
 
 @pytest.mark.parametrize("workers", [0, 3])

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from stepcot_jax.conformance import __main__ as conformance
-from stepcot_jax.conformance.__main__ import max_error
-from stepcot_jax.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Golden
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.tools.conformance import command as conformance
+from stepcot_jax.tools.conformance.command import max_error
+from stepcot_jax.tools.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Golden
 
 pytestmark = pytest.mark.slow
 

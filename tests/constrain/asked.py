@@ -4,11 +4,11 @@ import asyncio
 
 from stepcot_jax.annotate.llm.client import Budget
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.constrain.asking_levels import AskedCase, Asking, ask_all
-from stepcot_jax.constrain.levels import VARIANTS, list_keys
-from stepcot_jax.constrain.models import Reply, ShownImage
 from stepcot_jax.data.phantom.phantom import plan_case
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tools.constrain.asking_levels import AskedCase, Asking, ask_all
+from stepcot_jax.tools.constrain.levels import VARIANTS, list_keys
+from stepcot_jax.tools.constrain.models import Reply, ShownImage
 
 NO_IMAGE = ShownImage(lambda: None, longest_side=32)
 

@@ -16,12 +16,12 @@ from report.browser import Watched, contrasts_of, find_broken_words, find_violat
 
 from stepcot_jax.annotate.llm.replies import bound_prompt_tokens
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.constrain import __main__
-from stepcot_jax.constrain.__main__ import main
 from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
 from stepcot_jax.data.records.records import read_records
+from stepcot_jax.evaluation.published import digest_cases, read_constrained
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.tables.published import digest_cases, read_constrained
+from stepcot_jax.tools.constrain import command as __main__
+from stepcot_jax.tools.constrain.command import main
 
 KEY = "sk-marker-0123456789"
 NUM_CASES = 4

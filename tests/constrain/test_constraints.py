@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
-from stepcot_jax.constrain.constraints import (
+from stepcot_jax.data.phantom.phantom import plan_case
+from stepcot_jax.tools.constrain.constraints import (
     KINDS,
     MAX_CHARACTERS,
     find_option,
@@ -16,8 +17,7 @@ from stepcot_jax.constrain.constraints import (
     loose_forms,
     verify,
 )
-from stepcot_jax.constrain.levels import VARIANTS, Dialogue, list_keys, make_dialogue, position_of
-from stepcot_jax.data.phantom.phantom import plan_case
+from stepcot_jax.tools.constrain.levels import VARIANTS, Dialogue, list_keys, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 2, 1, 6, 1)
 TWO = make_dialogue(("constraints", 2), own={}, truth=TRUTH, chain=DEFAULT_CHAIN)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
-from stepcot_jax.constrain.constraints import list_constraints
-from stepcot_jax.constrain.levels import PROMPT_VERSION, VARIANTS, make_dialogue, write_messages, write_prompt
+from stepcot_jax.tools.constrain.constraints import list_constraints
+from stepcot_jax.tools.constrain.levels import PROMPT_VERSION, VARIANTS, make_dialogue, write_messages, write_prompt
 
 TRUTH = (1, 0, 2, 3, 1, 5, 4)
 

@@ -10,11 +10,11 @@ from PIL import Image
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.constrain.asking_levels import AskedCase, Asking
-from stepcot_jax.constrain.levels import list_keys
-from stepcot_jax.constrain.models import Reply, ShownImage
-from stepcot_jax.constrain.results import choose_shown, list_lines, make_tables, summarise_levels, to_text
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.constrain.asking_levels import AskedCase, Asking
+from stepcot_jax.tools.constrain.levels import list_keys
+from stepcot_jax.tools.constrain.models import Reply, ShownImage
+from stepcot_jax.tools.constrain.results import choose_shown, list_lines, make_tables, summarise_levels, to_text
 
 CHAIN = Chain((Step("Size", "How large?", ("Small", "Large", "N/A")), Step("Kind", "Which?", ("Cat", "Dog"))))
 ABOUT = {"model": "m", "about": "a", "source": "s", "prompt": "p", "lists_diagnoses": True}

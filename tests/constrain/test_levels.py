@@ -3,9 +3,9 @@
 import pytest
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.constrain import __main__
-from stepcot_jax.constrain.levels import VARIANTS, choose_levels, list_keys, make_dialogue, position_of
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.constrain import command as __main__
+from stepcot_jax.tools.constrain.levels import VARIANTS, choose_levels, list_keys, make_dialogue, position_of
 
 TRUTH = (1, 0, 2, 3, 1, NOT_ANNOTATED, 4)
 OWN = {0: 3, 2: 1, 4: 0}

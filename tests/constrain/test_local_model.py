@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from policies.qwen.tiny_qwen import write_reader
 
-from stepcot_jax.constrain import models as local_model
-from stepcot_jax.constrain.__main__ import main
-from stepcot_jax.constrain.models import write_turns
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_chat import QwenReader
+from stepcot_jax.tools.constrain import models as local_model
+from stepcot_jax.tools.constrain.command import main
+from stepcot_jax.tools.constrain.models import write_turns
 
 
 @pytest.fixture(scope="module")

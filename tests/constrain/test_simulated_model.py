@@ -8,12 +8,12 @@ import pytest
 from constrain.asked import ask, make_asking, make_cases
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.constrain import results as level_tables
-from stepcot_jax.constrain.constraints import KINDS
-from stepcot_jax.constrain.levels import VARIANTS
-from stepcot_jax.constrain.models import Faults, SimulatedModel, Skill
-from stepcot_jax.constrain.results import summarise_levels
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.constrain import results as level_tables
+from stepcot_jax.tools.constrain.constraints import KINDS
+from stepcot_jax.tools.constrain.levels import VARIANTS
+from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
+from stepcot_jax.tools.constrain.results import summarise_levels
 
 ABOUT = {"model": "m", "about": "a", "source": "s", "prompt": "p", "lists_diagnoses": True}
 SKILL = Skill(

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from stepcot_jax.convert import __main__ as convert
-from stepcot_jax.convert import authors as named_tensors
-from stepcot_jax.convert.authors import NETWORKS, entries
+from stepcot_jax.export import authors as named_tensors
+from stepcot_jax.export.authors import NETWORKS, entries
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.convert import command as convert
 from stepcot_jax.training import state as parameter_paths
 
 WIDTHS = {"student_width": 3, "image_width": 4, "answers_0": 2, "answers_1": 3, "projection_width": 2}

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from stepcot_jax.convert.converted_workdir import read_tensors, write_tensors
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.convert.converted_workdir import read_tensors, write_tensors
 
 TENSORS = {"student/a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "student/a.bias": np.ones(2, np.float32)}
 

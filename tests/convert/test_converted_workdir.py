@@ -13,17 +13,17 @@ from host.memory_store import check_same_on_store, files_of, new_address, object
 from run.small_run import first_params, small_run
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.convert import __main__ as convert
-from stepcot_jax.convert.authors import NETWORKS, entries, from_torch_networks
 from stepcot_jax.data.images.preprocessing import normalise_grey
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.export.authors import NETWORKS, entries, from_torch_networks
 from stepcot_jax.export.folder import export_model
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.stores import StoreFolder
-from stepcot_jax.predict import load
-from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import read_run_settings
+from stepcot_jax.tools.convert import command as convert
 from stepcot_jax.training.state import flatten
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_teacher_alone_is_a_teachers_run_and_says_what_is_random(sources, tmp_
     assert run(sources, tmp_path / "run", source="teacher.safetensors") == 0
     printed = capsys.readouterr().out
     assert "not in the file, random: student, teacher_projection, student_projection\n" in printed
-    assert f"next: python -m stepcot_jax.predict IMAGE --checkpoint={tmp_path / 'run'}\n" in printed
+    assert f"next: stepcot predict IMAGE --checkpoint={tmp_path / 'run'}\n" in printed
     assert list(load_trained(tmp_path / "run").params) == ["teacher"]
 
 
@@ -178,7 +178,7 @@ def test_a_workdir_and_a_file_on_a_store_are_those_of_this_machine(workdir, sour
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     place = f"{new_address(monkeypatch)}/converted"
     assert run(sources, place) == 0
-    assert f"next: python -m stepcot_jax.predict IMAGE --checkpoint={place}" in capsys.readouterr().out
+    assert f"next: stepcot predict IMAGE --checkpoint={place}" in capsys.readouterr().out
     there, here = (  # Orbax draws the names of a checkpoint's files
         {name: content for name, content in files.items() if not name.startswith("checkpoints/")}
         for files in (objects(place), files_of(workdir))

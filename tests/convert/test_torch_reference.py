@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stepcot_jax.convert.authors import (
+from stepcot_jax.export.authors import (
     NETWORKS,
     check_numbers,
     entries,

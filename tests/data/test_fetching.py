@@ -3,10 +3,10 @@
 import pytest
 from host.memory_store import new_address, put_files
 
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.data.command import main
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.tfds.__main__ import main
 from stepcot_jax.data.tfds.preparing import Reading
 from stepcot_jax.data.tfds.source import check_prepared_from, open_prepared
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.tools.data.tfds import main
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
 
@@ -157,7 +157,7 @@ parser.parse_args(sys.argv[1:]).build.execute()
 def test_the_package_imports_neither_tensorflow_datasets_nor_its_kin():
     script = """
 import sys
-import stepcot_jax.data.tfds, stepcot_jax.data.tfds.source, stepcot_jax.data.__main__, stepcot_jax.run.training_run
+import stepcot_jax.data.tfds, stepcot_jax.data.tfds.source, stepcot_jax.tools.data.command, stepcot_jax.run.training_run
 print([name for name in sys.modules if name.partition(".")[0] in ("tensorflow", "tensorflow_datasets")])
 """
     done = run(script)
@@ -168,7 +168,7 @@ def test_without_the_library_the_message_says_what_to_install(sources, tmp_path)
     script = """
 import sys
 sys.modules["tensorflow_datasets"] = None
-from stepcot_jax.data.tfds.__main__ import main
+from stepcot_jax.tools.data.tfds import main
 from stepcot_jax.host.errors import run_tool
 run_tool(lambda: main(sys.argv[1:]))
 """

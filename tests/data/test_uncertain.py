@@ -18,11 +18,11 @@ from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.data.statistics.counts import UNCERTAIN_NAME, compute_statistics, write_tables
 from stepcot_jax.data.uncertain import UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.run_checks import check_annotated
+from stepcot_jax.tools.data.counts import UNCERTAIN_NAME, compute_statistics, write_tables
 
 __all__ = ["root"]  # a fixture
 

@@ -14,12 +14,12 @@ from policies.policy_workdir import make_policy_workdir
 from report.browser import Watched, find_violations, open_browser, open_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
-from stepcot_jax.demo.page import answer_question, make_blocks, write_answer_view
-from stepcot_jax.demo.uploads import Uploads
-from stepcot_jax.explain.saliency import Explainer
+from stepcot_jax.contrib.demo.page import answer_question, make_blocks, write_answer_view
+from stepcot_jax.contrib.demo.uploads import Uploads
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.policy_reader import Answered, list_questions, load_reader
-from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.reading.explain import Explainer
+from stepcot_jax.reading.policy_reader import Answered, list_questions, load_reader
+from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.reasoning.replies import Region, Reply
 
 pytestmark = pytest.mark.slow
@@ -118,7 +118,7 @@ def test_the_page_has_a_tab_for_each_run(run, tmp_path):
 def served(run, tmp_path_factory):
     """The address of the page of a policy's run, in a process of its own, which Ctrl-C ends."""
     pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
-    command = [sys.executable, "-m", "stepcot_jax.demo", f"--checkpoint={run[0].trained.workdir}", "--port=0"]
+    command = [sys.executable, "-m", "stepcot_jax", "demo", f"--checkpoint={run[0].trained.workdir}", "--port=0"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

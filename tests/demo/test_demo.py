@@ -22,11 +22,11 @@ from report.browser import (
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.contrib.demo.command import main
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.demo.__main__ import main
 from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.corrections import read_corrections
+from stepcot_jax.reading.corrections import read_corrections
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 TINY_DEMO = """
 import sys
 from trained_workdir import tiny_encoder
-from stepcot_jax.demo.__main__ import main
+from stepcot_jax.contrib.demo.command import main
 from stepcot_jax.host.errors import run_tool
 with tiny_encoder():
     run_tool(lambda: main(sys.argv[1:]))
@@ -345,7 +345,7 @@ def test_wrong_flags_are_named(workdir, flags, words):
 
 
 def test_without_gradio_the_extra_is_named(monkeypatch):
-    from stepcot_jax.demo.__main__ import import_gradio
+    from stepcot_jax.contrib.demo.command import import_gradio
 
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "")

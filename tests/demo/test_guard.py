@@ -7,8 +7,8 @@ import secrets
 
 import pytest
 
-from stepcot_jax.demo.guard import Guard
-from stepcot_jax.demo.uploads import Uploads
+from stepcot_jax.contrib.demo.guard import Guard
+from stepcot_jax.contrib.demo.uploads import Uploads
 from stepcot_jax.host.errors import BadInput
 
 JOIN = "/gradio_api/queue/join"

@@ -10,15 +10,15 @@ from PIL import Image
 from trained_workdir import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.contrib.demo.examples import find_examples
+from stepcot_jax.contrib.demo.sessions import MAX_DETAIL, start_session, write_reading_view
 from stepcot_jax.data.images import preprocessing
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.demo.examples import find_examples
-from stepcot_jax.demo.sessions import MAX_DETAIL, start_session, write_reading_view
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import radiographs
-from stepcot_jax.predict.corrections import give_answers, read_corrections
-from stepcot_jax.predict.readings import ChainReading, Flip, Shift, StepAnswer
+from stepcot_jax.reading import radiographs
+from stepcot_jax.reading.corrections import give_answers, read_corrections
+from stepcot_jax.reading.readings import ChainReading, Flip, Shift, StepAnswer
 
 PICTURE = np.full((32, 32, 3), 128, np.uint8)
 

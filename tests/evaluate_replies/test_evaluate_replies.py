@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
 
-from stepcot_jax.evaluate_replies.__main__ import _DIALECTS, main
 from stepcot_jax.evaluation.interventions import spread
 from stepcot_jax.evaluation.replies import reference_kind
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_question
+from stepcot_jax.tools.evaluate_replies.command import _DIALECTS, main
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECORDS, PICTURES = ask(16, num_train=8)
@@ -279,7 +279,7 @@ def test_it_needs_neither_jax_nor_flax_and_helps_at_once(folder):
     path = write_replies(folder / "mine.jsonl", RECORDS)
     command = [str(folder), str(path), "--out", str(folder / "out"), "--num-resamples", "20"]
     script = (
-        "import sys; from stepcot_jax.evaluate_replies.__main__ import main; "
+        "import sys; from stepcot_jax.tools.evaluate_replies.command import main; "
         f"main({command!r}); print(sorted({{'jax', 'flax', 'optax', 'torch', 'openai'}} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -287,10 +287,12 @@ def test_it_needs_neither_jax_nor_flax_and_helps_at_once(folder):
     result = subprocess.run([sys.executable, "-c", script], **shared)
     assert result.stdout.splitlines()[-1] == "[]"
     started = time.monotonic()
-    result = subprocess.run([sys.executable, "-m", "stepcot_jax.evaluate_replies", "--help"], **shared)
+    result = subprocess.run([sys.executable, "-m", "stepcot_jax", "evaluate_replies", "--help"], **shared)
     assert time.monotonic() - started < 5  # 0.07 s on an idle machine
     assert "--reading" in result.stdout
-    result = subprocess.run([sys.executable, "-X", "importtime", "-m", "stepcot_jax.evaluate_replies", "-h"], **shared)
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "stepcot_jax", "evaluate_replies", "-h"], **shared
+    )
     assert "numpy" not in result.stderr
 
 

@@ -8,8 +8,8 @@ from annotate.misbehaving_server import MisbehavingServer, read_data
 from evaluate_replies.asked import ask, write_folder, write_replies
 
 from stepcot_jax.annotate.llm.judge import describe_picture
-from stepcot_jax.evaluate_replies.__main__ import main
 from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.tools.evaluate_replies.command import main
 
 RECORDS, PICTURES = ask(6, num_train=2)
 OPEN = [record for record in RECORDS if record.split == "test" and record.kind == "open"]

@@ -7,10 +7,10 @@ from trained_workdir import make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.explain.__main__ import main
-from stepcot_jax.explain.drawing import _free_name
-from stepcot_jax.explain.scoring import EVEN, RANDOM, TRAINED
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.explain.command import main
+from stepcot_jax.tools.explain.drawing import _free_name
+from stepcot_jax.tools.explain.scoring import EVEN, RANDOM, TRAINED
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 

@@ -11,7 +11,8 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.encoders.transformer import TransformerSizes, VisionTransformer
-from stepcot_jax.explain.saliency import (
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reading.explain import (
     Explainer,
     choose_modules,
     choose_taps,
@@ -20,9 +21,8 @@ from stepcot_jax.explain.saliency import (
     normalise_maps,
     step_gradients,
 )
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.programs import Reader
-from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.reading.trained_model import load_trained
 
 VIT = VisionTransformer(TransformerSizes(8, 2, 2, 16, "quick_gelu", 1e-5, True), 32, 8, projected_width=6)
 IMAGES = jnp.asarray(np.random.default_rng(0).standard_normal((2, SIDE, SIDE, 3)).astype(np.float32))
@@ -155,7 +155,7 @@ def test_gradients_are_those_of_finite_differences(name):
     direction = jnp.asarray(direction)
 
     def logits_at(amount):
-        from stepcot_jax.explain.saliency import TappedModules, encode
+        from stepcot_jax.reading.explain import TappedModules, encode
 
         with nn.intercept_methods(TappedModules(choose, {at: amount * direction})):
             return read_two_steps(encode(network, params, IMAGES))[0]

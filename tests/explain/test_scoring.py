@@ -10,8 +10,9 @@ from hypothesis.extra import numpy as hnp
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
 from stepcot_jax.data.records.cases import Box
-from stepcot_jax.explain.drawing import attention_table, node_names, step_attention
-from stepcot_jax.explain.scoring import (
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.explain.drawing import attention_table, node_names, step_attention
+from stepcot_jax.tools.explain.scoring import (
     EVEN,
     RANDOM,
     TRAINED,
@@ -31,7 +32,6 @@ from stepcot_jax.explain.scoring import (
     spread_out,
     write_scores,
 )
-from stepcot_jax.host.errors import BadInput
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(9, 40), st.integers(0, 99))

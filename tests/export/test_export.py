@@ -18,16 +18,17 @@ import safetensors.numpy
 from PIL import Image
 from trained_workdir import write_operating_points
 
-from stepcot_jax.convert.authors import from_torch_networks
+from stepcot_jax.contrib.onnx import loader as onnx_loader
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.export import __main__ as tool
-from stepcot_jax.export import exported_files, exported_models, exported_programs, loader, onnx_loader, policy_loader
+from stepcot_jax.export import exported_files, exported_models, exported_programs, loader, policy_loader
 from stepcot_jax.export import folder as folder_module
+from stepcot_jax.export.authors import from_torch_networks
 from stepcot_jax.export.folder import export_model, require_equal, write_sums
 from stepcot_jax.export.program import PLATFORMS, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
-from stepcot_jax.predict.programs import Reader
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.tools import export as tool
 from tests.export import random_run
 
 COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compiled anew

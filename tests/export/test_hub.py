@@ -14,12 +14,12 @@ from export.fake_hub import TOKEN, FakeHub
 from policies.policy_workdir import make_policy_workdir
 from trained_workdir import make_trained_workdir, write_gate
 
-from stepcot_jax.export.__main__ import main
+from stepcot_jax.contrib.hub import download_folder
 from stepcot_jax.export.folder import export_model, write_sums
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.hub import download_folder
-from stepcot_jax.predict.loading import load
+from stepcot_jax.reading.loading import load
+from stepcot_jax.tools.export import main
 
 constants = pytest.importorskip("huggingface_hub.constants")
 pytest.importorskip("yaml")
@@ -63,7 +63,7 @@ def content_of(folder):
 
 
 def download(address):
-    return download_folder(address, allow=["*.json", "*.safetensors", "SHA256SUMS"], ignore=["check.safetensors"])
+    return download_folder(address)
 
 
 def test_what_is_pushed_is_loaded_again(folders, hub, tmp_path, capsys):
@@ -163,7 +163,7 @@ def test_revisions_are_told_apart(folders, hub):
         ("hf://ann/chest@v9", "has no such revision; expected one of its branches, tags or commits"),
         ("hf://ann/nothing", r"no such repository, or a private one that this account may not read \(HTTP 401\)"),
         ("hf://ann/empty", "none of the expected files"),
-        ("hf://ann/other", r"no export\.json; expected what python -m stepcot_jax.export"),
+        ("hf://ann/other", r"no export\.json; expected what stepcot export"),
     ],
 )
 def test_a_wrong_address_is_one_line(folders, hub, address, words):
@@ -238,7 +238,7 @@ def test_nothing_outside_of_the_folder_is_written_or_run(folders, hub, tmp_path)
 
 def test_files_of_terabytes_are_refused_before_the_download(folders, hub, monkeypatch):
     hub.commit("ann/chest", content_of(folders[1]))
-    monkeypatch.setattr("stepcot_jax.host.hub._MOST_BYTES", 1000)
+    monkeypatch.setattr("stepcot_jax.contrib.hub._MOST_BYTES", 1000)
     with pytest.raises(BadInput, match=r"take \d+ bytes; the limit is 1000"):
         download("hf://ann/chest")
     assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.asked)
@@ -274,9 +274,7 @@ def test_only_whole_exports_are_pushed(folders, hub, tmp_path):
 def test_the_environment_names_the_hub(folders, hub, tmp_path):
     """Another process, as a user would run it."""
     hub.commit("ann/chest", content_of(folders[1]))
-    code = (
-        "from stepcot_jax.host.hub import download_folder as d\nprint(d('hf://ann/chest', allow=['*.json'], ignore=[]))"
-    )
+    code = "from stepcot_jax.contrib.hub import download_folder as d\nprint(d('hf://ann/chest'))"
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-1000:]

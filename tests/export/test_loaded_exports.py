@@ -14,15 +14,15 @@ from trained_workdir import make_trained_workdir, write_gate
 from stepcot_jax.encoders.described_networks import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
 from stepcot_jax.export import loader
-from stepcot_jax.export.__main__ import main
 from stepcot_jax.export.carried_files import hide_folder, write_shared_settings
 from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.folder import export_model, write_sums
 from stepcot_jax.export.model_card import write_lifetime
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.predict.loading import load
+from stepcot_jax.reading.loading import load
 from stepcot_jax.settings.run_settings import read_settings
+from stepcot_jax.tools.export import main
 from tests.export import random_run
 
 
@@ -82,7 +82,7 @@ def test_an_export_of_one_network_reads(folders, tmp_path):
 
 
 def test_a_frozen_encoder_is_made_again_from_the_export(tmp_path, monkeypatch):
-    from stepcot_jax.predict.trained_model import load_trained
+    from stepcot_jax.reading.trained_model import load_trained
 
     run = random_run.make_run(tmp_path / "run", frozen=True)
     run = dataclasses.replace(
@@ -183,8 +183,7 @@ def test_renew_is_gone(arguments, capsys):
     captured = capsys.readouterr()
     assert (ended.value.code, captured.out) == (2, "")
     assert captured.err == (
-        "error: `export renew` is gone; export again from the run: "
-        "python -m stepcot_jax.export --checkpoint=RUN --out=DIR\n"
+        "error: `export renew` is gone; export again from the run: stepcot export --checkpoint=RUN --out=DIR\n"
     )
 
 

@@ -17,17 +17,18 @@ from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 from trained_workdir import write_operating_points
 
+from stepcot_jax.contrib.onnx import folder as onnx_folder
+from stepcot_jax.contrib.onnx import loader as onnx_loader
+from stepcot_jax.contrib.onnx.converter import trace_to_onnx
+from stepcot_jax.contrib.onnx.folder import export_onnx
 from stepcot_jax.data.images.preprocessing import prepare_image
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.export import onnx_folder, onnx_loader
-from stepcot_jax.export.__main__ import main
 from stepcot_jax.export.exported_files import RefusedExport
-from stepcot_jax.export.onnx_converter import trace_to_onnx
-from stepcot_jax.export.onnx_folder import export_onnx
 from stepcot_jax.export.program import make_gate_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.predict.programs import Reader
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.tools.export import main
 from tests.export import random_run
 
 IMAGES = np.random.default_rng(3).normal(size=(5, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)

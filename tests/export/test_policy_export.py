@@ -14,15 +14,15 @@ from policies.policy_workdir import BEST, SIDE, make_policy_workdir
 
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export import policy_folder, policy_loader
-from stepcot_jax.export.__main__ import describe_report, main
 from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.folder import write_sums
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
-from stepcot_jax.predict.policy_reader import load_reader
+from stepcot_jax.reading.policy_reader import load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
 from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.tools.export import describe_report, main
 
 IMAGES = np.stack([draw_case(index, seed=9, size=SIDE).image for index in range(3)])
 ALONE = (

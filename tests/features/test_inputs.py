@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from run.small_run import small_run, small_settings
 
-from stepcot_jax.data.__main__ import main as data_main
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
@@ -20,6 +19,7 @@ from stepcot_jax.features.store import FeatureStore, describe_image_store, diges
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import feed
+from stepcot_jax.tools.data.command import main as data_main
 
 pytestmark = pytest.mark.slow
 

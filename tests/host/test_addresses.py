@@ -63,8 +63,8 @@ def test_every_setting_that_names_a_place_keeps_its_address_and_refuses_others(p
 
 
 def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
-    from stepcot_jax.conformance.__main__ import main as conformance
-    from stepcot_jax.report.__main__ import main as report
+    from stepcot_jax.tools.conformance.command import main as conformance
+    from stepcot_jax.tools.report.command import main as report
 
     for main, arguments, message in (
         (report, ["runs/q", "--out=hf://ann/page.html"], "argument --out: hf://ann/page.html: not the address of a"),
@@ -91,7 +91,7 @@ def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
     ],
 )
 def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(module, arguments, tmp_path):
-    program = [sys.executable, "-m", f"stepcot_jax.{module}", *arguments]
+    program = [sys.executable, "-m", "stepcot_jax", *module.split("."), *arguments]
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     found = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert (found.returncode, "--workdir: hf://b/x" in found.stderr) == (2, True), found.stderr

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.host.pages import make_environment, name_unseen, render_page
+from stepcot_jax.pages.shell import make_environment, name_unseen, render_page
 
 EVIL = [
     "<script>alert(1)</script>",

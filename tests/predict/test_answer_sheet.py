@@ -11,10 +11,10 @@ from pyarrow import parquet
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import answer_sheet
-from stepcot_jax.predict.__main__ import main as predict
-from stepcot_jax.predict.answer_sheet import as_row, column_names, in_order, is_sheet, write_sheet
-from stepcot_jax.predict.readings import ChainReading, StepAnswer
+from stepcot_jax.reading import answer_sheet
+from stepcot_jax.reading.answer_sheet import as_row, column_names, in_order, is_sheet, write_sheet
+from stepcot_jax.reading.readings import ChainReading, StepAnswer
+from stepcot_jax.tools.predict import main as predict
 
 PATHS = [pathlib.Path(name) for name in ("bad.png", "=a.png", "worse.png", "worst.png", "b.png", "last.png")]
 GOOD = ("=a.png", "b.png")

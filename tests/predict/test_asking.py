@@ -6,8 +6,8 @@ import pytest
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import as_distributions, expected_gains, give_logits
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.asking import ask_in_turn, find_next_steps
-from stepcot_jax.predict.readings import ChainReading, StepAnswer
+from stepcot_jax.reading.asking import ask_in_turn, find_next_steps
+from stepcot_jax.reading.readings import ChainReading, StepAnswer
 
 CHAIN = Chain(
     (Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("peak", "quiet")))

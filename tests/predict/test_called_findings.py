@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from trained_workdir import make_trained_workdir, write_operating_points
 
-import stepcot_jax.predict
 from stepcot_jax.chain import Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.readings import Finding, StepAnswer, describe_called, find_called, find_points
+from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.readings import Finding, StepAnswer, describe_called, find_called, find_points
+from stepcot_jax.tools import predict
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
@@ -40,7 +40,7 @@ def image(tmp_path_factory):
 
 def test_each_answer_is_compared_with_its_own_threshold(workdir, points, image):
     for model in ("student", "teacher"):
-        reading = stepcot_jax.predict.load(workdir, model=model).read(image)
+        reading = load(workdir, model=model).read(image)
         called = []
         for each in reading.steps:
             own = points.of_step(model, each.step.name)
@@ -82,7 +82,7 @@ def test_json_and_sheets_have_them(workdir, points, image, tmp_path, capsys):
 
 
 def test_from_a_given_answer_on_there_are_none(workdir, points, image):
-    reading = stepcot_jax.predict.load(workdir, model="teacher").read(image, given={"Radiographic pattern": "Linear"})
+    reading = load(workdir, model="teacher").read(image, given={"Radiographic pattern": "Linear"})
     assert all(each.findings for each in reading.steps[:2])
     assert not any(each.findings for each in reading.steps[2:])
 
@@ -90,12 +90,12 @@ def test_from_a_given_answer_on_there_are_none(workdir, points, image):
 def test_a_run_without_points_says_nothing_and_a_damaged_file_is_named(tmp_path, image):
     folder = tmp_path / "run"
     make_trained_workdir(folder, calibrated=True)
-    reading = stepcot_jax.predict.load(folder).read(image)
+    reading = load(folder).read(image)
     assert "operating point" not in str(reading)
     assert reading.as_dict()["operating_rule"] == ""
     (folder / "statistics.json").write_text('{"operating_points": []}')
     with pytest.raises(BadInput, match=r"statistics\.json"):
-        stepcot_jax.predict.load(folder).read(image)
+        load(folder).read(image)
 
 
 def test_what_was_not_measured_and_what_is_never_called_are_told():

@@ -8,18 +8,19 @@ import pytest
 from PIL import Image
 from trained_workdir import SIDE, make_trained_workdir
 
-import stepcot_jax.predict
+from stepcot_jax.contrib.demo.sessions import read_session, start_session
 from stepcot_jax.data.images.preprocessing import repeat_grey
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.demo.sessions import read_session, start_session
 from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
-from stepcot_jax.explain import __main__ as explain
-from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.radiographs import to_input
-from stepcot_jax.predict.readings import ImageCheck
+from stepcot_jax.reading.explain import Explainer
+from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.radiographs import to_input
+from stepcot_jax.reading.readings import ImageCheck
+from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.systems.networks import read_moments
+from stepcot_jax.tools import predict
+from stepcot_jax.tools.explain import command as explain
 from tests.data.images.test_dicom import make, write
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
@@ -43,7 +44,7 @@ def run(tmp_path_factory):
     """A run whose student has a gate, fitted on phantoms."""
     folder = tmp_path_factory.mktemp("gate") / "run"
     make_trained_workdir(folder)
-    trained = stepcot_jax.predict.load_trained(folder, names=("student",))
+    trained = load_trained(folder, names=("student",))
     images = to_input([repeat_grey(phantom(index)) for index in range(160)], trained.preprocessing)
     params = {"image_encoder": trained.params["student"]["image_encoder"]}
     features = np.asarray(read_moments(params, {"images": images}, networks=trained.networks))
@@ -62,7 +63,7 @@ def images(tmp_path_factory):
 
 
 def test_a_reading_warns_of_noise_and_of_a_lateral_view(run, images):
-    reader = stepcot_jax.predict.load(run, batch_size=2)
+    reader = load(run, batch_size=2)
     usual, lateral, noise = reader.read(images)
     assert usual.check.gate_score < 1
     assert usual.check.outside is False
@@ -117,7 +118,7 @@ def test_explain_warns(run, images, tmp_path, capsys):
 
 
 def test_the_demo_warns(run, images, tmp_path):
-    explainer = Explainer(stepcot_jax.predict.load_trained(run, names=("student",)), model="student")
+    explainer = Explainer(load_trained(run, names=("student",)), model="student")
     for name, words in (("b.dcm", "names a lateral view"), ("c.png", "outside of what it was trained on: score")):
         upload = tmp_path / name
         upload.write_bytes((images / name).read_bytes())
@@ -132,7 +133,7 @@ def test_a_run_without_a_gate_says_so(old_run, images, capsys):
     printed = capsys.readouterr().out
     assert f"{TRAINED_ON}; no gate stored" in printed
     assert "warning" not in printed
-    reading = stepcot_jax.predict.load(old_run).read(images / "c.png")
+    reading = load(old_run).read(images / "c.png")
     assert (reading.check.outside, reading.as_dict()["gate_score"]) == (None, None)
 
 
@@ -143,7 +144,7 @@ def test_a_gate_of_another_encoder_is_refused(run, tmp_path):
     other = fit_gate(features, features, false_alarms=0.1)
     write_gates(folder / "gate.npz", {"student": other})
     with pytest.raises(BadInput, match=r"gate.npz, 'student': a gate of 5 features; the encoder has 16"):
-        stepcot_jax.predict.load(folder).read(phantom(0))
+        load(folder).read(phantom(0))
     assert read_gate(run / "gate.npz", "teacher") is None
 
 

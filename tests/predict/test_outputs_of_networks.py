@@ -19,16 +19,16 @@ from PIL import Image
 from policies.policy_workdir import make_policy_workdir
 from trained_workdir import make_trained_workdir
 
-from stepcot_jax.answer.__main__ import main as answer
-from stepcot_jax.data.__main__ import main as data
-from stepcot_jax.explain.__main__ import main as explain
-from stepcot_jax.export.__main__ import main as export
+from stepcot_jax.contrib import dicom_sr as structured_report
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.predict import structured_report
-from stepcot_jax.predict.__main__ import main as predict
-from stepcot_jax.predict.loading import load
-from stepcot_jax.report.__main__ import main as report
+from stepcot_jax.reading.loading import load
+from stepcot_jax.tools.answer import main as answer
+from stepcot_jax.tools.data.command import main as data
+from stepcot_jax.tools.explain.command import main as explain
+from stepcot_jax.tools.export import main as export
+from stepcot_jax.tools.predict import main as predict
+from stepcot_jax.tools.report.command import main as report
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
@@ -101,7 +101,7 @@ def test_an_export_is_read_from_where_it_was_written(run, tmp_path, monkeypatch,
     write(place)
     printed = capsys.readouterr().out
     assert printed.startswith(f"{place}: ")
-    assert f"next: python -m stepcot_jax.data fetch {place} DIR" in printed
+    assert f"next: stepcot data fetch {place} DIR" in printed
     there = objects(place)
     here = files_of(tmp_path / "export")
     assert there.keys() == here.keys()

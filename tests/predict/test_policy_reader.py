@@ -16,9 +16,9 @@ import stepcot_jax as sc
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.sampling import Replies
-from stepcot_jax.predict import image_reader, policy_reader
-from stepcot_jax.predict.policy_reader import PolicyReader, guess_kind, load_reader
-from stepcot_jax.predict.trained_policy import load_policy
+from stepcot_jax.reading import image_reader, policy_reader
+from stepcot_jax.reading.policy_reader import PolicyReader, guess_kind, load_reader
+from stepcot_jax.reading.trained_policy import load_policy
 from stepcot_jax.reasoning.dialects import write_question, write_reply
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (48, 64)).astype(np.uint8)

@@ -12,18 +12,18 @@ from PIL import Image
 from scipy.special import softmax
 from trained_workdir import make_trained_workdir
 
-import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_rules, write_pairs
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.answer_sheet import column_names
-from stepcot_jax.predict.corrections import check_given, give_answers, read_corrections
-from stepcot_jax.predict.programs import Reading
-from stepcot_jax.predict.radiographs import find_images, read_picture
-from stepcot_jax.predict.readings import Shift, describe_shifts, make_readings, write_paragraph
+from stepcot_jax.reading.answer_sheet import column_names
+from stepcot_jax.reading.corrections import check_given, give_answers, read_corrections
+from stepcot_jax.reading.loading import load
+from stepcot_jax.reading.programs import Reading
+from stepcot_jax.reading.radiographs import find_images, read_picture
+from stepcot_jax.reading.readings import Shift, describe_shifts, make_readings, write_paragraph
+from stepcot_jax.tools import predict
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -39,12 +39,12 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def teacher(workdir):
-    return stepcot_jax.predict.load(workdir, model="teacher", batch_size=2)
+    return load(workdir, model="teacher", batch_size=2)
 
 
 @pytest.fixture(scope="module")
 def student(workdir):
-    return stepcot_jax.predict.load(workdir, batch_size=2)
+    return load(workdir, batch_size=2)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_counted_pairs_are_added_to_later_steps_alone(workdir, images):
     counts = count_pairs(labels, chain)
     weights = (0.0, 0.0, 0.0, 1.5, 0.0, 0.0, 2.0)
     write_pairs(workdir / "pairs.json", counts, chain, weights={"student": weights})
-    plain, paired = stepcot_jax.predict.load(workdir), stepcot_jax.predict.load(workdir, pairs=True)
+    plain, paired = load(workdir), load(workdir, pairs=True)
     assert plain.read(path).probabilities == paired.read(path).probabilities
     assert [reader.read(path).model for reader in (plain, paired)] == ["student", "student with counted pairs"]
     given = {chain.steps[2].name: chain.steps[2].options[4]}
@@ -215,7 +215,7 @@ def test_counted_pairs_are_added_to_later_steps_alone(workdir, images):
     asked = paired.ask_next(plain.read(path))
     assert asked.step.name == chain.steps[2].name  # the only one that says anything of the last
     with pytest.raises(BadInput, match="'weights', 'teacher': found 0, expected 7"):
-        stepcot_jax.predict.load(workdir, model="teacher", pairs=True)
+        load(workdir, model="teacher", pairs=True)
 
 
 def test_steps_and_answers_may_be_abbreviated():
@@ -514,7 +514,7 @@ def test_a_damaged_checkpoint_is_one_line(workdir, images, tmp_path):
     damaged = shutil.copytree(workdir, tmp_path / "damaged")
     for path in damaged.glob("checkpoints/*/state/ocdbt.process_0/d/*"):
         path.write_bytes(path.read_bytes()[:50])
-    command = [sys.executable, "-m", "stepcot_jax.predict", str(images / "b.png"), f"--checkpoint={damaged}"]
+    command = [sys.executable, "-m", "stepcot_jax", "predict", str(images / "b.png"), f"--checkpoint={damaged}"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 2
     assert told.stderr.startswith("error: ")
@@ -523,5 +523,5 @@ def test_a_damaged_checkpoint_is_one_line(workdir, images, tmp_path):
 
 
 def test_help_needs_no_jax():
-    code = "import stepcot_jax.predict.__main__, sys; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    code = "import stepcot_jax.tools.predict, sys; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -23,9 +23,9 @@ from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRLittleEndian
 
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.contrib.dicom_sr import ReportFolder
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.structured_report import ReportFolder
+from stepcot_jax.tools import predict
 
 
 def test_one_file_a_report_that_is_kept(tmp_path):

@@ -8,11 +8,11 @@ from host.memory_store import put_files, put_workdir
 from PIL import Image
 from trained_workdir import make_trained_workdir
 
-from stepcot_jax.explain.__main__ import main as explain
-from stepcot_jax.export.__main__ import main as export
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.__main__ import main as predict
-from stepcot_jax.predict.loading import load
+from stepcot_jax.reading.loading import load
+from stepcot_jax.tools.explain.command import main as explain
+from stepcot_jax.tools.export import main as export
+from stepcot_jax.tools.predict import main as predict
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 

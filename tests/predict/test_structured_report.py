@@ -28,10 +28,10 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Step
+from stepcot_jax.contrib.dicom_sr import NOT_A_DIAGNOSIS, SCHEME, make_report
 from stepcot_jax.data.images.dicom import read_header
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.readings import ChainReading, StepAnswer
-from stepcot_jax.predict.structured_report import NOT_A_DIAGNOSIS, SCHEME, make_report
+from stepcot_jax.reading.readings import ChainReading, StepAnswer
 
 
 def test_a_report_says_every_answer_with_what_limits_it():

@@ -11,10 +11,10 @@ from trained_workdir import BEST, SIDE, make_text, make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import programs as reader_module
-from stepcot_jax.predict import trained_model as weight_shapes
-from stepcot_jax.predict.programs import Reader
-from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.reading import programs as reader_module
+from stepcot_jax.reading import trained_model as weight_shapes
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading, read_shapes, write_reading, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name

@@ -11,9 +11,9 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
-from stepcot_jax.readers.forms import write_sample
-from stepcot_jax.readers.reader_cases import open_data
+from stepcot_jax.reading.cases import open_data
 from stepcot_jax.settings.run_settings import make_settings, write_settings
+from stepcot_jax.tools.readers.forms import write_sample
 
 SECRETS = ("PATIENT", "SECRETREPORT", "SECRETREASON", "SECRETORIGIN", "SECRETNAME", "SECRETTEXT")
 HOSTILE = '</script><script>alert("1")</script>, "quoted"; Größe?'

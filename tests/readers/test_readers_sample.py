@@ -27,8 +27,9 @@ from readers.reader_samples import (
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.readers import __main__ as tool
-from stepcot_jax.readers.forms import (
+from stepcot_jax.reading.cases import open_data, open_run
+from stepcot_jax.tools.readers import command as tool
+from stepcot_jax.tools.readers.forms import (
     check_names,
     choose_stratified,
     identify_form,
@@ -37,7 +38,6 @@ from stepcot_jax.readers.forms import (
     shuffle,
     write_sample,
 )
-from stepcot_jax.readers.reader_cases import open_data, open_run
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):
 
 
 def test_images_may_be_in_shards(tmp_path):
-    from stepcot_jax.data.__main__ import main
+    from stepcot_jax.tools.data.command import main
 
     root = write_folder(tmp_path / "root")
     main(["shards", str(root), "--out", str(tmp_path / "shards")])

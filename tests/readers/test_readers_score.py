@@ -26,10 +26,10 @@ from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_diff
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.readers import __main__ as tool
-from stepcot_jax.readers.agreements import flip_signs
-from stepcot_jax.readers.forms import FilledForm, read_forms
-from stepcot_jax.readers.scores import compare_readers, read_answers, tabulate_agreement, tabulate_gains
+from stepcot_jax.tools.readers import command as tool
+from stepcot_jax.tools.readers.agreements import flip_signs
+from stepcot_jax.tools.readers.forms import FilledForm, read_forms
+from stepcot_jax.tools.readers.scores import compare_readers, read_answers, tabulate_agreement, tabulate_gains
 
 READERS = ("Ann", "Bo", "Cy")
 

@@ -15,12 +15,13 @@ from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.intervals import bootstrap
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, evaluate
-from stepcot_jax.report.embedded_pictures import write_picture
-from stepcot_jax.report.figures import draw_lines
-from stepcot_jax.report.finished_run import FinishedRun
-from stepcot_jax.report.page import Section, render, write_page
-from stepcot_jax.report.page_cases import ShownCase, write_cases
-from stepcot_jax.report.sections import write_operating_section, write_settings
+from stepcot_jax.pages.figures import draw_lines
+from stepcot_jax.pages.pictures import write_picture
+from stepcot_jax.pages.shell import Section
+from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.tools.report.cases import ShownCase, write_cases
+from stepcot_jax.tools.report.page import render, write_page
+from stepcot_jax.tools.report.sections import write_operating_section, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
 NUM_CASES = 200

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.report import assembly as case_gathering
-from stepcot_jax.report.sections import NOT_GIVEN, read_corrections, write_corrections
+from stepcot_jax.tools.report import assembly as case_gathering
+from stepcot_jax.tools.report.sections import NOT_GIVEN, read_corrections, write_corrections
 
 CHAIN = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in ("First", "Second", "Third")))
 

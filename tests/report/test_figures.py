@@ -5,8 +5,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.report.figures import draw_lines, draw_reliability, write_curves
-from stepcot_jax.report.finished_run import read_metrics
+from stepcot_jax.pages.figures import draw_lines, draw_reliability
+from stepcot_jax.reading.finished import read_metrics
+from stepcot_jax.tools.report.curves import write_curves
 
 LABELS = {"title": "<t> $x_1$", "x_label": "x", "y_label": "y"}
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.report.embedded_pictures import MAX_SIDE, write_map, write_overlay, write_picture
+from stepcot_jax.pages.pictures import MAX_SIDE, write_map, write_overlay, write_picture
 
 
 def decode(uri):

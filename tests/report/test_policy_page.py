@@ -11,9 +11,9 @@ from report.browser import Watched, find_broken_words, find_violations, open_bro
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode, score_text, summarise, to_json
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.report.__main__ import main
-from stepcot_jax.report.policy_page import write_charts
 from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.tools.report.command import main
+from stepcot_jax.tools.report.policy_page import write_charts
 
 
 @pytest.fixture(scope="module")

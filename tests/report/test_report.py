@@ -19,9 +19,9 @@ from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_ca
 from stepcot_jax.evaluation.operating_points import read_points
 from stepcot_jax.evaluation.predictions import evaluate, read_predictions, write_predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.report import sections as operating_view
-from stepcot_jax.report.__main__ import main
 from stepcot_jax.settings.run_settings import read_settings, write_settings
+from stepcot_jax.tools.report import sections as operating_view
+from stepcot_jax.tools.report.command import main
 
 NUM_TEST = 12
 
@@ -244,7 +244,7 @@ def test_steps_that_were_not_supervised_may_be_annotated_in_the_data(folder_run,
 
 
 def test_help_needs_no_jax():
-    script = "import sys, stepcot_jax.report.__main__; assert not {'jax', 'numpy'} & set(sys.modules)"
+    script = "import sys, stepcot_jax.tools.report.command; assert not {'jax', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 

@@ -9,9 +9,9 @@ from evaluation.small_splits import CHAIN, make_split
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
-from stepcot_jax.report.finished_run import FinishedRun
-from stepcot_jax.report.sections import Plausibility, write_calibration_section
+from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.run.stored_reading import PAIRS_FILE
+from stepcot_jax.tools.report.sections import Plausibility, write_calibration_section
 
 VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
 

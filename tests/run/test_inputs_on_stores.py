@@ -9,8 +9,6 @@ import pytest
 from host.memory_store import new_address, put_files
 from run.small_run import small_run, small_settings
 
-from stepcot_jax.annotate.__main__ import main as annotate
-from stepcot_jax.data.__main__ import main as data
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
@@ -20,11 +18,13 @@ from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.readers.reader_cases import open_run
+from stepcot_jax.reading.cases import open_run
 from stepcot_jax.run.places import Place
 from stepcot_jax.settings.run_settings import load_settings, read_settings
-from stepcot_jax.tables.cells import Cell, Cells
-from stepcot_jax.tables.encoders import write_random_encoder
+from stepcot_jax.tools.annotate.command import main as annotate
+from stepcot_jax.tools.data.command import main as data
+from stepcot_jax.tools.tables.cells import Cell, Cells
+from stepcot_jax.tools.tables.encoders import write_random_encoder
 
 pytestmark = pytest.mark.slow
 

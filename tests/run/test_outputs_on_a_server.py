@@ -9,22 +9,22 @@ import pytest
 from host.memory_store import files_of
 from host.s3_server import BUCKET, s3_server
 
-from stepcot_jax.annotate.__main__ import main as annotate
-from stepcot_jax.data.__main__ import main as data
 from stepcot_jax.host import outputs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.leases import LEASE_FILE
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.store_uploads import UNFINISHED
 from stepcot_jax.host.stores import StoreError, StoreFolder
-from stepcot_jax.tables.encoders import write_random_encoder
+from stepcot_jax.tools.annotate.command import main as annotate
+from stepcot_jax.tools.data.command import main as data
+from stepcot_jax.tools.tables.encoders import write_random_encoder
 
 REPORTS = "id,report,image\nr1,The lungs are clear. Heart size is normal.,1.png\n"
 PHANTOM = ["--num-cases=8", "--size=32"]
 
 _SLOW = """
 import sys, time
-from stepcot_jax.data.__main__ import main
+from stepcot_jax.tools.data.command import main
 from stepcot_jax.host.stores import StoreFolder
 
 upload = StoreFolder.upload
@@ -121,7 +121,7 @@ def test_workers_of_ray_read_images_and_write_features_on_a_store(tmp_path, serv
     for engine in (["--engine=local"], ["--engine=ray", "--ray_workers=2"]):
         environment = server | {"XDG_CACHE_HOME": str(tmp_path / engine[0])}
         environment.pop("RAY_ADDRESS", None)
-        command = [sys.executable, "-m", "stepcot_jax.features", f"--workdir={place}/{engine[0]}", *common, *engine]
+        command = [sys.executable, "-m", "stepcot_jax", "features", f"--workdir={place}/{engine[0]}", *common, *engine]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "images: 8 encoded" in done.stderr

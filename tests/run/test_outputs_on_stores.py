@@ -7,17 +7,17 @@ import pytest
 from host.memory_store import check_same_on_store, new_address, objects, put_files
 from readers.reader_samples import fill, guess
 
-from stepcot_jax.annotate.__main__ import main as annotate
-from stepcot_jax.constrain.__main__ import main as constrain
-from stepcot_jax.data.__main__ import main as data
-from stepcot_jax.evaluate_replies.__main__ import main as evaluate
-from stepcot_jax.features.__main__ import main as import_features
 from stepcot_jax.host import leases
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.stores import StoreFolder
-from stepcot_jax.readers.__main__ import main as readers
-from stepcot_jax.readers.forms import read_key
+from stepcot_jax.tools.annotate.command import main as annotate
+from stepcot_jax.tools.constrain.command import main as constrain
+from stepcot_jax.tools.data.command import main as data
+from stepcot_jax.tools.evaluate_replies.command import main as evaluate
+from stepcot_jax.tools.features import main as import_features
+from stepcot_jax.tools.readers.command import main as readers
+from stepcot_jax.tools.readers.forms import read_key
 
 REPORTS = (
     "id,report,image\n"
@@ -71,7 +71,7 @@ def put_filled_form(form, monkeypatch):
 
 def test_data_commands(cases, records, tmp_path, monkeypatch, capsys):
     draw = lambda folder, statistics: (write_whole(folder / "x.png", b"x") or ["x.png"], "")  # noqa: E731
-    monkeypatch.setattr("stepcot_jax.data.statistics.pictures.write_pictures", draw)  # takes seconds
+    monkeypatch.setattr("stepcot_jax.tools.data.pictures.write_pictures", draw)  # takes seconds
     address = check_same_on_store(
         lambda out: data(["phantom", out, "--num-cases=3", "--size=32"]), tmp_path / "phantom", monkeypatch
     )

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 from run.small_policy_run import read_log, small_settings
 
-from stepcot_jax.data.__main__ import main as data_command
 from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.evaluate_replies.__main__ import main as evaluate_replies
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.run import policy_data, policy_task, policy_tokens
 from stepcot_jax.run.training_run import Run
+from stepcot_jax.tools.data.command import main as data_command
+from stepcot_jax.tools.evaluate_replies.command import main as evaluate_replies
 
 BRIEF = {"job": "sft", "sft__epochs": 1, "vqa__num_validated": 1}
 

@@ -13,7 +13,7 @@ from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_weights import load_qwen
-from stepcot_jax.predict.policy_reader import load_reader
+from stepcot_jax.reading.policy_reader import load_reader
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import Checkpoints, restore_params, saved_steps

@@ -166,8 +166,8 @@ def test_a_finished_run_says_what_reads_it(tmp_path, monkeypatch, capsys):
     run = make_run(tmp_path / "a b", monkeypatch)
     run.say_next()
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(("next", "longer"))] == [
-        f"next: python -m stepcot_jax.report '{tmp_path / 'a b'}'",
-        f"next: python -m stepcot_jax.predict x.png --checkpoint='{tmp_path / 'a b'}'",
+        f"next: stepcot report '{tmp_path / 'a b'}'",
+        f"next: stepcot predict x.png --checkpoint='{tmp_path / 'a b'}'",
         "longer: the same command with --config.training.joint_epochs=N goes on, N above 3",
     ]
 

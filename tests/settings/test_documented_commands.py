@@ -20,7 +20,7 @@ LARGE = ("gemex", "medsage", "medsage_released")
 PARSE = """
 import json, os, pathlib, sys
 from absl import flags
-from stepcot_jax.settings.flags import define_flags, parse
+from stepcot_jax.tools.options import define_flags, parse
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.settings.run_settings import write_settings
 

@@ -269,7 +269,9 @@ def test_a_shipped_config_makes_settings_and_tells_its_command(path):
     if path.stem == "base":
         assert "quickstart" in module.__doc__  # base is not a config to run
     else:
-        assert re.search(rf"python -m stepcot_jax\.(main|tables [a-z_ ]+) --config={path.stem} ", module.__doc__)
+        assert re.search(
+            rf"(python -m stepcot_jax\.main|stepcot tables [a-z_ ]+) --config={path.stem} ", module.__doc__
+        )
 
 
 def test_resolved_settings_come_back_from_their_file(base, tmp_path):

@@ -12,8 +12,8 @@ from run.small_run import LinearEncoder, leaves, small_run
 import stepcot_jax as sc
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict import trained_model
-from stepcot_jax.predict.trained_model import read_default_model
+from stepcot_jax.reading import trained_model
+from stepcot_jax.reading.trained_model import read_default_model
 from stepcot_jax.run import training_run
 from stepcot_jax.training.checkpoints import restore_params
 

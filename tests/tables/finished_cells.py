@@ -7,8 +7,8 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import write_reading
-from stepcot_jax.tables.cells import Cells
-from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tools.tables.cells import Cells
+from stepcot_jax.tools.tables.plan import Plan
 
 NUM_CASES = 120
 CHAIN = Chain((DEFAULT_CHAIN.steps[0], *DEFAULT_CHAIN.steps[-2:]))  # fewer steps, less to resample

@@ -9,8 +9,8 @@ from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.tables.cells import Cells
-from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tools.tables.cells import Cells
+from stepcot_jax.tools.tables.plan import Plan
 
 SIZES = POLICY | {
     "job": "distill",
@@ -24,7 +24,7 @@ SIZES = POLICY | {
     "training.checkpoint_minutes": 10,
     "evaluation.batch_size": 36,
 }
-TRUE_COMMAND = ["python", "-m", "stepcot_jax.tables"]
+TRUE_COMMAND = ["python", "-m", "stepcot_jax", "tables"]
 
 
 def make_policy_plan(workdir, *, seeds=(0, 1), **changes):

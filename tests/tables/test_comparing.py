@@ -11,10 +11,10 @@ from scipy import stats
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_split
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.comparison import Comparison, Evidence, correct, decide
 from stepcot_jax.evaluation.intervals import compare_accuracy
-from stepcot_jax.tables import components_table
-from stepcot_jax.tables.comparison import Comparison, Evidence, correct, decide
-from stepcot_jax.tables.writing import Figure
+from stepcot_jax.pages.sheets import Figure
+from stepcot_jax.tools.tables import components_table
 
 
 def evidence(values, low, high, *, num_patients=60, p=None):

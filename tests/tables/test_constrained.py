@@ -9,13 +9,14 @@ from constrain.asked import NO_IMAGE, ask, make_asking
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.constrain.asking_levels import AskedCase
-from stepcot_jax.constrain.models import Faults, SimulatedModel, Skill
-from stepcot_jax.constrain.results import summarise_levels
+from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained, write_constrained
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tables import __main__, diagnosis_table, steps_table
-from stepcot_jax.tables.published import FILE_NAME, digest_cases, read_constrained, write_constrained
-from stepcot_jax.tables.writing import Figure
+from stepcot_jax.pages.sheets import Figure
+from stepcot_jax.tools.constrain.asking_levels import AskedCase
+from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
+from stepcot_jax.tools.constrain.results import summarise_levels
+from stepcot_jax.tools.tables import command as __main__
+from stepcot_jax.tools.tables import diagnosis_table, steps_table
 
 ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagnoses": True}
 

@@ -9,12 +9,12 @@ import pytest
 from configs import quickstart
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import POLICIES
+from stepcot_jax.pages.sheets import Figure
 from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.tables import corrections_table
-from stepcot_jax.tables.cells import Cells
-from stepcot_jax.tables.following import COUNTED, share_figures
-from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.writing import Figure
+from stepcot_jax.tools.tables import corrections_table
+from stepcot_jax.tools.tables.cells import Cells
+from stepcot_jax.tools.tables.following import COUNTED, share_figures
+from stepcot_jax.tools.tables.plan import Plan
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down")), Step("C", "C?", ("yes", "no"))))
 PATIENTS = np.array([f"p{case // 2}" for case in range(200)])

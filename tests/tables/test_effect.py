@@ -18,8 +18,8 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.features import inputs
 from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.tables import cell_networks, cells, effect_table
-from stepcot_jax.tables.cell_networks import Weights, read_cases, read_given
+from stepcot_jax.tools.tables import cell_networks, cells, effect_table
+from stepcot_jax.tools.tables.cell_networks import Weights, read_cases, read_given
 
 OPTIONS = (3, 3, 4)
 CHAIN = Chain(

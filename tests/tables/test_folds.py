@@ -11,8 +11,8 @@ from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.stored_reading import write_reading
-from stepcot_jax.tables import folds_table
-from stepcot_jax.tables.folds_table import CONSTANT, pool_folds, validation_accuracy
+from stepcot_jax.tools.tables import folds_table
+from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds, validation_accuracy
 
 
 def choose(split, cases):

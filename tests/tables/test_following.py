@@ -6,7 +6,7 @@ import pytest
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.interventions import give_logits
-from stepcot_jax.tables import following
+from stepcot_jax.tools.tables import following
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 LABELS = np.random.default_rng(0).integers(0, 2, (400, 3)).astype(np.int32)

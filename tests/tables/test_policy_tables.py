@@ -9,13 +9,15 @@ import pytest
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.interventions import perturb_records
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.pages.sheets import Figure
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.reasoning.record import KINDS
 from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.tables import (
+from stepcot_jax.tools.tables import (
     curriculum_table,
     policy_cells,
     robustness_table,
@@ -23,9 +25,7 @@ from stepcot_jax.tables import (
     stages_table,
     vqa_table,
 )
-from stepcot_jax.tables.comparison import ReplyComparison
-from stepcot_jax.tables.robustness_table import PerturbedReplies
-from stepcot_jax.tables.writing import Figure
+from stepcot_jax.tools.tables.robustness_table import PerturbedReplies
 
 RATES = {"rollouts/self_check_rate": (0.9, 0.5, 0.25), "rollouts/self_check_success": (0.1, None, 0.75)}
 

@@ -6,8 +6,8 @@ import jax
 import pytest
 from tables.policy_tables import make_policy_plan
 
-from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import vqa_table
+from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables import vqa_table
 
 
 @pytest.fixture(scope="module")

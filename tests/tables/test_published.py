@@ -6,10 +6,10 @@ import re
 import pytest
 from tables.finished_cells import CHAIN, finish_all, make_plan
 
-from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import cost_table
-from stepcot_jax.tables import published as published_figures
-from stepcot_jax.tables.published import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
+from stepcot_jax.evaluation import published as published_figures
+from stepcot_jax.evaluation.published import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
+from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables import cost_table
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,8 @@ def test_diagnosis_is_as_in_the_facts(facts):
     assert {tuple(found) for found in published_figures.DIAGNOSIS_FIGURES.values()} == {
         ("accuracy", "auc", "sensitivity", "specificity")
     }
-    without, gains, with_steps = (
-        shares(part) for part in re.split(", with steps|, that is", text.split("BiomedCLIP without steps")[1].split(";")[0])
-    )
+    cell = text.split("BiomedCLIP without steps")[1].split(";")[0]
+    without, gains, with_steps = map(shares, re.split(", with steps|, that is", cell))
     assert figures.pop("BiomedCLIP, without steps") == without
     assert figures.pop("BiomedCLIP, with steps") == with_steps[:4]
     assert with_steps[:4] == tuple(round(a + b, 4) for a, b in zip(without, gains, strict=True))

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import published, robustness_table, self_check_table, stages_table, vqa_table
+from stepcot_jax.evaluation import published
+from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables import robustness_table, self_check_table, stages_table, vqa_table
 
 
 @pytest.fixture(scope="module")

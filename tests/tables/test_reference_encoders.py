@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stepcot_jax.encoders.load import count_parameters
-from stepcot_jax.tables import encoders as reference_encoders
-from stepcot_jax.tables.encoders import count_multiply_adds
+from stepcot_jax.tools.tables import encoders as reference_encoders
+from stepcot_jax.tools.tables.encoders import count_multiply_adds
 
 
 @pytest.mark.parametrize(

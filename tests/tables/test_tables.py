@@ -20,18 +20,18 @@ from tables.finished_cells import (
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.evaluation import comparison as comparing
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
-from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import comparison as comparing
-from stepcot_jax.tables import components_table, diagnosis_table, steps_table
-from stepcot_jax.tables.cells import Cell, vary
-from stepcot_jax.tables.effect_table import accuracies_from_answers, predict_from_answers
-from stepcot_jax.tables.plan import ABLATIONS, Plan
-from stepcot_jax.tables.transfer_table import restrict
+from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables import components_table, diagnosis_table, steps_table
+from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.effect_table import accuracies_from_answers, predict_from_answers
+from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
+from stepcot_jax.tools.tables.transfer_table import restrict
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from stepcot_jax.host.leases import LEASE_FILE, Lease
 from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import training_run
-from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import cell_networks
-from stepcot_jax.tables.cells import Cells
-from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tools.tables import cell_networks
+from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables.cells import Cells
+from stepcot_jax.tools.tables.plan import Plan
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from run.small_run import LinearEncoder, small_settings
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.features import inputs
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import cell_networks
-from stepcot_jax.tables.cells import Cells, vary
-from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tools.tables import cell_networks
+from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables.cells import Cells, vary
+from stepcot_jax.tools.tables.plan import Plan
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from stepcot_jax.features import inputs
 from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import cell_networks, cost_measuring, cost_table, transfer_table
-from stepcot_jax.tables.cells import Cells, vary
-from stepcot_jax.tables.encoders import list_encoders, write_random_encoder
-from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tools.tables import cell_networks, cost_measuring, cost_table, transfer_table
+from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables.cells import Cells, vary
+from stepcot_jax.tools.tables.encoders import list_encoders, write_random_encoder
+from stepcot_jax.tools.tables.plan import Plan
 
 pytestmark = pytest.mark.slow
 

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tables import __main__ as tables
+from stepcot_jax.tools.tables import command as tables
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_names_are_those_that_can_be_made():
     for name in tables.NAMES:
-        module = importlib.import_module(f"stepcot_jax.tables.{name}_table")
+        module = importlib.import_module(f"stepcot_jax.tools.tables.{name}_table")
         assert callable(module.list_cells)
         assert callable(module.make_tables)
     others = ("corrections", "schedules", "folds", "chain_grpo", "curriculum")
@@ -30,7 +30,7 @@ def test_names_are_those_that_can_be_made():
     [
         (tables.read_names, [], "NAME is required"),
         (tables.read_names, ["diagnoses"], "table 'diagnoses' is not one of diagnosis"),
-        (tables.read_names, ["readers"], "python -m stepcot_jax.readers"),
+        (tables.read_names, ["readers"], "stepcot readers"),
         (tables.read_encoders, ["CLIP"], "--encoders: 'CLIP' is not NAME=WEIGHTS"),
         (tables.read_encoders, ["=x"], "--encoders: '=x'"),
         (tables.read_encoders, ["a=x", "a=y"], "'a' comes twice"),
@@ -62,7 +62,7 @@ def test_encoders_and_seeds_are_read():
 )
 def test_the_tool_ends_without_a_traceback(flags, code, words):
     result = subprocess.run(
-        [sys.executable, "-m", "stepcot_jax.tables", *flags],
+        [sys.executable, "-m", "stepcot_jax", "tables", *flags],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,

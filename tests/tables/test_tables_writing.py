@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.tables.writing import Column, Figure, Table, to_csv, to_latex, to_markdown, write_table
+from stepcot_jax.pages.sheets import Column, Figure, Table, to_csv, to_latex, to_markdown, write_table
 
 COLUMNS = (
     Column("model"),

@@ -6,10 +6,10 @@ import struct
 import pytest
 from run.small_run import small_run, small_settings
 
+from stepcot_jax.contrib import loggers
+from stepcot_jax.contrib.loggers import check_loggers, describe_settings, open_loggers
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training import loggers
 from stepcot_jax.training.log import MetricsLog
-from stepcot_jax.training.loggers import check_loggers, describe_settings, open_loggers
 
 
 class Remembered:

@@ -13,11 +13,11 @@ from stepcot_jax.chain import fold
 from stepcot_jax.data.checks.check import CheckOptions
 from stepcot_jax.data.checks.check_printing import Table, list_reasons, make_tables_printable
 from stepcot_jax.data.checks.check_records import Reasons
+from stepcot_jax.data.checks.vqa_counts import LENGTHS, count_lengths_of, count_records
 from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
 from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.data.statistics.vqa_counts import LENGTHS, count_lengths_of, count_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import Terminal

@@ -62,7 +62,7 @@ class StageView:
 class StageViews:
     """Views of the records of one split.
 
-    Records that `python -m stepcot_jax.annotate vqa --task=medclm` wrote are views already (`provenance["stage"]`);
+    Records that `stepcot annotate vqa --task=medclm` wrote are views already (`provenance["stage"]`);
     another stage of such a record is the record of the same lesion that was written for that stage.
     """
 

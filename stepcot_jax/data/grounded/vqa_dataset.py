@@ -329,7 +329,7 @@ def load_vqa_dataset(
 ) -> VqaDataset:
     """Load the reasoning records that `settings.vqa` names.
 
-    "phantom" draws `settings.phantom` as `python -m stepcot_jax.data vqa` does, with the same records. Splits are made
+    "phantom" draws `settings.phantom` as `stepcot data vqa` does, with the same records. Splits are made
     from the sum of `phantom.seed` and `data.split_seed`, and `data.split_fractions`. "folder" reads
     `vqa.root/records.jsonl`; see `vqa_folder`. Pictures are stretched to `image_encoder.image_size`, whatever its fit.
     """

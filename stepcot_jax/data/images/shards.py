@@ -80,7 +80,7 @@ def has_shards(root: Path) -> bool:
 def read_index(root: Path) -> ShardIndex:
     """Read the index of a folder of shards and check the size of each shard."""
     path = Path(root) / INDEX_NAME
-    expected = "expected the index that `python -m stepcot_jax.data shards` writes"
+    expected = "expected the index that `stepcot data shards` writes"
     index = read_json(path, ShardIndex, accepted=expected, max_bytes=MAX_LISTING_BYTES)
     if index.version != _VERSION:
         raise BadInput(f"{path}: version {index.version} is not {_VERSION}; write the shards anew")

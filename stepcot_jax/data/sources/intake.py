@@ -324,7 +324,7 @@ def find_patient(image_path: str) -> str:
 
 
 def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: Any) -> VqaRecord:
-    """Return a record with the answer read from its text, as `reasoning.written_answers.read_answer` reads it."""
+    """Return a record with the answer read from its text, as `reasoning.replies.read_answer` reads it."""
     record = VqaRecord(kind=kind, answer=_ANY_ANSWER[kind], **fields)
     if kind == "open":
         return msgspec.structs.replace(record, answer=written.strip())

@@ -1,4 +1,4 @@
-"""Folders of `python -m stepcot_jax.data phantom`: the boxes of `boxes.csv`, regions from masks, answers as facts."""
+"""Folders of `stepcot data phantom`: the boxes of `boxes.csv`, regions from masks, answers as facts."""
 
 import collections
 import dataclasses

@@ -43,7 +43,7 @@ def read_vqa_source(
     readers: Readers = 2,
     set_aside: list[SetAside] | None = None,
 ) -> Iterator[VqaRecord]:
-    """Yield the reasoning records of a folder or file, one at a time; `python -m stepcot_jax.data vqa` writes them.
+    """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them.
 
     Image paths are relative to `root` (its folder, if it is a file). Faults of single records are raised or set aside
     while reading, so use up the iterator before `set_aside` is looked at. Detection lists are no questions yet:

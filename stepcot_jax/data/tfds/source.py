@@ -161,7 +161,7 @@ def find_prepared(folder: Path) -> Path:
             return place
     raise BadInput(
         f"{folder}: no prepared dataset (neither {CONTENTS_NAME} nor {NAME}/{VERSION}/{CONTENTS_NAME}); "
-        "prepare one with `python -m stepcot_jax.data.tfds`"
+        "prepare one with `stepcot data tfds`"
     )
 
 

@@ -6,11 +6,11 @@ import math
 import msgspec
 import pytest
 
-from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.vqa.vqa_review import compare_records
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.tools.annotate.command import main
 
 RECORD = VqaRecord(
     id="a", image_path="a.png", image_size=(64, 64), patient_id="p", kind="open", question="What?", answer="Air",

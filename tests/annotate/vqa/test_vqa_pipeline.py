@@ -19,8 +19,6 @@ from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.phantom_records import phantom_folder, write_folder
 from PIL import Image
 
-from stepcot_jax.annotate import __main__
-from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.vqa.items import TaskSettings, read_questions
 from stepcot_jax.annotate.vqa.pictures import show_picture
@@ -30,6 +28,8 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.sources.detections import read_detections
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.tools.annotate import command as __main__
+from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("openai", reason="the extra annotate")
 
@@ -341,7 +341,7 @@ def test_what_a_voter_rejects_is_written_anew(tmp_path, few):
 
 def start(arguments, log):
     return subprocess.Popen(
-        [sys.executable, "-m", "stepcot_jax.annotate", *arguments],
+        [sys.executable, "-m", "stepcot_jax", "annotate", *arguments],
         cwd=ROOT,
         env={**os.environ, "OPENAI_API_KEY": "sk-marker-0123456789", "PYTHONPATH": str(ROOT)},
         stdout=log.open("wb"),

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from ml_collections import config_dict
 
 from configs import base
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.checks.check import CheckOptions, check_root
 from stepcot_jax.data.checks.check_printing import print_facts
 from stepcot_jax.data.checks.check_records import Reasons
@@ -32,6 +31,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.run_checks import check_annotated
 from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.tools.data.command import main
 
 
 @pytest.fixture(scope="module")

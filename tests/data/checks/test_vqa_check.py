@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.checks.vqa_check import find_difference
 from stepcot_jax.data.grounded.making import make_phantom_records, write_records
 from stepcot_jax.data.grounded.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
+from stepcot_jax.tools.data.command import main
 
 
 @pytest.fixture(scope="module")

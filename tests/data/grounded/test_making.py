@@ -1,4 +1,4 @@
-"""`python -m stepcot_jax.data vqa`: the same bytes each time, splits by patient, and texts in every dialect."""
+"""`stepcot data vqa`: the same bytes each time, splits by patient, and texts in every dialect."""
 
 import collections
 import hashlib
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
 from stepcot_jax.data.grounded.image_splits import split_images
 from stepcot_jax.data.grounded.making import make_folder_records, make_phantom_records
@@ -18,6 +17,7 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.phantom.phantom import plan_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question
+from stepcot_jax.tools.data.command import main
 
 
 def _digests(folder):

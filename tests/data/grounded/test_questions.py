@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from stepcot_jax.data.checks.vqa_counts import find_majorities
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
 from stepcot_jax.data.grounded.phantom_images import ground_phantom
 from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.grounded.vocabulary import LOOK_ALIKES, TERMS, accepted_names, canonical
-from stepcot_jax.data.statistics.vqa_counts import find_majorities
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import KINDS
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES

@@ -8,8 +8,6 @@ import pytest
 from PIL import Image
 from reasoning_records import make_record
 
-from stepcot_jax.annotate.__main__ import main as annotate
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.grounded.drawn_boxes import draw_boxes
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.grounded.stage_views import STAGES, StageViews, domain_of, draw_views
@@ -18,6 +16,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_question, write_reply
 from stepcot_jax.reasoning.record import VqaBox
 from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.tools.annotate.command import main as annotate
+from stepcot_jax.tools.data.command import main
 
 
 def _records(lesions, *, patients=None, kinds=None, **changes):

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from reasoning_records import make_record
 
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.grounded.record_files import FILE_NAME, read_vqa_records, write_vqa_records
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaBox
 from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.tools.data.command import main
 
 SIZE = 48
 

@@ -5,8 +5,8 @@ import pathlib
 import signal
 import sys
 
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.images import shards as shard_writing
+from stepcot_jax.tools.data.command import main
 
 root, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 left = [steps]

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 from run.small_run import small_settings
 
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.batches import training_batches
 from stepcot_jax.data.images import shards as image_shards
 from stepcot_jax.data.images import shards as shard_writing
@@ -26,6 +25,7 @@ from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.data.command import main
 
 NUM_CASES = 30
 ROOT = pathlib.Path(__file__).parents[3]
@@ -289,7 +289,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named(folder, tmp_p
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
-        "from stepcot_jax.data.__main__ import main\n"
+        "from stepcot_jax.tools.data.command import main\n"
         "from stepcot_jax.host.errors import run_tool\n"
         "run_tool(lambda: main(['shards', sys.argv[1], '--out', sys.argv[2]]))\n"
     )

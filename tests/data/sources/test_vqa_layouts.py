@@ -7,12 +7,12 @@ import sys
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.tools.data.command import main
 
 GEMEX = {"question": "Q?", "answer": "yes", "visual_regions": [], "visual_locations": [], "image_path": "a.png"}
 MEDSAGE = {"conversations": [{"from": "human", "value": "Q?"}, {"from": "gpt", "value": "Yes"}], "images": ["a.png"]}

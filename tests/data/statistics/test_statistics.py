@@ -15,19 +15,18 @@ from matplotlib.text import Text
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.phantom.answers import draw_answers
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
-from stepcot_jax.data.statistics import pictures as count_pictures
-from stepcot_jax.data.statistics import pictures as length_picture
-from stepcot_jax.data.statistics.answer_flow import draw_flow
-from stepcot_jax.data.statistics.counts import compute_statistics, list_splits, write_tables
-from stepcot_jax.data.statistics.pictures import write_pictures
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.data import pictures as count_pictures
+from stepcot_jax.tools.data import pictures as length_picture
+from stepcot_jax.tools.data.command import main
+from stepcot_jax.tools.data.counts import compute_statistics, list_splits, write_tables
+from stepcot_jax.tools.data.pictures import draw_flow, write_pictures
 
 CHAIN = Chain(
     (

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.checks.vqa_counts import answer_in_words, find_majorities
 from stepcot_jax.data.grounded.making import make_phantom_records, write_records
 from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.data.statistics.vqa_counts import answer_in_words, find_majorities
-from stepcot_jax.data.statistics.vqa_statistics import choose_examples, draw_examples
 from stepcot_jax.reasoning.record import KINDS, VqaRecord
+from stepcot_jax.tools.data.command import main
+from stepcot_jax.tools.data.vqa_statistics import choose_examples, draw_examples
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,0 @@
-"""The command that asks a trained policy about a radiograph."""

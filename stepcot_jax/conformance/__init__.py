@@ -1,1 +1,0 @@
-"""Compare this machine with golden numbers of the authors' code."""

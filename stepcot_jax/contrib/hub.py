@@ -1,0 +1,267 @@
+"""The Hugging Face hub: exports uploaded with their licence (`stepcot export push`), and read from hf:// addresses."""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from stepcot_jax import __version__
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
+from stepcot_jax.host.hub import explain_failure, fetch
+from stepcot_jax.host.text import make_printable, shorten
+from stepcot_jax.training.exported_weights import (
+    MANIFEST_FILE,
+    READ_SUFFIXES,
+    SUMS_FILE,
+    is_export,
+    list_files,
+    require_whole,
+)
+
+SCHEME = "hf://"
+
+_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
+_FORM = "hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
+_MOST_BYTES = 8 * 2**30
+_LOADED = ("*.safetensors", SUMS_FILE, *(f"*{suffix}" for suffix in READ_SUFFIXES))
+_NOT_LOADED = ("check.safetensors", "torch_names.safetensors", "*_gate.safetensors")
+"""Patterns of an export's files that readers use; its programs and its loader are not among them."""
+
+CARD_FILE = "README.md"
+_LICENCE = "licence of the weights in the card, such as cc-by-nc-4.0 (default: that of the repository's card)"
+
+_KEY = re.compile(r"license(_name|_link)?:")
+_IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
+_MOST_LINES, _LONGEST = 20, 500
+_MOST_CARD_BYTES = 2**22
+
+
+def find_folder(address: str) -> pathlib.Path:
+    """Return the folder of an export on the hub, which is downloaded first.
+
+    The folder is named by the commit. stderr names the address with it, unless `address` did.
+    """
+    folder = download_folder(address)
+    if not is_export(folder):
+        raise BadInput(f"{address}: no {MANIFEST_FILE}; expected what stepcot export --push-to-hub uploads")
+    if (pinned := pin_address(address, folder)) != address:
+        print(f"read {pinned} (this address repeats the result)", file=sys.stderr)
+    return folder
+
+
+def download_folder(address: str) -> pathlib.Path:
+    """Download the files of a repository's top folder that readers use, and return their folder in the cache.
+
+    Without a network the cached files of the revision are used, if all of them are there. A download that broke off
+    goes on where it stopped.
+    """
+    found = _ID.fullmatch(address.removeprefix(SCHEME))
+    if found is None:
+        raise BadInput(f"{shorten(address)}: not an address on the Hugging Face hub; expected {_FORM}")
+    return fetch(
+        address,
+        found["repository"],
+        found["revision"],
+        allow=_LOADED,
+        ignore=["*/*", *_NOT_LOADED],
+        most_bytes=_MOST_BYTES,
+    )
+
+
+def pin_address(address: str, folder: pathlib.Path) -> str:
+    """Return the address with the commit that `download_folder` read, which names the same files for ever.
+
+    >>> pin_address("hf://ann/chest@v1", pathlib.Path("cache/models--ann--chest/snapshots/6f0c"))
+    'hf://ann/chest@6f0c'
+    """
+    return f"{address.partition('@')[0]}@{folder.name}"
+
+
+def read_hub_file(repository: str, name: str) -> bytes | None:
+    """Return a small file of a repository's main branch before an upload; None without such a file or repository."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        # Asked first: without a network it fails at once, where a download retries for half a minute.
+        info = huggingface_hub.HfApi().model_info(repository, revision="main")
+        if name not in {file.rfilename for file in info.siblings or ()}:
+            return None
+        path = huggingface_hub.hf_hub_download(repository, name, revision=info.sha)
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+        return None
+    except Exception as error:
+        raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
+    return read_file(pathlib.Path(path), max_bytes=_MOST_CARD_BYTES, accepted="a card")
+
+
+def check_account(repository: str) -> None:
+    """Refuse a repository's name that the hub does not take, and a machine without an account's token."""
+    found = _ID.fullmatch(repository)
+    if found is None or found["revision"]:
+        raise BadInput(f"{shorten(repository)}: not a name on the Hugging Face hub; expected OWNER/NAME")
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+        raise BadInput(
+            f"{repository}: no token for the Hugging Face hub; run hf auth login, or set HF_TOKEN to a token with "
+            "write access (https://huggingface.co/settings/tokens)"
+        )
+
+
+def upload_folder(folder: pathlib.Path, repository: str, *, private: bool, message: str) -> str:
+    """Upload the files of a folder as one commit and return its address, hf://OWNER/NAME@COMMIT.
+
+    Args:
+      folder: its files go to the top folder of the repository, which is created if missing; other files there stay.
+    """
+    check_account(repository)
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        made = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    except Exception as error:  # the hub, its HTTP library and the system raise a dozen kinds
+        raise BadInput(explain_failure(f"{SCHEME}{repository}", error, writing=True)) from None
+    return f"{SCHEME}{repository}@{made.oid}"
+
+
+def push_export(
+    folder: pathlib.Path, repository: str, *, private: bool, licence: str | None = None, name: str = ""
+) -> str:
+    """Upload an export to the Hugging Face hub and return its address.
+
+    Args:
+      licence: written to the card; None keeps the licence of the card that the repository has.
+    """
+    if not (folder / SUMS_FILE).is_file():
+        raise BadInput(f"{folder}: not an export (no {SUMS_FILE})")
+    names = list_files(folder)
+    require_whole(folder, names)
+    if strays := sorted({path.name for path in folder.iterdir()} - {*names, SUMS_FILE}):
+        raise BadInput(f"{folder / strays[0]}: not a file of the export; expected only files that {SUMS_FILE} names")
+    try:
+        with with_licence(folder, repository, licence) as whole:
+            return upload_folder(whole, repository, private=private, message=f"Export of stepcot-jax {__version__}")
+    except BadInput as error:
+        name = name or str(folder)
+        again = f"stepcot export push {shlex.quote(name)} {repository}"
+        raise BadInput(f"{error}; the export is complete in {name}, and {again} uploads it") from None
+
+
+def describe_address(address: str, folder: pathlib.Path) -> str:
+    """Return where an export was uploaded and how to use it: `sc.load` reads all kinds but ONNX and checkpoints."""
+    repository, _, revision = address.removeprefix(SCHEME).partition("@")
+    download = f"hf download {repository} --revision={revision} --local-dir=DIR"
+    return f"uploaded: {address}\nnext: " + (
+        f'sc.load("{address}")' if (folder / MANIFEST_FILE).is_file() else download
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Upload an export, as the arguments of `stepcot export push` say."""
+    parser = argparse.ArgumentParser(
+        prog="stepcot export push", description="Upload an export to the Hugging Face hub."
+    )
+    parser.add_argument("folder", metavar="DIR", help="of an export; or gs://, s3://")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="created if missing")
+    parser.add_argument("--private", action="store_true", help="a new repository is private")
+    parser.add_argument("--license", metavar="ID", help=_LICENCE)
+    parser.add_argument("--json", action="store_true", help="print the address as one JSON line")
+    flags = parser.parse_args(arguments)
+    check_account(flags.repository)
+    from stepcot_jax.host.store_cache import find_workdir
+
+    folder = find_workdir(flags.folder, "DIR")
+    address = push_export(folder, flags.repository, private=flags.private, licence=flags.license, name=flags.folder)
+    print(json.dumps({"address": address}) if flags.json else describe_address(address, folder))
+    return 0
+
+
+@contextlib.contextmanager
+def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> Iterator[pathlib.Path]:
+    """Give the folder to upload: the export, or a copy whose card has the licence, and its digest.
+
+    Args:
+      licence: of the weights, an identifier of the hub such as "cc-by-nc-4.0"; None for none.
+    """
+    if licence is not None and not _IDENTIFIER.fullmatch(licence):
+        raise BadInput(
+            f"--license: {licence[:80]!r} is no identifier of a licence on the hub, such as apache-2.0, cc-by-nc-4.0 "
+            "or other"
+        )
+    path = folder / CARD_FILE
+    if not path.is_file():
+        if licence is not None:
+            raise BadInput(f"{folder}: no {CARD_FILE}, so there is no card to write --license to")
+        yield folder  # the hub's own card stays
+        return
+    card = read_file(path, max_bytes=_MOST_CARD_BYTES, accepted="a card").decode()
+    found = [f"license: {licence}"] if licence else []
+    if not found and not read_licence(card):
+        found = read_licence((read_hub_file(repository, CARD_FILE) or b"").decode(errors="replace"))
+    if not found:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="stepcot-licence-") as made:
+        copy = pathlib.Path(made, folder.name)
+        shutil.copytree(folder, copy, copy_function=_link)
+        changed = write_licence(card, found).encode()
+        sums = [
+            f"{hashlib.sha256(changed).hexdigest()}  {CARD_FILE}" if line.endswith(f"  {CARD_FILE}") else line
+            for line in read_file(folder / SUMS_FILE, max_bytes=_MOST_CARD_BYTES, accepted="digests")
+            .decode()
+            .split("\n")
+        ]
+        for name, content in ((CARD_FILE, changed), (SUMS_FILE, "\n".join(sums).encode())):
+            (copy / name).unlink()  # a link
+            (copy / name).write_bytes(content)
+        yield copy
+
+
+def _link(source: str, target: str) -> None:
+    """Link to a file of gigabytes in place of copying it."""
+    pathlib.Path(target).symlink_to(pathlib.Path(source).resolve())
+
+
+def read_licence(card: str) -> list[str]:
+    r"""Return the lines of a card's metadata that name its licence.
+
+    >>> read_licence("---\nlicense: other\nlicense_name: ours\ntags:\n- jax\n---\n# A card")
+    ['license: other', 'license_name: ours']
+    """
+    return [line for line, is_licence in _mark(card) if is_licence][:_MOST_LINES]
+
+
+def write_licence(card: str, lines: list[str]) -> str:
+    r"""Return a card with these lines in the place of its licence.
+
+    >>> write_licence("---\nlicense: other\ntags:\n- jax\n---\n# A card", ["license: mit"])
+    '---\nlicense: mit\ntags:\n- jax\n---\n# A card'
+    """
+    marked = _mark(card)
+    kept = [line for line, is_licence in marked if not is_licence]
+    body = card.split("\n")[len(marked) + 2 :] if marked else card.split("\n")
+    return "\n".join(["---", *lines, *kept, "---", *body])
+
+
+def _mark(card: str) -> list[tuple[str, bool]]:
+    """Return the lines of the metadata, each with whether it is of the licence; [] without metadata."""
+    first, *rest = card.replace("\r\n", "\n").split("\n")
+    if first != "---" or "---" not in rest:
+        return []
+    marked, is_licence = [], False
+    for line in rest[: rest.index("---")]:
+        if not line.startswith((" ", "-")):
+            is_licence = bool(_KEY.match(line))
+        marked.append((make_printable(line[:_LONGEST]) if is_licence else line, is_licence))
+    return marked

@@ -1,1 +1,0 @@
-"""Convert parameters between the authors' PyTorch checkpoints and ours."""

@@ -1,1 +1,0 @@
-"""Counts of a dataset and their pictures."""

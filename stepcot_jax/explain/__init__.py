@@ -1,1 +1,0 @@
-"""Saliency maps for each step, attention between the steps, and scores of both against lesion boxes."""

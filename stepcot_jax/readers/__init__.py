@@ -1,1 +1,0 @@
-"""Compare the models with human readers."""

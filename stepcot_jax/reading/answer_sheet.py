@@ -1,0 +1,171 @@
+"""Readings as a sheet: one row an image, in the order of the images; an image that cannot be read is a row as well."""
+
+import contextlib
+import csv
+import io
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.text import defuse_formula, install_extra
+from stepcot_jax.reading.readings import ChainReading
+
+PROBLEM, WARNINGS, GATE_SCORE, REPORT = "problem", "warnings", "gate score", "structured report"
+SUFFIXES = (".csv", ".jsonl", ".parquet")
+_REFUSED_SUFFIXES = {".xlsx", ".xlsm", ".xls", ".ods", ".tsv", ".feather", ".gz", ".bz2", ".xz", ".zst", ".zip"}
+"""Of sheets of other formats and of compressed ones: a file of text with such a name could not be opened."""
+
+_ROWS_AT_ONCE = 1000
+Row = dict[str, Any]
+
+
+def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
+    """Return whether a file gets one row an image, as its ending says; upper and lower case are the same.
+
+    Args:
+      flag: "--json" or "--ask", which write lines or text in place of a sheet; "" without.
+    """
+    ending = path.suffix.lower()
+    if ending in _REFUSED_SUFFIXES:
+        raise BadInput(f"--out: {path} is of an unsupported format; found {ending}, expected {', '.join(SUFFIXES)}")
+    if flag and ending in SUFFIXES and (flag, ending) != ("--json", ".jsonl"):
+        what, expected = {"--json": ("JSON lines", ".jsonl"), "--ask": ("text", ".txt")}[flag]
+        raise BadInput(
+            f"--out: {path} cannot be used with {flag}, which writes {what}; found {ending}, expected {expected}"
+        )
+    return ending in SUFFIXES and not flag
+
+
+def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
+    """Return the columns of a sheet: the image, its problem, its warnings and gate score, and six for each step.
+
+    `with_reports` adds the file of the structured report, or why there is none.
+    """
+    return list(_find_columns(chain, with_reports=with_reports))
+
+
+def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
+    """Return the columns, and whether each holds texts or numbers."""
+    of_step = {"": str, " probability": float, " probabilities": str, " set": str, " above": str, " thresholds": str}
+    columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
+    columns |= {f"{step.name}{kind}": holds for step in chain.steps for kind, holds in of_step.items()}
+    return columns | ({REPORT: str} if with_reports else {})
+
+
+def as_row(reading: ChainReading) -> Row:
+    """Return a reading as one row; the columns are those of `column_names`.
+
+    The gate's score is above 1 for an image unlike the training images (None if the run stored no gate). A step has its
+    answer, the network's probability of it, and that of every option in the chain's order, as "Normal 0.5000; Mass
+    0.3100". Then come the answers of its conformal set, the most probable first (None without calibration), those at or
+    above their operating points, and the thresholds of these points in the chain's order (both None without points).
+    """
+    row: Row = {"image": reading.source, PROBLEM: ""}
+    row |= {WARNINGS: "; ".join(reading.warnings), GATE_SCORE: reading.check.gate_score}
+    for each in reading.steps:
+        name = each.step.name
+        row[name], row[f"{name} probability"] = each.answer, each.probability
+        row[f"{name} probabilities"] = _join(zip(each.step.options, each.probabilities, strict=True))
+        row[f"{name} set"] = None if each.answer_set is None else "; ".join(each.answer_set)
+        row[f"{name} above"] = "; ".join(each.above) if each.points else None
+        thresholds = tuple((option, threshold) for option, threshold, *_ in each.points.values())
+        row[f"{name} thresholds"] = _join(thresholds) if thresholds else None
+    return row | ({REPORT: reading.report} if reading.report else {})
+
+
+def _join(numbers: Iterable[tuple[str, float]]) -> str:
+    return "; ".join(f"{name} {'never' if math.isinf(number) else f'{number:.4f}'}" for name, number in numbers)
+
+
+def in_order(
+    paths: Sequence[pathlib.Path],
+    read: Callable[[Callable[[str], None]], Iterator[ChainReading]],
+    *,
+    refuse: Callable[[str], None],
+) -> Iterator[ChainReading | Row]:
+    """Yield for every path, in order, its reading or a row with its problem.
+
+    Args:
+      read: called with what takes the message of an unreadable file; yields the readings of the others in order.
+    """
+    problems: list[str] = []
+
+    def note(message: str) -> None:
+        problems.append(message)
+        refuse(message)
+
+    waiting = iter(paths)
+
+    def skip_to(source: str | None) -> Iterator[Row]:
+        for path in waiting:
+            if str(path) == source:
+                return
+            yield {"image": str(path), PROBLEM: problems.pop(0)}
+
+    for reading in read(note):
+        yield from skip_to(reading.source)
+        yield reading
+    yield from skip_to(None)
+
+
+def write_sheet(
+    path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain, *, with_reports: bool = False
+) -> None:
+    """Write readings and problems, as the file's ending says; it appears once complete.
+
+    `.csv` and `.parquet` have the columns of `column_names`; a line of `.jsonl` is `ChainReading.as_dict`, or the image
+    and its problem. Cells of a CSV that a spreadsheet would run as formulas get an apostrophe.
+    """
+    write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix.lower())
+    if write is None:
+        raise BadInput(f"--out: {path} ends with none of {', '.join(SUFFIXES)}")
+    try:
+        with writing_whole(path) as file:
+            write(file, rows, _find_columns(chain, with_reports=with_reports))
+    except OSError as error:
+        raise BadInput(f"--out: {path} cannot be written ({error.strerror})") from None
+
+
+def _write_lines(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:
+    del columns
+    for row in rows:
+        file.write(f"{json.dumps(row.as_dict() if isinstance(row, ChainReading) else row)}\n".encode())
+
+
+def _write_csv(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.DictWriter(text, list(columns))
+    writer.writeheader()
+    for row in rows:
+        flat = as_row(row) if isinstance(row, ChainReading) else row
+        writer.writerow({key: defuse_formula(cell) if isinstance(cell, str) else cell for key, cell in flat.items()})
+    text.detach()
+
+
+def _write_parquet(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise BadInput(f"--out: .parquet needs pyarrow: {install_extra('parquet')}") from None
+    kinds = {str: pyarrow.string(), float: pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[holds]) for name, holds in columns.items()])
+    with contextlib.closing(parquet.ParquetWriter(file, schema)) as writer:
+        for some in _in_chunks(as_row(row) if isinstance(row, ChainReading) else row for row in rows):
+            writer.write_table(pyarrow.Table.from_pylist(some, schema=schema))
+
+
+def _in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == _ROWS_AT_ONCE:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

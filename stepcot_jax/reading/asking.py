@@ -1,0 +1,162 @@
+"""Which step of a reading is worth checking, and a terminal dialogue that asks one step after another."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reading.readings import ChainReading, percent
+
+
+class AskingReader(Protocol):
+    """What the dialogue needs of an `ImageReader`."""
+
+    def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> ChainReading:
+        """Read one radiograph, with answers given by step."""
+        ...
+
+    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> "NextStep | None":
+        """Return the step worth checking."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one answer to a step would make of the last step.
+
+    Attributes:
+      probability: the network's, of this answer.
+      last_answer: the last step's most probable answer if it is given.
+    """
+
+    answer: str
+    probability: float
+    last_answer: str
+    last_probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class NextStep:
+    """The step worth checking next.
+
+    Attributes:
+      step: the question with its options.
+      gain: what its answer is expected to tell of the last step's, in nats (`interventions.expected_gains`).
+      gains: the same for every step that can be asked, by name.
+      last_answer: the last step's most probable answer as read.
+      outcomes: by option, the most probable first.
+    """
+
+    step: Step
+    gain: float
+    gains: dict[str, float]
+    last_answer: str
+    last_probability: float
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def changing(self) -> tuple[Outcome, ...]:
+        """The outcomes that change the last step's answer."""
+        return tuple(outcome for outcome in self.outcomes if outcome.last_answer != self.last_answer)
+
+    def describe(self, *, num_shown: int = 3) -> str:
+        """Return what the most probable answers to the step would make of the last one, in a sentence."""
+        named = "; ".join(
+            f"{each.answer} ({percent(each.probability)}) → {each.last_answer} {percent(each.last_probability)}"
+            for each in self.outcomes[:num_shown]
+        )
+        return f"Worth checking: {self.step.name}. {named}."
+
+
+def find_next_steps(
+    read: ReadGiven,
+    given: npt.NDArray[np.floating],
+    chain: Chain,
+    *,
+    costs: Sequence[float] = (),
+    leave_out: Collection[str] = (),
+) -> list[NextStep | None]:
+    """Return the step worth checking in each case, by expected gain per cost; None where all steps are given.
+
+    Args:
+      given: [case, step, answer], distributions that were given, zeros where none was.
+    """
+    if costs and len(costs) != chain.num_steps:
+        raise BadInput(
+            f"config.evaluation.step_costs: {len(costs)} costs are not one for each of {chain.num_steps} steps"
+        )
+    gains, found = expected_gains(read, given.astype(np.float32), chain)
+    gains[:, [step.name in leave_out for step in chain.steps]] = -np.inf
+    weights = np.asarray(costs or [1.0] * chain.num_steps)
+    scores = gains / weights
+    starts = np.concatenate([[1], 1 + np.cumsum(chain.answers_per_step[:-1])])
+    chosen: list[NextStep | None] = []
+    for case in range(len(given)):
+        place = int(scores[case].argmax())
+        if not np.isfinite(gains[case, place]):
+            chosen.append(None)
+            continue
+        chosen.append(_describe(found[:, case], place, int(starts[place]), gains[case], chain))
+    return chosen
+
+
+def _describe(found: npt.NDArray, place: int, start: int, gains: npt.NDArray, chain: Chain) -> NextStep:
+    step, last = chain.steps[place], chain.steps[-1]
+
+    def conclude(probabilities: npt.NDArray) -> tuple[str, float]:
+        own = probabilities[-1, : last.num_answers]
+        return last.options[int(own.argmax())], float(own.max())
+
+    outcomes = [
+        Outcome(option, float(found[0, place, answer]), *conclude(found[start + answer]))
+        for answer, option in enumerate(step.options)
+    ]
+    known = {other.name: float(gain) for other, gain in zip(chain.steps, gains, strict=True) if np.isfinite(gain)}
+    outcomes.sort(key=lambda outcome: -outcome.probability)
+    return NextStep(step, float(gains[place]), known, *conclude(found[0]), tuple(outcomes))
+
+
+def ask_in_turn(
+    reader: AskingReader, image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
+) -> ChainReading:
+    """Ask the steps one by one, the most useful first, and show how the last step's answer moves.
+
+    Args:
+      answer: shows a prompt and returns what was typed; raises EOFError at the end of the input.
+    """
+    given: dict[str, str] = {}
+    skipped: set[str] = set()
+    reading = reader.read(image)
+    say(_conclusion(reading))
+    while (asked := reader.ask_next(reading, leave_out=skipped)) is not None:
+        say(f"\n{asked.step.name}: {asked.step.question}")
+        for each in asked.outcomes:
+            option = asked.step.lettered_options[asked.step.options.index(each.answer)]
+            say(f"  {option} ({percent(each.probability)}) → {each.last_answer} {percent(each.last_probability)}")
+        try:
+            typed = answer("letter or answer, Enter to skip, q to end: ").strip()
+        except EOFError:
+            break
+        if typed.casefold() == "q":
+            break
+        if not typed:
+            skipped.add(asked.step.name)
+            continue
+        try:
+            reading = reader.read(image, given={**given, asked.step.name: typed})
+        except BadInput as error:
+            say(str(error))
+            continue
+        given[asked.step.name] = typed
+        say(_conclusion(reading))
+    return reading
+
+
+def _conclusion(reading: ChainReading) -> str:
+    last = reading.steps[-1]
+    return f"{last.step.name}: {last.answer} ({percent(last.probability)})"

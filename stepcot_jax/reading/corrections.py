@@ -1,0 +1,219 @@
+"""Answers that a person gives in place of the network's: from "STEP=ANSWER" to distributions; what a network takes."""
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Float32, Int
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
+from stepcot_jax.evaluation.interventions import as_distributions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
+from stepcot_jax.reading.trained_model import Trained
+
+NOT_GIVEN = -1
+"""In given labels: the network answers this step."""
+
+Given = Mapping[str, str | Mapping[str, float]]
+"""Answers by step, certain or with probabilities, see `give_answers`."""
+
+_PERCENT = re.compile(r"(?P<option>.*\S)\s+(?P<percent>\d{1,3}(\.\d+)?)\s*%")
+_TOLERANCE = 1e-3
+
+
+class _SavedStep(msgspec.Struct):
+    """A step of `ChainReading.as_dict`, as far as it says what a person gave."""
+
+    step: str
+    given: bool
+    given_probabilities: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class _SavedReading(msgspec.Struct):
+    steps: list[_SavedStep]
+
+
+_SAVED = "expected a reading as the demo saves it, or one line of predict's --json"
+
+
+def read_corrections(texts: Iterable[str]) -> dict[str, str | Mapping[str, float]]:
+    """Return the answers that texts give: "STEP=ANSWER", or the path of a saved reading, which ends in .json.
+
+    Args:
+      texts: such as "Anatomical location=Lower lung zone". Of a saved reading (`ChainReading.as_dict` as a file) only
+        the answers that a person gave are taken.
+    """
+    given: dict[str, str | Mapping[str, float]] = {}
+    for text in texts:
+        found = _read_saved(text) if text.endswith(".json") else [_split(text)]
+        for name, answer in found:
+            if fold(name) in {fold(other) for other in given}:
+                raise BadInput(f"--given: step {name[:80]!r} occurs twice")
+            given[name] = answer
+    return given
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, sign, answer = text.partition("=")
+    if not sign or not name.strip() or not answer.strip():
+        raise BadInput(f'--given: {text[:80]!r} is not "STEP=ANSWER", nor a file that ends in .json')
+    return name.strip(), answer.strip()
+
+
+def _read_saved(path: str) -> Sequence[tuple[str, Mapping[str, float]]]:
+    saved = read_json(path, _SavedReading, accepted=_SAVED)
+    found: list[tuple[str, Mapping[str, float]]]
+    found = [(each.step, each.given_probabilities) for each in saved.steps if each.given]
+    if not found:
+        raise BadInput(f"{path}: no answer was given in this reading; {_SAVED} with a correction")
+    return found
+
+
+def give_answers(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer"]:
+    """Return given answers as distributions over each step's answers, zeros where the network answers.
+
+    Args:
+      given: answers by step: its name or its number from 1 -> an option's text or letter, "Nodular 70 %" for one that
+        is not certain, or options with their probabilities, the most probable among them. What is left of 1 is spread
+        evenly over the options that are not named. Case and spacing are ignored.
+    """
+    shares = np.zeros((chain.num_steps, max(chain.answers_per_step)), np.float32)
+    for name, answer in given.items():
+        place = _find_step(name, chain)
+        if shares[place].any():
+            raise BadInput(f"given answers: step {chain.steps[place].name!r} occurs twice")
+        named = _read_percent(answer, chain, place) if isinstance(answer, str) else answer
+        shares[place, : chain.steps[place].num_answers] = _spread(named, chain, place)
+    return shares
+
+
+def _read_percent(answer: str, chain: Chain, place: int) -> dict[str, float]:
+    """Split "Nodular 70 %" into option and probability; 1 without a percentage, also where an option ends with one."""
+    found = _PERCENT.fullmatch(answer.strip())
+    with contextlib.suppress(BadInput):
+        found = None if chain.steps[place].read_answer(answer) != NOT_ANNOTATED else found
+    return {answer: 1.0} if found is None else {found["option"]: float(found["percent"]) / 100}
+
+
+def _spread(named: Mapping[str, float], chain: Chain, place: int) -> Float[np.ndarray, "answer"]:
+    """Return the probabilities of all options of a step, of which some are named."""
+    step, shares = chain.steps[place], np.full(chain.steps[place].num_answers, np.nan)
+    for option, share in named.items():
+        label = _find_answer(option, chain, place)
+        if not 0 <= share <= 1:
+            raise BadInput(f"given answers, {step.name}, {option[:80]!r}: probability {share} is not from 0 to 1")
+        if not np.isnan(shares[label]):
+            raise BadInput(f"given answers, {step.name}: {step.options[label]!r} occurs twice")
+        shares[label] = share
+    left, num_others = 1 - np.nansum(shares), int(np.isnan(shares).sum())
+    if left < -_TOLERANCE or (not num_others and left > _TOLERANCE):
+        raise BadInput(
+            f"given answers, {step.name}: the probabilities sum to {1 - left:.3f}; expected at most 1, and 1 if all "
+            "options are named"
+        )
+    spread = np.where(np.isnan(shares), max(left, 0.0) / max(num_others, 1), shares)
+    if np.nan_to_num(shares).max() <= np.max(spread[np.isnan(shares)], initial=0.0):
+        raise BadInput(
+            f"given answers, {step.name}: {', '.join(map(repr, named)) or 'nothing'} leaves {100 * spread.max():.0f} % "
+            "for each other option; name the most probable one"
+        )
+    return spread
+
+
+def check_given(
+    given_answers: Any, trained: Trained, *, model: str, num_cases: int
+) -> Float32[np.ndarray, "case step answer"]:
+    """Return given answers as distributions; zeros everywhere for None.
+
+    Args:
+      given_answers: labels [case, step], `NOT_GIVEN` for none; distributions [case, step, answer], zeros for none; or
+        None.
+    """
+    chain = trained.chain
+    shape = (num_cases, chain.num_steps, max(chain.answers_per_step))
+    if given_answers is None:
+        return np.zeros(shape, np.float32)
+    given, most = np.asarray(given_answers), np.asarray(chain.answers_per_step)
+    if given.ndim == 2:
+        if given.shape != shape[:2] or (given < NOT_GIVEN).any() or (given >= most).any():
+            raise BadInput(
+                f"given_answers must be labels of shape {list(shape[:2])}, {NOT_GIVEN} for none; got "
+                f"{list(given.shape)}, {given.min(initial=0)} to {given.max(initial=0)}"
+            )
+        given = as_distributions(given, chain)
+    given = given.astype(np.float32)
+    if given.shape != shape or not _are_distributions(given, most):
+        raise BadInput(
+            f"given_answers must be distributions of shape {list(shape)}, which sum to 1 over a step's own answers, or "
+            f"zeros for none; got {list(given.shape)}"
+        )
+    if given.any():
+        check_takes_answers(trained, model=model)
+    return given
+
+
+def _are_distributions(given: Float32[np.ndarray, "case step answer"], most: Int[np.ndarray, "step"]) -> bool:
+    sums, padding = given.sum(axis=-1), np.arange(given.shape[-1]) >= most[:, None]
+    whole = (np.abs(sums - 1) < _TOLERANCE) | (sums == 0)
+    return bool(whole.all() and (given >= 0).all() and not given[:, padding].any())
+
+
+def check_takes_answers(trained: Trained, *, model: str) -> None:
+    """Refuse given answers for a network whose later steps cannot follow them."""
+    teacher = trained.settings.teacher
+    if not takes_answers(trained, model=model):
+        raise BadInput(
+            "given answers need config.teacher.memory=True and write_back=True; this run has "
+            f"memory={teacher.memory}, write_back={teacher.write_back}"
+        )
+
+
+def takes_answers(trained: Trained, *, model: str) -> bool:
+    """Return whether a network takes given answers; a teacher without memory or write-back does not."""
+    teacher = trained.settings.teacher
+    return model != "teacher" or (teacher.memory and teacher.write_back)
+
+
+LEAST_MOVEMENT = 0.01
+"""Mean movement of later steps (`evaluation.interventions.measure_reliance`) from which corrections are promised."""
+
+
+def follows_corrections(trained: Trained, *, model: str) -> bool:
+    """Return whether the run measured that given answers move the network's later ones; False if it did not measure."""
+    return (trained.reliance.get(model) or 0.0) >= LEAST_MOVEMENT
+
+
+def _find_step(name: str, chain: Chain) -> int:
+    name = str(name)
+    names = {fold(step.name): place for place, step in enumerate(chain.steps)}
+    numbers = {str(place + 1): place for place in range(chain.num_steps)}
+    places = numbers | names
+    if fold(name) in places:
+        return places[fold(name)]
+    expected = ", ".join(step.name for step in chain.steps)
+    nearest = chain.steps[places[_nearest(fold(name), names)]].name
+    raise BadInput(f"given answers: step {name[:80]!r} is not one of {expected} (nearest: {nearest})")
+
+
+def _find_answer(answer: str, chain: Chain, place: int) -> int:
+    step = chain.steps[place]
+    try:
+        label = step.read_answer(answer)
+    except BadInput:
+        label = NOT_ANNOTATED
+    if label == NOT_ANNOTATED:
+        options = {fold(option): option for option in step.options}
+        raise BadInput(
+            f"given answers, {step.name}: {answer[:80]!r} is not one of {', '.join(step.lettered_options)} (nearest: "
+            f"{options[_nearest(fold(answer), options)]})"
+        )
+    return label
+
+
+def _nearest(found: str, accepted: Iterable[str]) -> str:
+    return difflib.get_close_matches(found[:200], list(accepted), n=1, cutoff=0.0)[0]

@@ -1,0 +1,123 @@
+"""The parts of a trained model as an export holds them: JSON and safetensors, read without running its programs.
+
+An export carries `settings.json`, `calibration.json`, `pairs.json` and `statistics.json` under the names of a workdir,
+so that what reads those from a run reads them from an export.
+"""
+
+import dataclasses
+import pathlib
+from typing import Literal
+
+import jax
+import msgspec
+import numpy as np
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
+from stepcot_jax.features.store import FrozenImageEncoder
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
+from stepcot_jax.training.exported_weights import MANIFEST_FILE, read_weights, require_read
+from stepcot_jax.training.state import Params, unflatten
+
+ENCODER = "image_encoder"
+PROMPTS = "prompts"
+"""Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder."""
+
+LABELS_FILE = "labels.json"
+
+_MOST_BYTES = 4 * 2**20
+_ACCEPTED = "expected a file that stepcot export wrote"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredParts:
+    """What a run or an export holds of its networks.
+
+    Attributes:
+      text_features: float32 [step, width]; None without text.
+      frozen: the frozen image encoder; None if the parameters hold one.
+      params: by network, its parameter tree.
+      best_steps: the update of each network's weights.
+      trained_on: the training data in a few words; "" if the export does not say.
+    """
+
+    chain: Chain
+    text_features: jax.Array | None
+    frozen: FrozenImageEncoder | None
+    params: dict[str, Params]
+    best_steps: dict[str, int]
+    trained_on: str = ""
+
+
+class _Model(msgspec.Struct):
+    tensors: tuple[str, ...]
+    best_step: int = 0
+
+
+class _Manifest(msgspec.Struct):
+    format: Literal[1]
+    models: dict[Literal["student", "teacher"], _Model]
+    encoder: CarriedEncoder | None = None
+    trained_on: str = ""
+
+
+class _Step(msgspec.Struct):
+    name: str
+    question: str
+    options: tuple[str, ...]
+
+
+class _Labels(msgspec.Struct):
+    steps: tuple[_Step, ...]
+
+
+def list_exported_models(folder: pathlib.Path) -> tuple[str, ...]:
+    """Return the networks of an export, the default last."""
+    return tuple(reversed(_read_manifest(folder).models))
+
+
+def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
+    """Read networks of an export; every file is compared with its digest first."""
+    require_read(folder)
+    manifest = _read_manifest(folder)
+    labels = read_json(folder / LABELS_FILE, _Labels, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
+    try:
+        chain = Chain(tuple(Step(step.name, step.question, step.options) for step in labels.steps))
+    except BadInput as error:
+        raise BadInput(f"{folder / LABELS_FILE}: {error}; {_ACCEPTED}") from None
+    text = None
+    params: dict[str, Params] = {}
+    encoder: Params | None = None
+    for name in names:
+        tensors = read_weights(folder, manifest.models[name].tensors)  # type: ignore[index]
+        text = tensors.pop(PROMPTS, text)
+        tree = unflatten(tensors)
+        if manifest.encoder is not None:
+            encoder = tree.pop(ENCODER, None)
+        params[name] = tree
+    frozen = None
+    if manifest.encoder is not None:
+        frozen = make_carried_encoder(folder / MANIFEST_FILE, manifest.encoder, encoder)
+    if text is not None and (text.ndim != 2 or len(text) != chain.num_steps or not np.isfinite(text).all()):
+        raise BadInput(f"{folder}: {PROMPTS} has the shape {list(text.shape)}; expected [{chain.num_steps}, width]")
+    return StoredParts(
+        chain=chain,
+        text_features=None if text is None else jax.device_put(text),
+        frozen=frozen,
+        params=params,
+        best_steps={name: manifest.models[name].best_step for name in names},  # type: ignore[index]
+        trained_on=manifest.trained_on,
+    )
+
+
+def _read_manifest(folder: pathlib.Path) -> _Manifest:
+    manifest = read_json(folder / MANIFEST_FILE, _Manifest, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
+    if not manifest.models:
+        raise BadInput(f"{folder / MANIFEST_FILE}: no models; {_ACCEPTED}")
+    if not (folder / "settings.json").is_file():
+        raise BadInput(
+            f"{folder}: the export has no settings.json, as an earlier version wrote it; its load.py reads it, and a "
+            "new export of the run is read here too"
+        )
+    return manifest

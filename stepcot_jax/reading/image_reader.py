@@ -1,0 +1,263 @@
+"""Read radiographs from files or arrays with a trained network."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import jax
+import numpy as np
+from jaxtyping import Float32
+
+from stepcot_jax import __version__
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.dicom import Projection
+from stepcot_jax.encoders.weights import weights_digest
+from stepcot_jax.evaluation.consistency import read_pair_ratios
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reading.answer_sheet import PROBLEM, as_row
+from stepcot_jax.reading.asking import NextStep, find_next_steps
+from stepcot_jax.reading.corrections import Given, check_takes_answers, follows_corrections, give_answers
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.reading.radiographs import Pixels, Scale, find_images, read_pictures, read_radiograph, to_input
+from stepcot_jax.reading.readings import ChainReading, make_readings
+from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
+from stepcot_jax.run.stored_reading import PAIRS_FILE
+
+MAKER = "stepcot_jax"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportingNetwork:
+    """The network that a structured report names as its observer.
+
+    Attributes:
+      name: "teacher" or "student", with "with counted pairs" if they were added to its logits.
+      digest: SHA-256 of its weights, in hex.
+    """
+
+    name: str
+    version: str
+    digest: str
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What a UID of this observer is derived from."""
+        return self.name, self.version, self.digest
+
+    @property
+    def title(self) -> str:
+        """Package and name."""
+        return f"{MAKER} {self.name}"
+
+
+class Readings(list[ChainReading]):
+    """Readings of several radiographs, in order, without those that could not be read.
+
+    `pandas.DataFrame(readings.as_rows())` is a table of them.
+
+    Attributes:
+      problems: why an image could not be read, by its name: its path, or "image 3" for the third of a list.
+    """
+
+    def __init__(self, readings: Iterable[ChainReading] = ()) -> None:
+        super().__init__(readings)
+        self.problems: dict[str, str] = {}
+        self._unread: list[tuple[int, str]] = []
+
+    def refuse(self, place: int, name: str, problem: str) -> None:
+        """Note an image that could not be read; `place` counts all images, from 0, and rises from call to call."""
+        self.problems[name] = problem
+        self._unread.append((place, name))
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each image, in order: of its reading (`answer_sheet.as_row`), or with its problem."""
+        rows = [as_row(reading) for reading in self]
+        for place, name in self._unread:
+            rows.insert(place, {"image": name, PROBLEM: self.problems[name]})
+        return rows
+
+
+def load(
+    workdir: str | os.PathLike[str], *, model: str | None = None, batch_size: int = 1, pairs: bool = False
+) -> "ImageReader":
+    """Load a trained network as a reader of radiographs.
+
+    Args:
+      pairs: whether steps after a given one also follow what the run counted in its training labels
+        (`evaluation.consistency`); for a network trained as published, which hardly follows by itself.
+    """
+    workdir = pathlib.Path(workdir)
+    model = model or read_default_model(workdir)
+    return ImageReader(load_trained(workdir, names=(model,)), model=model, batch_size=batch_size, pairs=pairs)
+
+
+class ImageReader:
+    """Reads radiographs from files or arrays; see `load`."""
+
+    def __init__(self, trained: Trained, *, model: str, batch_size: int, pairs: bool = False) -> None:
+        self.trained, self.model, self._pairs = trained, model, pairs
+        counted = read_pair_ratios(trained.workdir / PAIRS_FILE, trained.chain, model=model) if pairs else None
+        self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False, pairs=counted)
+
+    @property
+    def chain(self) -> Chain:
+        """The steps that the network answers."""
+        return self.trained.chain
+
+    @property
+    def follows(self) -> bool:
+        """Whether later steps follow given answers: by counted pairs, or as the run measured."""
+        return self._pairs or follows_corrections(self.trained, model=self.model)
+
+    @property
+    def network(self) -> ReportingNetwork:
+        """What structured reports name as the reading network."""
+        name = f"{self.model} with counted pairs" if self._pairs else self.model
+        leaves = jax.tree_util.tree_leaves_with_path(self._reader.params)
+        tensors = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+        frozen, text = self.trained.frozen_encoder, self._reader.text_features
+        if frozen is not None:
+            tensors["frozen encoder"] = np.frombuffer(frozen.digest.encode(), np.uint8)
+        if text is not None:
+            tensors["text features"] = np.asarray(text)
+        return ReportingNetwork(name, __version__, weights_digest(tensors))
+
+    @property
+    def image_size(self) -> int:
+        """Height and width in pixels of what the image encoder takes."""
+        return self.trained.preprocessing.size
+
+    @overload
+    def read(
+        self, image: list[Any] | tuple[Any, ...], *, given: Given | None = None, scale: Scale | None = None
+    ) -> Readings: ...
+
+    @overload
+    def read(self, image: Any, *, given: Given | None = None, scale: Scale | None = None) -> ChainReading: ...
+
+    def read(self, image: Any, *, given: Given | None = None, scale: Scale | None = None) -> "ChainReading | Readings":
+        """Read one radiograph, or all of a list or folder.
+
+        Args:
+          image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
+            [height, width, 3], uint8 or with `scale`; a list of these, or a folder, gives `Readings`.
+          scale: values of an array that are black and white, such as (0, 1); what lies beyond is cut.
+          given: answers in place of the network's, by step: its name or number -> an option or its letter; not certain
+            ones as "Nodular 70 %" or {"Nodular": 0.7, "Cavity": 0.3} (`corrections.give_answers`).
+        """
+        taken = self.take(given)
+        if isinstance(image, list | tuple):
+            return self._read_many(image, taken, scale)
+        if isinstance(image, str | os.PathLike) and pathlib.Path(image).is_dir():
+            return self._read_many(find_images([pathlib.Path(image)], refuse=_raise), taken, scale)
+        picture, projection = self._read_picture(image, scale)
+        return self._read_pictures([_name_image(image)], [picture], [projection], taken)[0]
+
+    def _read_picture(self, image: Any, scale: Scale | None) -> tuple[Pixels, Projection]:
+        return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
+
+    def _read_many(
+        self, images: Sequence[Any], taken: Float32[np.ndarray, "step answer"] | None, scale: Scale | None
+    ) -> Readings:
+        found = Readings()
+        for first in range(0, len(images), self._reader.batch_size):
+            names, pictures, projections = list[str](), list[Pixels](), list[Projection]()
+            for place in range(first, min(first + self._reader.batch_size, len(images))):
+                name = _name_image(images[place], place)
+                try:
+                    picture, projection = self._read_picture(images[place], scale)
+                except BadInput as error:
+                    found.refuse(place, name, str(error))
+                else:
+                    names.append(name)
+                    pictures.append(picture)
+                    projections.append(projection)
+            found += self._read_pictures(names, pictures, projections, taken) if names else []
+        return found
+
+    def read_files(
+        self,
+        paths: Iterable[pathlib.Path],
+        *,
+        given: Given | None = None,
+        refuse: Callable[[str], None],
+    ) -> Iterator[ChainReading]:
+        """Read files in batches.
+
+        Args:
+          refuse: called with a message for each file that cannot be read; the file is skipped.
+        """
+        taken = self.take(given)
+        batches = read_pictures(
+            paths,
+            self.trained.preprocessing,
+            batch_size=self._reader.batch_size,
+            max_pixels=self.trained.max_pixels,
+            num_threads=self.trained.settings.data.num_threads,
+            refuse=refuse,
+        )
+        for names, pictures, projections in batches:
+            yield from self._read_pictures([str(name) for name in names], pictures, projections, taken)
+
+    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
+        """Return the step whose answer is expected to settle the last step most, at the run's costs.
+
+        Returns:
+          The step with what each answer to it would change; None if there is none left to ask.
+        """
+        images = to_input([reading.picture], self.trained.preprocessing)
+        most = max(self.trained.chain.answers_per_step)
+        given = np.zeros((1, len(reading.steps), most), np.float32)
+        for place, each in enumerate(reading.steps):
+            given[0, place, : len(each.given_shares)] = each.given_shares
+        costs = self.trained.settings.evaluation.step_costs
+        read = self._reader.given_reader(images)
+        return find_next_steps(read, given, self.trained.chain, costs=costs, leave_out=leave_out)[0]
+
+    def take(self, given: Given | None) -> Float32[np.ndarray, "step answer"] | None:
+        """Return given answers as distributions; None without any."""
+        if not given:
+            return None
+        shares = give_answers(given, self.trained.chain)
+        check_takes_answers(self.trained, model=self.model)
+        return shares
+
+    def _read_pictures(
+        self,
+        names: list[str],
+        pictures: list[Pixels],
+        projections: list[Projection],
+        given: Float32[np.ndarray, "step answer"] | None,
+    ) -> list[ChainReading]:
+        images = to_input(pictures, self.trained.preprocessing)
+        uncorrected = self._reader.read(images)
+        reading = uncorrected
+        if given is not None:
+            reading = self._reader.read(images, np.repeat(given[None], len(images), axis=0))
+        return make_readings(
+            reading,
+            self.trained.chain,
+            sources=names,
+            model=self.model,
+            calibration=self.trained.calibration,
+            given=given,
+            uncorrected=None if given is None else uncorrected,
+            pictures=pictures,
+            pairs=self._pairs,
+            rules=self.trained.rules,
+            points=self.trained.operating_points,
+            trained_on=self.trained.trained_on,
+            projections=projections,
+        )
+
+
+def _name_image(image: Any, place: int | None = None) -> str:
+    if isinstance(image, str | os.PathLike):
+        return str(os.fspath(image))
+    return "image" if place is None else f"image {place + 1}"
+
+
+def _raise(message: str) -> None:
+    raise BadInput(message)

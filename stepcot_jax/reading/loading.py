@@ -1,0 +1,50 @@
+"""`load(workdir)`: a trained network, or a trained policy, as a reader of radiographs."""
+
+import os
+import pathlib
+from typing import Any
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.extras import find_extra, list_extras
+from stepcot_jax.host.store_cache import find_workdir
+from stepcot_jax.reading import image_reader
+from stepcot_jax.settings.run_settings import is_policy_run
+
+
+def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_size: int = 1, pairs: bool = False) -> Any:
+    """Load what a run has trained as a reader of radiographs.
+
+    Args:
+      workdir: what `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
+        "s3://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
+        whose JSON and safetensors are downloaded and not run.
+      model: "teacher" or "student"; None loads the student if the run has one. Of a policy, "sft" or "grpo": whose best
+        weights; None for the last phase.
+      batch_size: images that `ImageReader.read_files` reads at once; no policy takes it.
+      pairs: whether steps after a given one also follow what the run counted in its training labels; see
+        `image_reader.load`; no policy takes it.
+
+    Returns:
+      For jobs that train a policy a `policy_reader.PolicyReader`, which answers questions: `.answer(image, question)`;
+      for others an `image_reader.ImageReader`, which reads the steps: `.read(image)`.
+
+    Raises:
+      BadInput: the workdir is incomplete or damaged, or its networks cannot read images; or the store or the hub has no
+        such folder.
+    """
+    workdir = find_folder(workdir)
+    if not is_policy_run(workdir):
+        return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs)
+    if batch_size != 1 or pairs:
+        raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")
+    from stepcot_jax.reading.policy_reader import load_reader
+
+    return load_reader(workdir, phase=model)
+
+
+def find_folder(source: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the folder of a source; one on a store, or an export on the hub, is downloaded first."""
+    scheme, mark, _ = str(source).partition("://")
+    if mark and (scheme == "hf" or scheme in list_extras("scheme")):
+        return find_extra("scheme", scheme, packages="hub")(str(source))
+    return find_workdir(source, "checkpoint")

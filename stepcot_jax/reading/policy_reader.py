@@ -1,0 +1,333 @@
+"""Answer questions about radiographs with a trained policy: `load(workdir).answer(image, question)`."""
+
+import collections
+import dataclasses
+import difflib
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import UInt8
+
+from stepcot_jax.boxes import Corners, convert, pixels
+from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.data.images.boxed_pictures import DrawnBox, draw_named_boxes
+from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import make_printable
+from stepcot_jax.policies.policy_files import AnyTokenizer
+from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
+from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
+from stepcot_jax.reading.radiographs import read_pixels
+from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
+from stepcot_jax.reasoning.dialects import read_reply, write_question
+from stepcot_jax.reasoning.record import Kind, VqaRecord
+from stepcot_jax.reasoning.replies import Region, Reply, read_answer
+from stepcot_jax.settings.run_settings import Settings
+
+# A question as a user asks it: its kind, its prompt, and words that a closed vocabulary does not have.
+
+
+QUESTIONS_FILE = "records/test.jsonl"
+
+_YES_OR_NO = re.compile(r"\W*(?:is|are|was|were|does|do|did|has|have|had|can|could|should|will|would)\b", re.IGNORECASE)
+_ANSWERS: dict[str, str | tuple[str, ...]] = {"closed": "Yes", "open": "?", "single": "A", "multi": ("A",)}
+_WORD = re.compile(r"[^\W\d_]+")
+_NUM_NEAR = 4
+
+
+def guess_kind(question: str, *, choices: Sequence[str] = ()) -> Kind:
+    """Return the kind of a question: "single" with choices, "closed" if it asks for yes or no, else "open".
+
+    >>> guess_kind("Is there an effusion?"), guess_kind("Where is the mass?"), guess_kind("Which?", choices=("A", "B"))
+    ('closed', 'open', 'single')
+    """
+    if choices:
+        return "single"
+    return "closed" if _YES_OR_NO.match(question) else "open"
+
+
+def ask_question(
+    question: str, *, image_size: tuple[int, int], choices: Sequence[str] = (), kind: str | None = None
+) -> VqaRecord:
+    """Return a question as a record, whose answer is a placeholder.
+
+    Args:
+      image_size: width and height in pixels of the picture that boxes of the reply refer to.
+    """
+    if isinstance(choices, str):
+        raise BadInput(f"choices: {choices[:80]!r} is one text; a sequence of texts is required")
+    kind = kind or guess_kind(question, choices=choices)
+    if kind not in _ANSWERS:
+        raise BadInput(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
+    return VqaRecord(
+        id="asked",
+        image_path="image",
+        image_size=image_size,
+        patient_id="asked",
+        kind=kind,  # type: ignore[arg-type]
+        question=question,
+        choices=tuple(choices),
+        answer=_ANSWERS[kind],
+    )
+
+
+def list_questions(workdir: pathlib.Path, *, most: int) -> list[str]:
+    """Return the most frequent questions without choices of a run's test records; none without the file."""
+    counts = collections.Counter(record.question for record in _read_questions(workdir) if not record.choices)
+    return [question for question, _ in counts.most_common(most)]
+
+
+def _read_questions(workdir: pathlib.Path) -> Sequence[VqaRecord]:
+    """Return the run's test records; none if the file is missing or cannot be used."""
+    try:
+        return read_vqa_records(workdir / QUESTIONS_FILE, on_bad_record="skip").records
+    except BadInput:
+        return ()
+
+
+def encode_prompt(
+    record: VqaRecord, tokenizer: AnyTokenizer, settings: Settings, *, prompt_length: int, workdir: pathlib.Path
+) -> list[int]:
+    """Return the tokens of a question's prompt, in the words of the run's dialect."""
+    prompt = write_question(record, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
+    try:
+        tokens = tokenizer.encode_prompt(prompt)
+    except BadInput as error:
+        if tokenizer.closed is None:
+            raise
+        raise BadInput(_explain_unknown(record, prompt, tokenizer.closed, workdir) or str(error)) from None
+    if not 1 <= len(tokens) <= prompt_length:
+        raise BadInput(
+            f"question: {len(tokens)} tokens with choices and instruction; the run was trained on prompts of at most "
+            f"{prompt_length}"
+        )
+    return tokens
+
+
+def _explain_unknown(record: VqaRecord, prompt: str, tokenizer: Vocabulary, workdir: pathlib.Path) -> str:
+    """Return the message on the first word of a prompt that the vocabulary lacks; "" if each piece alone is known."""
+    piece = next((piece for piece in split_pieces(prompt) if not _is_known(piece, tokenizer)), None)
+    if piece is None:
+        return ""
+    word = make_printable(piece.strip())
+    other = piece.strip() if piece.startswith(" ") else f" {piece}"
+    where = f" {'after' if piece.startswith(' ') else 'without'} a space" if _is_known(other, tokenizer) else ""
+    message = (
+        f"question or choices: the word {word!r}{where} is not in the run's vocabulary, which has the words of its "
+        "training records"
+    )
+    near = difflib.get_close_matches(word.casefold(), _known_words(tokenizer), n=_NUM_NEAR, cutoff=0.5)
+    if near:
+        message += f"; similar words: {', '.join(near)}"
+    questions = _similar_questions(record, workdir)
+    if questions:
+        message += f"; questions that it knows: {' | '.join(questions)}"
+    return message
+
+
+def _is_known(piece: str, tokenizer: Vocabulary) -> bool:
+    try:
+        tokenizer.encode(piece)
+    except BadInput:
+        return False
+    return True
+
+
+def _known_words(tokenizer: Vocabulary) -> list[str]:
+    return sorted({word for piece in tokenizer.pieces for word in _WORD.findall(piece.casefold()) if len(word) > 1})
+
+
+def _similar_questions(record: VqaRecord, workdir: pathlib.Path) -> list[str]:
+    """Return the most similar questions of the run's test records that have the same kind."""
+    known = {each.question.casefold(): each.question for each in _read_questions(workdir) if each.kind == record.kind}
+    near = difflib.get_close_matches(record.question.casefold(), known, n=_NUM_NEAR - 1, cutoff=0.0)
+    return [make_printable(known[question]) for question in near]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A policy's reply to a question.
+
+    Attributes:
+      question: as asked.
+      kind: of the question, of `record.KINDS`.
+      choices: of the question.
+      text: the whole reply.
+      reply: the reply as its dialect reads it; `.problems` says why it is not well formed.
+      answer: "Yes" or "No", a letter, several letters or folded text, by the kind; None if no answer could be read.
+      boxes: named boxes of the answer, corners in pixels of the image as given.
+      image_size: width and height of the image as given.
+      picture: uint8 [height, width, 3], the image as given.
+    """
+
+    question: str
+    kind: Kind
+    choices: tuple[str, ...]
+    text: str
+    reply: Reply
+    answer: str | tuple[str, ...] | None
+    boxes: tuple[Region, ...]
+    image_size: tuple[int, int]
+    picture: UInt8[np.ndarray, "height width 3"] = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def answer_text(self) -> str:
+        """The answer in words: letters with their choices; "" if no answer could be read."""
+        if self.answer is None:
+            return ""
+        if not self.choices:
+            return str(self.answer)
+        by_letter = dict(zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", self.choices, strict=False))
+        return ", ".join(f"{letter}: {by_letter[letter]}" for letter in self.answer)
+
+    def draw(self) -> UInt8[np.ndarray, "height2 width2 3"]:
+        """Return the picture with the boxes drawn; small pictures are enlarged."""
+        return draw_named_boxes(self.picture, [DrawnBox(region.box, region.name) for region in self.boxes])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the picture, for JSON."""
+        return {
+            "question": self.question,
+            "kind": self.kind,
+            "choices": list(self.choices),
+            "reply": self.text,
+            "answer": list(self.answer) if isinstance(self.answer, tuple) else self.answer,
+            "boxes": [{"name": region.name, "box": list(region.box)} for region in self.boxes],
+            "image_size": list(self.image_size),
+            "problems": list(self.reply.problems),
+        }
+
+    def __str__(self) -> str:
+        """The reply, the answer that was read from it, and its boxes."""
+        lines = [self.text, "", f"answer: {self.answer_text or 'none could be read'}"]
+        width, height = self.image_size
+        for region in self.boxes:
+            corners = ", ".join(f"{number:.0f}" for number in region.box)
+            lines.append(f"box: {region.name or 'without a name'} [{corners}] in pixels of {width} x {height}")
+        if not self.boxes:
+            lines.append("box: none")
+        if self.reply.problems:
+            lines.append(f"not well formed: {'; '.join(self.reply.problems)}")
+        return "\n".join(lines)
+
+
+class PolicyReader:
+    """Answers questions about radiographs; see `load_reader`.
+
+    The first call compiles the network, which takes seconds; later calls reuse it.
+
+    Attributes:
+      trained: the run.
+    """
+
+    def __init__(self, trained: TrainedPolicy) -> None:
+        self.trained = trained
+
+    def answer(
+        self,
+        image: Any,
+        question: str,
+        *,
+        choices: Sequence[str] = (),
+        kind: str | None = None,
+        greedy: bool = True,
+        seed: int = 0,
+        temperature: float = 1.0,
+    ) -> Answered:
+        """Answer a question about a radiograph.
+
+        Args:
+          image: a path, the bytes of a PNG, JPEG or DICOM file, or uint8 pixels [height, width] or [height, width, 3].
+          question: in the words of the training records, if the run has a closed vocabulary.
+          choices: bare texts without letters, 2 to 26; () for a question without.
+          kind: "open", "closed", "single" or "multi"; None guesses: "single" with choices, "closed" if the question
+            begins as one for yes or no, else "open".
+          greedy: take the likeliest token each time; False samples.
+          seed: of the sample.
+          temperature: of the sample, > 0.
+
+        Raises:
+          BadInput: the image cannot be read, a word is unknown to the run's vocabulary, or kind and choices do not fit.
+        """
+        trained, size = self.trained, self.trained.preprocessing.size
+        if not 0 < temperature < float("inf"):
+            raise BadInput(f"temperature: {temperature} is not a finite number above 0")
+        record = ask_question(question, image_size=(size, size), choices=choices, kind=kind)
+        tokens = encode_prompt(
+            record,
+            trained.tokenizer,
+            trained.settings,
+            prompt_length=trained.lengths.prompt_length,
+            workdir=trained.workdir,
+        )
+        picture = read_pixels(image, max_pixels=trained.max_pixels)
+        sampling = Sampling(
+            longest=trained.lengths.reply_length,
+            stop=trained.tokenizer.stop,
+            more_stops=trained.tokenizer.more_stops,
+            temperature=1.0 if greedy else float(temperature),
+            greedy=greedy,
+        )
+        text = self._generate(picture, tokens, sampling, seed=seed)
+        vqa = trained.settings.vqa
+        reply = read_reply(text, vqa.dialect, with_thinking=vqa.with_thinking)
+        image_size = (picture.shape[1], picture.shape[0])
+        return Answered(
+            question=question,
+            kind=record.kind,
+            choices=record.choices,
+            text=text,
+            reply=reply,
+            answer=None if reply.answer is None else read_answer(reply.answer, record),
+            boxes=_scale_boxes(reply, read_size=size, image_size=image_size),
+            image_size=image_size,
+            picture=repeat_grey(picture) if picture.ndim == 2 else picture,
+        )
+
+    def warm_up(self) -> None:
+        """Compile the network for greedy replies, so that the first question does not wait."""
+        tokenizer, longest = self.trained.tokenizer, self.trained.lengths.reply_length
+        sampling = Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True)
+        self._generate(np.zeros((8, 8), np.uint8), [tokenizer.stop], sampling, seed=0)
+
+    def _generate(self, picture: np.ndarray, tokens: list[int], sampling: Sampling, *, seed: int) -> str:
+        trained = self.trained
+        resized = resize_image(picture, trained.preprocessing)
+        images = (repeat_grey(resized) if resized.ndim == 2 else resized)[None]
+        prompts = np.full((1, trained.lengths.prompt_length), trained.tokenizer.pad, np.int32)
+        prompts[0, : len(tokens)] = tokens
+        replies = generate(
+            trained.network,
+            trained.params,
+            trained.see(images),
+            jnp.asarray(prompts),
+            jnp.asarray([len(tokens)], jnp.int32),
+            sampling=sampling,
+            keys=rollout_keys(jax.random.key(seed), first=0, number=1),
+        )
+        return trained.tokenizer.decode(np.asarray(replies.tokens[0]).tolist())
+
+
+def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) -> PolicyReader:
+    """Load a trained policy as a reader that answers questions."""
+    return PolicyReader(load_policy(pathlib.Path(workdir), phase=phase))
+
+
+def _scale_boxes(reply: Reply, *, read_size: int, image_size: tuple[int, int]) -> tuple[Region, ...]:
+    """Return the boxes of a reply in pixels of the image as given."""
+    side = (read_size, read_size)
+    corners = convert(reply.boxes(side), source=pixels(side), target=pixels(image_size))
+    return tuple(
+        Region(region.name, _corners(box)) for region, box in zip(reply.references or (), corners, strict=True)
+    )
+
+
+def _corners(box: np.ndarray) -> Corners:
+    x1, y1, x2, y2 = map(float, box)
+    return x1, y1, x2, y2

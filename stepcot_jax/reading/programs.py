@@ -1,0 +1,314 @@
+"""Read batches of images with a trained network, compiled once for one batch size.
+
+For a handful of cases the teacher's time is the time to read its weights. Its scan over steps copies each step's head
+out of the stacked heads, which for one case doubles that time; `split_heads` avoids the copy. Training keeps the stack:
+its copies are small beside a batch's arithmetic, and it compiles once for all steps.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Int
+
+from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.evaluation.consistency import PairRatios
+from stepcot_jax.evaluation.interventions import ReadGiven, give_logits
+from stepcot_jax.evaluation.predictions import softmax
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.models.teacher import join_heads, split_heads
+from stepcot_jax.reading.corrections import check_given
+from stepcot_jax.reading.trained_model import Trained
+from stepcot_jax.run.stored_reading import GATE_FILE
+from stepcot_jax.systems.networks import (
+    Networks,
+    encode_images,
+    encode_in_parts,
+    encode_with_moments,
+    make_read_given,
+    measure_distance,
+)
+from stepcot_jax.training.state import Params
+
+# What is compiled to read a batch of images: encoder, gate's distance, and the network's steps.
+
+
+GateArrays = tuple[jax.Array, jax.Array]
+"""Mean and whitening of a gate, the limit divided out."""
+
+
+@functools.partial(jax.jit, static_argnames=("networks", "model", "with_attention"))
+def read_batch(
+    params: Params,
+    batch: dict[str, jax.Array],
+    text_features: Any,
+    given_answers: jax.Array,
+    gate: GateArrays | None,
+    *,
+    networks: Networks,
+    model: str,
+    with_attention: bool,
+) -> tuple[jax.Array, Any, Any]:
+    """Return logits, the teacher's attention and the gate's scores of a batch; None for what was not asked for."""
+    scores = None
+    if gate is None:
+        features = encode_images(networks, params, batch)
+    else:
+        features, moments = encode_with_moments(networks, params, batch)
+        scores = _measure(moments, gate)
+    if model == "teacher" and networks.teacher.unroll:
+        params = {**params, "teacher": join_heads(params["teacher"])}
+    logits, attention = read_features(
+        features,
+        params=params,
+        text_features=text_features,
+        given_answers=given_answers,
+        networks=networks,
+        model=model,
+        with_attention=with_attention,
+    )
+    return logits, attention, scores
+
+
+class OtherEncoder(Exception):
+    """A gate has another number of features than this encoder."""
+
+
+def _measure(moments: jax.Array, gate: GateArrays) -> jax.Array:
+    if moments.shape[1] != len(gate[0]):
+        raise OtherEncoder(f"a gate of {len(gate[0])} features; the encoder has {moments.shape[1]}")
+    return measure_distance(moments, *gate)
+
+
+@functools.partial(jax.jit, static_argnames="networks")
+def measure_images(params: Params, batch: dict[str, jax.Array], gate: GateArrays, *, networks: Networks) -> jax.Array:
+    """Return the gate's scores [case] of a batch; errors as for `read_batch`."""
+    return _measure(encode_with_moments(networks, params, batch)[1], gate)
+
+
+def read_features(
+    features: jax.Array,
+    *,
+    params: Params,
+    text_features: Any,
+    given_answers: jax.Array,
+    networks: Networks,
+    model: str,
+    with_attention: bool = True,
+) -> tuple[jax.Array, Any]:
+    """Return logits [case, step, answer] of image features, and the teacher's attention (None for the student)."""
+    if model == "student":
+        student = networks.student.apply(
+            {"params": params["student"]}, image_features=features, given_answers=given_answers, deterministic=True
+        )
+        return student.logits, None
+    reading = networks.teacher.apply(
+        {"params": params["teacher"]},
+        image_features=features,
+        text_features=text_features,
+        given_answers=given_answers,
+        deterministic=True,
+        with_attention=with_attention,
+    )
+    return reading.logits, reading.attention
+
+
+SPLIT_FROM = 8 * 2**20
+"""Bytes of a teacher's heads from which they are split.
+
+At the published width (50 MB) splitting halves the time for 1 and for 8 images. Smaller heads fit the processor's
+cache, where a copy costs nothing, while separately compiled steps take a second more to compile.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A network's output for images.
+
+    Attributes:
+      logits: of each step's answers; padding beyond a step's own answers.
+      probabilities: calibrated if the run fitted temperatures, else the softmax of the logits.
+      answer_sets: answers in the conformal sets; None without calibration. Their coverage was measured without given
+        answers and does not hold for steps after a given one.
+      attention: of the teacher's graph, [case, step, layer, head, node i, node j]; None for the student, or if not
+        requested.
+      gate_scores: distance of each image to the training images, above 1 outside of them (`evaluation.gate`); None if
+        the run stored no gate.
+    """
+
+    logits: Float32[np.ndarray, "case step answer"]
+    probabilities: Float[np.ndarray, "case step answer"]
+    answer_sets: Bool[np.ndarray, "case step answer"] | None
+    attention: Float32[np.ndarray, "case step layer head node node"] | None
+    gate_scores: Float[np.ndarray, "case"] | None = None
+
+
+class _Part(NamedTuple):
+    """What a network gives for one batch; None for what was not asked for."""
+
+    logits: Any
+    attention: Any
+    gate_scores: Any
+
+
+class Reader:
+    """Reads images with one network of a run.
+
+    Args:
+      pairs: log-ratios of pairs of answers, added to the logits of steps after given ones; None for the network alone.
+    """
+
+    def __init__(
+        self,
+        trained: Trained,
+        *,
+        model: str = "student",
+        batch_size: int = 8,
+        with_attention: bool = True,
+        pairs: PairRatios | None = None,
+    ) -> None:
+        trained.check_model(model)
+        if batch_size < 1:
+            raise BadInput(f"batch_size must be at least 1; got {batch_size}")
+        self.trained, self.model, self.batch_size = trained, model, batch_size
+        self._with_attention, self._pairs = with_attention, pairs
+        wanted = [name for name in (model, "image_encoder") if name in trained.params[model]]
+        self.params: Params = jax.device_put({name: trained.params[model][name] for name in wanted})
+        self.text_features = trained.text_features if model == "teacher" else None
+        self._networks = trained.networks
+        gate = trained.gate(model)
+        # On the device: NumPy's threads would wait for a core beside those that decode.
+        self._gate = None if gate is None else jax.device_put((gate.mean, gate.whitening / np.float32(gate.limit)))
+        if (
+            model == "teacher"
+            and sum(leaf.nbytes for leaf in jax.tree.leaves(self.params["teacher"]["heads"])) >= SPLIT_FROM
+        ):
+            self._networks = dataclasses.replace(trained.networks, teacher=trained.networks.teacher.clone(unroll=True))
+
+    @functools.cached_property
+    def _laid_out(self) -> Params:
+        """The parameters in `read_batch`'s layout."""
+        if self.model == "teacher" and self._networks.teacher.unroll:
+            return {**self.params, "teacher": split_heads(self.params["teacher"])}
+        return self.params
+
+    @property
+    def image_network(self) -> tuple[nn.Module, Params]:
+        """The module that encodes images, with its parameters."""
+        frozen = self.trained.frozen_encoder
+        if frozen is None:
+            network: Any = self.trained.networks.image_encoder
+            return network, self.params["image_encoder"]
+        if isinstance(frozen, ImageEncoder):
+            return frozen.network, frozen.params
+        raise BadInput(
+            f"{frozen.name} runs in PyTorch; gradients reach the image only through this package's own encoders "
+            "(docs/encoders.md)"
+        )
+
+    def read(
+        self,
+        images: Float32[np.ndarray, "case height width 3"],
+        given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
+    ) -> Reading:
+        """Read images.
+
+        Args:
+          given_answers: labels [case, step], -1 where the network answers, or distributions [case, step, answer], zeros
+            where it does.
+        """
+        images = np.asarray(images, np.float32)
+        given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
+        side = self.trained.preprocessing.size
+        if images.ndim != 4 or not len(images) or images.shape[1:] != (side, side, 3):
+            raise BadInput(f"images must have shape [case, {side}, {side}, 3], case >= 1; got {list(images.shape)}")
+        parts = [
+            self._read_batch(images[start : start + self.batch_size], given[start : start + self.batch_size])
+            for start in range(0, len(images), self.batch_size)
+        ]
+        logits = np.concatenate([part.logits for part in parts])
+        if self._pairs is not None:
+            logits = (logits + self._pairs.of(given)).astype(np.float32)
+        attention = None if parts[0].attention is None else np.concatenate([part.attention for part in parts])
+        scores = None if self._gate is None else np.concatenate([part.gate_scores for part in parts])
+        return self.interpret(logits, attention, None if scores is None else scores.astype(np.float64))
+
+    def gate_scores(self, images: Float32[np.ndarray, "case height width 3"]) -> Float[np.ndarray, "case"] | None:
+        """Return the gate's scores of images, as in `Reading`, without reading them; None if the run stored no gate."""
+        if self._gate is None:
+            return None
+        parts = []
+        for start in range(0, len(images), self.batch_size):
+            batch = self._make_batch(_pad(np.asarray(images[start : start + self.batch_size]), self.batch_size))
+            with self._naming_gate():
+                scores = measure_images(self._encoder_params, batch, self._gate, networks=self._networks)
+            parts.append(np.asarray(scores, np.float64))
+        return np.concatenate(parts)[: len(images)]
+
+    @contextlib.contextmanager
+    def _naming_gate(self) -> Iterator[None]:
+        try:
+            yield
+        except OtherEncoder as error:
+            raise BadInput(f"{self.trained.workdir / GATE_FILE}, {self.model!r}: {error}") from None
+
+    @property
+    def _encoder_params(self) -> Params:
+        return {name: self.params[name] for name in ("image_encoder",) if name in self.params}
+
+    def _make_batch(self, images: np.ndarray) -> dict[str, Any]:
+        frozen = self.trained.frozen_encoder
+        return {"images": images} if frozen is None else {"image_features": jnp.asarray(frozen.encode(images))}
+
+    def given_reader(self, images: Float32[np.ndarray, "case height width 3"]) -> ReadGiven:
+        """Return a function from given answers to probabilities of the images, which are encoded once.
+
+        The probabilities are calibrated if the run fitted temperatures, which was done without given answers.
+        """
+        frozen, calibration = self.trained.frozen_encoder, self.trained.calibration
+        if frozen is None:
+            features = encode_in_parts(self._networks, self.params, {"images": images}, size=self.batch_size)
+        else:
+            features = np.asarray(frozen.encode(images))
+        read = make_read_given(self.trained.networks, self.model, self.params, features, self.text_features)
+        if self._pairs is not None:
+            read = self._pairs.follow(read)
+        return give_logits(read, () if calibration is None else calibration.temperatures[self.model])
+
+    def _read_batch(self, images: np.ndarray, given: np.ndarray) -> _Part:
+        num_images = len(images)
+        with self._naming_gate():
+            found = read_batch(
+                self._laid_out,
+                self._make_batch(_pad(images, self.batch_size)),
+                self.text_features,
+                _pad(given, self.batch_size),
+                self._gate,
+                networks=self._networks,
+                model=self.model,
+                with_attention=self._with_attention,
+            )
+        return _Part(*(None if rows is None else np.asarray(rows)[:num_images] for rows in found))
+
+    def interpret(
+        self, logits: Float32[np.ndarray, "case step answer"], attention: Any = None, gate_scores: Any = None
+    ) -> Reading:
+        """Return logits with probabilities and, if the run fitted them, answer sets."""
+        calibration, chain = self.trained.calibration, self.trained.chain
+        if calibration is None:
+            return Reading(logits, softmax(logits.astype(np.float64)), None, attention, gate_scores)
+        from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities
+
+        probabilities = calibrated_probabilities(logits, self.model, calibration, chain)
+        sets = answer_sets(probabilities, self.model, calibration, chain)
+        return Reading(logits, probabilities, sets, attention, gate_scores)
+
+
+def _pad(rows: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), np.float32)])

@@ -1,0 +1,601 @@
+"""A reading of one radiograph in words: the answers, their probabilities, and what a correction changed."""
+
+import dataclasses
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from stepcot_jax.chain import NOT_APPLICABLE, PUBLISHED_STEPS, Chain, Step, fold
+from stepcot_jax.data.images.dicom import Projection
+from stepcot_jax.evaluation.consistency import Rules, list_broken
+from stepcot_jax.host.text import make_printable
+from stepcot_jax.reading.programs import Reading
+
+if TYPE_CHECKING:
+    from stepcot_jax.evaluation.calibration import Calibration
+    from stepcot_jax.evaluation.operating_points import OperatingPoints
+
+# What given answers changed in later steps.
+
+
+_LEAST_SHIFT = 0.001
+"""Smaller changes of a probability are below the precision that readings are shown with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flip:
+    """A later answer that a given answer changed."""
+
+    step: str
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """Largest change of a probability in a later step, 0 to 1, that the given answers caused."""
+
+    step: str
+    change: float
+
+
+def describe_shifts(shifts: Sequence[Shift]) -> str:
+    """Return the largest change of a later probability in words; "" if no step is later."""
+    if not shifts:
+        return ""
+    most = max(shifts, key=lambda shift: shift.change)
+    if most.change < _LEAST_SHIFT:
+        return "no later probability moved by 0.1 points"
+    return f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"
+
+
+def find_changes(
+    steps: Sequence["StepAnswer"], before: Float[np.ndarray, "step answer"]
+) -> tuple[tuple[Flip, ...], tuple[Shift, ...]]:
+    """Return the network's answers and probabilities that differ from those without given answers, `before`."""
+    flips, shifts, has_given = [], [], False
+    for answer, row in zip(steps, before, strict=True):
+        has_given = has_given or answer.given
+        if answer.given or not has_given:
+            continue
+        own = row[: answer.step.num_answers]
+        without = answer.step.options[int(own.argmax())]
+        if without != answer.answer:
+            flips.append(Flip(answer.step.name, without, answer.answer))
+        shifts.append(Shift(answer.step.name, float(np.abs(np.asarray(answer.probabilities) - own).max())))
+    return tuple(flips), tuple(shifts)
+
+
+# Which answers of a reading lie at or above their operating points, with the figures that the points have on test.
+
+
+_FIGURES = ("threshold", "sensitivity", "specificity")
+Points = Mapping[int, tuple[str, float, float, float]]
+"""Of a step: by label the answer, its threshold, and the sensitivity and specificity on test."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """An answer with an operating point.
+
+    Attributes:
+      threshold: probability from which the finding is called; infinite: it never is.
+      sensitivity: at the threshold, of the test cases; NaN where no test case has the answer.
+      specificity: the same; NaN where every test case has it.
+    """
+
+    answer: str
+    probability: float
+    threshold: float
+    sensitivity: float
+    specificity: float
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the probability is the threshold or more."""
+        return self.probability >= self.threshold
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain types, for JSON; None for numbers that are not finite."""
+        numbers = {name: getattr(self, name) for name in ("threshold", "sensitivity", "specificity")}
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        return {**finite, "above": self.is_above}
+
+    def __str__(self) -> str:
+        shares = (("sensitivity", self.sensitivity), ("specificity", self.specificity))
+        known = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if not math.isnan(share))
+        return f"{self.answer} ({known or 'not measured'})"
+
+
+def find_points(step: Step, points: "OperatingPoints | None", model: str) -> Points:
+    """Return the answers of a step that have an operating point."""
+    chosen = {} if points is None else points.of_step(model, step.name)
+    return {
+        label: (option, *(getattr(chosen[option], name).value for name in _FIGURES))
+        for label, option in enumerate(step.options)
+        if option in chosen
+    }
+
+
+def find_called(points: Points, probabilities: Sequence[float]) -> tuple[Finding, ...]:
+    """Return the answers with an operating point, most probable first, equal ones in the order of the options."""
+    chosen = ((probabilities[label], points[label]) for label in sorted(points, key=lambda each: -probabilities[each]))
+    return tuple(Finding(answer, share, *figures) for share, (answer, *figures) in chosen)
+
+
+def describe_called(findings: Mapping[str, Sequence[Finding]], rule: str) -> list[str]:
+    """Return a heading and a line for each step with answers at or above their operating points."""
+    if not any(findings.values()):
+        return []
+    lines = [f"above the operating point ({rule}; figures of the test cases):"]
+    for step, own in findings.items():
+        called = [str(each) for each in own if each.is_above]
+        lines += [f"  {step}: {', '.join(called) or 'none'}"] if own else []
+    return lines
+
+
+# Whether an image is of the kind that a network was trained on: by its gate, and by the DICOM header.
+
+
+NO_GATE = "no gate stored"
+_LIMIT = "1 is the limit"
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageCheck:
+    """What is known of an image beside the images that a network was trained on.
+
+    Attributes:
+      trained_on: the training data in a few words; "" if unknown.
+      gate_score: distance to the training images, above 1 outside of them (`evaluation.gate`); None if the run stored
+        no gate.
+      projection: by the DICOM header; "" if it does not say.
+    """
+
+    trained_on: str = ""
+    gate_score: float | None = None
+    projection: Projection = ""
+
+    @property
+    def outside(self) -> bool | None:
+        """Whether the gate finds the image outside of what the network was trained on; None without a gate."""
+        return None if self.gate_score is None else self.gate_score > 1
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the answers, a sentence each; empty if nothing does."""
+        found = []
+        if self.outside:
+            found.append(f"outside of what it was trained on: score {self.gate_score:.2f} ({_LIMIT})")
+        if self.projection not in ("frontal", ""):
+            found.append(f"the DICOM header names {_article(self.projection)} view; the network expects a frontal one")
+        return tuple(found)
+
+    def __str__(self) -> str:
+        """The training data and the score, in one line."""
+        score = NO_GATE if self.gate_score is None else f"score of this image {self.gate_score:.2f} ({_LIMIT})"
+        return f"trained on: {self.trained_on or 'unknown'}; {score}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain types, for JSON."""
+        return {**dataclasses.asdict(self), "outside": self.outside, "warnings": list(self.warnings)}
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
+# Write a chain of answers as one readable paragraph.
+
+
+_NAMES = tuple(fold(name) for name, _ in PUBLISHED_STEPS)
+_WORDINGS = dict(
+    zip(
+        _NAMES,
+        (
+            "The radiograph shows {answer}{how}",
+            "{answer} in distribution{how}",
+            "with a {answer} pattern{how}",
+            "located in: {answer}{how}",
+            "margins and morphology: {answer}{how}",
+            "associated signs: {answer}{how}",
+            "The most likely diagnosis is {answer}{how}",
+        ),
+        strict=True,
+    )
+)
+"""Wordings of the published steps; any other step becomes "name: answer"."""
+
+_FIRST, _LAST = _NAMES[0], _NAMES[-1]
+
+
+def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
+    """Write answers as a paragraph.
+
+    Args:
+      answers: each step with its label and that label's probability; None if a person gave the answer.
+
+    >>> step = Step("Detection", "Is there any?", ("No abnormality", "Increased opacity"))
+    >>> write_paragraph([(step, 1, 0.81)])
+    'The radiograph shows increased opacity (81 %).'
+    """
+    sentences: list[str] = []
+    clauses: list[str] = []
+    absent: list[str] = []
+    for step, label, probability in answers:
+        answer = step.options[label]
+        how = " (given)" if probability is None else f" ({percent(probability)})"
+        name = fold(step.name)
+        if fold(answer) == fold(NOT_APPLICABLE):
+            absent.append(f"{_soften(step.name)}{how}")
+            continue
+        if name == _FIRST and fold(answer) == "mixed":
+            answer = "mixed opacity"
+        wording = _WORDINGS.get(name, "{name}: {answer}{how}")
+        clause = wording.format(name=_soften(step.name), answer=_soften(answer), how=how)
+        if name == _LAST:
+            sentences += [", ".join(clauses), clause]
+            clauses = []
+        else:
+            clauses.append(clause)
+    sentences.append(", ".join(clauses))
+    if absent:
+        sentences.append(f"Not applicable: {', '.join(absent)}")
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in sentences if sentence)
+
+
+def percent(share: float) -> str:
+    """Return a share in whole percent, never 0 % or 100 %: no network is certain."""
+    whole = round(100 * share)
+    return "more than 99 %" if whole == 100 else "less than 1 %" if whole == 0 else f"{whole} %"
+
+
+def _soften(text: str) -> str:
+    """Return text for the middle of a sentence; abbreviations keep their capitals."""
+    parts = [part[:1].lower() + part[1:] if part[1:2].islower() else part for part in text.split("/")]
+    return "/".join(parts)
+
+
+# The answer to one question of a reading, with its probabilities, answer set and operating points.
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAnswer:
+    """The answer to one question.
+
+    Attributes:
+      step: the question with its options.
+      label: of the most probable answer: the person's if one was given, else the network's.
+      probabilities: the network's, one for each option, also if an answer was given.
+      given_shares: the person's probability of each option; () if no answer was given.
+      answer_set: the options of the conformal set, most probable first; None without calibration.
+      coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
+      points: operating points by label (`called_findings.find_points`), the same mapping for all images; empty without,
+        and from a given answer on.
+    """
+
+    step: Step
+    label: int
+    probabilities: tuple[float, ...]
+    given_shares: tuple[float, ...]
+    answer_set: tuple[str, ...] | None
+    coverage_range: tuple[float, float] | None = None
+    points: Points = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The answers with an operating point, most probable first."""
+        return find_called(self.points, self.probabilities)
+
+    @property
+    def above(self) -> tuple[str, ...]:
+        """The answers at or above their operating points, most probable first."""
+        called = [label for label, point in self.points.items() if self.probabilities[label] >= point[1]]
+        called.sort(key=lambda label: -self.probabilities[label])
+        return tuple(self.step.options[label] for label in called)
+
+    @property
+    def given(self) -> bool:
+        """Whether a person gave the answer."""
+        return bool(self.given_shares)
+
+    @property
+    def answer(self) -> str:
+        """The answer's text."""
+        return self.step.options[self.label]
+
+    @property
+    def probability(self) -> float:
+        """The network's probability of the answer."""
+        return self.probabilities[self.label]
+
+    def describe_certainty(self) -> str:
+        """Return the probability and the other answers of the conformal set, in words."""
+        if self.given:
+            share = self.given_shares[self.label]
+            return f"given{'' if share == 1 else f' at {percent(share)}'} (network: {percent(self.probability)})"
+        others = [option for option in self.answer_set or () if option != self.answer]
+        return " or ".join([percent(self.probability), *([", ".join(others)] if others else [])])
+
+
+def answer_step(
+    step: Step,
+    probabilities: Float[np.ndarray, "case answer"],
+    given: Float[np.ndarray, "step answer"],
+    place: int,
+    sets: Bool[np.ndarray, "case answer"] | None,
+    points: "OperatingPoints | None",
+    model: str,
+    spread: tuple[float, float] | None = None,
+) -> list[StepAnswer]:
+    """Return the answers of all cases to a step.
+
+    Args:
+      given: distributions that a person gave, the same for all cases, zeros for the network's own.
+    """
+    own = probabilities[:, : step.num_answers]
+    shares = tuple(given[place, : step.num_answers].tolist()) if given[place].any() else ()
+    labels = [int(np.argmax(shares))] * len(own) if shares else own.argmax(axis=1).tolist()
+    numbers = [tuple(row) for row in own.tolist()]
+    if given[: place + 1].any():  # sets and operating points were fitted without given answers
+        pairs = zip(labels, numbers, strict=True)
+        return [StepAnswer(step, label, row, shares, None, spread) for label, row in pairs]
+    orders, chosen = np.argsort(-own, axis=1, kind="stable").tolist(), find_points(step, points, model)
+    included = [None] * len(own) if sets is None else sets.tolist()
+    return [
+        StepAnswer(
+            step,
+            label,
+            row,
+            (),
+            None if held is None else tuple(step.options[option] for option in order if held[option]),
+            spread,
+            chosen,
+        )
+        for label, row, order, held in zip(labels, numbers, orders, included, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainReading:
+    """A network's reading of one radiograph.
+
+    Attributes:
+      source: the image, such as its path.
+      model: "teacher" or "student", with "with counted pairs" if they were added to its logits.
+      calibrated: whether the probabilities were calibrated on the validation split, which is read without given
+        answers: it does not hold for the steps after a given one.
+      coverage: target share of answer sets that hold the true answer; None without answer sets.
+      steps: the answers, in the chain's order.
+      flipped: later answers that the given ones changed; empty without given answers.
+      shifted: the change in each later step; empty without given answers.
+      picture: uint8 [size, size, 3] as read, for reading it again; None if it was not kept.
+      coverage_of: what the coverage is of, in words (`Calibration.describe_coverage`).
+      uncalibrated: names of the steps whose calibration had too few cases to fit, or none that told anything.
+      never_together: pairs of these answers that no training chain has, though chance would give 20, in words.
+      rule: by which the operating points were chosen, in words; "" without any.
+      check: whether the image is of the kind that the network was trained on.
+      report: file of its structured report, or why there is none; "" if none was asked for (`structured_report`).
+    """
+
+    source: str
+    model: str
+    calibrated: bool
+    coverage: float | None
+    steps: tuple[StepAnswer, ...]
+    flipped: tuple[Flip, ...] = ()
+    shifted: tuple[Shift, ...] = ()
+    picture: Any = dataclasses.field(default=None, repr=False, compare=False)
+    coverage_of: str = ""
+    uncalibrated: tuple[str, ...] = ()
+    never_together: tuple[str, ...] = ()
+    rule: str = ""
+    check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
+    report: str = ""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the answers, a sentence each: an image unlike the training images, a lateral view."""
+        return self.check.warnings
+
+    @property
+    def has_given(self) -> bool:
+        """Whether a person gave any of the answers."""
+        return any(each.given for each in self.steps)
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """The answer of each step, by name."""
+        return {answer.step.name: answer.answer for answer in self.steps}
+
+    @property
+    def probabilities(self) -> dict[str, dict[str, float]]:
+        """The probability of each option of each step."""
+        return {each.step.name: dict(zip(each.step.options, each.probabilities, strict=True)) for each in self.steps}
+
+    @property
+    def paragraph(self) -> str:
+        """The chain as one readable paragraph, after what speaks against it."""
+        answers = [(each.step, each.label, None if each.given else each.probability) for each in self.steps]
+        return " ".join([*(f"Warning: {line}." for line in self.warnings), write_paragraph(answers)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain types, for JSON."""
+        steps = []
+        for each in self.steps:
+            entry: dict[str, Any] = {
+                "step": each.step.name,
+                "question": each.step.question,
+                "answer": each.answer,
+                "given": each.given,
+                "probability": each.probability,
+                "probabilities": dict(zip(each.step.options, each.probabilities, strict=True)),
+            }
+            if each.given:
+                entry["given_probabilities"] = dict(zip(each.step.options, each.given_shares, strict=True))
+            if each.findings:
+                entry["operating_points"] = {finding.answer: finding.as_dict() for finding in each.findings}
+            if each.answer_set is not None:
+                entry["answer_set"] = list(each.answer_set)
+                entry["coverage_range"] = each.coverage_range and list(each.coverage_range)
+            steps.append(entry)
+        return {
+            "image": self.source,
+            "model": self.model,
+            "calibrated": self.calibrated and not self.has_given,
+            "coverage": self.coverage,
+            "coverage_of": self.coverage_of,
+            "operating_rule": self.rule,
+            "steps": steps,
+            "flipped": [dataclasses.asdict(flip) for flip in self.flipped],
+            "shifted": [dataclasses.asdict(shift) for shift in self.shifted],
+            "never_together": list(self.never_together),
+            **self.check.as_dict(),
+            "paragraph": self.paragraph,
+            **({"report": self.report} if self.report else {}),
+        }
+
+    def __str__(self) -> str:
+        rows = [(each.step.name, each.answer, each.describe_certainty()) for each in self.steps]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
+        lines = [*self._describe_check(), *lines, *self._describe_changes(), *self._describe_called()]
+        lines += [f"structured report: {self.report}"] if self.report else []
+        text = [f"{self.source} ({self._describe_model()})", *(f"  {line}" for line in lines), self.paragraph]
+        return "\n".join(make_printable(line) for line in text)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks; every text is escaped."""
+        rows = "".join(
+            f"<tr><td>{html.escape(each.step.question)}</td><td><b>{html.escape(each.answer)}</b></td>"
+            f"<td>{html.escape(each.describe_certainty())}</td></tr>"
+            for each in self.steps
+        )
+        notes = [*self._describe_check(), *self._describe_changes(), *self._describe_called()]
+        changes = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
+        changed = f"<ul>{changes}</ul>" if changes else ""
+        head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
+        caption = f"<caption>{html.escape(self._describe_model())}</caption>"
+        return f"<table>{caption}{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
+
+    def describe_calibration(self) -> str:
+        """Return the network's name and what its percentages are."""
+        text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
+        if self.calibrated and self.uncalibrated:
+            text += f" (not of {', '.join(self.uncalibrated)})"
+        if self.calibrated and self.has_given:
+            text += " for readings without given answers"
+        return text
+
+    def _describe_model(self) -> str:
+        """Return the network's name and what its percentages and alternatives are."""
+        text = self.describe_calibration()
+        if self.coverage is None or all(each.answer_set is None for each in self.steps):
+            return text
+        return f'{text}; "or": the other answers of its set; such sets hold the true answer in {self.coverage_of}'
+
+    def _describe_check(self) -> list[str]:
+        return [str(self.check), *(f"warning: {line}" for line in self.check.warnings)]
+
+    def _describe_changes(self) -> list[str]:
+        """Return which answers training never had together, and what the given answers changed, a line each."""
+        return [*(f"never together in training: {pair}" for pair in self.never_together), *self._describe_shifts()]
+
+    def _describe_called(self) -> list[str]:
+        return describe_called({each.step.name: each.findings for each in self.steps}, self.rule)
+
+    def _describe_shifts(self) -> list[str]:
+        if not self.shifted:
+            return []
+        lines = [f"changed by the given answers: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
+        return [*(lines or ["the given answers changed no later answer"]), describe_shifts(self.shifted)]
+
+
+def make_readings(
+    reading: Reading,
+    chain: Chain,
+    *,
+    sources: Sequence[str],
+    model: str,
+    calibration: "Calibration | None",
+    given: Float[np.ndarray, "step answer"] | None = None,
+    uncorrected: Reading | None = None,
+    pictures: Sequence[Any] = (),
+    pairs: bool = False,
+    rules: Rules | None = None,
+    points: "OperatingPoints | None" = None,
+    trained_on: str = "",
+    projections: Sequence[Projection] = (),
+) -> list[ChainReading]:
+    """Return the readings of images in words.
+
+    Args:
+      given: distributions that a person gave, the same for all images, zeros for the network's own; None for none.
+      pairs: whether counted pairs were added to the network's logits, which the readings then say.
+    """
+    given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
+    by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points)
+    labels = np.array([[each.label for each in answers] for answers in by_step]).T
+    unseen = [()] * len(sources) if rules is None else list_broken(labels, rules, chain)
+    scores = [None] * len(sources) if reading.gate_scores is None else reading.gate_scores.tolist()
+    changes: list[Any] = [((), ())] * len(sources)
+    answered = list(zip(*by_step, strict=True))
+    if uncorrected is not None:
+        changes = [find_changes(*each) for each in zip(answered, uncorrected.probabilities, strict=True)]
+    words = _describe_network(f"{model} with counted pairs" if pairs else model, chain, model, calibration, points)
+    return [
+        ChainReading(
+            source,
+            steps=steps,
+            flipped=changes[case][0],
+            shifted=changes[case][1],
+            picture=pictures[case] if len(pictures) else None,
+            never_together=unseen[case],
+            check=ImageCheck(trained_on, scores[case], projections[case] if projections else ""),
+            **words,
+        )
+        for case, (source, steps) in enumerate(zip(sources, answered, strict=True))
+    ]
+
+
+def _answer_steps(
+    reading: Reading,
+    chain: Chain,
+    model: str,
+    *,
+    given: Float[np.ndarray, "step answer"],
+    calibration: "Calibration | None",
+    points: "OperatingPoints | None",
+) -> list[list[StepAnswer]]:
+    """Return the answers of all cases to each step."""
+    sets = reading.answer_sets
+    return [
+        answer_step(
+            step,
+            reading.probabilities[:, place],
+            given,
+            place,
+            None if sets is None else sets[:, place],
+            points,
+            model,
+            None if calibration is None else calibration.coverage_range(model, place),
+        )
+        for place, step in enumerate(chain.steps)
+    ]
+
+
+def _describe_network(
+    name: str, chain: Chain, model: str, calibration: "Calibration | None", points: "OperatingPoints | None"
+) -> dict[str, Any]:
+    """Return the fields of a `ChainReading` that are the same for all images."""
+    found: dict[str, Any] = {"model": name, "calibrated": calibration is not None, "coverage": None}
+    if calibration is not None:
+        found["coverage"] = calibration.coverage
+        found["coverage_of"] = calibration.describe_coverage(model)
+        unfitted = calibration.steps_without_temperature(model)
+        found["uncalibrated"] = tuple(chain.steps[place].name for place in unfitted)
+    return found | {"rule": "" if points is None else points.rule.describe()}

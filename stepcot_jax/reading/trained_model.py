@@ -1,0 +1,289 @@
+"""Load the networks of a run with their best weights from its workdir, without its data and optimizers."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import jax
+import msgspec
+import numpy as np
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
+from stepcot_jax.evaluation.gate import Gate, read_gate
+from stepcot_jax.features.carried_encoder import read_carried_preprocessing
+from stepcot_jax.features.store import FrozenImageEncoder
+from stepcot_jax.features.trained_input import trained_preprocessing
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
+from stepcot_jax.reading.exported_model import ENCODER, StoredParts, list_exported_models, read_exported_parts
+from stepcot_jax.run.stored_reading import (
+    CALIBRATION_FILE,
+    GATE_FILE,
+    PAIRS_FILE,
+    STATISTICS_FILE,
+    StoredReading,
+    read_reading,
+    read_shapes,
+)
+from stepcot_jax.run.training_data import describe_source
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_settings
+from stepcot_jax.systems.networks import Networks, init_params, make_networks
+from stepcot_jax.training.checkpoints import read_best, restore_params
+from stepcot_jax.training.exported_weights import is_export, require_modest
+from stepcot_jax.training.state import Params
+
+if TYPE_CHECKING:
+    from stepcot_jax.evaluation.calibration import Calibration
+    from stepcot_jax.evaluation.operating_points import OperatingPoints
+
+# Compare the names and shapes of stored weights with those of the networks that the settings describe.
+
+
+def check_shapes(
+    workdir: pathlib.Path, parts: StoredParts, networks: Networks, preprocessing: Preprocessing, *, exported: bool
+) -> None:
+    """Refuse weights whose names or shapes do not fit the settings; an export has only what reads images."""
+    text, frozen = parts.text_features, parts.frozen
+    if frozen is None:
+        side = preprocessing.size
+        batch = {"images": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
+    else:
+        batch = {"image_features": jax.ShapeDtypeStruct((1, frozen.width), np.float32)}
+    used = networks.teacher.text and (not exported or "teacher" in parts.params)
+    if used != (text is not None):
+        stored = "no prompt vectors" if text is None else f"prompt vectors {text.shape}"
+        raise BadInput(f"{workdir}: config.teacher.text={networks.teacher.text} does not fit the stored {stored}")
+    inputs = (*(() if text is None else text.shape), 0 if frozen is None else frozen.width)
+    known = None if exported else read_shapes(workdir, inputs=inputs)
+    if known is not None and all(_list_shapes(tree) == known for tree in parts.params.values()):
+        return  # tracing the networks takes a third of the time to a first answer
+    if used != networks.teacher.text:  # an export of the student alone has no prompts, and nothing of the teacher
+        networks = dataclasses.replace(networks, teacher=networks.teacher.clone(text=False))
+    shapes = jax.eval_shape(
+        lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
+    )
+    for name, tree in parts.params.items():
+        expected = _list_shapes({part: shapes[part] for part in shapes if not exported or part in (name, ENCODER)})
+        found = _list_shapes(tree)
+        other = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
+        if other:
+            path = other[0]
+            raise BadInput(
+                f"{workdir}, weights of the {name}, {path}: {found.get(path, 'missing')} does not fit settings.json, "
+                f"which needs {expected.get(path, 'no such tensor')}; {len(other)} tensors differ"
+            )
+
+
+def _list_shapes(tree: Params) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+
+
+class _Reliance(msgspec.Struct):
+    mean_movement: float | None = None
+
+
+class _Statistics(msgspec.Struct):
+    reliance: dict[str, _Reliance] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The trained networks of a run, ready to read images.
+
+    Attributes:
+      params: by network ("teacher", "student"), the whole parameter tree at that network's best update.
+      best_steps: the update of each network's weights.
+      text_features: float32 [step, width]; None without text.
+      preprocessing: from an image to the encoder's input.
+      frozen_encoder: None if the parameters hold "image_encoder".
+      calibration: of the networks' confidence; None if the run fitted none.
+      reliance: by network, how far a true answer moves later ones on average, 0 to 1; empty if the run did not measure.
+      trained_on: the training data in a few words, such as "phantoms (drawn images), 3,000 cases".
+    """
+
+    workdir: pathlib.Path
+    settings: Settings
+    chain: Chain
+    networks: Networks
+    params: dict[str, Params]
+    best_steps: dict[str, int]
+    text_features: jax.Array | None
+    preprocessing: Preprocessing
+    frozen_encoder: FrozenImageEncoder | None
+    calibration: "Calibration | None"
+    reliance: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    trained_on: str = ""
+
+    @functools.cached_property
+    def rules(self) -> Rules | None:
+        """Pairs of answers that its training chains never had together; None for a run that counted none."""
+        path = self.workdir / PAIRS_FILE
+        return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.exists() else None
+
+    def gate(self, model: str) -> Gate | None:
+        """Return the gate of a network; None if the run stored none."""
+        return read_gate(self.workdir / GATE_FILE, model)
+
+    @functools.cached_property
+    def operating_points(self) -> "OperatingPoints | None":
+        """Thresholds of the answers with their figures on the test split; None for a run that chose none."""
+        from stepcot_jax.evaluation.operating_points import read_points
+
+        path = self.workdir / STATISTICS_FILE
+        return read_points(path, self.chain) if path.exists() else None
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest accepted width times height of an image."""
+        return int(self.settings.data.max_megapixels * 1e6)
+
+    def check_model(self, model: str) -> None:
+        """Refuse a network that was not trained or not loaded."""
+        if model not in self.params:
+            raise BadInput(f"{self.workdir} has no trained {model!r}; it has {', '.join(self.params)}")
+
+
+def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None) -> Trained:
+    """Load the networks of a run, or of an export of one.
+
+    Args:
+      names: of the networks to load, "teacher" and "student"; None loads all that it holds.
+    """
+    workdir = pathlib.Path(workdir)
+    settings = _read_settings(workdir)
+    _check_job(workdir, settings)
+    exported = is_export(workdir)
+    held = list_exported_models(workdir) if exported else names_of_run(settings)
+    if exported:
+        require_modest(workdir, num_layers=settings.teacher.num_layers, num_heads=settings.teacher.num_heads)
+    for name in names or ():
+        if name not in held:
+            raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(held)}")
+    read = read_exported_parts if exported else _read_parts
+    parts = read(workdir, names=names or held)
+    frozen = parts.frozen
+    image_encoder = make_resnet(settings.image_encoder.name) if frozen is None else None
+    networks = make_networks(settings, parts.chain, image_encoder)
+    if frozen is not None:
+        preprocessing = frozen.preprocessing
+    else:
+        preprocessing = read_carried_preprocessing(workdir) if exported else trained_preprocessing(settings)
+    check_shapes(workdir, parts, networks, preprocessing, exported=exported)
+    return Trained(
+        workdir=workdir,
+        settings=settings,
+        chain=parts.chain,
+        networks=networks,
+        params=parts.params,
+        best_steps=parts.best_steps,
+        text_features=parts.text_features,
+        preprocessing=preprocessing,
+        frozen_encoder=frozen,
+        calibration=_read_calibration(workdir / CALIBRATION_FILE, parts.chain),
+        reliance=_read_reliance(workdir / STATISTICS_FILE),
+        trained_on=parts.trained_on,
+    )
+
+
+def _check_job(workdir: pathlib.Path, settings: Settings) -> None:
+    """Refuse a run whose networks read no steps, or no images."""
+    if settings.job in POLICY_JOBS:
+        raise BadInput(
+            f"{workdir}: config.job={settings.job!r} trains a policy, which answers questions and reads no steps; ask "
+            "it with stepcot answer"
+        )
+    if settings.job == "baseline":
+        raise BadInput(
+            f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
+        )
+    if settings.image_encoder.name == "imported":
+        raise BadInput(
+            f"{workdir}: with config.image_encoder.name='imported' the run cannot read images, as its features were "
+            "computed elsewhere; train with the same encoder as 'pretrained' instead (docs/encoders.md lists them)"
+        )
+
+
+def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
+    """Return what a workdir holds of its networks."""
+    stored, settings = read_reading(workdir), _read_settings(workdir)
+    frozen = _load_frozen(workdir, settings, stored)
+    params, best_steps = _restore(workdir / "checkpoints", names)
+    return StoredParts(
+        chain=stored.chain,
+        text_features=None if stored.text_features is None else jax.device_put(stored.text_features),
+        frozen=frozen,
+        params=params,
+        best_steps=best_steps,
+        trained_on=stored.trained_on or describe_source(settings),
+    )
+
+
+def names_of_run(settings: Settings) -> tuple[str, ...]:
+    """Return the networks that a run trains."""
+    if settings.job == "chain_grpo":
+        return ("teacher",)
+    return ("teacher", "student") if settings.job == "distill" else (settings.job,)
+
+
+def read_default_model(workdir: pathlib.Path) -> str:
+    """Return the default network of a run: the student if it has one."""
+    settings = _read_settings(workdir)
+    return (list_exported_models(workdir) if is_export(workdir) else names_of_run(settings))[-1]
+
+
+def _read_settings(workdir: pathlib.Path) -> Settings:
+    if workdir.is_file():
+        raise BadInput(
+            f"{workdir} is a file; expected the workdir of a run (stepcot convert FILE FOLDER --to jax "
+            "makes one from the authors' PyTorch checkpoint)"
+        )
+    if not workdir.is_dir():
+        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
+    return read_settings(workdir / "settings.json")
+
+
+def _load_frozen(workdir: pathlib.Path, settings: Settings, stored: StoredReading) -> FrozenImageEncoder | None:
+    if not settings.image_encoder.is_frozen:
+        return None
+    from stepcot_jax.features.frozen_encoders import load_frozen_encoder
+
+    frozen = load_frozen_encoder(settings)
+    if stored.encoder_digest and frozen.digest != stored.encoder_digest:
+        raise BadInput(
+            f"{settings.image_encoder.weights} has the digest {frozen.digest[:12]}; {workdir} was trained on "
+            f"weights with the digest {stored.encoder_digest[:12]}"
+        )
+    return frozen
+
+
+def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Params], dict[str, int]]:
+    """Return parameters and update of each network's best weights; the latest if nothing was measured."""
+    latest, best = read_best(folder)
+    steps = {name: best[name].step if name in best else latest for name in names}
+    as_float32 = functools.partial(np.asarray, dtype=np.float32)
+    by_step = {step: jax.tree.map(as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
+    for tree in by_step.values():
+        tree.pop("reference", None)  # the frozen start of "chain_grpo", which answers nothing here
+    return {name: by_step[step] for name, step in steps.items()}, steps
+
+
+def _read_reliance(path: pathlib.Path) -> dict[str, float | None]:
+    """Return the mean movement of each network in a run's statistics; empty for a run that did not measure it."""
+    if not path.exists():
+        return {}
+    found = read_json(path, _Statistics, accepted="expected the statistics.json of a run").reliance or {}
+    return {model: own.mean_movement for model, own in found.items()}
+
+
+def _read_calibration(path: pathlib.Path, chain: Chain) -> "Calibration | None":
+    if not path.exists():
+        return None
+    from stepcot_jax.evaluation.calibration import read_calibration
+
+    return read_calibration(path, chain)

@@ -1,1 +1,0 @@
-"""A finished run as one web page."""

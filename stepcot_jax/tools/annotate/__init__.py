@@ -1,0 +1,1 @@
+"""`stepcot annotate`: reports to chains, boxes to questions, and their review."""

@@ -1,0 +1,241 @@
+"""Make chains from radiology reports and reasoning from boxes, compare annotators, and review the records.
+
+stepcot annotate REPORTS --out DIR [--annotator=rules|llm --model NAME --base-url URL] [--shard I/N]
+stepcot annotate merge SHARD ... --out DIR
+stepcot annotate vqa SOURCE --task=rmcot|lvkc|medclm --out DIR [--annotator=rules|llm ...]
+stepcot annotate requests REPORTS --out DIR --model NAME [...]    (also: requests vqa SOURCE ...)
+stepcot annotate replies DIR FILE ...
+stepcot annotate agree A B ... [--out DIR]
+stepcot annotate review-out A [B ...] --out FORM.csv
+stepcot annotate review-in FORM.csv A [B ...] --reviewer NAME --out DIR
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.host.addresses import refuse_source
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.tools.annotate.parsers import (
+    TASK_FLAGS,
+    VOTER_FIELDS,
+    add_batch_flags,
+    annotate_parser,
+    find_input,
+    merge_parser,
+    replies_parser,
+    vqa_parser,
+)
+from stepcot_jax.tools.annotate.review import COMPARISONS, run_comparison
+
+if TYPE_CHECKING:
+    from stepcot_jax.annotate.llm.request_files import BatchLimits
+    from stepcot_jax.annotate.runs import Plan
+    from stepcot_jax.host.ray_blocks import Cluster
+
+
+def annotate(options: argparse.Namespace) -> None:
+    """Annotate a source of reports."""
+    # Imported here, as below, to keep --help and the other subcommands fast.
+    from stepcot_jax.annotate.alignment import read_annotator
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown, read_shard
+    from stepcot_jax.annotate.pipeline import annotate_source
+    from stepcot_jax.chain import DEFAULT_CHAIN
+    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.host.terminal import Terminal
+
+    shard = None if options.shard is None else read_shard(options.shard)
+    chain = read_annotator(find_input(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
+    plan = _make_plan(options)
+    refuse_source(options.reports, options.out, "data.json")
+    reports = find_input(options.reports, "REPORTS")
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.show = out.show
+        result = annotate_source(reports, out.path, plan, Terminal(), chain=chain, shard=shard)
+    print(as_markdown(result.funnel()), end="")
+    print(f"{len(result.records)} records in {out.name}" + (f", shard {shard}" if shard else ""))
+
+
+def merge(options: argparse.Namespace) -> None:
+    """Merge the folders of all shards."""
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown, merge_shards
+    from stepcot_jax.host.outputs import resuming_folder
+
+    for shard in options.shards:
+        refuse_source(shard, options.out)
+    shards = [find_input(each, "SHARD") for each in options.shards]
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        result = merge_shards(shards, out.path, overwrite=options.overwrite)
+    print(as_markdown(result.funnel()), end="")
+    print(f"{len(result.records)} records of {len(shards)} shards in {out.name}")
+
+
+def annotate_vqa(options: argparse.Namespace) -> None:
+    """Make reasoning records from questions or boxes."""
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
+    from stepcot_jax.annotate.vqa.items import TaskSettings
+    from stepcot_jax.annotate.vqa.vqa_pipeline import VqaSource, annotate_questions
+    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.host.terminal import Terminal
+
+    given = vars(options)
+    for task, names in TASK_FLAGS.items():
+        unused = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None and options.task != task]
+        if unused:
+            raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
+    if options.masks is not None:
+        given["masks"] = find_input(options.masks, "--masks")
+        if not given["masks"].is_dir():
+            raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
+    box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
+    refuse_source(options.source, options.out, "records.jsonl")
+    plan, source = _make_plan(options), find_input(options.source, "SOURCE")
+    of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.show = out.show
+        result = annotate_questions(
+            VqaSource(source, box_size, options.question_seed, options.with_normal),
+            plan,
+            Terminal(),
+            task=options.task,
+            settings=TaskSettings(
+                root=source,
+                folder=out.path,
+                seed=options.question_seed,
+                sends_pictures=options.send_images,
+                **of_task,
+            ),
+            num_regenerations=options.regenerate,
+        )
+    print(as_markdown(result.funnel()), end="")
+    print(f"{len(result.records)} records in {out.name}")
+
+
+def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
+    """Write the requests of the next round to files, or the result if all answers are there."""
+    from stepcot_jax.annotate.runs import RoundWritten
+
+    try:
+        run(options)
+    except RoundWritten as written:
+        print(options.show(written))
+        again = "this command again for the next round"
+        print(f"next: send the files, stepcot annotate replies {options.out} FILE ..., then {again}")
+
+
+def take_replies(options: argparse.Namespace) -> None:
+    """Take the replies of a batch into the ledgers."""
+    from stepcot_jax.annotate.llm.request_files import describe_replies, take_from_files
+    from stepcot_jax.annotate.output import PAID_FOLDERS
+    from stepcot_jax.host.outputs import resuming_folder
+
+    files = [find_input(each, "FILE") for each in options.files]
+    with resuming_folder(options.out, "DIR", paid=PAID_FOLDERS) as out:
+        taken = take_from_files(files, out.path)
+    print("\n".join(describe_replies(taken)))
+    if taken.unreadable:
+        more = f" and {taken.unreadable - 1} more lines" if taken.unreadable > 1 else ""
+        raise BadInput(f"{taken.first_unreadable}{more}: not a reply of a batch; the other lines are taken")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
+    if arguments[:1] == ["requests"]:
+        is_vqa = arguments[1:2] == ["vqa"]
+        parser = add_batch_flags(*((vqa_parser(), "requests vqa") if is_vqa else (annotate_parser(), "requests")))
+        write_requests(parser.parse_args(arguments[1 + is_vqa :]), annotate_vqa if is_vqa else annotate)
+    elif arguments[:1] == ["replies"]:
+        take_replies(replies_parser().parse_args(arguments[1:]))
+    elif arguments[:1] == ["coding"]:
+        from stepcot_jax.tools.annotate.coding import main as compare_coding
+
+        compare_coding(arguments[1:])
+    elif arguments[:1] == ["vqa"]:
+        annotate_vqa(vqa_parser().parse_args(arguments[1:]))
+    elif arguments[:1] == ["merge"]:
+        merge(merge_parser().parse_args(arguments[1:]))
+    elif arguments and arguments[0] in COMPARISONS:
+        run_comparison(arguments[0], arguments[1:])
+    else:
+        annotate(annotate_parser().parse_args(arguments))
+
+
+def _make_plan(options: argparse.Namespace) -> "Plan":
+    from stepcot_jax.annotate.runs import Plan
+
+    if options.annotator == "llm" and not options.model:
+        raise BadInput("--model is required with --annotator=llm (the name of a model)")
+    if options.annotator == "rules" and options.model:
+        raise BadInput(f"--model={options.model!r} requires --annotator=llm")
+    annotator = None
+    if options.annotator == "llm":
+        annotator = _make_endpoint(options, options.model, options.base_url, options.key_variable)
+    return Plan(
+        annotator=annotator,
+        voters=tuple(_read_voter(options, voter) for voter in options.voter),
+        asks_trust=options.trust,
+        cap=options.max_tokens,
+        concurrency=options.concurrency,
+        num_repairs=options.repairs,
+        on_failure=options.on_failure,
+        images=options.images,
+        overwrite=options.overwrite,
+        batch=_read_limits(options),
+        cluster=_read_cluster(options),
+    )
+
+
+def _read_cluster(options: argparse.Namespace) -> "Cluster | None":
+    from stepcot_jax.host.ray_blocks import Cluster
+
+    is_ray = getattr(options, "engine", "local") == "ray"
+    return Cluster(options.ray_address, options.ray_workers) if is_ray else None
+
+
+def _read_limits(options: argparse.Namespace) -> "BatchLimits | None":
+    from stepcot_jax.annotate.llm.request_files import BatchLimits
+
+    if not hasattr(options, "max_requests"):
+        return None
+    if options.annotator == "rules" and not options.voter:
+        raise BadInput("requests needs a language model: --model, or --voter with --annotator=rules")
+    return BatchLimits(options.max_requests, options.max_megabytes * 1_000_000, options.again)
+
+
+def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_variable: str) -> Endpoint:
+    omitted: dict[str, Any] = dict.fromkeys(options.omit)
+    return Endpoint(
+        model,
+        base_url,
+        key_variable,
+        **{"temperature": options.temperature, "seed": options.seed, **omitted},
+        max_answer_tokens=options.max_answer_tokens,
+        timeout=options.timeout,
+        num_attempts=options.attempts,
+    )
+
+
+def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
+    model, *changes = text.split(",")
+    fields = dict(change.partition("=")[::2] for change in changes)
+    unknown = [each for each in changes if "=" not in each or each.partition("=")[0] not in VOTER_FIELDS]
+    if unknown:
+        expected = f"expected NAME[,{'=...][,'.join(VOTER_FIELDS)}=...]"
+        raise BadInput(f"--voter {model[:80]!r}: {unknown[0][:80]!r} is not a setting; {expected}")
+    base_url = fields.get("base-url", options.base_url)
+    try:
+        voter = _make_endpoint(options, model, base_url, fields.get("key-variable", ""))
+        inherits = "key-variable" not in fields and voter.origin == Endpoint("-", options.base_url).origin
+    except BadInput as error:
+        raise BadInput(f"--voter {model[:80]!r}: {error}") from None
+    # The annotator's key goes to voters of the same origin only, unless key-variable= names it.
+    return dataclasses.replace(voter, key_variable=options.key_variable) if inherits else voter
+
+
+if __name__ == "__main__":
+    run_tool(main)

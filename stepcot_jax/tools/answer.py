@@ -1,0 +1,92 @@
+"""Ask a trained policy about a radiograph: its reply, the answer in it, and its boxes drawn.
+
+    stepcot answer IMAGE "Is there a pleural effusion?" --checkpoint=runs/vqa --out=answer.png
+    stepcot answer IMAGE "Which finding is present?" --checkpoint=runs/vqa --choice Mass --choice Edema
+
+IMAGE is a PNG, JPEG or DICOM file. Boxes are printed in pixels of that image. In Python:
+
+    import stepcot_jax as sc
+    print(sc.load("runs/vqa").answer("image.png", "Is there a pleural effusion?"))
+
+For research; not a medical device.
+"""
+
+import argparse
+import json
+
+from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.machine import use_compilation_cache
+from stepcot_jax.host.text import make_printable
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Answer the question of the command line."""
+    options = _parse(arguments)
+    if not options.sample and (options.seed is not None or options.temperature is not None):
+        raise BadInput("--seed and --temperature have no effect without --sample; add it or leave them out")
+    if options.out is not None and not str(options.out).lower().endswith(".png"):
+        raise BadInput(f"--out: {options.out} must end in .png")
+    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from absl import logging
+
+    from stepcot_jax.data.images.boxed_pictures import write_png
+    from stepcot_jax.host.outputs import writing_file
+    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.reading.loading import find_folder
+    from stepcot_jax.reading.policy_reader import load_reader
+
+    use_compilation_cache()
+    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    image = find_files(options.image, "IMAGE", holds="a radiograph", may_be_file=True)
+    reader = load_reader(find_folder(options.checkpoint), phase=options.phase)
+    answered = reader.answer(
+        image,
+        options.question,
+        choices=options.choice,
+        kind=options.kind,
+        greedy=not options.sample,
+        seed=options.seed or 0,
+        temperature=1.0 if options.temperature is None else options.temperature,
+    )
+    if options.json:
+        print(json.dumps(answered.as_dict()))
+    else:
+        print("\n".join(make_printable(line) for line in str(answered).split("\n")))
+    if options.out is not None:
+        try:
+            with writing_file(options.out) as out:
+                write_whole(out.path, write_png(answered.draw()))
+        except OSError as error:
+            raise BadInput(f"--out: {options.out} cannot be written ({error.strerror})") from None
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="stepcot answer",
+        description="Ask a trained policy about a radiograph. For research; not a medical device.",
+        epilog="Exit code 0: answered, even if the reply is not well formed; 2: wrong input.",
+    )
+    parser.add_argument("image", metavar="IMAGE", help="a PNG, JPEG or DICOM file; or gs://, s3://")
+    parser.add_argument("question", metavar="QUESTION", help="in the words of the training records")
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="WORKDIR", help="of a run of the job sft or grpo; or gs://, s3://, hf://"
+    )
+    parser.add_argument(
+        "--choice", action="append", default=[], metavar="TEXT", help="an option to choose from; twice or more"
+    )
+    kinds = ("open", "closed", "single", "multi")
+    parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
+    picture = "write the picture with the boxes there; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, metavar="FILE.png", help=picture)
+    parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
+    parser.add_argument("--seed", type=int, help="of --sample, default 0")
+    parser.add_argument("--temperature", type=float, help="of --sample, default 1")
+    parser.add_argument("--phase", choices=("sft", "grpo"), help="whose best weights; default: those of the last phase")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,1 @@
+"""`stepcot conformance`: this code against numbers of the authors' code."""

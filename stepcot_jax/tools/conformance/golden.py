@@ -1,0 +1,209 @@
+"""Read and check golden numbers: weights, inputs and the results of the authors' code.
+
+The format is an .npz with the keys of `INPUTS` and `groups`, weights under `params/`, and a JSON `meta`.
+"""
+
+import json
+import math
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.export.authors import NETWORKS, find_sizes, from_torch_networks
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line, shorten
+from stepcot_jax.host.untrusted import open_archive, read_limits
+
+VARIANTS = ("reference", "paper", "paper_trace")
+"""The authors' code, the paper's gradient, and the paper's gradient and normaliser."""
+
+STUDENT_LOSS_PARTS = ("ce_per_step", "kd_per_step", "ch_per_step", "w_per_step", "student_total")
+
+FORWARD, LOSSES, TRAINED = 2e-5, 1e-4, 2e-3
+"""Tolerances of forward passes and gradients, of losses, and of weights after training."""
+
+_TREES = ("grads_", "train_params_after")
+_WHOLE = (
+    "batch", "teacher_dim", "student_dim", "image_dim", "gat_heads", "gat_layers", "gat_head_dim", "proj_dim",
+    "train_steps",
+)  # fmt: skip
+_REAL = (
+    "temperature", "alpha_kd", "alpha_ch", "teacher_lr", "student_lr", "weight_decay", "adam_eps", "grad_clip",
+    "negative_slope", "layer_norm_eps",
+)  # fmt: skip
+
+_LAYER_NORM_EPSILON = 1e-5
+
+INPUTS: dict[str, tuple[str, ...]] = {
+    "inputs/image_features": ("batch", "image_dim"),
+    "inputs/text_features": ("batch", "steps", "teacher_dim"),
+    "inputs/labels": ("batch", "steps"),
+    "inputs/valid_mask": ("batch", "steps"),
+    "gat/nodes_in": ("batch", "nodes", "teacher_dim"),
+    "gat/node_mask": ("batch", "nodes"),
+    "gru/x": ("batch", "teacher_dim"),
+    "gru/h": ("batch", "teacher_dim"),
+}
+"""Inputs of the networks -> axes."""
+
+
+class Golden:
+    """One file of golden numbers.
+
+    Attributes:
+      arrays: all arrays of the file, by key.
+      params: Flax parameters of all networks, by our names, float32.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Read a file."""
+        self.path = path
+        self.arrays = _read_arrays(path)
+        if "meta" not in self.arrays:
+            raise BadInput(f"{path} lacks the key 'meta' of golden numbers")
+        self.meta = _read_meta(path, self.arrays["meta"])
+        results = [key for name, _, keys in groups(self.meta) for key in keys if not name.startswith(_TREES)]
+        missing = [name for name in (*INPUTS, *results) if name not in self.arrays]
+        if missing:
+            raise BadInput(f"{path} lacks the keys {', '.join(missing)}")
+        self._check_inputs()
+        tensors = {network: self.under(f"params/{network}") for network in NETWORKS}
+        try:
+            self.params = from_torch_networks(tensors)
+            self._check_sizes(find_sizes(tensors))
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+
+    def under(self, prefix: str) -> dict[str, np.ndarray]:
+        """Return the arrays under `prefix/`, by the rest of their keys."""
+        return {name[len(prefix) + 1 :]: array for name, array in self.arrays.items() if name.startswith(prefix + "/")}
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Return the inputs in the dtypes of the networks; invalid labels are -100."""
+        inputs = {
+            name: self.arrays[name].astype(np.float32)
+            for name in INPUTS
+            if name not in ("inputs/labels", "inputs/valid_mask", "gat/node_mask")
+        }
+        inputs["gat/node_mask"] = self.arrays["gat/node_mask"].astype(bool)
+        valid = self.arrays["inputs/valid_mask"].astype(bool)
+        inputs["inputs/labels"] = np.where(valid, self.arrays["inputs/labels"], -100).astype(np.int32)
+        return inputs
+
+    def _check_inputs(self) -> None:
+        sizes = {name: self.meta[name] for name in _WHOLE}
+        sizes["steps"] = len(self.meta["step_num_classes"])
+        sizes["nodes"] = sizes["steps"] + 1
+        for name, axes in INPUTS.items():
+            expected = tuple(sizes[axis] for axis in axes)
+            found = self.arrays[name]
+            if found.shape != expected or found.dtype.kind not in "fiub":
+                raise BadInput(
+                    f"{self.path}, {name} is {found.dtype} {list(found.shape)}; expected numbers of shape "
+                    f"{list(expected)} according to meta"
+                )
+
+    def _check_sizes(self, found: Mapping[str, int]) -> None:
+        """Require the sizes of meta in the weights."""
+        meta = self.meta
+        expected = {
+            "teacher_width": meta["teacher_dim"],
+            "student_width": meta["student_dim"],
+            "image_width": meta["image_dim"],
+            "num_heads": meta["gat_heads"],
+            "head_width": meta["gat_head_dim"],
+            "num_layers": meta["gat_layers"],
+            "projection_width": meta["proj_dim"],
+            "num_steps": len(meta["step_num_classes"]),
+            **{f"answers_{step}": answers for step, answers in enumerate(meta["step_num_classes"])},
+        }
+        for name, size in expected.items():
+            if found[name] != size:
+                raise BadInput(f"params: {name} is {found[name]}; expected {size} according to meta")
+
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def _read_arrays(path: str) -> dict[str, np.ndarray]:
+    try:
+        with open_archive(pathlib.Path(path), accepted="an .npz", most_unpacked=read_limits().unpacked_bytes):
+            pass
+        with np.load(path, allow_pickle=False) as archive:  # never pickle: such a file could run code
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise BadInput(f"{path} is a single array; expected an .npz of golden numbers")
+            return {name: archive[name] for name in archive.files}
+    except BadInput:
+        raise
+    except _UNREADABLE as error:
+        raise BadInput(f"{path} is not a readable .npz without pickled objects ({one_line(error)})") from None
+
+
+def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
+    try:
+        meta = json.loads(found.tobytes())
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}, meta is not JSON in uint8 ({error})") from None
+    if not isinstance(meta, dict):
+        raise BadInput(f"{path}, meta is a {type(meta).__name__}; expected a JSON object")
+
+    def require(name: str, expected: str, good: Any) -> None:
+        if name not in meta:
+            raise BadInput(f"{path}, meta: {name!r} is required ({expected})")
+        if not good(meta[name]):
+            raise BadInput(f"{path}, meta, {name!r}: {shorten(repr(meta[name]))} is not {expected}")
+
+    for name in _WHOLE:
+        require(name, "a whole number of at least 1", _is_count)
+    for name in _REAL:
+        require(name, "a number", lambda value: type(value) in (int, float) and math.isfinite(value))
+    require(
+        "step_num_classes",
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and value and all(map(_is_count, value)),
+    )
+    require("layer_norm_eps", f"{_LAYER_NORM_EPSILON}", lambda value: value == _LAYER_NORM_EPSILON)
+    require("temperature", "a number above 0", lambda value: value > 0)
+    width = f"gat_heads * gat_head_dim, {meta['gat_heads']} * {meta['gat_head_dim']}"
+    require("teacher_dim", width, lambda value: value == meta["gat_heads"] * meta["gat_head_dim"])
+    return meta
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def groups(meta: Mapping[str, Any]) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+    """Yield name, tolerance and keys of every group; keys of gradients and trained weights are prefixes."""
+
+    def of_steps(prefix: str) -> tuple[str, ...]:
+        return tuple(f"{prefix}_{step}" for step in range(len(meta["step_num_classes"])))
+
+    yield "gat", FORWARD, ("gat/nodes_out", "gat/attention_layer0", "gat/nodes_out_masked")
+    yield "gru", FORWARD, ("gru/out",)
+    yield "teacher_logits", FORWARD, of_steps("teacher/logits")
+    yield "teacher_image_features", FORWARD, of_steps("teacher/image_feature")
+    yield "student", FORWARD, (*of_steps("student/logits"), "student/image_feature")
+    yield "loss_teacher", LOSSES, ("loss/teacher_ce", "loss/teacher_ce_per_step")
+    yield "grads_teacher", FORWARD, ("grads",)
+    for variant in VARIANTS:
+        for part in STUDENT_LOSS_PARTS:
+            yield f"loss_{variant}_{part}", LOSSES, (f"loss/{variant}/{part}",)
+        yield f"grads_{variant}", FORWARD, (f"grads/{variant}",)
+    yield "train_losses", LOSSES, ("train/losses",)
+    yield "train_params_after", TRAINED, ("train/params_after",)

@@ -1,0 +1,1 @@
+"""`stepcot constrain`: language models that answer the steps, one constraint more at each level."""

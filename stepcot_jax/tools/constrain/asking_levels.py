@@ -1,0 +1,183 @@
+"""Ask every dialogue about every case, and write what was replied.
+
+The dialogues of a case follow each other, because the variant `own` needs the replies of lower levels; several cases
+are asked at once. What an interrupted run has paid for is in the model's ledger.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepcot_jax.annotate.llm.answers import digest_messages
+from stepcot_jax.annotate.llm.client import Budget
+from stepcot_jax.annotate.runs import process_items
+from stepcot_jax.chain import Chain
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tools.constrain.constraints import Verified, verify
+from stepcot_jax.tools.constrain.levels import Dialogue, Key, make_dialogue, name_step, position_of, write_messages
+from stepcot_jax.tools.constrain.models import Model, Reply, Request, ShownImage
+
+REPLIES_NAME = "replies.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedCase:
+    """A case to ask about.
+
+    Attributes:
+      id: its image path, which names it in ledgers and files.
+    """
+
+    id: str
+    patient_id: str
+    truth: tuple[int, ...]
+    image: ShownImage
+
+    @property
+    def text(self) -> str:
+        """What tells versions of a case apart in a ledger: the picture is part of the request's digest."""
+        return self.id
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """One dialogue with its reply and what was read of it."""
+
+    dialogue: Dialogue
+    reply: Reply
+    verified: Verified
+
+
+CaseReplies = Mapping[Key, Answered]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """What is asked.
+
+    Attributes:
+      keys: variants and levels, in order.
+      lists_diagnoses: whether the options of the diagnosis are listed below the last level.
+      concurrency: number of cases in flight.
+    """
+
+    chain: Chain
+    keys: tuple[Key, ...]
+    lists_diagnoses: bool = True
+    concurrency: int = 4
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise BadInput(f"--concurrency: {self.concurrency} must be at least 1")
+        own = [level for variant, level in self.keys if variant == "own"]
+        if own and own != list(range(1, max(own) + 1)):
+            raise BadInput(f"--levels: {own} with own answers must be every level up to {max(own)}")
+
+
+async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies:
+    """Ask all dialogues about one case; equal ones of several variants are asked once."""
+    answered: dict[Key, Answered] = {}
+    replies: dict[str, Reply] = {}
+    own: dict[int, int] = {}
+    for key in asking.keys:
+        dialogue = make_dialogue(key, own=own, truth=case.truth, chain=asking.chain)
+        messages = write_messages(asking.chain, dialogue, lists_diagnoses=asking.lists_diagnoses)
+        digest = digest_messages(messages)
+        if digest not in replies:
+            replies[digest] = await model.reply(Request(case.id, dialogue, messages, [case.image]))
+        verified = verify(
+            replies[digest].text, chain=asking.chain, dialogue=dialogue, lists_diagnoses=asking.lists_diagnoses
+        )
+        answered[key] = Answered(dialogue, replies[digest], verified)
+        if key[0] == "own":
+            labels = verified.labels
+            own |= {asked: labels[name_step(asked)] for asked in dialogue.asked if name_step(asked) in labels}
+    return answered
+
+
+async def ask_all(
+    cases: Sequence[AskedCase], model: Model, asking: Asking, *, budget: Budget, terminal: Terminal
+) -> list[CaseReplies]:
+    """Ask all dialogues about all cases, in their order."""
+
+    async def process(case: AskedCase) -> tuple[CaseReplies, tuple[()]]:
+        try:
+            return await ask_case(case, model, asking), ()
+        finally:
+            case.image.release()  # thousands of pictures would fill the memory
+
+    found: list[CaseReplies] = []
+    failed: list[tuple[str, str]] = []
+    with terminal.bar("asking", total=len(cases)):
+        async for outcome in process_items(cases, process, budget=budget, concurrency=asking.concurrency):
+            if outcome.made is None:
+                failed.append((outcome.item.id, outcome.aside.detail if outcome.aside else ""))
+            else:
+                found.append(outcome.made)
+            spent = f"{budget.num_spent} tokens" if budget.num_spent else ""
+            terminal.update(len(found) + len(failed), spent)
+    if failed:
+        raise RunStopped(
+            f"requests about {len(failed)} of {len(cases)} cases were given up (first: {failed[0][0][:80]!r}: "
+            f"{failed[0][1]}); all other replies are in the ledger, rerun the command to ask again"
+        )
+    return found
+
+
+def run_all(
+    cases: Sequence[AskedCase],
+    open_model: Callable[[], tuple[Model, Budget]],
+    asking: Asking,
+    *,
+    terminal: Terminal,
+) -> tuple[list[CaseReplies], Model]:
+    """Open the model, ask everything and close it; raises as `ask_all`, with the number of cases done."""
+
+    async def run() -> tuple[list[CaseReplies], Model]:
+        model, budget = open_model()
+        try:
+            return await ask_all(cases, model, asking, budget=budget, terminal=terminal), model
+        finally:
+            await model.close()
+
+    try:
+        return asyncio.run(run())
+    except KeyboardInterrupt:
+        raise RunStopped("interrupted; rerun the command to resume") from None
+
+
+def write_replies(folder: Path, cases: Sequence[AskedCase], replies: Sequence[CaseReplies], chain: Chain) -> None:
+    """Write `replies.jsonl`: a line for each dialogue of each case, with its reply and what was verified."""
+    lines = [
+        {
+            "case": case.id,
+            "variant": variant,
+            "level": level,
+            "given": {
+                name_step(position): chain.steps[position].written(label) for position, label in answered.dialogue.given
+            },
+            "reply": answered.reply.text,
+            **({"problem": answered.reply.problem} if answered.reply.problem else {}),
+            **({"is_cut": True} if answered.reply.is_cut else {}),
+            "answers": {
+                field: chain.steps[position_of(field, chain.num_steps)].written(label)
+                for field, label in answered.verified.labels.items()
+            },
+            "not_followed": {
+                reading: [
+                    f"{each.kind} {each.field}".strip()
+                    for each, kept in zip(answered.verified.constraints, followed, strict=True)
+                    if not kept
+                ]
+                for reading, followed in (("strict", answered.verified.strict), ("loose", answered.verified.loose))
+            },
+        }
+        for case, answered_case in zip(cases, replies, strict=True)
+        for (variant, level), answered in answered_case.items()
+    ]
+    write_whole(folder / REPLIES_NAME, msgspec.json.Encoder().encode_lines(lines))

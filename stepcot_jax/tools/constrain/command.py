@@ -1,0 +1,259 @@
+"""Put a large vision-language model through the steps, one more verifiable constraint at a time (paper: Section 4.2).
+
+stepcot constrain --out DIR                        a simulated model reads phantoms, offline
+stepcot constrain DATA --endpoint URL --model NAME --out DIR
+stepcot constrain DATA --local FOLDER --out DIR    a Qwen2.5-VL on this machine
+stepcot constrain --workdir RUN --split test --endpoint URL --model NAME --out DIR
+
+Pictures are sent to the endpoint that --endpoint names, and nowhere else. For research; not a medical device.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepcot_jax.annotate.llm.endpoint import DEFAULT_KEY_VARIABLE, Endpoint
+from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
+
+if TYPE_CHECKING:
+    from stepcot_jax.annotate.llm.client import Budget
+    from stepcot_jax.chain import Chain
+    from stepcot_jax.reading.cases import CaseSource
+    from stepcot_jax.tools.constrain.asking_levels import AskedCase
+    from stepcot_jax.tools.constrain.models import Model
+
+_PROGRAM = "stepcot constrain"
+_VARIANTS = ("constraints", "own", "true")  # a test compares them with those of `levels`
+_OF_ENDPOINT = ("key_variable", "max_tokens", "max_answer_tokens", "timeout", "attempts", "temperature")
+_MAX_MEGAPIXELS = 64.0
+_NUM_PHANTOMS = 300
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure a model and write tables, page and replies."""
+    options = _parse(arguments)
+    endpoint = _make_endpoint(options)
+    _check(options)
+    # Imported here, as below, so that --help and a wrong flag are fast.
+    from stepcot_jax.annotate.output import PAID_FOLDERS
+    from stepcot_jax.evaluation.published import FILE_NAME
+    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME
+    from stepcot_jax.tools.constrain.results import PAGE_NAME, TABLE_NAMES
+
+    source = _open_cases(options)
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.out = out.path
+        text, size = _measure(options, endpoint, source)
+    print(text)
+    names = f"{FILE_NAME}, {PAGE_NAME} ({size / 1e6:.1f} MB), {REPLIES_NAME}, {', '.join(TABLE_NAMES)}"
+    print(f"in {out.name}: {names}")
+
+
+def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "CaseSource") -> tuple[str, int]:
+    """Ask the model and write the results; return the tables as text and the size of the page in bytes."""
+    from stepcot_jax.evaluation.published import write_constrained
+    from stepcot_jax.host.locks import lock_folder
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.pages.sheets import write_table
+    from stepcot_jax.tools.constrain.asking_levels import Asking, run_all, write_replies
+    from stepcot_jax.tools.constrain.levels import choose_levels, list_keys, write_prompt
+    from stepcot_jax.tools.constrain.models import SimulatedModel
+    from stepcot_jax.tools.constrain.results import make_tables, summarise_levels, to_text, write_level_page
+
+    cases, chain = _choose_cases(source, options), source.chain
+    levels = choose_levels(options.levels, chain.num_steps)
+    variants = [name for name in _VARIANTS if name in options.variants.split(",")]
+    num_at_once = 4 if options.concurrency is None else options.concurrency
+    asking = Asking(chain, tuple(list_keys(variants, levels)), not options.open_diagnosis, num_at_once)  # type: ignore[arg-type]
+    make_workdir(options.out)
+    with lock_folder(options.out):
+        open_model = _model_opener(options, endpoint, cases, chain)
+        replies, model = run_all(cases, open_model, asking, terminal=Terminal())
+        about = {
+            "model": options.name or model.name,
+            "about": model.about,
+            "source": source.name,
+            "prompt": write_prompt(chain, lists_diagnoses=asking.lists_diagnoses).digest,
+            "lists_diagnoses": asking.lists_diagnoses,
+        }
+        expected = model.expected_accuracy if isinstance(model, SimulatedModel) else None
+        drawn = {"num_resamples": options.num_resamples, "seed": options.seed}
+        found = summarise_levels(cases, replies, chain, about=about, expected=expected, **drawn)
+        tables = make_tables(found)
+        for table in tables:
+            write_table(options.out, table)
+        write_replies(options.out, cases, replies, chain)
+        shown = {"num_shown": options.num_shown, "with_pictures": not options.without_pictures}
+        size = write_level_page(options.out, found, tables, cases, replies, chain, **shown)
+        write_constrained(options.out, found)
+    return to_text(found), size
+
+
+def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
+    if bool(options.endpoint) != bool(options.model):
+        raise BadInput("--endpoint URL and --model NAME are required together")
+    chosen_models = [name for name in ("simulated", "local", "endpoint") if getattr(options, name)]
+    if len(chosen_models) > 1:
+        raise BadInput(f"--{' and --'.join(chosen_models)} exclude each other; leave one of them out")
+    if options.local and options.concurrency is not None:
+        raise BadInput(
+            f"--concurrency: {options.concurrency} has no effect with --local, which asks one case at a time"
+        )
+    if not options.model:
+        own = ("max_answer_tokens",) if options.local else ()
+        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name not in own]
+        if given or options.omit:
+            raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
+        return None
+    chosen: dict[str, Any] = {
+        field: value
+        for name, field in {**{name: name for name in _OF_ENDPOINT}, "attempts": "num_attempts"}.items()
+        if name != "max_tokens" and (value := getattr(options, name)) is not None
+    }
+    defaults = {"key_variable": DEFAULT_KEY_VARIABLE, "seed": options.seed}
+    return Endpoint(options.model, options.endpoint, **{**defaults, **chosen, **dict.fromkeys(options.omit)})
+
+
+def _check(options: argparse.Namespace) -> None:
+    from stepcot_jax.tools.constrain.models import check_side
+
+    for name in ("num_cases", "num_resamples", "num_shown", "seed", "max_tokens", "max_answer_tokens"):
+        least = 0 if name in ("num_shown", "seed") else 1
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise BadInput(f"--{name.replace('_', '-')}: {value} must be at least {least}")
+    unknown = [name for name in options.variants.split(",") if name not in _VARIANTS]
+    if unknown:
+        raise BadInput(f"--variants: {unknown[0][:80]!r} is not one of {', '.join(_VARIANTS)}")
+    if options.split and options.workdir is None:
+        raise BadInput("--split requires --workdir (a finished run)")
+    if options.layout and options.data is None:
+        raise BadInput("--layout requires DATA (a data root)")
+    check_side(options.image_size)
+
+
+def _open_cases(options: argparse.Namespace) -> "CaseSource":
+    from stepcot_jax.chain import DEFAULT_CHAIN
+    from stepcot_jax.host.store_cache import find_files, find_workdir
+    from stepcot_jax.reading.cases import CaseSource, open_data, open_run
+
+    data = None if options.data is None else find_files(options.data, "DATA", holds="a folder of cases")
+    if options.workdir is not None:
+        workdir = find_workdir(options.workdir, "--workdir")
+        return open_run(workdir, options.split or "test", root=data)
+    if data is not None:
+        layout = {"layout": options.layout} if options.layout else {}
+        return open_data(data, max_pixels=int(_MAX_MEGAPIXELS * 1e6), **layout)
+    from PIL import Image
+
+    from stepcot_jax.data.phantom.phantom import draw_case, plan_case
+
+    number = options.num_cases or _NUM_PHANTOMS
+    cases = tuple(plan_case(index, seed=options.seed, prevalence="flat").case for index in range(number))
+
+    def draw(place: int) -> Image.Image:
+        return Image.fromarray(draw_case(place, seed=options.seed, size=options.image_size, prevalence="flat").image)
+
+    return CaseSource("phantoms, equal shares of the diagnoses", DEFAULT_CHAIN, cases, draw)
+
+
+def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[AskedCase]":
+    """Return the cases with a diagnosis, or a sample of them in their order."""
+    import numpy as np
+
+    from stepcot_jax.tools.constrain.asking_levels import AskedCase
+    from stepcot_jax.tools.constrain.models import ShownImage
+
+    places = list(source.diagnosed)
+    if not places:
+        raise BadInput(f"{source.name}: no case has a diagnosis to compare with")
+    if options.num_cases and options.num_cases < len(places):
+        drawn = np.random.default_rng(options.seed).permutation(len(places))[: options.num_cases]
+        places = [places[at] for at in sorted(drawn.tolist())]
+
+    def read(place: int) -> Any:
+        return lambda: source.picture(place)
+
+    return [
+        AskedCase(case.image_path, case.patient_id, case.labels, ShownImage(read(at), longest_side=options.image_size))
+        for at in places
+        for case in (source.cases[at],)
+    ]
+
+
+def _model_opener(
+    options: argparse.Namespace, endpoint: Endpoint | None, cases: "list[AskedCase]", chain: "Chain"
+) -> "Callable[[], tuple[Model, Budget]]":
+    from stepcot_jax.annotate.llm.client import Budget
+    from stepcot_jax.annotate.output import LEDGER_FOLDER
+    from stepcot_jax.tools.constrain.levels import write_prompt
+    from stepcot_jax.tools.constrain.models import EndpointModel, SimulatedModel
+
+    def open_model() -> "tuple[Model, Budget]":
+        prompt = write_prompt(chain, lists_diagnoses=not options.open_diagnosis)
+        if options.local:
+            from stepcot_jax.tools.constrain.models import LONGEST_REPLY, LocalModel
+
+            longest = options.max_answer_tokens or LONGEST_REPLY
+            return LocalModel(options.local, prompt, folder=options.out / LEDGER_FOLDER, longest=longest), Budget(None)
+        if endpoint is None:
+            truth = {case.id: case.truth for case in cases}
+            return SimulatedModel(truth, chain, seed=options.seed), Budget(None)
+        model = EndpointModel(endpoint, prompt, folder=options.out / LEDGER_FOLDER, cap=options.max_tokens)
+        return model, model.budget
+
+    return open_model
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Ask a large vision-language model for diagnoses, with the first 0 to 7 steps as constraints.",
+        epilog="Without --endpoint a simulated model is measured, offline. For research; not a medical device.",
+    )
+    root = "a data root in any layout, also of gs:// or s3://; default phantoms"
+    parser.add_argument("data", nargs="?", metavar="DATA", help=root)
+    out = "folder of results and ledger; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    run = "cases that a finished run has predicted, to compare with its networks; DATA overrides its data root"
+    parser.add_argument("--workdir", metavar="RUN", help=run)
+    parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
+    parser.add_argument("--layout", help="of DATA; default: recognised by the files")
+    number = f"draw N cases; default all of DATA, or {_NUM_PHANTOMS} phantoms"
+    parser.add_argument("--num-cases", type=int, metavar="N", help=number)
+    parser.add_argument("--levels", metavar="LIST", help="such as 0,1,7; default 0 to the number of steps")
+    given = f"earlier answers, a list of {', '.join(_VARIANTS)}; default all"
+    parser.add_argument("--variants", default=",".join(_VARIANTS), metavar="LIST", help=given)
+    unlisted = "do not list the diagnoses below the last level; a reply counts as the one that it mentions"
+    parser.add_argument("--open-diagnosis", action="store_true", help=unlisted)
+    side = "longer side of the pictures in pixels, 32 to 4096, default 512"
+    parser.add_argument("--image-size", type=int, default=512, metavar="N", help=side)
+    parser.add_argument("--name", help="of the model in tables, default its name")
+    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
+    seed = "of phantoms, draws, bootstrap, simulated model and decoding, default 0"
+    parser.add_argument("--seed", type=int, default=0, help=seed)
+    parser.add_argument("--num-shown", type=int, default=24, metavar="N", help="cases on the page, default 24")
+    parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
+    model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
+    model.add_argument("--simulated", action="store_true", help="a model of known accuracy, offline (default)")
+    local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
+    model.add_argument("--local", metavar="FOLDER", help=local)
+    model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
+    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
+    model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
+    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
+    model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
+    model.add_argument("--concurrency", type=int, metavar="N", help="cases at once, default 4; --local: one, always")
+    model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
+    model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
+    model.add_argument("--temperature", type=float, help="default 0")
+    omit = "decoding setting that an endpoint refuses; may be repeated"
+    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_tool(main)

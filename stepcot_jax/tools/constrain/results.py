@@ -1,0 +1,570 @@
+"""Figures of every level with intervals by patient, and paired differences from level 0.
+
+A reply without a readable answer counts as wrong: it is an answer of its own, which no case has. The area under the
+ROC curve is that of answers without probabilities, the mean of sensitivity and specificity of each diagnosis.
+"""
+
+import io
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.comparison import CORRECTED, Evidence, decide
+from stepcot_jax.evaluation.intervals import compare_accuracy, percentiles
+from stepcot_jax.evaluation.metrics import FIGURES, step_figures, weighted_confusion
+from stepcot_jax.evaluation.published import Constrained, Estimate, Level, Rates, digest_cases
+from stepcot_jax.evaluation.reply_page import ShownTable
+from stepcot_jax.evaluation.resamples import Weights, count_once, count_patients, resample, weighted_mean
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.pages import figures
+from stepcot_jax.pages.pictures import write_picture
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns, show_entry
+from stepcot_jax.pages.shell import make_environment, read_part, render_page
+from stepcot_jax.tools.constrain.asking_levels import Answered, AskedCase, CaseReplies
+from stepcot_jax.tools.constrain.constraints import KINDS
+from stepcot_jax.tools.constrain.levels import DIAGNOSIS, SYSTEM, Key, name_step, write_messages
+
+FOLLOWED = ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_loose", "readable")
+"""Shares of IFEval: prompts of which every constraint is followed, and constraints; and readable diagnoses."""
+
+RIGHT = ("followed", "broken")
+
+Expected = Callable[[Key, npt.NDArray[np.int64]], float]
+
+_LEVEL = 0.95
+_Name = tuple[Key, str]
+
+
+def summarise_levels(
+    cases: Sequence[AskedCase],
+    replies: Sequence[CaseReplies],
+    chain: Chain,
+    *,
+    about: Mapping[str, Any],
+    expected: Expected | None = None,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> Constrained:
+    """Compute all results.
+
+    Args:
+      about: the fields of `Constrained` that say what was measured: model, about, source, prompt, lists_diagnoses.
+      expected: of a simulated model, from variant, level and true labels to the expected accuracy.
+    """
+    truth = np.array([case.truth for case in cases], np.int64)
+    patients = np.array([case.patient_id for case in cases], np.str_)
+    columns = {key: [each[key] for each in replies] for key in replies[0]}
+    compute = prepare_figures(columns, truth, chain)
+    values = compute(count_once(len(cases)))
+    resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
+    known = truth[:, -1] != NOT_ANNOTATED
+    # Equal dialogues of several variants, such as those of level 1, were asked once and share their reply.
+    asked = [
+        reply for of_case in replies for reply in {id(each.reply): each.reply for each in of_case.values()}.values()
+    ]
+    return Constrained(
+        **about,
+        steps=[(step.name, list(step.options)) for step in chain.steps],
+        num_cases=len(cases),
+        num_patients=count_patients(patients[known]),
+        num_missing=sum(reply.text is None for reply in asked),
+        num_cut=sum(reply.is_cut for reply in asked),
+        cases=digest_cases([case.id for case in cases]),
+        levels=[
+            _describe(key, columns, truth, chain, values, resampled, None if expected is None else expected(key, truth))
+            for key in columns
+        ],
+    )
+
+
+def prepare_figures(
+    columns: Mapping[Key, Sequence[Answered]], truth: npt.NDArray[np.int64], chain: Chain
+) -> Callable[[Weights], dict[_Name, npt.NDArray[np.float64]]]:
+    """Return a function from weights [resample, case] to the figures of every variant and level.
+
+    Returns:
+      Figures [resample, name] by variant and level, and by the name of the field, or "followed", "right" and "kinds".
+    """
+    known = truth[:, -1] != NOT_ANNOTATED
+    last = chain.num_steps - 1
+    fields = {key: {DIAGNOSIS: last, **{name_step(at): at for at in column[0].dialogue.asked}}
+              for key, column in columns.items()}  # fmt: skip
+    answers = {(key, field): read_labels(column, field) for key, column in columns.items() for field in fields[key]}
+    shares = {key: _shares(column) for key, column in columns.items()}
+    kinds = {key: _kinds(column) for key, column in columns.items()}
+
+    def compute(weights: Weights) -> dict[_Name, npt.NDArray[np.float64]]:
+        found: dict[_Name, npt.NDArray[np.float64]] = {}
+        for key in columns:
+            for field, position in fields[key].items():
+                given = _one_hot(answers[key, field], chain.steps[position].num_answers)
+                found[key, field] = step_figures(weights, probabilities=given, labels=truth[:, position])
+            all_counted = np.ones_like(shares[key], bool)
+            found[key, "followed"] = weighted_mean(weights, values=shares[key], counted=all_counted)
+            right = (answers[key, DIAGNOSIS] == truth[:, -1])[:, None] * np.ones(2)
+            follows = shares[key][:, 0] > 0
+            counted = np.stack([follows & known, ~follows & known], axis=1)
+            found[key, "right"] = weighted_mean(weights, values=right, counted=counted)
+            found[key, "kinds"] = weighted_mean(weights, values=kinds[key], counted=np.ones_like(kinds[key], bool))
+        return found
+
+    return compute
+
+
+def read_labels(column: Sequence[Answered], field: str) -> npt.NDArray[np.int64]:
+    """Return the label that each reply gives to a field; -1 where none can be read."""
+    return np.array([each.verified.labels.get(field, -1) for each in column], np.int64)
+
+
+def _one_hot(answers: npt.NDArray[np.int64], num_answers: int) -> npt.NDArray[np.float64]:
+    """Certain answers [case, answer]; the last column is for those that cannot be read."""
+    return np.eye(num_answers + 1)[np.where(answers < 0, num_answers, answers)]
+
+
+def _shares(column: Sequence[Answered]) -> npt.NDArray[np.float64]:
+    """[case, name of `FOLLOWED`]."""
+    rows = []
+    for each in column:
+        strict, loose = each.verified.strict, each.verified.loose
+        readable = DIAGNOSIS in each.verified.labels
+        rows.append([all(strict), all(loose), np.mean(strict), np.mean(loose), readable])
+    return np.array(rows, np.float64)
+
+
+def list_kinds(column: Sequence[Answered]) -> list[str]:
+    """Return the kinds of constraints of a dialogue, in the order of `KINDS`."""
+    present = {constraint.kind for constraint in column[0].verified.constraints}
+    return [kind for kind in KINDS if kind in present]
+
+
+def _kinds(column: Sequence[Answered]) -> npt.NDArray[np.float64]:
+    """Share of the constraints of each kind that each reply follows [case, strict kinds and then loose ones]."""
+    names = [constraint.kind for constraint in column[0].verified.constraints]
+    places = [[place for place, name in enumerate(names) if name == kind] for kind in list_kinds(column)]
+    followed = [np.array([getattr(each.verified, name) for each in column], np.float64) for name in ("strict", "loose")]
+    return np.stack([values[:, own].mean(axis=1) for values in followed for own in places], axis=1)
+
+
+def _describe(
+    key: Key,
+    columns: Mapping[Key, Sequence[Answered]],
+    truth: npt.NDArray[np.int64],
+    chain: Chain,
+    values: Mapping[_Name, npt.NDArray[np.float64]],
+    resampled: Mapping[_Name, npt.NDArray[np.float64]],
+    expected: float | None,
+) -> Level:
+    column = columns[key]
+    base: Key = ("constraints", 0)
+
+    def estimate(name: str, names: Sequence[str], *, less: Key | None = None) -> dict[str, Estimate]:
+        one, many = values[key, name], resampled[key, name]
+        if less is not None:
+            one, many = one - values[less, name], many - resampled[less, name]
+        intervals = [percentiles(float(one[0, at]), many[:, at], level=_LEVEL) for at in range(len(names))]
+        return {each: Estimate.of(interval) for each, interval in zip(names, intervals, strict=True)}
+
+    kinds = list_kinds(column)
+    rates = estimate("kinds", [f"{reading} {kind}" for reading in ("strict", "loose") for kind in kinds])
+    is_base = key == base
+    return Level(
+        variant=key[0],
+        level=key[1],
+        diagnosis=estimate(DIAGNOSIS, FIGURES),
+        differences={} if is_base else estimate(DIAGNOSIS, FIGURES, less=base),
+        p=None if is_base else _test(column, columns[base], truth[:, -1]),
+        expected=expected,
+        followed=estimate("followed", FOLLOWED),
+        right=estimate("right", RIGHT),
+        steps={chain.steps[at].name: estimate(name_step(at), FIGURES) for at in column[0].dialogue.asked},
+        constraints={kind: Rates(rates[f"strict {kind}"], rates[f"loose {kind}"]) for kind in kinds},
+        confusion=_confuse(read_labels(column, DIAGNOSIS), truth[:, -1], chain.steps[-1].num_answers),
+    )
+
+
+def _test(column: Sequence[Answered], base: Sequence[Answered], truth: npt.NDArray[np.int64]) -> float | None:
+    if not (truth != NOT_ANNOTATED).any():
+        return None
+    first, second = (read_labels(each, DIAGNOSIS) for each in (column, base))
+    return compare_accuracy(labels=truth, first=first, second=second).exact_p
+
+
+def _confuse(answers: npt.NDArray[np.int64], truth: npt.NDArray[np.int64], num_answers: int) -> list[list[int]]:
+    known = truth != NOT_ANNOTATED
+    given = np.where(answers < 0, num_answers, answers)[known]
+    counts = weighted_confusion(count_once(int(known.sum())), truth=truth[known], answers=given,
+                                num_answers=num_answers + 1)  # fmt: skip
+    return counts[0, :num_answers].astype(int).tolist()
+
+
+# Tables and the curve of a model put through the levels.
+
+
+TABLE_NAMES = ("levels", "level_following", "level_steps", "level_constraints")
+
+VARIANT_WORDS = {"constraints": "constraints alone", "own": "own earlier answers", "true": "true earlier answers"}
+
+_HEADINGS = {"auc": "mAUC", "f1": "F1"}
+_OTHERS = FIGURES[1:]
+_COUNTED = (
+    "Figures of the diagnosis, which every level asks for in the same words. A reply without a readable answer is "
+    "wrong. mAUC is that of answers without probabilities: the mean of sensitivity and specificity of each diagnosis."
+)
+_INTERVALS = "In brackets: 95 % intervals from a bootstrap by patient; differences are paired, in the same resamples."
+_TEST = (
+    "p: exact McNemar test of the accuracy against level 0, which takes cases as independent; not corrected for the "
+    "number of comparisons."
+)
+_IFEVAL = (
+    "After IFEval: a prompt is followed if every constraint is; instructions are the constraints one by one. Loose: a "
+    "constraint is followed by the reply or by one of its forms without asterisks, first line or last line."
+)
+
+
+def make_tables(found: Constrained) -> list[Table]:
+    """Make all tables; the first has the curve as a picture."""
+    return [_tabulate_levels(found), _tabulate_following(found), _tabulate_steps(found), _tabulate_kinds(found)]
+
+
+def _title(found: Constrained, what: str) -> str:
+    return f"{found.model}: {what}, {found.num_cases} cases of {found.source}"
+
+
+def _head(level: Level, found: Constrained) -> tuple[Entry, Entry, Entry]:
+    """Variant, level, and the step that the level adds."""
+    if not level.level:
+        return "all", 0, "none"
+    return VARIANT_WORDS[level.variant], level.level, found.steps[level.level - 1][0]
+
+
+def _tabulate_levels(found: Constrained) -> Table:
+    verdicts = _judge(found)
+    is_simulated = any(level.expected is not None for level in found.levels)
+    rows: list[tuple[Entry, ...]] = []
+    for level in found.levels:
+        difference = level.differences["accuracy"].figure if level.differences else None
+        rows.append(
+            (
+                *_head(level, found),
+                level.diagnosis["accuracy"].figure,
+                *([level.expected] if is_simulated else []),
+                difference,
+                level.p,
+                verdicts.get((level.variant, level.level)),
+                *(level.diagnosis[name].figure for name in _OTHERS),
+                level.followed["readable"].figure,
+            )
+        )
+    heads = (
+        *columns("text", "earlier answers"),
+        *columns("number", "level"),
+        *columns("text", "step added"),
+        *columns("percent", "accuracy", *(["expected"] if is_simulated else [])),
+        *columns("points", "difference from level 0"),
+        *columns("number", "p"),
+        *columns("text", "accuracy is"),
+        *columns("percent", *(_HEADINGS.get(name, name) for name in _OTHERS), "readable"),
+    )
+    notes = [_COUNTED, _INTERVALS, _TEST, CORRECTED, *_describe_notes(found)]
+    if is_simulated:
+        notes.append("Expected: the accuracy that the simulated model has by construction.")
+    title = _title(found, "diagnosis by level")
+    return Table("levels", title, heads, tuple(rows), tuple(notes), {"levels.png": draw_curve(found)})
+
+
+def _judge(found: Constrained) -> dict[tuple[str, int], str]:
+    """Verdicts on the differences from level 0. Level 1 is one dialogue in all variants and is tested once."""
+
+    def tested(level: Level) -> tuple[str, int]:
+        is_repeated = level.level == 1 and found.find("constraints", 1) is not None
+        return ("constraints" if is_repeated else level.variant), level.level
+
+    compared = [level for level in found.levels if level.differences]
+    evidence = {}
+    for level in compared:
+        figure = level.differences["accuracy"].figure
+        evidence[tested(level)] = Evidence(figure, (figure.value,), found.num_patients, level.p)
+    decided = dict(zip(evidence, decide(list(evidence.values())), strict=True))
+    return {(level.variant, level.level): decided[tested(level)] for level in compared}
+
+
+def _describe_notes(found: Constrained) -> list[str]:
+    notes = [f"{found.about}. Prompts {found.prompt[:12]}."]
+    if not found.lists_diagnoses:
+        notes.append(
+            "Below the last level the prompts do not list the diagnoses; a reply counts as the one it mentions."
+        )
+    if found.num_missing:
+        notes.append(f"{found.num_missing} dialogues have no reply (refused, or too long); they count as wrong.")
+    if found.num_cut:
+        notes.append(f"{found.num_cut} replies were cut at the limit of their length (--max-answer-tokens).")
+    return notes
+
+
+def _tabulate_following(found: Constrained) -> Table:
+    rows = tuple(
+        (
+            *_head(level, found),
+            *(level.followed[name].figure for name in FOLLOWED[:-1]),
+            *(level.right[name].figure for name in ("followed", "broken")),
+        )
+        for level in found.levels
+    )
+    heads = (
+        *columns("text", "earlier answers"),
+        *columns("number", "level"),
+        *columns("text", "step added"),
+        *columns("percent", *(f"{name.replace('_', 's, ')}" for name in FOLLOWED[:-1])),
+        *columns("percent", "accuracy where all were followed", "accuracy where not"),
+    )
+    notes = (_IFEVAL, "The last two columns split the cases by strict reading.", _INTERVALS)
+    return Table("level_following", _title(found, "constraints followed by level"), heads, rows, notes)
+
+
+def _tabulate_steps(found: Constrained) -> Table:
+    rows = tuple(
+        (*_head(level, found)[:2], name, *(figures[each].figure for each in FIGURES))
+        for level in found.levels
+        for name, figures in level.steps.items()
+    )
+    heads = (
+        *columns("text", "earlier answers"),
+        *columns("number", "level"),
+        *columns("text", "step"),
+        *columns("percent", *(_HEADINGS.get(name, name) for name in FIGURES)),
+    )
+    notes = ("Steps as answered at each level. A reply without a readable answer is wrong.", _INTERVALS)
+    return Table("level_steps", _title(found, "steps by level"), heads, rows, notes)
+
+
+def _tabulate_kinds(found: Constrained) -> Table:
+    rows = tuple(
+        (*_head(level, found)[:2], kind, KINDS[kind], rates.strict.figure, rates.loose.figure)
+        for level in found.levels
+        for kind, rates in level.constraints.items()
+        if kind in KINDS
+    )
+    heads = (
+        *columns("text", "earlier answers"),
+        *columns("number", "level"),
+        *columns("text", "constraint", "what is verified"),
+        *columns("percent", "strict", "loose"),
+    )
+    return Table("level_constraints", _title(found, "kinds of constraints"), heads, rows, (_IFEVAL, _INTERVALS))
+
+
+def list_lines(
+    found: Constrained, what: Literal["measured", "expected"]
+) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Return the accuracy of each variant by level, in percent; level 0 is the first point of every line."""
+    lines = []
+    for variant, words in VARIANT_WORDS.items():
+        own = _of_variant(found, variant)
+        values = [each.diagnosis["accuracy"].value if what == "measured" else each.expected for each in own]
+        points = [
+            (float(each.level), 100 * value) for each, value in zip(own, values, strict=True) if value is not None
+        ]
+        if len(points) > 1:
+            lines.append((words, points))
+    return lines
+
+
+def _of_variant(found: Constrained, variant: str) -> Sequence[Level]:
+    return [each for each in found.levels if not each.level or each.variant == variant]
+
+
+def draw_curve(found: Constrained) -> bytes:
+    """Draw the accuracy of the diagnosis by level with intervals, one line a variant, as PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Picture
+
+    picture = Picture(figsize=(8, 4.5), layout="constrained")
+    axes = picture.subplots()
+    for variant, words in VARIANT_WORDS.items():
+        own = _of_variant(found, variant)
+        if len(own) < 2:
+            continue
+        figures, places = [each.diagnosis["accuracy"].figure for each in own], [each.level for each in own]
+        lines = axes.plot(places, [100 * each.value for each in figures], marker="o", markersize=4, label=words)
+        colour = lines[0].get_color()
+        lows, highs = (np.array([getattr(each, end) for each in figures], float) for end in ("low", "high"))
+        axes.fill_between(places, 100 * lows, 100 * highs, color=colour, alpha=0.12, linewidth=0)
+        if all(each.expected is not None for each in own):
+            expected = [100 * (math.nan if each.expected is None else each.expected) for each in own]
+            axes.plot(places, expected, ls="--", lw=1, color=colour, label=f"{words}, expected")
+    axes.set_xlabel("level: number of steps as constraints")
+    axes.set_ylabel("accuracy of the diagnosis (%)")
+    axes.set_xticks(sorted({each.level for each in found.levels}))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    content = io.BytesIO()
+    FigureCanvasAgg(picture).print_png(content)
+    return content.getvalue()
+
+
+def to_shown(table: Table) -> ShownTable:
+    """Return a table for the page."""
+    return ShownTable(
+        table.title, tuple(column.heading for column in table.columns), tuple(map(tuple, table.show())), table.notes
+    )
+
+
+def to_text(found: Constrained) -> str:
+    """Return the accuracy by level for a terminal, one line a level."""
+    lines = [f"{found.model}: accuracy of the diagnosis in %, {found.num_cases} cases of {found.source}", ""]
+    for level in found.levels:
+        variant, number, step = _head(level, found)
+        accuracy, strict = (
+            show_entry(figures[name].figure, Column("", "percent"))
+            for figures, name in ((level.diagnosis, "accuracy"), (level.followed, "prompt_strict"))
+        )
+        followed = strict.partition(" ")[0]
+        lines.append(f"{variant!s:<21} level {number}  {step!s:<22} {accuracy:<20} prompts followed {followed}")
+    return "\n".join(lines) + "\n"
+
+
+# The page of a model put through the levels: curve, tables, confusion, and dialogues to look through.
+
+
+PAGE_NAME = "index.html"
+
+_LONGEST_SHOWN = 4000  # characters of a reply
+_HERE = Path(__file__).parent
+_TEMPLATES = make_environment(_HERE)
+_LINKS = {
+    "levels": "Levels",
+    "level_following": "Following",
+    "level_steps": "Steps",
+    "level_constraints": "Constraints",
+}
+_NO_ANSWER = "no readable answer"
+
+
+def write_level_page(
+    folder: Path,
+    found: Constrained,
+    tables: Sequence[Table],
+    cases: Sequence[AskedCase],
+    replies: Sequence[CaseReplies],
+    chain: Chain,
+    *,
+    num_shown: int,
+    with_pictures: bool = True,
+) -> int:
+    """Write `index.html`, which loads nothing, and return its size in bytes.
+
+    Args:
+      num_shown: most cases with their dialogues; those whose diagnosis changed with the level come first.
+    """
+    chosen = choose_shown(cases, replies, num_shown)
+    style = read_part("page.css") + (_HERE / "levels.css").read_text("utf-8")
+    content = render_page(
+        _TEMPLATES.get_template("levels.html.j2"),
+        style=style,
+        script=read_part("shared.js") + "printWhole();\n",
+        title=f"{found.model} put through the steps",
+        about=(f"{found.num_cases} cases of {found.num_patients} patients: {found.source}.", f"{found.about}."),
+        curve=_draw_charts(found),
+        tables=[{"name": table.name, "link": _LINKS[table.name], "shown": to_shown(table)} for table in tables],
+        matrices=_describe_confusion(found),
+        system=SYSTEM,
+        lead=f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",
+        shown_cases=[_describe_case(cases[at], replies[at], chain, found, with_pictures) for at in chosen],
+    ).encode()
+    write_whole(folder / PAGE_NAME, content)
+    return len(content)
+
+
+def _draw_charts(found: Constrained) -> Markup:
+    """Draw all variants in one chart, and of a simulated model each beside what is expected."""
+    charts = {"Accuracy of the diagnosis by level": list_lines(found, "measured")}
+    for words, expected in list_lines(found, "expected"):
+        measured = dict(charts["Accuracy of the diagnosis by level"])[words]
+        charts[f"Measured and expected, {words}"] = [("measured", measured), ("expected", expected)]
+    return Markup("").join(
+        figures.draw_lines(lines, title=title, x_label="level", y_label="accuracy (%)")
+        for title, lines in charts.items()
+    )
+
+
+def choose_shown(cases: Sequence[AskedCase], replies: Sequence[CaseReplies], num_shown: int) -> list[int]:
+    """Return the cases to show: in turn wrong then right, right then wrong, unreadable, and all others."""
+    groups: dict[str, list[int]] = {"gained": [], "lost": [], "unreadable": [], "other": []}
+    for place, (case, own) in enumerate(zip(cases, replies, strict=True)):
+        labels = [each.verified.labels.get(DIAGNOSIS) for each in own.values()]
+        first, last = (label == case.truth[-1] for label in (labels[0], labels[-1]))
+        changed = "gained" if last else "lost"
+        groups["unreadable" if None in labels else changed if first != last else "other"].append(place)
+    order, longest = list[int](), max(map(len, groups.values()), default=0)
+    for turn in range(longest):
+        order += [group[turn] for group in groups.values() if turn < len(group)]
+    return order[:num_shown]
+
+
+def _describe_confusion(found: Constrained) -> list[dict[str, Any]]:
+    highest = max(level.level for level in found.levels)
+    options = [*found.steps[-1][1], _NO_ANSWER]
+    letters = [*string.ascii_uppercase[: len(options) - 1], "?"]
+    heads = [{"letter": letter, "text": text} for letter, text in zip(letters, options, strict=True)]
+    return [
+        {"title": _name((level.variant, level.level)), "heads": heads, "rows": level.confusion}
+        for level in found.levels
+        if level.level in (0, highest)
+    ]
+
+
+def _name(key: Any) -> str:
+    variant, level = key
+    return f"level {level}, {VARIANT_WORDS[variant]}" if level else "level 0"
+
+
+def _describe_case(
+    case: AskedCase, replies: Mapping[Key, Answered], chain: Chain, found: Constrained, with_pictures: bool
+) -> dict[str, Any]:
+    steps = zip(chain.steps, case.truth, strict=True)
+    return {
+        "id": case.id,
+        "picture": _embed(case) if with_pictures else "",
+        "truth": [(step.name, "-" if label == NOT_ANNOTATED else step.options[label]) for step, label in steps],
+        "dialogues": [_describe_dialogue(key, each, case, chain, found) for key, each in replies.items()],
+    }
+
+
+def _embed(case: AskedCase) -> str:
+    try:
+        return write_picture(np.asarray(case.image.pixels.convert("RGB")))
+    except BadInput:
+        return ""
+
+
+def _describe_dialogue(
+    key: Key, answered: Answered, case: AskedCase, chain: Chain, found: Constrained
+) -> dict[str, Any]:
+    verified, label = answered.verified, answered.verified.labels.get(DIAGNOSIS)
+    messages = write_messages(chain, answered.dialogue, lists_diagnoses=found.lists_diagnoses)
+    marks = zip(verified.constraints, verified.strict, verified.loose, strict=True)
+    is_right = label is not None and label == case.truth[-1]
+    reply = f"({answered.reply.problem})" if answered.reply.text is None else answered.reply.text
+    cut = f" … ({len(reply)} characters)" if len(reply) > _LONGEST_SHOWN else ""
+    return {
+        "name": _name(key),
+        "diagnosis": _NO_ANSWER if label is None else chain.steps[-1].options[label],
+        "mark": "open" if case.truth[-1] == NOT_ANNOTATED else "right" if is_right else "wrong",
+        "kept": sum(verified.strict),
+        "num": len(verified.strict),
+        "broken": [
+            f"{each.field or 'the reply'}: {KINDS[each.kind]}{' (only read loosely)' if loose else ''}"
+            for each, strict, loose in marks
+            if not strict
+        ],
+        "prompt": messages[-1]["content"],
+        "reply": reply[:_LONGEST_SHOWN] + cut,
+    }

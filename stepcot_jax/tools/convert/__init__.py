@@ -1,0 +1,1 @@
+"""`stepcot convert`: the authors' checkpoints in and out."""

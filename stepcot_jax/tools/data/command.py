@@ -1,0 +1,271 @@
+"""`stepcot data`: check a folder of cases or reasoning records, count it, write shards, draw phantoms.
+
+Each command imports what it needs when it runs, so that `--help` is fast.
+"""
+
+import argparse
+import math
+import sys
+from typing import Any
+
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.host.addresses import output_place, refuse_source
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tools.data.fetching import add_fetch
+from stepcot_jax.tools.data.vqa import add_vqa
+
+EXIT_WOULD_STOP = 1
+
+_WITHOUT_IMAGES = "checks the records alone"
+_RECORDS = (
+    "A folder with records.jsonl and no data.json is read as reasoning records; of a folder with both, data.json is "
+    "read, and ROOT=FOLDER/records.jsonl names the records."
+)
+
+
+def main(arguments: list[str] | None = None) -> int | None:
+    """Run a command; return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["tfds"]:
+        from stepcot_jax.tools.data.tfds import main as prepare_tfds
+
+        prepare_tfds(arguments[1:])
+        return 0
+    parser = argparse.ArgumentParser(prog="stepcot data", description="Work with folders of cases.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_check, _add_stats, _add_shards, _add_phantom, add_vqa, add_fetch):
+        add(commands)
+    options = parser.parse_args(arguments)
+    for name in ("max_megapixels", "shard_megabytes", "num_threads"):
+        if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
+            raise BadInput(f"--{name.replace('_', '-')} must be above 0; got {getattr(options, name)}")
+    if hasattr(options, "root"):
+        if options.run is _make_shards:
+            refuse_source(options.root, options.out)
+        from stepcot_jax.host.store_cache import find_files
+
+        options.root = find_files(options.root, "ROOT", holds="a folder of cases or reasoning records")
+    code: int | None = options.run(options)
+    return code
+
+
+def _add_check(commands: Any) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="show what a folder holds and whether a run can use it",
+        description="Shows what a folder of cases or reasoning records holds, reading it as a run does. Exit code 0: a "
+        f"run can use it; 1: something would stop a run; 2: it cannot be read at all. {_RECORDS}",
+    )
+    _add_reading_options(parser)
+    json = "also write the facts as JSON, or gs://, s3://; - prints JSON instead of tables"
+    parser.add_argument("--json", type=output_place, metavar="FILE", help=json)
+    parser.add_argument(
+        "--images",
+        choices=("decode", "exists", "none"),
+        default="decode",
+        help="decode each image, test only that it exists, or skip images (imported features); default decode",
+    )
+    _add_image_options(parser)
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
+    parser.add_argument(
+        "--uncertain",
+        choices=("ignore", "negative", "positive", "soft"),
+        default="ignore",
+        help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
+    )
+    parser.set_defaults(run=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from stepcot_jax.data.checks.check import CheckOptions, check_root
+    from stepcot_jax.data.checks.check_printing import print_facts, write_facts
+    from stepcot_jax.data.checks.vqa_check import check_vqa, list_vqa_tables
+    from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.host.outputs import writing_file
+    from stepcot_jax.tools.data.missing_images import name_option
+
+    check_options = CheckOptions(
+        **_reading_arguments(options),
+        images=options.images,
+        max_pixels=int(options.max_megapixels * 1e6),
+        split_seed=options.split_seed,
+        num_threads=options.num_threads,
+        uncertain=options.uncertain,
+    )
+    tables = None
+    try:
+        if holds_records(options.root):
+            facts = check_vqa(options.root, check_options, terminal=Terminal())
+            tables = list_vqa_tables(facts)
+        else:
+            facts = check_root(options.root, check_options, terminal=Terminal())
+    except BadInput as error:
+        raise BadInput(name_option(str(error), purpose=_WITHOUT_IMAGES)) from None
+    facts["stops"] = [name_option(each, purpose=_WITHOUT_IMAGES) for each in facts["stops"]]
+    if str(options.json) == "-":
+        sys.stdout.write(write_facts(facts))
+    else:
+        if options.json:
+            try:
+                with writing_file(options.json, "--json") as out:
+                    write_whole(out.path, write_facts(facts).encode())
+            except OSError as error:
+                raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
+        print_facts(facts, tables=tables)
+    return EXIT_WOULD_STOP if facts["stops"] else 0
+
+
+def _add_stats(commands: Any) -> None:
+    parser = commands.add_parser(
+        "stats",
+        help="count a folder's origins, answers, reasoning and splits, and draw them",
+        description="Counts origins and diagnoses, answers, lengths of reasoning, the flow of answers and splits (the "
+        "paper's Figure 2 and Table 7): CSV and Markdown tables, PNG and SVG pictures. Of reasoning records: kinds, "
+        f"boxes, stages, lengths, the majority answer of each topic, and examples with their boxes. {_RECORDS}",
+    )
+    _add_reading_options(parser)
+    out = "folder for tables and pictures; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
+    parser.set_defaults(run=_write_statistics)
+
+
+def _write_statistics(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.grounded.record_files import holds_records
+
+    if holds_records(options.root):
+        _write_vqa_statistics(options)
+        return
+    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.splits.making import make_splits
+    from stepcot_jax.data.splits.split_resolver import read_splits
+    from stepcot_jax.host.outputs import writing_folder
+    from stepcot_jax.host.text import make_printable
+    from stepcot_jax.tools.data.counts import compute_statistics, write_tables
+    from stepcot_jax.tools.data.pictures import write_pictures
+
+    collection = read_source(options.root, require_images=False, **_reading_arguments(options))
+    splits, source = read_splits(collection.root, collection.cases, set_aside=collection.set_aside), "read from tables"
+    if splits is None:
+        splits = make_splits(collection.cases, seed=options.split_seed)
+        source = f"made from seed {options.split_seed}, there being no tables"
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
+        tables = write_tables(out.path, statistics)
+        pictures, missing = write_pictures(out.path, statistics)
+    if collection.set_aside:
+        print(f"{len(collection.set_aside)} records are set aside; `check` shows why")
+    if "reasoning_length.png" not in pictures:
+        print("no case has reasoning: reasoning_length is not drawn")
+    if missing:
+        print(f"no installed font has {make_printable(missing[:40])}: boxes in the .png, text in the .svg")
+    print(make_printable(f"{statistics.num_cases:,} cases in {out.name}: {', '.join((*tables, *pictures))}"))
+
+
+def _write_vqa_statistics(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.grounded.record_files import read_vqa_records
+    from stepcot_jax.host.outputs import writing_folder
+    from stepcot_jax.host.text import make_printable
+    from stepcot_jax.tools.data.vqa_statistics import write_vqa_statistics
+
+    collection = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        names, num_missing = write_vqa_statistics(out.path, collection)
+    if collection.set_aside:
+        print(f"{len(collection.set_aside)} lines are set aside; `check` shows why")
+    if num_missing:
+        print(f"{num_missing} images of the examples cannot be read: drawn as empty")
+    print(make_printable(f"{len(collection.records):,} records in {out.name}: {', '.join(names)}"))
+
+
+def _add_shards(commands: Any) -> None:
+    parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
+    _add_reading_options(parser)
+    out = "new folder, or one to resume; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    parser.add_argument("--shard-megabytes", type=float, default=256.0, help="size of a shard, default 256")
+    _add_image_options(parser)
+    parser.set_defaults(run=_make_shards)
+
+
+def _make_shards(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.images.shards import make_shards
+    from stepcot_jax.host.outputs import resuming_folder
+
+    with resuming_folder(options.out) as out:
+        said = make_shards(
+            options.root,
+            out.path,
+            reading=_reading_arguments(options),
+            max_pixels=int(options.max_megapixels * 1e6),
+            shard_bytes=int(options.shard_megabytes * 2**20),
+            num_threads=options.num_threads,
+            terminal=Terminal(),
+        )
+    print(out.show("\n".join(said)))
+
+
+def _add_phantom(commands: Any) -> None:
+    parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
+    parser.add_argument("folder", type=output_place, metavar="DIR", help="new or empty folder; or gs://, s3://")
+    parser.add_argument("--num-cases", type=int, default=1000, help="default 1000")
+    parser.add_argument("--size", type=int, default=256, help="height and width in pixels, default 256")
+    parser.add_argument("--prevalence", choices=("published", "flat"), default="published", help="of the diagnoses")
+    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.set_defaults(run=_draw_phantom)
+
+
+def _draw_phantom(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.phantom.phantom import export_phantom
+    from stepcot_jax.host.outputs import writing_folder
+
+    with writing_folder(options.folder, "DIR", is_new=True) as out:
+        make_new_folder(out.path)
+        export_phantom(
+            out.path,
+            num_cases=options.num_cases,
+            seed=options.seed,
+            size=options.size,
+            prevalence=options.prevalence,
+            progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
+        )
+    print(f"{options.num_cases} cases in {out.name}")
+
+
+def _add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """Add ROOT and the options that `config.data` has for reading it."""
+    root = "folder or file in any layout, or a folder on gs:// or s3://, which is downloaded"
+    parser.add_argument("root", metavar="ROOT", help=root)
+    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
+    names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
+    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names)
+    bad = "stop at a bad record, or set it aside with its reason (config.data.on_bad_record); default stop"
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help=bad)
+    parser.add_argument(
+        "--several-labels",
+        dest="single_label",
+        action="store_false",
+        help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
+    )
+    table = "table that ChestX-ray8's labels come from (config.data.labels_from); default auto"
+    parser.add_argument("--labels-from", choices=("auto", "boxes", "entries"), default="auto", help=table)
+
+
+def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options as keyword arguments of `layouts.read_source`."""
+    names = ("layout", "on_bad_record", "single_label", "labels_from")
+    return {"step_names": tuple(options.step_names)} | {name: getattr(options, name) for name in names}
+
+
+def _add_image_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-megapixels", type=float, default=64.0, help="largest accepted image, default 64")
+    parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,310 @@
+"""Draw the counts of a collection with matplotlib's object API: no global state, no window."""
+
+import contextlib
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float64, Int64
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle, Wedge
+from matplotlib.ticker import MaxNLocator, NullFormatter
+
+from stepcot_jax.host.text import make_printable
+from stepcot_jax.tools.data.answer_flow import draw_flow
+from stepcot_jax.tools.data.counts import LENGTH_ENDS, Statistics, count_lengths, list_ranges
+
+# Draw the words of the reasoning by diagnosis and step (paper: Figure 2B): mean, and shares by range of lengths.
+
+
+# Inches, which are also the units of the only axes.
+_CELL = (1.05, 0.85)
+_LEFT, _TOP, _BARS, _RIGHT, _BOTTOM = 2.1, 1.0, 0.7, 2.2, 1.0
+_LEAST_WIDTH = 7.6  # of the title
+_RADIUS = 0.27
+
+_COLOURS = [matplotlib.colormaps["viridis"](share) for share in np.linspace(0.95, 0.05, len(LENGTH_ENDS) + 1)]
+
+
+def draw_reasoning_by_diagnosis(
+    statistics: Statistics, title: str, *, steps: Sequence[str], answers: Sequence[str]
+) -> Figure | None:
+    """Draw a matrix of diagnoses and steps; None without any reasoning.
+
+    A cell has the mean number of words, by which it is shaded, and a pie of its reasonings by range of lengths. The
+    histograms above and to the right are of a step and of a diagnosis.
+
+    Args:
+      answers: names of the answers of the last step, "(not annotated)" last, in at most two lines each.
+    """
+    counts = np.array([[count_lengths(words) for words in by_answer] for by_answer in statistics.diagnosis_words])
+    shown = np.flatnonzero(counts.sum(axis=(0, 2))).tolist()
+    if not shown:
+        return None
+    width = max(_LEAST_WIDTH, _LEFT + _CELL[0] * len(steps) + _RIGHT)
+    height = _TOP + _BARS + _CELL[1] * len(shown) + _BOTTOM
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    axes.text(0.2, 0.25, title, fontsize=11, va="center")
+    means = np.array([[words.mean() if words.size else np.nan for words in row] for row in statistics.diagnosis_words])
+    of_steps, of_answers = _share(counts.sum(axis=1)), _share(counts.sum(axis=0))
+    largest = max(of_steps.max(), of_answers.max())
+    for column, name in enumerate(steps):
+        left = _LEFT + column * _CELL[0]
+        axes.text(left + _CELL[0] / 2, _TOP - 0.1, name, fontsize=8.5, ha="center", va="bottom")
+        _draw_histogram(axes, of_steps[column] / largest, left, _TOP, upright=True)
+    edge = _LEFT + len(steps) * _CELL[0]
+    for row, answer in enumerate(shown):
+        top = _TOP + _BARS + row * _CELL[1]
+        axes.text(_LEFT - 0.15, top + _CELL[1] / 2, answers[answer], fontsize=9, ha="right", va="center")
+        for column in range(len(steps)):
+            darkness = means[column, answer] / np.nanmax(means)
+            _draw_cell(axes, counts[column, answer], means[column, answer], darkness, _LEFT + column * _CELL[0], top)
+        _draw_histogram(axes, of_answers[answer] / largest, edge + 0.1, top, upright=False)
+        axes.text(edge + 1.1, top + _CELL[1] / 2, f"{counts[:, answer].sum():,}", fontsize=8.5, va="center")
+    _draw_legend(axes, height)
+    return figure
+
+
+def _draw_cell(
+    axes: Axes, counts: Int64[np.ndarray, " range"], mean: float, darkness: float, left: float, top: float
+) -> None:
+    """Draw a pie of the lengths over the mean; a hyphen without reasoning."""
+    middle, total = left + _CELL[0] / 2, counts.sum()
+    background = matplotlib.colormaps["Oranges"](0.5 * darkness) if total else "white"
+    axes.add_patch(Rectangle((left, top), *_CELL, facecolor=background, edgecolor="white"))
+    if not total:
+        axes.text(middle, top + 0.7, "-", fontsize=8.5, ha="center", va="center")
+        return
+    axes.text(middle, top + 0.72, f"{mean:.1f}", fontsize=8.5, ha="center", va="center")
+    ends = np.concatenate([[0.0], np.cumsum(counts) / total])
+    # From the top on, clockwise: the axis of y points down.
+    for start, end, colour in zip(ends[:-1], ends[1:], _COLOURS, strict=True):
+        if end > start:
+            pie = (middle, top + 0.33), _RADIUS, 360 * start - 90, 360 * end - 90
+            axes.add_patch(Wedge(*pie, facecolor=colour, linewidth=0))
+
+
+def _share(counts: Int64[np.ndarray, "row range"]) -> Float64[np.ndarray, "row range"]:
+    """Shares of each row's reasonings; zeros without any."""
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+
+def _draw_histogram(
+    axes: Axes, lengths: Float64[np.ndarray, " range"], left: float, top: float, *, upright: bool
+) -> None:
+    """Draw a bar of a length in 0..1 for each range: above a column, or right of a row."""
+    thickness = (_CELL[0] if upright else _CELL[1]) / (len(lengths) + 2)
+    for place, (length, colour) in enumerate(zip(lengths.tolist(), _COLOURS, strict=True), start=1):
+        if upright:
+            height = length * (_BARS - 0.05)
+            corner, size = (left + place * thickness, top + _BARS - height), (thickness, height)
+        else:
+            corner, size = (left, top + place * thickness), (length * 0.9, thickness)
+        axes.add_patch(Rectangle(corner, *size, facecolor=colour))
+
+
+def _draw_legend(axes: Axes, height: float) -> None:
+    """Draw the colours of the ranges, and what the picture shows."""
+    axes.text(0.2, height - 0.65, "words:", fontsize=9, va="center")
+    for place, (name, colour) in enumerate(zip(list_ranges(), _COLOURS, strict=True)):
+        left = 1.1 + place
+        axes.add_patch(Rectangle((left, height - 0.73), 0.16, 0.16, facecolor=colour))
+        axes.text(left + 0.24, height - 0.65, name, fontsize=9, va="center")
+    about = "In a cell the mean; pies and bars: shares of the reasonings; right: their number."
+    axes.text(0.2, height - 0.3, about, fontsize=9, va="center")
+
+
+# Okabe and Ito's colours, safe for colour-blind readers.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+
+_GREY = "#9A9A9A"
+_GLYPH = re.compile(r"Glyph (\d+) ")
+_FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
+_MOST_ORIGINS = 7
+_DPI = 150
+_WITH_SEPARATORS = "{x:,.0f}"
+
+
+def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
+    """Draw all pictures into a folder, each as PNG and as SVG.
+
+    Returns:
+      The names of the files, and the characters that no installed font has: boxes in PNG, text in SVG.
+    """
+    names: list[str] = []
+    missing: set[str] = set()
+    with drawing_style():
+        pictures = {
+            "origins_diagnoses": draw_origins_diagnoses(statistics),
+            "answers": draw_answers_of_steps(statistics),
+            "reasoning_length": draw_reasoning_length(statistics),
+            "reasoning_length_by_diagnosis": draw_lengths_by_diagnosis(statistics),
+            "answer_flow": draw_flow(statistics),
+            "answer_flow_rest": draw_flow(statistics, without_usual=True),
+        }
+        for name, figure in pictures.items():
+            if figure is not None:
+                FigureCanvasAgg(figure)
+                missing |= _save(figure, folder / f"{name}.png", dpi=_DPI)
+                missing |= _save(figure, folder / f"{name}.svg", metadata={"Date": None})
+                names += [f"{name}.png", f"{name}.svg"]
+    return names, "".join(sorted(missing))
+
+
+def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
+    """Write a picture; return the characters that its fonts lack."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(path, **how)
+    lacking = [_GLYPH.match(str(warning.message)) for warning in caught]
+    return {chr(int(found[1])) for found in lacking if found}
+
+
+@contextlib.contextmanager
+def drawing_style() -> Iterator[None]:
+    """Draw text as text, not as formulas or outlines, in installed fonts."""
+    present = set(font_manager.get_font_names())
+    settings: Any = {
+        "font.family": [font for font in _FONTS if font in present],
+        "text.parse_math": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "stepcot_jax",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def wrap(text: str, width: int) -> str:
+    """Return printable text in at most two lines of `width` characters."""
+    return "\n".join(textwrap.wrap(make_printable(text), width, max_lines=2, placeholder=" …")) or " "
+
+
+def _title(statistics: Statistics, what: str) -> str:
+    return f"{what}: {statistics.num_cases:,} cases of {statistics.num_patients:,} patients"
+
+
+def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]]:
+    """Return name, places and colour of the origins drawn; those beyond the seventh are merged."""
+    named = enumerate(statistics.origins[:_MOST_ORIGINS])
+    origins = [(wrap(name, 30), range(place, place + 1), PALETTE[place]) for place, name in named]
+    others = range(_MOST_ORIGINS, len(statistics.origins))
+    return [*origins, *([(f"{len(others)} more", others, _GREY)] if others else ())]
+
+
+def draw_origins_diagnoses(statistics: Statistics) -> Figure:
+    """Draw the cases of each origin, and of each diagnosis by origin on a logarithmic scale."""
+    origins = _list_origins(statistics)
+    names = [wrap(name, 24) for name in statistics.answer_names(-1)]
+    counts = statistics.diagnoses
+    shown = [place for place in range(len(names)) if place < len(names) - 1 or counts[place].sum()]
+    figure = Figure(figsize=(13, 1.8 + 0.5 * max(len(shown), len(origins))), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.6))
+    figure.suptitle(_title(statistics, "Origins and diagnoses"))
+    totals = [int(counts[:, places].sum()) for _, places, _ in origins]
+    _draw_bars(left, [name for name, _, _ in origins], totals, [colour for _, _, colour in origins])
+    left.set_xlabel("cases")
+    height = 0.8 / len(origins)
+    for number, (_, places, colour) in enumerate(origins):
+        values = counts[shown][:, places].sum(axis=1)
+        at = np.arange(len(shown)) + (number - (len(origins) - 1) / 2) * height
+        right.barh(at, np.maximum(values - 0.5, 0), height, left=0.5, color=colour)
+    for row, place in enumerate(shown):
+        total = int(counts[place].sum())
+        largest = max(int(counts[place][places].sum()) for _, places, _ in origins)
+        right.text(largest * 1.15 + 1, row, f"{total:,} ({total / statistics.num_cases:.1%})", va="center", fontsize=9)
+    right.set_xscale("log")
+    right.xaxis.set_major_formatter(_WITH_SEPARATORS)
+    right.xaxis.set_minor_formatter(NullFormatter())
+    right.set_xlim(0.8, max(10, int(counts.sum(axis=0).max())) * 6)
+    right.set_yticks(range(len(shown)), [names[place] for place in shown])
+    right.invert_yaxis()
+    right.set_xlabel("cases (logarithmic), in the origins' colours; beside the bars all origins together")
+    return figure
+
+
+def _draw_bars(axes: Axes, names: Sequence[str], values: Sequence[int], colours: Sequence[str]) -> None:
+    """Draw bars with their counts, the first on top."""
+    axes.barh(range(len(names)), values, color=list(colours))
+    largest, total = max(max(values, default=0), 1), max(sum(values), 1)
+    for row, value in enumerate(values):
+        axes.text(value + largest * 0.02, row, f"{value:,} ({value / total:.1%})", va="center", fontsize=8)
+    axes.set_xlim(0, largest * 1.45)
+    axes.set_yticks(range(len(names)), names)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_formatter(_WITH_SEPARATORS)
+    axes.invert_yaxis()
+
+
+def draw_answers_of_steps(statistics: Statistics) -> Figure:
+    """Draw how often each answer of each step is given."""
+    num_columns = min(4, statistics.chain.num_steps)
+    num_rows = -(-statistics.chain.num_steps // num_columns)
+    most = max(len(counts) for counts in statistics.answers)
+    figure = Figure(figsize=(4.6 * num_columns, (1.2 + 0.34 * most) * num_rows), layout="constrained")
+    figure.suptitle(_title(statistics, "Answers of each step"))
+    for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
+        axes = figure.add_subplot(num_rows, num_columns, number + 1)
+        names = [wrap(name, 22) for name in statistics.answer_names(number)]
+        shown = len(names) if counts[-1] else len(names) - 1
+        colours = [PALETTE[0]] * (len(names) - 1) + [_GREY]
+        _draw_bars(axes, names[:shown], counts[:shown].tolist(), colours[:shown])
+        axes.set_title(wrap(f"{number + 1}. {step.name}", 40), fontsize=11)
+        axes.tick_params(labelsize=8)
+    return figure
+
+
+def draw_lengths_by_diagnosis(statistics: Statistics) -> Figure | None:
+    """Draw the words of the reasoning by diagnosis and step; None without any reasoning."""
+    return draw_reasoning_by_diagnosis(
+        statistics,
+        _title(statistics, "Words of the reasoning by diagnosis"),
+        steps=[wrap(step.name, 12) for step in statistics.chain.steps],
+        answers=[wrap(name, 22) for name in statistics.answer_names(-1)],
+    )
+
+
+def draw_reasoning_length(statistics: Statistics) -> Figure | None:
+    """Draw the words of the reasoning of each step by origin: median, quartiles, 5th to 95th percentile."""
+    if not any(words.size for by_origin in statistics.words for words in by_origin):
+        return None
+    origins = _list_origins(statistics)
+    steps = statistics.chain.steps
+    figure = Figure(figsize=(5.0 + 1.5 * len(steps), 5.5), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(origins)
+    for number, (name, places, colour) in enumerate(origins):
+        words = [np.concatenate([by_origin[place] for place in places]) for by_origin in statistics.words]
+        at = [step for step, found in enumerate(words) if found.size]
+        boxes = axes.boxplot(
+            [words[step] for step in at],
+            positions=[step + (number - (len(origins) - 1) / 2) * width for step in at],
+            widths=width * 0.8,
+            whis=(5, 95),
+            showfliers=False,
+            patch_artist=True,
+            manage_ticks=False,
+            medianprops={"color": "black", "linewidth": 3},
+        )
+        for box in boxes["boxes"]:
+            box.set_facecolor(colour)
+        num_texts = sum(found.size for found in words)
+        axes.bar([0], [0], color=colour, label=f"{name} ({num_texts:,} texts)")
+    axes.set_xticks(range(len(steps)), [wrap(step.name, 14) for step in steps])
+    axes.set_xlim(-0.6, len(steps) - 0.4)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("words: median, quarters, 5th to 95th percentile")
+    figure.suptitle(_title(statistics, "Words of the reasoning"))
+    axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

@@ -1,0 +1,162 @@
+"""`stepcot data vqa`: reasoning records from phantoms, a detection list or a release."""
+
+import argparse
+import contextlib
+import pathlib
+import shutil
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_new_folder
+from stepcot_jax.host.outputs import writing_folder
+from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.host.terminal import Terminal
+
+if TYPE_CHECKING:
+    from stepcot_jax.data.sources.intake import Readers
+    from stepcot_jax.reasoning.record import VqaRecord
+
+_OF_PHANTOM = ("num_cases", "size", "prevalence")
+_OF_FOLDER = ("layout", "box_size", "on_bad_record", "with_normal", "readers", "images")
+
+
+def add_vqa(commands: Any) -> None:
+    """Add the command to the parsers of `stepcot data`."""
+    from stepcot_jax.reasoning.dialects import DIALECTS
+
+    parser = commands.add_parser(
+        "vqa",
+        help="make grounded questions with answers, boxes and reasoning, from phantoms, a detection list or a release",
+        description="Writes records.jsonl, images and masks: a question of each of four kinds about each image, split "
+        "by patient; or the questions of GEMeX or MEDSAGE as released, with their splits.",
+    )
+    parser.add_argument("out", type=output_place, metavar="OUT", help="new or empty folder; or gs://, s3://")
+    source = (
+        "phantom, or a folder with a detection list (ChestX-ray8, PadChest-GR, VinBigData, phantoms), GEMeX or MEDSAGE"
+    )
+    parser.add_argument(
+        "--source",
+        default="phantom",
+        metavar="phantom|FOLDER",
+        help=f"{source}, also on gs:// or s3://; default phantom",
+    )
+    parser.add_argument("--num-cases", type=int, help="phantoms to draw, default 2000")
+    parser.add_argument("--size", type=int, help="their height and width in pixels, default 64")
+    parser.add_argument("--seed", type=int, default=0, help="of phantoms, questions and splits, default 0")
+    flat = "of the phantoms' diagnoses; default flat, which asks for present and absent findings equally often"
+    parser.add_argument("--prevalence", choices=("published", "flat"), help=flat)
+    wanted = "also write conversations.jsonl: prompts and replies in this dialect"
+    parser.add_argument("--dialect", choices=DIALECTS, help=wanted)
+    layouts = "layout of FOLDER; default: detected from the files"
+    parser.add_argument("--layout", metavar="NAME", help=layouts)
+    size = "pixels of the picture that boxes refer to: required for GEMeX"
+    parser.add_argument("--box-size", type=int, nargs=2, metavar=("W", "H"), help=size)
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), help="of FOLDER, default stop")
+    normal = "also ask about the images of FOLDER that have no box because the source denies findings"
+    parser.add_argument("--with-normal", action="store_true", help=normal)
+    agreeing = "VinBigData: readers who must agree on a box, default 2; PadChest-GR: all adds the second reader's boxes"
+    parser.add_argument("--readers", metavar="N|all", help=agreeing)
+    copied = "whether to copy the images of FOLDER; none does without the files where sizes are known; default copy"
+    parser.add_argument("--images", choices=("copy", "none"), help=copied)
+    parser.set_defaults(run=_make_vqa)
+
+
+def _make_vqa(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.grounded.making import CONVERSATIONS, make_phantom_records, write_records
+
+    is_phantom = options.source == "phantom"
+    _refuse_other(options, _OF_FOLDER if is_phantom else _OF_PHANTOM, "phantom" if is_phantom else "FOLDER")
+    if not is_phantom:
+        options.source = find_files(options.source, "--source", holds="a detection list, GEMeX or MEDSAGE")
+    with writing_folder(options.out, "OUT", is_new=True) as out, _filling(out.path):
+        options.out = out.path
+        if is_phantom:
+            records = make_phantom_records(
+                out.path,
+                num_cases=2000 if options.num_cases is None else options.num_cases,
+                size=64 if options.size is None else options.size,
+                seed=options.seed,
+                prevalence=options.prevalence or "flat",
+                progress=lambda indices: Terminal().watch(indices, "drawing the phantoms"),
+            )
+        else:
+            records = _read_images_or_say(options)
+        number = write_records(out.path, records, dialect=options.dialect)
+    print(f"{len(records):,} records in {out.name}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else ""))
+
+
+def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str) -> None:
+    """Refuse options that the source would ignore."""
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise BadInput(f"--{name.replace('_', '-')} has no effect on --source={source}; leave it out")
+
+
+@contextlib.contextmanager
+def _filling(out: pathlib.Path) -> Iterator[None]:
+    """Make a new folder; whatever stops its making leaves it as it was, empty or missing."""
+    existed = out.exists()
+    make_new_folder(out)
+    try:
+        yield
+    except BaseException:
+        for path in out.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not existed:
+            out.rmdir()
+        raise
+
+
+def _read_images_or_say(options: argparse.Namespace) -> "list[VqaRecord]":
+    """Read the folder of --source; an error about a missing image names the option that does without."""
+    from stepcot_jax.tools.data.missing_images import name_option
+
+    try:
+        return _read_vqa_source(options)
+    except BadInput as error:
+        raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
+
+
+def _read_vqa_source(options: argparse.Namespace) -> "list[VqaRecord]":
+    """Read the folder of --source, copy its images to OUT and return the records."""
+    from stepcot_jax.data.grounded.making import copy_images, make_folder_records
+    from stepcot_jax.data.records.cases import SetAside
+    from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
+    from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+
+    source = pathlib.Path(options.source)
+    root = source.parent if source.is_file() else source
+    layout = options.layout or detect_vqa_layout(source)
+    box_size = options.box_size and tuple(options.box_size)
+    with_images = options.images != "none"
+    reading = {"on_bad_record": options.on_bad_record or "stop", "require_images": with_images}
+    if layout in DETECTION_LAYOUTS and box_size is None:
+        readers = _read_readers(options.readers)
+        images = read_detections(root, layout=layout, with_normal=options.with_normal, readers=readers, **reading)
+        num_open = sum(not image.absent for image in images)
+        if num_open:
+            print(f"{num_open:,} of {len(images):,} images deny no label: no closed question is asked about them")
+        return make_folder_records(
+            options.out,
+            images,
+            root=root,
+            seed=options.seed,
+            with_images=with_images,
+            progress=lambda found: Terminal().watch(found, "asking about the images"),
+        )
+    _refuse_other(options, ("with_normal", "readers"), f"FOLDER of layout {layout}")
+    set_aside: list[SetAside] = []
+    records = list(read_vqa_source(source, layout=layout, box_size=box_size, set_aside=set_aside, **reading))
+    if set_aside:
+        print(f"{len(set_aside):,} of {len(records) + len(set_aside):,} records set aside; first {set_aside[0].reason}")
+    if not with_images:
+        return records
+    return copy_images(options.out, Terminal().watch(records, "copying the images"), root=root)
+
+
+def _read_readers(written: str | None) -> "Readers":
+    if written is not None and written != "all" and not written.isdecimal():
+        raise BadInput(f"--readers: {written[:40]!r} is not a number or all")
+    return 2 if written is None else "all" if written == "all" else int(written)

@@ -1,0 +1,178 @@
+"""Write the counts of reasoning records as CSV and Markdown, and draw examples with their boxes."""
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from stepcot_jax.data.checks.vqa_counts import (
+    LENGTHS,
+    answer_in_words,
+    count_lengths_of,
+    count_records,
+    find_majorities,
+)
+from stepcot_jax.data.grounded.record_files import VqaCollection
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable
+from stepcot_jax.reasoning.record import KINDS, VqaRecord
+from stepcot_jax.tools.data.pictures import PALETTE, drawing_style
+
+Row = Sequence[str | int | float]
+
+EXAMPLES = "examples.png"
+
+_PERCENTILES = (5, 25, 50, 75, 95)
+_NUM_COLUMNS = 4
+_PER_KIND = 3
+_DPI = 120
+_SIDE, _GAP, _LINE = 4.2, 0.1, 0.15  # inches: of a picture, around it, and of a line of its title
+_UNREAD = "0.15"  # dark, so that labels are as readable as on a radiograph
+
+
+def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[str], int]:
+    """Write all tables and the page of examples into a folder.
+
+    Returns:
+      The names of the files, and how many images of the examples cannot be read.
+    """
+    tables = list_tables_of_records(collection.records)
+    for name, rows in tables.items():
+        text = io.StringIO()
+        safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+        csv.writer(text, lineterminator="\n").writerows(safe)
+        write_whole(folder / f"{name}.csv", text.getvalue().encode("utf-8", "backslashreplace"))
+    pages = "\n".join(
+        f"## {name.replace('_', ' ').capitalize()}\n\n{_to_markdown(rows)}" for name, rows in tables.items()
+    )
+    write_whole(folder / "records.md", pages.encode("utf-8", "backslashreplace"))
+    figure, num_missing = draw_examples(collection)
+    figure.savefig(folder / EXAMPLES, dpi=_DPI)
+    return [*(f"{name}.csv" for name in tables), "records.md", EXAMPLES], num_missing
+
+
+def list_tables_of_records(records: Sequence[VqaRecord]) -> dict[str, list[Row]]:
+    """Return the tables of records by name, each with its head."""
+    counts = count_records(records)
+    splits = [name for name in (*SPLIT_NAMES, "") if counts["splits"].get(name)]
+    kinds: list[Row] = [["kind", *(name or "none" for name in splits), "total"]]
+    kinds += [[kind, *(of.get(name, 0) for name in splits), sum(of.values())] for kind, of in counts["kinds"].items()]
+    boxes: list[Row] = [["kind", "boxes", "records"]]
+    for kind in counts["kinds"]:
+        of_kind = count_records([record for record in records if record.kind == kind])["boxes_of_records"]
+        boxes += [[kind, int(number), count] for number, count in of_kind.items()]
+    lengths: list[Row] = [["text", "texts", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
+    for name in LENGTHS:
+        words = count_lengths_of(records, name)
+        if words:
+            lengths.append(
+                [name, len(words), round(float(np.mean(words)), 3), *np.percentile(words, _PERCENTILES).tolist()]
+            )
+    majorities: list[Row] = [["kind", "topic", "records", "majority_answer", "records_with_it", "share"]]
+    majorities += [[*each, round(each.share, 4)] for each in find_majorities(records)]
+    return {
+        "records_by_kind": kinds,
+        "boxes_per_record": boxes,
+        "stages": [
+            ["part", "records"],
+            ["thinking", counts["with_thinking"]],
+            ["all four stages", counts["with_stages"]],
+        ],
+        "lengths": lengths,
+        "majority_answers": majorities,
+    }
+
+
+def _to_markdown(rows: Iterable[Row]) -> str:
+    head, *rest = [[escape_markdown(make_printable(str(cell))) for cell in row] for row in rows]
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:
+    """Draw a page of records, the first of each kind with different images, with their boxes over the images."""
+    chosen = choose_examples(collection.records)
+    rows = [chosen[start : start + _NUM_COLUMNS] for start in range(0, len(chosen), _NUM_COLUMNS)]
+    heights = [_SIDE + 2 * _GAP + _LINE * max(len(_list_lines(record)) for record in row) for row in rows]
+    width, height = _NUM_COLUMNS * (_SIDE + 2 * _GAP), sum(heights)
+    num_missing = 0
+    with drawing_style():
+        figure = Figure(figsize=(width, height))
+        FigureCanvasAgg(figure)
+        for number, row in enumerate(rows):
+            bottom = height - sum(heights[: number + 1]) + _GAP
+            for column, record in enumerate(row):
+                left = column * (_SIDE + 2 * _GAP) + _GAP
+                axes = figure.add_axes((left / width, bottom / height, _SIDE / width, _SIDE / height))
+                num_missing += not _draw_image(axes, collection.root / record.image_path, record)
+                _draw_boxes(axes, record)
+                axes.set_title("\n".join(_list_lines(record)), fontsize=8, loc="left")
+    return figure, num_missing
+
+
+def choose_examples(records: Sequence[VqaRecord]) -> list[VqaRecord]:
+    """Return up to three records of each kind, of different images and topics as far as possible."""
+    chosen: list[VqaRecord] = []
+    for _ in range(_PER_KIND):
+        for kind in KINDS:
+            images, topics = {each.image_path for each in chosen}, {(each.kind, each.topic) for each in chosen}
+            left = (each for each in records if each.kind == kind and each not in chosen)
+            best = min(
+                left,
+                key=lambda each: ((each.kind, each.topic) in topics, each.image_path in images),
+                default=None,
+            )
+            chosen += [best] if best is not None else []
+    return chosen
+
+
+def _draw_image(axes: Axes, path: Path, record: VqaRecord) -> bool:
+    """Draw an image to the scale of its boxes; return whether it can be read."""
+    width, height = record.image_size
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    try:
+        content = read_file(path, max_bytes=most_bytes(MAX_PIXELS))
+        picture = decode_picture(content, name=path.name, max_pixels=MAX_PIXELS)
+    except (BadInput, OSError):
+        axes.set_facecolor(_UNREAD)
+        return False
+    axes.imshow(np.asarray(picture), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
+    return True
+
+
+def _draw_boxes(axes: Axes, record: VqaRecord) -> None:
+    """Draw boxes with labels above them; below where an earlier label is near."""
+    width, height = record.image_size
+    above: list[tuple[float, float]] = []
+    for number, reference in enumerate(record.references):
+        x1, y1, x2, y2 = reference.box
+        colour = PALETTE[1:][number % (len(PALETTE) - 1)]
+        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.8))
+        is_near = any(abs(x1 - x) < 0.2 * width and abs(y1 - y) < 0.05 * height for x, y in above)
+        above += [] if is_near else [(x1, y1)]
+        place = (x1, y2 + 0.01 * height) if is_near else (x1, y1 - 0.01 * height)
+        name, behind = make_printable(reference.label)[:30], {"facecolor": "black", "alpha": 0.75, "lw": 0, "pad": 1.0}
+        axes.text(*place, name, color=colour, fontsize=9, va="top" if is_near else "bottom", clip_on=True, bbox=behind)
+
+
+def _list_lines(record: VqaRecord) -> list[str]:
+    """Return question, options and answer as lines."""
+    choices = "; ".join(f"{letter}: {text}" for letter, text in zip(record.letters, record.choices, strict=True))
+    given = ", ".join(record.answer) if record.choices else ""
+    answer = f"{given} ({answer_in_words(record)})" if given else answer_in_words(record)
+    lines = [f"{record.kind}: {record.question}", *([choices] if choices else []), f"Answer: {answer}"]
+    return [line for text in lines for line in textwrap.wrap(make_printable(text), 58, max_lines=3, placeholder=" …")]

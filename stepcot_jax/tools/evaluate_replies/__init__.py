@@ -1,0 +1,1 @@
+"""`stepcot evaluate_replies`: scores of any model's replies."""

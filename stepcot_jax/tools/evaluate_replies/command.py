@@ -1,0 +1,187 @@
+"""Score replies that any model of any framework wrote: metrics, tables and a page to look through.
+
+stepcot evaluate_replies RECORDS REPLIES.jsonl [MORE.jsonl ...] --out DIR [--dialect=gemex] [--split=test]
+stepcot evaluate_replies prompts RECORDS --out FILE.jsonl [--split=test]
+stepcot evaluate_replies perturb RECORDS --out DIR [--rounds=3] [--seed=0]
+
+REPLIES are JSON lines with `id` (of a record) and `reply` (what the model wrote); further fields are ignored.
+"""
+
+import argparse
+import pathlib
+from typing import TYPE_CHECKING
+
+from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
+
+if TYPE_CHECKING:
+    from stepcot_jax.data.grounded.record_files import VqaCollection
+    from stepcot_jax.reasoning.record import VqaRecord
+
+_PROGRAM = "stepcot evaluate_replies"
+_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
+
+
+def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[VqaRecord]]":
+    """Return the records of a file, and those of the chosen split."""
+    from stepcot_jax.data.grounded.record_files import read_vqa_records
+    from stepcot_jax.host.store_cache import find_files
+
+    records = find_files(options.records, "RECORDS", holds="reasoning records", may_be_file=True)
+    collection = read_vqa_records(records, on_bad_record=options.on_bad_record)
+    if collection.set_aside:
+        print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
+    chosen = [record for record in collection.records if options.split in ("all", record.split)]
+    if not chosen:
+        splits = sorted({record.split or '""' for record in collection.records})
+        raise BadInput(
+            f"{collection.path}: no record of split {options.split!r}, found {', '.join(splits)}; "
+            "--split=all scores every record"
+        )
+    return collection, chosen
+
+
+def score(options: argparse.Namespace) -> None:
+    """Score files of replies."""
+    # Imported here and below, so that --help is fast.
+    from stepcot_jax.annotate.output import PAID_FOLDERS
+    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.tools.evaluate_replies.scored_files import score_files
+
+    records = choose_records(options)
+    options.replies = [_find_replies(each, "REPLIES") for each in options.replies]
+    options.perturbed = [_find_replies(each, "--perturbed") for each in options.perturbed]
+    if options.perturbed_records is not None:
+        options.perturbed_records = _find_replies(options.perturbed_records, "--perturbed-records")
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.out = out.path
+        table = out.show(score_files(options, *records))
+    print(table, end="")
+
+
+def _find_replies(source: str, name: str) -> pathlib.Path:
+    from stepcot_jax.host.store_cache import find_files
+
+    return find_files(source, name, holds="replies or perturbed records", may_be_file=True)
+
+
+def prompts(options: argparse.Namespace) -> None:
+    """Write the prompts of a split."""
+    from stepcot_jax.host.outputs import writing_file
+    from stepcot_jax.tools.evaluate_replies.robustness import write_prompts
+
+    collection, chosen = choose_records(options)
+    form = {"dialect": options.dialect, "with_thinking": options.with_thinking}
+    with writing_file(options.out) as out:
+        make_workdir(out.path.parent)
+        write_prompts(out.path, chosen, root=collection.root, **form)
+    print(f'{out.name}: {len(chosen)} prompts; answer with lines of {{"id": .., "reply": ..}}')
+
+
+def perturb(options: argparse.Namespace) -> None:
+    """Write perturbed records and their prompts."""
+    from stepcot_jax.host.outputs import writing_folder
+    from stepcot_jax.tools.evaluate_replies.robustness import write_rounds
+
+    if options.rounds < 1:
+        raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
+    collection, chosen = choose_records(options)
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        written = write_rounds(
+            out.path,
+            chosen,
+            collection,
+            num_rounds=options.rounds,
+            seed=options.seed,
+            negated_answer=options.negated_answer,
+            dialect=options.dialect,
+            with_thinking=options.with_thinking,
+        )
+    print(f"in {out.name}: {', '.join(path.name for path in written)}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what the command line names."""
+    import sys
+
+    given = sys.argv[1:] if arguments is None else arguments
+    commands = {"perturb": _perturb_parser, "prompts": _prompts_parser}
+    make = commands.get(given[0]) if given else None
+    options = make().parse_args(given[1:]) if make else _score_parser().parse_args(given)
+    options.run(options)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    records = "records.jsonl, or a folder that holds it; or gs://, s3://"
+    parser.add_argument("records", metavar="RECORDS", help=records)
+    parser.add_argument("--dialect", choices=_DIALECTS, default="gemex", help="form of the replies, default gemex")
+    without = "replies of gemex need no <think> part, and prompts do not ask for one"
+    parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
+    parser.add_argument("--split", default="test", help="train, val, test (default) or all")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+
+
+def _score_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
+        epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer.",
+    )
+    _add_common(parser)
+    replies = "JSON lines with id and reply; or gs://, s3://"
+    parser.add_argument("replies", nargs="+", metavar="REPLIES", help=replies)
+    out = "folder of the results; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
+    parser.add_argument("--missing", choices=("wrong", "stop", "skip"), default="wrong", help="replies, default wrong")
+    scores = ("relative", "within_two", "exact", "token_f1")
+    open_score = "of open questions, default exact, and relative with --judge"
+    parser.add_argument("--open-score", choices=scores, help=open_score)
+    unequal = "V-score with another number of boxes, default penalise"
+    parser.add_argument("--unequal-counts", choices=("penalise", "zero", "matched"), default="penalise", help=unequal)
+    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
+    parser.add_argument("--num-shown", type=int, default=10_000, metavar="N", help="on the page, default 10000")
+    parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
+    perturbed = parser.add_argument_group("perturbed questions", "Replies of the first model to each round's records.")
+    perturbed.add_argument("--perturbed", nargs="+", default=[], metavar="R", help="one file for each round")
+    perturbed.add_argument("--perturbed-records", metavar="DIR", help="folder that `perturb` wrote")
+    stds = ("population", "sample", "from_original")
+    perturbed.add_argument("--perturbation-std", choices=stds, default="population", help="default population")
+    judge = parser.add_argument_group("judge of open answers", "Any OpenAI-compatible endpoint (extra: annotate).")
+    judge.add_argument("--judge", metavar="MODEL", help="name at the endpoint")
+    judge.add_argument("--base-url", metavar="URL", help="default https://api.openai.com/v1")
+    judge.add_argument("--key-variable", metavar="NAME", help="environment variable of the key, default OPENAI_API_KEY")
+    judge.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
+    judge.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once, default 4")
+    judge.add_argument("--judge-stages", action="store_true", help="also let it rate the stages of each reply")
+    parser.set_defaults(run=score)
+    return parser
+
+
+def _prompts_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} prompts", description="Write the prompts of a split.")
+    _add_common(parser)
+    parser.add_argument("--out", type=output_place, required=True, metavar="FILE", help="JSON lines; or gs://, s3://")
+    parser.set_defaults(run=prompts)
+    return parser
+
+
+def _perturb_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} perturb", description="Write perturbed closed and single-choice questions, and their prompts."
+    )
+    _add_common(parser)
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help="folder; or gs://, s3://")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default 3")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws, default 0")
+    negated = 'whether "isn\'t" turns the answer, default flip'
+    parser.add_argument("--negated-answer", choices=("flip", "keep"), default="flip", help=negated)
+    parser.set_defaults(run=perturb)
+    return parser
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,319 @@
+"""From files of records and replies to a folder of results."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
+from stepcot_jax.annotate.output import LEDGER_FOLDER
+from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
+from stepcot_jax.data.grounded.reply_files import ReplyFile, as_text, name_models, read_replies
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
+from stepcot_jax.evaluation.replies import (
+    BASELINE,
+    CHECKED_STAGES,
+    ReplyScore,
+    Results,
+    ScoringSettings,
+    encode,
+    read,
+    score_all,
+    summarise,
+    to_json,
+)
+from stepcot_jax.evaluation.reply_page import write_page
+from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
+from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
+from stepcot_jax.pages.pictures import write_picture
+from stepcot_jax.pages.sheets import Table, write_table
+from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
+from stepcot_jax.rewards.answers import Judged
+from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.tools.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_shown, to_text
+from stepcot_jax.tools.evaluate_replies.robustness import (
+    describe_rounds,
+    name_round,
+    read_source,
+    score_rounds,
+    tabulate_rounds,
+)
+
+# Ask a language model to judge open answers and stages, as GEMeX-RMCoT and MEDSAGE do.
+
+
+_Score = TypeVar("_Score")
+
+
+def judge_open_answers(
+    records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings, judge: Judge
+) -> dict[str, Judged]:
+    """Rate the open answers that could be read, from 1 to 10; return the scores by record id."""
+    open_records = [record for record in records if record.kind == "open"]
+    return _ask(judge_answers, _exchange(open_records, replies, settings), judge)
+
+
+def judge_all_stages(
+    records: Sequence[VqaRecord],
+    replies: Mapping[str, str],
+    scores: Sequence[ReplyScore],
+    settings: ScoringSettings,
+    judge: Judge,
+) -> list[ReplyScore]:
+    """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts.
+
+    Without facts, the stages of a reply that could not be read, or is missing and counts, are worth 0.
+    """
+    exchanges = [exchange for exchange in _exchange(records, replies, settings) if exchange.stages]
+    asked = {exchange.id for exchange in exchanges}
+    rated = _ask(judge_stages, exchanges, judge)
+    unknown = {record.id for record in records if not record.facts}
+    labels = _ask(label_steps, [exchange for exchange in exchanges if exchange.id in unknown], judge)
+    values = {name: {label: LABEL_VALUES[text] for label, text in found.items()} for name, found in labels.items()}
+
+    def complete(score: ReplyScore) -> ReplyScore:
+        is_skipped = score.text is None and settings.missing == "skip"
+        is_worthless = score.id in unknown - asked and settings.dialect in CHECKED_STAGES and not is_skipped
+        nothing = dict.fromkeys(STAGE_NAMES, 0.0) if is_worthless else None
+        changes = {"rated_stages": rated.get(score.id), "stages": values.get(score.id, nothing)}
+        ordered = {name: tuple(each[stage] for stage in STAGE_NAMES) for name, each in changes.items() if each}
+        return dataclasses.replace(score, **ordered)  # type: ignore[arg-type]
+
+    return [complete(score) for score in scores]
+
+
+def _exchange(
+    records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings
+) -> Iterator[Exchange]:
+    """Yield the replies whose answer could be read as `settings` has them read."""
+    for record in records:
+        reply = read(replies.get(record.id, ""), settings)
+        if reply.answer is None or (settings.reading == "strict" and not reply.is_well_formed):
+            continue
+        yield make_exchange(record, reply)
+
+
+def _ask(
+    ask: Callable[[Sequence[Exchange], Judge], list[_Score | None]], exchanges: Iterable[Exchange], judge: Judge
+) -> dict[str, _Score]:
+    asked = list(exchanges)
+    found = zip(asked, ask(asked, judge) if asked else [], strict=True)
+    return {exchange.id: score for exchange, score in found if score is not None}
+
+
+def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[VqaRecord]) -> str:
+    """Score the files that the command line names, write all results, and return the table as text."""
+    settings = _read_settings(options)
+    files = _read_files(options, collection, chosen)
+    make_workdir(options.out)
+    judge = _make_judge(options)
+    scores = {file.name: _score(file, chosen, settings, judge, options) for file in files}
+    baseline, remark = score_baseline(collection.records, chosen, settings)
+    remarks = [remark, *(_describe_missing(file, chosen) for file in files)]
+    results = summarise(
+        chosen,
+        scores,
+        settings,
+        baseline=baseline,
+        num_resamples=options.num_resamples,
+        seed=options.seed,
+        notes=[each for each in remarks if each],
+    )
+    tables = make_tables(results)
+    document = _describe(results, collection, files, options)
+    if options.perturbed:
+        perturbed = _score_perturbed(options, collection, chosen, results, settings)
+        tables.append(perturbed)
+        document["perturbed"] = {
+            "std": options.perturbation_std,
+            "files": [_identify(path) for path in options.perturbed],
+            "figures": describe_rounds(perturbed),
+        }
+    for name in TABLE_NAMES:  # of an earlier evaluation, which may have had others
+        for path in (options.out / f"{name}.{ending}" for ending in ("csv", "md", "tex")):
+            path.unlink(missing_ok=True)
+    names = [name for table in tables for name in write_table(options.out, table)]
+    write_whole(options.out / "metrics.json", msgspec.json.format(encode(document)) + b"\n")
+    _write_scores(options.out / "scores.jsonl", scores)
+    size, unread = write_page(
+        options.out,
+        chosen,
+        scores,
+        [to_shown(table) for table in tables],
+        title=f"Replies to {collection.path.parent.name or collection.path.name}",
+        writer="stepcot evaluate_replies",
+        read_picture=None if options.without_pictures else _picture_reader(collection.root),
+        num_shown=options.num_shown,
+    )
+    lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
+    lines.append(f"in {options.out}: metrics.json, scores.jsonl, index.html ({size / 1e6:.1f} MB), {', '.join(names)}")
+    printed = [to_text(table) for table in tables if table.name in ("table", "stages", "perturbed")]
+    return "\n".join([*printed, *lines]) + "\n"
+
+
+def _read_settings(options: argparse.Namespace) -> ScoringSettings:
+    for name, least in (("num_resamples", 1), ("num_shown", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise BadInput(f"--{name.replace('_', '-')} must be at least {least}; got {getattr(options, name)}")
+    if bool(options.perturbed) != bool(options.perturbed_records):
+        raise BadInput("--perturbed and --perturbed-records are required together (the folder that `perturb` wrote)")
+    open_score: OpenScore = options.open_score or ("relative" if options.judge else "exact")
+    if open_score in JUDGED and not options.judge:
+        raise BadInput(f"--open-score={open_score} needs the scores of a judge (--judge MODEL)")
+    if open_score not in JUDGED and options.judge and not options.judge_stages:
+        raise BadInput(f"--judge is not used with --open-score={open_score}; expected relative or within_two")
+    return ScoringSettings(
+        dialect=options.dialect,
+        reading=options.reading,
+        with_thinking=options.with_thinking,
+        open_score=open_score,
+        unequal_counts=options.unequal_counts,
+        missing=options.missing,
+    )
+
+
+def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[VqaRecord]) -> list[ReplyFile]:
+    names = name_models(options.replies)
+    if BASELINE in names:
+        raise BadInput(f"{options.replies[names.index(BASELINE)]}: a row of the tables has this name; rename the file")
+    known, ids = {record.id for record in collection.records}, {record.id: None for record in chosen}
+    return [
+        read_replies(
+            path,
+            name=name,
+            chosen=ids.keys(),
+            known=known,
+            missing=options.missing,
+            set_aside=collection.set_aside_ids,
+            most_unknown=collection.num_unnamed,
+        )
+        for path, name in zip(options.replies, names, strict=True)
+    ]
+
+
+def _make_judge(options: argparse.Namespace) -> Judge | None:
+    if not options.judge:
+        given = [name for name in ("base_url", "key_variable", "max_tokens") if getattr(options, name) is not None]
+        if given or options.judge_stages:
+            flag = f"--{given[0].replace('_', '-')}" if given else "--judge-stages"
+            raise BadInput(f"{flag} is accepted only with --judge MODEL")
+        return None
+    address = {name: getattr(options, name) for name in ("base_url", "key_variable")}
+    endpoint = Endpoint(options.judge, **{name: value for name, value in address.items() if value is not None})
+    return Judge(endpoint, options.out / LEDGER_FOLDER, cap=options.max_tokens, concurrency=options.concurrency)
+
+
+def _score(
+    file: ReplyFile,
+    records: Sequence[VqaRecord],
+    settings: ScoringSettings,
+    judge: Judge | None,
+    options: argparse.Namespace,
+) -> list[ReplyScore]:
+    """Score one model's replies, with the judge if there is one."""
+    if judge is None:
+        return score_all(records, file.replies, settings)
+    is_used = settings.open_score in JUDGED
+    judged = judge_open_answers(records, file.replies, settings, judge) if is_used else {}
+    scores = score_all(records, file.replies, settings, judged=judged)
+    return judge_all_stages(records, file.replies, scores, settings, judge) if options.judge_stages else scores
+
+
+def _describe_missing(file: ReplyFile, chosen: Sequence[VqaRecord]) -> str:
+    absent = len(chosen) - len(file.replies)
+    parts = [f"{absent} of {len(chosen)} records have no reply"] if absent else []
+    parts += [f"{file.num_unused} replies are to records of other splits and were not used"] if file.num_unused else []
+    counts = {
+        "are to records that were set aside": file.num_set_aside,
+        "have the id of no record that can be read": file.num_unknown,
+    }
+    parts += [f"{count} replies {what} and were not used" for what, count in counts.items() if count]
+    return f"{file.name}: {'; '.join(parts)}." if parts else ""
+
+
+def _score_perturbed(
+    options: argparse.Namespace,
+    collection: VqaCollection,
+    chosen: Sequence[VqaRecord],
+    results: Results,
+    settings: ScoringSettings,
+) -> Table:
+    model = next(name for name in results.figures if name != BASELINE)
+    source = read_source(options.perturbed_records)
+    if source != digest_file(collection.path)[1]:
+        raise BadInput(f"{options.perturbed_records}: not made of {collection.path} as it is now; run `perturb` again")
+    rounds = []
+    for number, path in enumerate(options.perturbed, start=1):
+        records = read_vqa_records(name_round(options.perturbed_records, number)).records
+        ids = {record.id: None for record in records}
+        if set(ids) != {record.id for record in chosen if record.kind in PERTURBED_KINDS}:
+            raise BadInput(
+                f"{name_round(options.perturbed_records, number)}: other records than the closed and single-choice "
+                f"ones of split {options.split}; write them with `perturb` from the same RECORDS and --split"
+            )
+        file = read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing=options.missing)
+        rounds.append((records, file.replies))
+    how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
+    figures = score_rounds(rounds, settings, **how)
+    return tabulate_rounds(figures, results.figures[model], model=model, std=options.perturbation_std)
+
+
+def _describe(
+    results: Results, collection: VqaCollection, files: Sequence[ReplyFile], options: argparse.Namespace
+) -> dict[str, Any]:
+    """The content of metrics.json."""
+    document = to_json(results)
+    for file in files:
+        document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
+        document["models"][file.name] |= {"num_set_aside": file.num_set_aside, "num_unknown": file.num_unknown}
+    document["records"] = {**_identify(collection.path), "split": options.split}
+    return document
+
+
+def _identify(path: Path) -> dict[str, str]:
+    return {"path": as_text(path), "sha256": digest_file(path)[1]}
+
+
+def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> None:
+    """Write a line for each reply of each model: its scores, what was read, and the problems of its form."""
+    with writing_whole(path) as file:
+        for name, scores in models.items():
+            for score in scores:
+                line = {
+                    "model": name,
+                    "id": score.id,
+                    **{key: getattr(score, key) for key in ("a_score", "v_score", "grounding", "format")},
+                    "answer": score.answer,
+                    "boxes": [{"label": region.name, "box": region.box} for region in score.boxes],
+                    "problems": score.problems,
+                }
+                for key in ("stages", "rated_stages"):
+                    if not np.isnan(getattr(score, key)).all():
+                        line[key] = dict(zip(STAGE_NAMES, getattr(score, key), strict=True))
+                if score.judged is not None:
+                    line["judged"] = score.judged
+                file.write(encode(line))
+
+
+def _picture_reader(root: Path) -> Callable[[str], str | None]:
+    """Return a function from image paths, relative to `root`, to data URIs; None where the image cannot be read."""
+    locator = ImageLocator(root, require_images=True)
+
+    def read(path: str) -> str | None:
+        try:
+            content = read_file(Path(locator.locate(path)), max_bytes=most_bytes(MAX_PIXELS))
+            picture = decode_picture(content, name=path, max_pixels=MAX_PIXELS)
+        except (BadInput, OSError):
+            return None
+        return write_picture(np.asarray(picture.convert("RGB")))
+
+    return read

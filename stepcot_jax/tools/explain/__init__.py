@@ -1,0 +1,1 @@
+"""`stepcot explain`: maps of what an answer depends on, drawn and scored against boxes."""

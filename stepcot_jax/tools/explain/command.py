@@ -1,0 +1,132 @@
+"""Map which parts of a radiograph support each answer, and score the maps against lesion boxes.
+
+    stepcot explain IMAGE... --checkpoint=WORKDIR --out=DIR [--model=teacher] [--given "STEP=ANSWER"]
+    stepcot explain score --checkpoint=WORKDIR [--data=DIR] [--boxes=FILE]
+
+The first writes pictures and a JSON file for each radiograph, and prints their paths: the seven maps, their spread,
+whether the focus narrows, and the teacher's attention between its steps. The second prints how well the maps find
+lesion boxes, compared with an even map and a model with random weights: an explanation that is no better explains
+nothing.
+"""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
+
+if TYPE_CHECKING:
+    from stepcot_jax.reading.trained_model import Trained
+
+EXIT_UNREADABLE = 1
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a run of main; or gs://, s3://")
+    parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Explain or score, as the command line says."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["score"]:
+        return score(arguments[1:])
+    return explain(arguments)
+
+
+def explain(arguments: list[str]) -> int:
+    """Write a picture and a JSON file for each image."""
+    parser = argparse.ArgumentParser(
+        prog="stepcot explain",
+        description="Map which parts of a radiograph support each answer. For research; not a medical device.",
+        epilog="For scores see: stepcot explain score --help",
+    )
+    images = "files, or folders of them; also on gs:// or s3://"
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
+    _add_network(parser)
+    written = "folder for pictures and JSON; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=written)
+    parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
+    options = parser.parse_args(arguments)
+    from stepcot_jax.host.outputs import writing_folder
+    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.text import make_printable
+    from stepcot_jax.reading.corrections import read_corrections
+    from stepcot_jax.reading.radiographs import Complaints, find_images
+    from stepcot_jax.tools.explain.drawing import write_explanations
+
+    given = read_corrections(options.given)
+    complaints = Complaints()
+    found = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
+    paths = find_images(found, refuse=complaints.refuse, note=complaints.note)
+    if not paths:
+        return EXIT_UNREADABLE
+    trained = _load(options)
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        explained = write_explanations(
+            trained, paths, model=options.model, given=given, out=out.path, refuse=complaints.refuse
+        )
+        for path, reading in explained:
+            print(out.show(path))
+            for warning in reading.warnings:
+                print(make_printable(f"{reading.source}: warning: {warning}"), file=sys.stderr)
+    return EXIT_UNREADABLE if complaints.num_refused else 0
+
+
+def score(arguments: list[str]) -> int:
+    """Print the table of scores."""
+    parser = argparse.ArgumentParser(
+        prog="stepcot explain score",
+        description="Score the maps against lesion boxes, compared with an even map and a model with random weights.",
+    )
+    _add_network(parser)
+    radiographs = "radiographs with boxes; or gs://, s3://; default: the phantom"
+    parser.add_argument("--data", metavar="DIR", help=radiographs)
+    box_list = "ChestX-ray8's box list for images of --data; or gs://, s3://"
+    parser.add_argument("--boxes", metavar="FILE", help=box_list)
+    parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
+    parser.add_argument(
+        "--json", type=output_place, metavar="FILE", help="also write the figures as JSON; or gs://, s3://"
+    )
+    options = parser.parse_args(arguments)
+    if options.num_cases < 1:
+        raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
+    if options.boxes is not None and options.data is None:
+        raise BadInput("--data is required with --boxes (the folder of the boxes' images)")
+    from stepcot_jax.host.files import write_whole
+    from stepcot_jax.host.outputs import writing_file
+    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.tools.explain.scoring import describe_scores, score_network, write_scores
+
+    data = options.data and find_files(options.data, "--data", holds="a folder of radiographs with boxes")
+    boxes = options.boxes and find_files(options.boxes, "--boxes", holds="a box list", may_be_file=True)
+    trained = _load(options)
+    found = score_network(trained, model=options.model, data=data, box_list=boxes, num_cases=options.num_cases)
+    found = found if options.data is None else {**found, "data": options.data}
+    print(describe_scores(found))
+    if options.json is not None:
+        try:
+            with writing_file(options.json, "--json") as out:
+                write_whole(out.path, write_scores(found))
+        except OSError as error:
+            raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
+    return 0
+
+
+def _load(options: argparse.Namespace) -> "Trained":
+    from absl import logging
+
+    from stepcot_jax.host.store_cache import find_workdir
+    from stepcot_jax.reading.trained_model import load_trained, read_default_model
+
+    options.checkpoint = find_workdir(options.checkpoint, "--checkpoint")
+    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    options.model = options.model or read_default_model(options.checkpoint)
+    return load_trained(options.checkpoint, names=(options.model,))
+
+
+if __name__ == "__main__":
+    run_tool(main)

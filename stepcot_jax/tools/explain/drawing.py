@@ -1,0 +1,237 @@
+"""Explanations of image files: drawn as pictures, and written with their numbers to a folder."""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float32, UInt8
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.dicom import Projection
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
+from stepcot_jax.reading.corrections import Given, check_given, give_answers
+from stepcot_jax.reading.explain import PREDICTED, Explainer, Explanation
+from stepcot_jax.reading.radiographs import Pixels, read_pictures, to_input
+from stepcot_jax.reading.readings import ChainReading, make_readings, percent
+from stepcot_jax.reading.trained_model import Trained
+from stepcot_jax.tools.explain.scoring import change_a_step, describe_change, smooth, spread
+
+BATCH_SIZE = 4
+MEMORY = "Memory"
+
+_COLUMNS = 4
+_DPI = 130
+
+
+def write_explanations(
+    trained: Trained,
+    paths: Iterable[pathlib.Path],
+    *,
+    model: str,
+    given: Given,
+    out: pathlib.Path,
+    refuse: Callable[[str], None],
+) -> list[tuple[pathlib.Path, ChainReading]]:
+    """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`.
+
+    Args:
+      out: the folder; files of these names are replaced. NAME is that of the image without its ending.
+
+    Returns:
+      The path of each picture of maps, with the reading, whose `warnings` speak against the answers.
+    """
+    shares = give_answers(given, trained.chain)
+    paths = list(paths)
+    explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
+    check_given(shares[None], trained, model=model, num_cases=1)
+    batches = read_pictures(
+        paths,
+        trained.preprocessing,
+        batch_size=explainer.batch_size,
+        max_pixels=trained.max_pixels,
+        num_threads=trained.settings.data.num_threads,
+        refuse=refuse,
+    )
+    written: list[tuple[pathlib.Path, ChainReading]] = []
+    taken: set[str] = set()
+    for names, pictures, projections in batches:
+        sources = [str(name) for name in names]
+        explained, readings = explain_pictures(
+            explainer, names=sources, pictures=pictures, given=shares, projections=projections
+        )
+        for case, reading in enumerate(readings):
+            name = _free_name(names[case].stem, taken)
+            try:
+                path = _write(out / name, trained, explained, case, pictures[case], reading)
+            except OSError as error:
+                raise BadInput(f"{out} is not writable ({error.strerror})") from None
+            written.append((path, reading))
+    return written
+
+
+def explain_pictures(
+    explainer: Explainer,
+    *,
+    names: list[str],
+    pictures: list[Pixels],
+    given: np.ndarray,
+    projections: Sequence[Projection] = (),
+) -> tuple[Explanation, list[ChainReading]]:
+    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
+
+    Args:
+      given: answers as distributions [step, answer], the same for all pictures, zeros for none.
+    """
+    trained = explainer.trained
+    images = to_input(pictures, trained.preprocessing)
+    labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)
+    every = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
+    explained = explainer.explain(images, given_answers=every[0], labels=every[1])
+    uncorrected = explainer.reader.read(images) if given.any() else None
+    readings = make_readings(
+        explained.reading,
+        trained.chain,
+        sources=names,
+        model=explainer.model,
+        calibration=trained.calibration,
+        given=given,
+        uncorrected=uncorrected,
+        rules=trained.rules,
+        trained_on=trained.trained_on,
+        projections=projections,
+    )
+    return explained, readings
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """Return a name that no file of this call has yet; several folders may hold files of one name."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    taken.add(free)
+    return free
+
+
+def _write(
+    stem: pathlib.Path, trained: Trained, explained: Explanation, case: int, picture: Pixels, reading: ChainReading
+) -> pathlib.Path:
+    maps = explained.maps[case]
+    spreads = spread(maps)
+    change = float(change_a_step(spreads))
+    facts: dict[str, Any] = reading.as_dict()
+    facts["focus"] = {"spread": spreads.tolist(), "change_a_step": change, "words": describe_change(spreads)}
+    facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in each] for each in maps]
+    path = stem.with_name(f"{stem.name}.maps.png")
+    with plain_text_style():
+        draw_explanation(picture, maps, reading).savefig(path, dpi=_DPI)
+        if explained.reading.attention is not None:
+            weights = step_attention(explained.reading.attention)[case]
+            facts["attention"] = attention_table(weights, trained.chain)
+            picture_path = stem.with_name(f"{stem.name}.attention.png")
+            draw_attention(weights, trained.chain).savefig(picture_path, dpi=_DPI)
+    write_whole(stem.with_name(f"{stem.name}.json"), (json.dumps(facts, indent=1) + "\n").encode())
+    return path
+
+
+def draw_explanation(
+    picture: UInt8[np.ndarray, "size size 3"], maps: Float[np.ndarray, "step row column"], reading: ChainReading
+) -> Figure:
+    """Draw a panel for each step: the map over the radiograph, question, answer, probability and spread of the map."""
+    num_steps = len(reading.steps)
+    num_rows = -(-(num_steps + 1) // _COLUMNS)
+    spreads = spread(maps)
+    figure = Figure(figsize=(3.3 * _COLUMNS, 4.15 * num_rows + 0.3), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(num_rows, _COLUMNS, squeeze=False).ravel()
+    for place, answer in enumerate(reading.steps):
+        axes[place].imshow(picture)
+        heat = smooth(maps[place], picture.shape[0])
+        # The opacity follows the map, so that the picture stays visible elsewhere.
+        axes[place].imshow(heat, cmap="inferno", vmin=0, vmax=1, alpha=0.65 * heat)
+        axes[place].set(xticks=[], yticks=[])
+        axes[place].set_title(
+            wrap_text(f"{place + 1}. {answer.step.question}", 36, num_lines=3), fontsize=9, loc="left"
+        )
+        how = "given" if answer.given else percent(answer.probability)
+        below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\nspread of the map {spreads[place]:.2f}"
+        axes[place].set_xlabel(below, fontsize=9, fontweight="bold")
+    _show_spreads(axes[num_steps], spreads)
+    for empty in axes[num_steps + 1 :]:
+        empty.set_axis_off()
+    name = make_printable(pathlib.PurePath(reading.source).name)[:80]
+    title = f"{name}: parts of the picture that support each answer of the {reading.model} (bright), for research only"
+    warnings = [wrap_text(make_printable(f"Warning: {line}"), 110, num_lines=2) for line in reading.warnings]
+    figure.suptitle("\n".join([title, *warnings]), fontsize=11)
+    return figure
+
+
+def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
+    change = float(change_a_step(spreads))
+    places = np.arange(1, len(spreads) + 1)
+    axes.plot(places, spreads, marker="o", color="#0072B2")
+    axes.set_ylim(0, 1.02)
+    axes.set_box_aspect(1)
+    axes.set_xticks(places)
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel(f"step\n{describe_change(spreads)} ({change:+.3f} a step)", fontsize=9, fontweight="bold")
+    axes.set_title("Spread of the map, step by step\n(1: an even map)", fontsize=9, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def step_attention(
+    attention: Float32[np.ndarray, "case step layer head node node"],
+) -> Float[np.ndarray, "case step node"]:
+    """Return the attention of each step, in its own turn, to every step and to the memory; rows sum to 1."""
+    num_steps = attention.shape[1]
+    of_layer = attention[:, :, -1].mean(axis=2, dtype=np.float64)  # the step reads the last layer's output
+    return of_layer[:, np.arange(num_steps), np.arange(num_steps)]
+
+
+def node_names(chain: Chain, *, num_nodes: int) -> tuple[str, ...]:
+    """Return the names of the graph's nodes: the steps, then the memory if there is one."""
+    names = tuple(step.name for step in chain.steps)
+    if num_nodes not in (len(names), len(names) + 1):
+        raise BadInput(f"attention over {num_nodes} nodes does not fit {len(names)} steps with or without a memory")
+    return names + (MEMORY,) * (num_nodes - len(names))
+
+
+def attention_table(weights: Float[np.ndarray, "step node"], chain: Chain) -> dict[str, dict[str, float]]:
+    """Return the attention of each step by name, for JSON."""
+    names = node_names(chain, num_nodes=weights.shape[1])
+    return {
+        step.name: {name: float(weight) for name, weight in zip(names, row, strict=True)}
+        for step, row in zip(chain.steps, weights, strict=True)
+    }
+
+
+def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Figure:
+    """Draw the attention of each step to every step and to the memory as a heat map with numbers."""
+    names = [wrap_text(name, 18, num_lines=3) for name in node_names(chain, num_nodes=weights.shape[1])]
+    figure = Figure(figsize=(0.95 * len(names) + 2.2, 0.6 * len(weights) + 1.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    # Even attention is at most half way up the scale, so that it does not look like a preference.
+    most = max(float(weights.max()), 2 / weights.shape[1])
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=most, aspect="auto")
+    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(weights)), names[: len(weights)], fontsize=8)
+    for (row, column), weight in np.ndenumerate(weights):
+        colour = "white" if weight > 0.6 * most else "black"
+        axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    axes.set_ylabel("step that is answered")
+    even = 1 / weights.shape[1]
+    axes.set_title(
+        "Attention of each step (row) to every step and to the memory (column)\n"
+        f"share in the last layer, mean of the heads; {even:.3f} everywhere: no preference",
+        fontsize=9,
+    )
+    return figure

@@ -1,0 +1,128 @@
+"""Export a trained model: StableHLO and safetensors, with a loader that needs only jax and numpy.
+
+    stepcot export --checkpoint=WORKDIR --out=DIR [--model=student,teacher] [--torch-names]
+    stepcot export --checkpoint=WORKDIR --out=DIR --format=onnx [--model=student,teacher]
+    stepcot export --checkpoint=WORKDIR --out=DIR --push-to-hub=OWNER/NAME [--private]
+    stepcot export push DIR OWNER/NAME [--private]
+
+DIR then holds the programs for any number of images on CPU, CUDA and TPU, the parameters, questions and answers, the
+preprocessing, a model card, and SHA256SUMS, with which the loader detects changed files. Of a policy's run it holds the
+programs of prefill and of one decoded token, and the loader generates replies.
+"""
+
+import argparse
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from stepcot_jax.host.addresses import is_address, output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.extras import find_extra
+
+MODELS = ("student", "teacher")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Export the networks that the command line names; prints what was written, with --json as one JSON line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["renew"] or "--renew" in arguments:
+        raise BadInput("`export renew` is gone; export again from the run: stepcot export --checkpoint=RUN --out=DIR")
+    if arguments[:1] == ["push"]:
+        return _find_hub().main(arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="stepcot export",
+        description="Export a trained model, with a loader that needs only jax and numpy.",
+    )
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://, s3://")
+    parser.add_argument(
+        "--out", type=output_place, required=True, metavar="DIR", help="new or empty folder; or gs://, s3://"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all networks of the run)"
+    )
+    parser.add_argument(
+        "--torch-names", action="store_true", help="also write the parameters under the authors' PyTorch names"
+    )
+    parser.add_argument("--format", choices=("stablehlo", "onnx"), default="stablehlo", help="default: %(default)s")
+    parser.add_argument("--push-to-hub", metavar="OWNER/NAME", help="then upload the folder to the Hugging Face hub")
+    parser.add_argument("--private", action="store_true", help="--push-to-hub: a new repository is private")
+    parser.add_argument("--license", metavar="ID", help="--push-to-hub: of the weights, for the card")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
+    flags = parser.parse_args(arguments)
+    names = None if flags.model is None else tuple(dict.fromkeys(map(str.strip, flags.model.split(","))))
+    unknown = [name for name in names or () if name not in MODELS]
+    if unknown:
+        raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(MODELS)}")
+    if flags.push_to_hub:
+        _find_hub().check_account(flags.push_to_hub)  # before the work
+    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from stepcot_jax.host.outputs import writing_folder
+    from stepcot_jax.host.store_cache import find_workdir
+
+    flags.checkpoint = find_workdir(flags.checkpoint, "--checkpoint")
+    with writing_folder(flags.out, is_new=True) as out:
+        report = {**_export(flags, out.path, names), "folder": out.name}
+    if not flags.json:
+        print(describe_report(report))
+    if flags.push_to_hub:
+        folder = find_workdir(out.name, "--out")
+        hub, own = _find_hub(), {"private": flags.private, "licence": flags.license}
+        address = hub.push_export(folder, flags.push_to_hub, **own, name=out.name)
+        report["address"] = address
+        if not flags.json:
+            print(hub.describe_address(address, folder))
+    if flags.json:
+        print(json.dumps(report))
+    return 0
+
+
+def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Write the export that the flags name; return its report."""
+    from stepcot_jax.export.folder import export_model
+    from stepcot_jax.export.policy_folder import export_policy
+    from stepcot_jax.settings.run_settings import is_policy_run
+
+    if is_policy_run(flags.checkpoint):
+        if names is not None or flags.torch_names or flags.format != "stablehlo":
+            raise BadInput(
+                f"{flags.checkpoint} is of a policy, to which --model, --torch-names and --format=onnx do not apply"
+            )
+        return export_policy(flags.checkpoint, out, say=_say)
+    if flags.format == "onnx":
+        if flags.torch_names:
+            raise BadInput("--torch-names applies to --format=stablehlo")
+        return find_extra("format", "onnx", packages="onnx")(flags.checkpoint, out, models=names, say=_say)
+    return export_model(flags.checkpoint, out, models=names, torch_names=flags.torch_names, say=_say)
+
+
+def _find_hub() -> Any:
+    return find_extra("publisher", "hub", packages="hub")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def describe_report(report: Mapping[str, Any]) -> str:
+    """Return in a few lines what an export wrote."""
+    lines = [f"{report['folder']}: {len(report['files'])} files, {sum(report['files'].values()) / 2**20:.1f} MiB"]
+    for name, facts in report["models"].items() if "models" in report else [("policy", report["policy"])]:
+        shown = (f"{value:,}" if isinstance(value, int) else str(value) for value in facts.values())
+        pairs = (f"{key.replace('_', ' ')} {value}" for key, value in zip(facts, shown, strict=True))
+        lines.append(f"{name}: {', '.join(pairs)}")
+    folder = shlex.quote(report["folder"])
+    if is_address(folder):
+        lines.append(f"next: stepcot data fetch {folder} DIR")
+        folder = "DIR"
+    if "load.py" in report["files"]:
+        lines.append(f"next: python {folder}/load.py {folder}  (checks that a machine computes the same)")
+    else:
+        lines.append(f"next: transformers' Qwen2_5_VLForConditionalGeneration.from_pretrained reads {folder}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,120 @@
+"""Fill a feature store ahead of training, or import features made elsewhere.
+
+stepcot features --config=NAME --workdir=DIR|gs://BUCKET/FOLDER|s3://BUCKET/FOLDER
+    [--encoder=transformers:ID] [--config.a.b=value] [--engine=ray --ray_workers=N]
+stepcot features import FILE --root ROOT --store DIR [--ids IDS]
+"""
+
+import argparse
+import sys
+
+from absl import app, flags, logging
+
+from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.stores import is_store_address
+from stepcot_jax.settings.run_settings import POLICY_JOBS, make_settings
+from stepcot_jax.tools.options import define_flags, parse
+
+
+def fill(arguments: list[str]) -> None:
+    """Encode every image and prompt of a config that has no stored feature."""
+
+    def run() -> None:
+        if len(arguments) > 1:
+            raise BadInput(f"{arguments[1]}: unexpected argument; expected only flags, or `import FILE ...`")
+        if not flags.FLAGS.workdir:
+            raise BadInput("--workdir is required (a writable folder)")
+        config, place = flags.FLAGS.config, flags.FLAGS.workdir
+        if flags.FLAGS.encoder:
+            config.image_encoder.name, config.image_encoder.weights = "pretrained", flags.FLAGS.encoder
+        if is_store_address(place) and not config.features.folder:
+            config.features.folder = f"{place.rstrip('/')}/features"
+        settings = make_settings(config)
+        if settings.job in POLICY_JOBS:
+            raise BadInput(
+                f"config.job: {settings.job!r} is of a policy, whose run encodes the pictures of its records itself; "
+                "expected a job that reads chains"
+            )
+        if not settings.image_encoder.is_frozen or not settings.features.store:
+            raise BadInput(
+                "a frozen encoder with stored features is required; got "
+                f"config.image_encoder.name={settings.image_encoder.name!r} with "
+                f"config.features.store={settings.features.store}"
+            )
+        # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
+        from stepcot_jax.data.dataset import ACCOUNT_FILES, write_account
+        from stepcot_jax.features.inputs import load_inputs
+        from stepcot_jax.host.outputs import writing_folder
+        from stepcot_jax.host.ray_blocks import Cluster
+        from stepcot_jax.host.terminal import Terminal
+
+        given = flags.FLAGS
+        cluster = None
+        if given.engine == "ray":
+            cluster = Cluster(given.ray_address, given.ray_workers, given.ray_cpus, given.ray_gpus)
+
+        logging.set_verbosity(logging.WARNING)
+        terminal = Terminal()
+        with writing_folder(place, "--workdir", is_workdir=True, needs=ACCOUNT_FILES) as out:
+            make_workdir(out.path)
+            dataset = load_inputs(settings, out.path, terminal, cluster=cluster).dataset
+            account = write_account(dataset, out.path)
+        if account:
+            terminal.say(out.show(account))
+        if is_store_address(place):
+            terminal.say(f"next: train with --config.features.folder={settings.features.folder}")
+
+    run_tool(run)
+
+
+def main(arguments: list[str]) -> None:
+    """Import features for the cases of a folder: the command `import`."""
+    parser = argparse.ArgumentParser(
+        prog="stepcot features import",
+        description="Import features made elsewhere. FILE, IDS, ROOT and DIR may be on gs:// or s3://.",
+    )
+    parser.add_argument("file", metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
+    parser.add_argument("--ids", help=".txt, .csv or .json with the image path of each row")
+    parser.add_argument("--root", required=True, help="folder of the cases")
+    parser.add_argument("--store", type=output_place, required=True, metavar="DIR", help="folder for the features")
+    parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
+    parser.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    options = parser.parse_args(arguments)
+    from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
+    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.features.importing import import_features
+    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.host.store_cache import find_files
+
+    file = find_files(options.file, "FILE", holds="features", may_be_file=True)
+    ids = options.ids and find_files(options.ids, "--ids", holds="image paths", may_be_file=True)
+    root = find_files(options.root, "--root", holds="a folder of cases")
+
+    # The images are not needed, and may be elsewhere.
+    collection = read_source(
+        root,
+        layout=options.layout,
+        step_names=tuple(options.step_names) or PUBLISHED_STEP_NAMES,
+        on_bad_record=options.on_bad_record,
+        require_images=False,
+    )
+    with resuming_folder(options.store, "--store") as out:
+        counts = import_features(file, ids, collection.cases, out.path)
+    prompts = f" and {counts.prompts} prompts" if counts.prompts else ""
+    print(f"features of {counts.images} images{prompts}, width {counts.width}, in {out.name}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["import"]:
+        run_tool(lambda: main(sys.argv[2:]))
+    define_flags()
+    flags.DEFINE_string("encoder", None, "Folder, Hugging Face id, or transformers:ID (extra torch); frozen.")
+    flags.DEFINE_enum("engine", "local", ["local", "ray"], "What encodes the images: this process, or a Ray cluster.")
+    flags.DEFINE_string("ray_address", "", "Ray cluster; default RAY_ADDRESS, or else one on this machine.")
+    flags.DEFINE_integer("ray_workers", 2, "Processes that encode; each loads the encoder once.")
+    flags.DEFINE_float("ray_cpus", 1.0, "Logical cores of a worker.")
+    flags.DEFINE_float("ray_gpus", 0.0, "Accelerators of a worker.")
+    app.run(fill, flags_parser=parse)

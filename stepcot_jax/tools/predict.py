@@ -1,0 +1,202 @@
+"""Read radiographs with a trained network: questions, answers with their probabilities, and a paragraph.
+
+    stepcot predict IMAGE... --checkpoint=WORKDIR [--given "STEP=ANSWER"]... [--model=teacher] [--json]
+
+IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and its later answers
+follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. `--dicom-out`
+also writes a DICOM structured report of each DICOM image. Exit code 1: some images could not be read, or have no
+report; stderr names them. In Python:
+
+    import stepcot_jax as sc
+    reader = sc.load("runs/quickstart")
+    print(reader.read("image.png"))
+
+For research; not a medical device.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.extras import find_extra
+from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.machine import use_compilation_cache
+
+if TYPE_CHECKING:
+    from stepcot_jax.host.staged_outputs import Output
+    from stepcot_jax.reading.image_reader import Given, ImageReader
+    from stepcot_jax.reading.radiographs import Complaints
+    from stepcot_jax.reading.readings import ChainReading
+
+EXIT_UNREADABLE = 1
+_HARDLY_FOLLOWS = (
+    "note: the run measured that this network's later answers hardly follow given ones, or did not measure it; with "
+    "--pairs they follow counted pairs of answers"
+)
+BATCH_SIZE = 32
+"""Images that the command reads at once."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the images that the command line names."""
+    options = _parse(arguments)
+    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from absl import logging
+
+    from stepcot_jax.host.outputs import resuming_folder, writing_file
+    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.reading.answer_sheet import is_sheet
+    from stepcot_jax.reading.corrections import read_corrections
+    from stepcot_jax.reading.image_reader import load
+    from stepcot_jax.reading.loading import find_folder
+    from stepcot_jax.reading.radiographs import Complaints, find_images
+
+    use_compilation_cache()
+    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    given = read_corrections(options.given)
+    if options.ask and (given or options.json):
+        raise BadInput("--ask cannot be used with --given or --json")
+    flag = "--ask" if options.ask else "--json" if options.json else ""
+    has_rows = options.out is not None and is_sheet(pathlib.Path(options.out), flag=flag)
+    complaints = Complaints()
+    images = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
+    paths = find_images(images, refuse=complaints.refuse, note=complaints.note)
+    if not paths:
+        return EXIT_UNREADABLE
+    if options.ask and len(paths) > 1:
+        raise BadInput(f"--ask: found {len(paths)} images, expected 1")
+    reader = load(
+        find_folder(options.checkpoint),
+        model=options.model,
+        batch_size=min(BATCH_SIZE, len(paths)),
+        pairs=options.pairs,
+    )
+    with contextlib.ExitStack() as stack:
+        if options.dicom_out is not None:
+            options.dicom_out = stack.enter_context(resuming_folder(options.dicom_out, "--dicom-out"))
+        if options.out is not None:
+            options.out = stack.enter_context(writing_file(options.out)).path
+        _read_and_write(options, reader, paths, complaints, given=given, has_rows=has_rows)
+    return EXIT_UNREADABLE if complaints.num_refused else 0
+
+
+def _read_and_write(
+    options: argparse.Namespace,
+    reader: "ImageReader",
+    paths: list[pathlib.Path],
+    complaints: "Complaints",
+    *,
+    given: "Given",
+    has_rows: bool,
+) -> None:
+    """Read the images and print or write their readings."""
+    from stepcot_jax.reading.answer_sheet import in_order, write_sheet
+    from stepcot_jax.reading.asking import ask_in_turn
+    from stepcot_jax.reading.corrections import check_takes_answers
+
+    report = _reporting(options.dicom_out, reader, complaints)
+    if options.ask:
+        check_takes_answers(reader.trained, model=reader.model)
+        if not reader.follows:
+            print(_HARDLY_FOLLOWS)
+        reading = ask_in_turn(reader, paths[0], answer=input, say=print)
+        _write([f"\n{each}" for each in report([reading])], options.out)
+        return
+    reader.take(given)  # reports a wrong answer before the first image is read
+    if has_rows:
+        read = functools.partial(reader.read_files, paths, given=given)
+        rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)
+        write_sheet(options.out, rows, reader.chain, with_reports=options.dicom_out is not None)
+        return
+    readings = report(reader.read_files(paths, given=given, refuse=complaints.refuse))
+    if options.json:
+        _write((json.dumps(reading.as_dict()) for reading in readings), options.out)
+    else:
+        _write(("\n" * bool(number) + str(reading) for number, reading in enumerate(readings)), options.out)
+
+
+def _reporting(
+    folder: "Output | None", reader: "ImageReader", complaints: "Complaints"
+) -> "Callable[[Iterable[ChainReading]], Iterator[ChainReading]]":
+    """Return what passes readings on and, with a folder, writes a structured report of each."""
+    if folder is None:
+        return iter
+    report_folder = find_extra("output", "dicom", packages="sr")
+    reports = report_folder(folder.path, reader.network, max_pixels=reader.trained.max_pixels)
+
+    def attach(readings: "Iterable[ChainReading]") -> "Iterator[ChainReading]":
+        for reading in reports.attach(readings, refuse=complaints.refuse):
+            yield dataclasses.replace(reading, report=folder.show(reading.report))
+
+    return attach
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="stepcot predict",
+        description="Read radiographs with a trained network. For research; not a medical device.",
+        epilog="Exit code 0: every image was read; 1: some could not be read, or have no structured report; stderr "
+        "names them; 2: wrong input.",
+    )
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="PNG, JPEG or DICOM files, or folders of them; also on gs:// or s3://",
+    )
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="WORKDIR", help="of a run or an export; or gs://, s3://, hf://OWNER/NAME"
+    )
+    parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
+    parser.add_argument(
+        "--given",
+        action="append",
+        default=[],
+        metavar="STEP=ANSWER",
+        help='an answer that later steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '
+        "if it is not certain; or a reading that the demo saved (FILE.json); may be repeated",
+    )
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="steps after a given answer also follow counted pairs of answers (for networks trained as published)",
+    )
+    parser.add_argument(
+        "--dicom-out",
+        type=output_place,
+        metavar="DIR",
+        help="also write a structured report of each DICOM image there, or to gs://, s3://, in the image's study; "
+        "holds the patient's data",
+    )
+    parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
+    parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
+    parser.add_argument(
+        "--out",
+        type=output_place,
+        metavar="FILE",
+        help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image; or gs://, s3://",
+    )
+    return parser.parse_args(arguments)
+
+
+def _write(texts: Iterable[str], out: pathlib.Path | None) -> None:
+    if out is None:
+        for text in texts:
+            print(text, flush=True)
+        return
+    try:
+        with writing_whole(out) as file:
+            file.writelines(f"{text}\n".encode() for text in texts)
+    except OSError as error:
+        raise BadInput(f"--out: {out} cannot be written ({error.strerror})") from None
+
+
+if __name__ == "__main__":
+    run_tool(main)

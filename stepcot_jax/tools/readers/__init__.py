@@ -1,0 +1,1 @@
+"""`stepcot readers`: forms for people who read, and their answers beside the networks'."""

@@ -1,0 +1,1 @@
+"""`stepcot report`: a finished run as one page."""

@@ -1,0 +1,333 @@
+"""Assemble the sections of a run's page."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from markupsafe import Markup
+
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstrap_difference, is_difference
+from stepcot_jax.evaluation.predictions import ModelMetrics, evaluate
+from stepcot_jax.evaluation.resamples import count_patients
+from stepcot_jax.evaluation.summary import MIN_PATIENTS
+from stepcot_jax.features.trained_input import trained_preprocessing
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.pages.pictures import write_picture
+from stepcot_jax.pages.shell import Section
+from stepcot_jax.reading.asking import find_next_steps
+from stepcot_jax.reading.corrections import takes_answers
+from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.reading.programs import Reader
+from stepcot_jax.reading.radiographs import to_input
+from stepcot_jax.reading.trained_model import Trained, load_trained
+from stepcot_jax.tools.report.cases import FoundCase, ShownCase, find_cases, write_cases
+from stepcot_jax.tools.report.curves import write_curves
+from stepcot_jax.tools.report.page import render, write_page
+from stepcot_jax.tools.report.sections import (
+    Corrections,
+    Plausibility,
+    read_corrections,
+    write_calibration_section,
+    write_corrections,
+    write_operating_section,
+    write_settings,
+)
+
+# Gather the cases of a run's page: pictures and reports from its data, maps and corrections from its networks.
+
+
+NUM_CORRECTED = 32
+"""Cases that the teacher reads again with answers given: each is read once a step."""
+
+_BATCH_SIZE = 8
+_MAP_NOTE = (
+    "A map shows which parts of the picture support the answer, from its lowest value (clear) to its highest (bright); "
+    "it does not show that the network looks where a radiologist would."
+)
+
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """The cases of a page.
+
+    Attributes:
+      corrections: of the teacher; None if it cannot be corrected.
+      notes: on the cases, one sentence each.
+      correction_note: why there are no corrections, or of which cases they are.
+    """
+
+    cases: Sequence[ShownCase]
+    corrections: Corrections | None
+    notes: Sequence[str]
+    correction_note: str
+
+
+def gather(
+    run: FinishedRun,
+    *,
+    model: str,
+    num_cases: int,
+    broken_rules: Callable[[Int[np.ndarray, "case step"]], Sequence[str]],
+    with_data: bool,
+    with_maps: bool,
+    progress: Progress,
+) -> Gathered:
+    """Gather the cases of a page.
+
+    Args:
+      num_cases: most cases to show; where the split has more, they are drawn at random.
+      broken_rules: from answers [case, step] to the rule that each case breaks, "" for none.
+    """
+    predictions = run.split.predictions
+    places = draw_places(len(predictions.index), num_cases)
+    which = f"{len(places)} of {len(predictions.index)} test cases, drawn at random"
+    if len(places) == len(predictions.index):
+        which = f"All {len(places)} test cases"
+    notes = [f"{which}, with the answers of the {model}."]
+    own = zip(np.moveaxis(predictions.logits[model][places], 1, 0), run.chain.answers_per_step, strict=True)
+    answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in own], axis=1).astype(np.int32)
+    broken = broken_rules(answers)
+    if not with_data:
+        notes.append("Pictures, reports and maps were left out.")
+        cases = _show(run, places, model, None, [None] * len(places), broken)
+        return Gathered(cases, None, notes, "There are none: they need the data of the run, which were left out.")
+    trained = None if _why_unread(run) else load_trained(run.workdir)
+    found = _find(run, places, trained, progress)
+    maps: Sequence[Any] = [None] * len(found)
+    note = "Maps were left out."
+    if with_maps and trained is None:
+        note = f"There are no maps: {_why_unread(run)}."
+    elif with_maps and trained is not None:
+        maps, note = _make_maps(trained, found, model, answers, progress), _MAP_NOTE
+    corrections, correction_note = _correct(run, trained, found, places, progress)
+    cases = _show(run, places, model, found, maps, broken)
+    return Gathered(cases, corrections, [*notes, note], correction_note)
+
+
+def draw_places(num_cases: int, num_shown: int) -> list[int]:
+    """Return the places of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
+    if num_shown >= num_cases:
+        return list(range(num_cases))
+    return sorted(np.random.default_rng(0).choice(num_cases, num_shown, replace=False).tolist())
+
+
+def _why_unread(run: FinishedRun) -> str:
+    """Return why the networks cannot read images again; "" if they can."""
+    if run.settings.image_encoder.name == "imported":
+        return "this run's image features were imported, so that its networks cannot read pictures"
+    reads = run.settings.job in ("teacher", "distill", "chain_grpo")
+    return "" if reads else f"a {run.settings.job} does not read step by step"
+
+
+def _find(run: FinishedRun, places: list[int], trained: Trained | None, progress: Progress) -> list[FoundCase]:
+    preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
+    try:
+        return find_cases(
+            run.settings,
+            image_paths=run.split.facts["image_path"][places].tolist(),
+            labels=run.split.predictions.labels[places],
+            preprocessing=preprocessing,
+            progress=progress,
+        )
+    except BadInput as error:
+        raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
+
+
+def _make_maps(
+    trained: Trained, found: Sequence[FoundCase], model: str, answers: Int[np.ndarray, "case step"], progress: Progress
+) -> list[Float[np.ndarray, "step row column"]]:
+    """Return the maps of each case."""
+    from stepcot_jax.reading.explain import Explainer
+
+    try:
+        explainer = Explainer(trained, model=model, batch_size=_BATCH_SIZE)
+    except BadInput as error:
+        raise BadInput(f"{error}; --without-maps writes the page without maps") from None
+    maps: list[Float[np.ndarray, "step row column"]] = []
+    for start in progress(range(0, len(found), _BATCH_SIZE), "making maps (batches)"):
+        images = _to_input(found[start : start + _BATCH_SIZE], trained.preprocessing)
+        maps.extend(explainer.explain(images, labels=answers[start : start + _BATCH_SIZE]).maps)
+    return maps
+
+
+def _correct(
+    run: FinishedRun, trained: Trained | None, found: Sequence[FoundCase], places: list[int], progress: Progress
+) -> tuple[Corrections | None, str]:
+    """Return the teacher's answers with earlier answers given, and a note on the cases or on why there are none."""
+    if trained is None:
+        return None, f"There are none: {_why_unread(run)}."
+    if "teacher" not in trained.params:
+        return None, "There are none: this section is of a teacher, and this run has none."
+    if not takes_answers(trained, model="teacher"):
+        return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
+    num_corrected = min(NUM_CORRECTED, len(found))
+    images = _to_input(found[:num_corrected], trained.preprocessing)
+    reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
+    bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))
+
+    def read(given: Int[np.ndarray, "case step"]) -> Float[np.ndarray, "case step answer"]:
+        next(bar, None)
+        return reader.read(images, given.astype(np.int32)).probabilities
+
+    truth = run.split.predictions.labels[places[:num_corrected]]
+    names = [each.case.image_path for each in found[:num_corrected]]
+    nothing = np.zeros((*truth.shape, max(run.chain.answers_per_step)), np.float32)
+    costs = run.settings.evaluation.step_costs
+    asked = find_next_steps(reader.given_reader(images), nothing, run.chain, costs=costs)
+    corrections = read_corrections(read, truth=truth, names=names, asked=asked)
+    for _ in bar:  # ends the bar
+        pass
+    return corrections, f"The first {num_corrected} cases of this page, read by the teacher."
+
+
+def _to_input(found: Sequence[FoundCase], preprocessing: Preprocessing) -> Float[np.ndarray, "case size size 3"]:
+    return to_input([each.pixels for each in found], preprocessing)
+
+
+def _show(
+    run: FinishedRun,
+    places: list[int],
+    model: str,
+    found: Sequence[FoundCase] | None,
+    maps: Sequence[Any],
+    broken: Sequence[str],
+) -> list[ShownCase]:
+    facts, labels = run.split.facts, run.split.predictions.labels
+    probabilities, sets = run.probabilities(model), run.answer_sets(model)
+    return [
+        ShownCase(
+            name=str(facts["image_path"][place]),
+            about=", ".join(str(facts[key][place]) for key in ("origin", "view") if facts[key][place]),
+            picture=None if found is None else write_picture(found[number].pixels),
+            report="" if found is None else found[number].case.report,
+            truth=labels[place],
+            probabilities=probabilities[place],
+            sets=None if sets is None else sets[place],
+            inconsistent=broken[number],
+            maps=maps[number],
+        )
+        for number, place in enumerate(places)
+    ]
+
+
+_LEVEL = 0.95
+
+
+def assemble(
+    run: FinishedRun,
+    *,
+    model: str,
+    num_cases: int,
+    with_data: bool,
+    with_maps: bool,
+    terminal: Terminal,
+    num_resamples: int = 1000,
+) -> str:
+    """Return the page of a run as HTML."""
+    plausibility = Plausibility.of_run(run)
+    gathered = gather(
+        run,
+        model=model,
+        num_cases=num_cases,
+        broken_rules=plausibility.broken_rules,
+        with_data=with_data,
+        with_maps=with_maps,
+        progress=terminal.watch,
+    )
+    terminal.say(f"bootstrap: {num_resamples} resamples of the test cases")
+    intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples, level=_LEVEL)
+    sections = [
+        *_write_figures(run, intervals, num_resamples),
+        write_calibration_section(run),
+        write_operating_section(run),
+        plausibility.write_section(run),
+        *_write_cases(run, gathered),
+        Section("settings", "Settings", "Every setting of the run.", write_settings(run.settings, run.report)),
+    ]
+    return write_page(title=f"Run {run.workdir.resolve().name}", about=_describe(run), sections=sections)
+
+
+def _describe(run: FinishedRun) -> list[str]:
+    counts = run.report["num_cases"]
+    data = run.settings.data
+    source = "the drawn phantom" if data.source == "phantom" else data.root
+    split = ", ".join(f"{counts[name]} {name}" for name in ("train", "val", "test") if name in counts)
+    lines = [f"Trained on {source}: {split} cases, {run.chain.num_steps} steps each."]
+    best = run.report.get("best")
+    if isinstance(best, dict) and best:
+        chosen = ", ".join(f"{name} at update {entry['step']}" for name, entry in best.items())
+        lines.append(f"Best weights on validation: {chosen}. All figures below are of the test split.")
+    return lines
+
+
+def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], num_resamples: int) -> Iterator[Section]:
+    metrics = evaluate(run.split.predictions, run.chain)
+    lead = (
+        f"In percent, with {_LEVEL:.0%} intervals from {num_resamples} bootstrap resamples of the patients. "
+        "Majority is the accuracy of always giving the most frequent answer, or chain of answers."
+    )
+    body = render(
+        "results.html.j2",
+        intervals=intervals,
+        metrics=metrics,
+        mean_of=_name_mean(metrics),
+        difference=_compare_networks(run, num_resamples),
+        notes=_list_notes(metrics),
+    )
+    yield Section("results", "Results", lead, body)
+    yield Section(
+        "curves", "Learning curves", "", Markup('<div class="charts">{}</div>').format(write_curves(run.entries))
+    )
+    lead = "Rows are the truth, columns the answers; the frame marks right answers."
+    yield Section("confusion", "Confusion", lead, render("confusion.html.j2", metrics=metrics))
+
+
+def _name_mean(metrics: Mapping[str, ModelMetrics]) -> str:
+    """Return of which steps the mean is, in words."""
+    steps = next(iter(metrics.values())).steps
+    num_left_out = sum(step.has_one_answer for step in steps)
+    return f"mean of {len(steps) - num_left_out} of {len(steps)} steps" if num_left_out else "mean of the steps"
+
+
+def _compare_networks(run: FinishedRun, num_resamples: int) -> str:
+    """Return the difference of student and teacher in a sentence; "" unless the run has both."""
+    if not {"teacher", "student"} <= set(run.split.predictions.logits):
+        return ""
+    found = bootstrap_difference(
+        run.split, run.chain, first="student", second="teacher", num_resamples=num_resamples, level=_LEVEL
+    )
+    points = f"{100 * found.value:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    verdict = "a significant difference between these two networks"
+    if count_patients(run.split.facts["patient_id"]) < MIN_PATIENTS:
+        verdict = "from too few patients for a verdict"  # few similar patients give an interval without width
+    elif not is_difference(found):
+        verdict = "not a significant difference"
+    return f"Mean accuracy, student less teacher: {points}, {verdict}."
+
+
+def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
+    notes = []
+    for step in (step for model in metrics.values() for step in model.steps):
+        if not step.num_cases:
+            notes.append(f"{step.name}: no case was annotated; every mean leaves this step out.")
+        elif step.left_out:
+            left_out = "; ".join(step.left_out)
+            notes.append(f"{step.name}: no case has these answers; the macro averages leave them out: {left_out}.")
+        if step.has_one_answer:
+            notes.append(f"{step.name}: every case has the same answer; the mean over the steps leaves it out.")
+    return list(dict.fromkeys(notes))
+
+
+def _write_cases(run: FinishedRun, gathered: Gathered) -> Iterator[Section]:
+    yield Section("cases", "Cases", "", write_cases(gathered.cases, run.chain, notes=gathered.notes))
+    body = Markup('<p class="note">{}</p>').format(gathered.correction_note)
+    if gathered.corrections is not None:
+        body = write_corrections(gathered.corrections, run.chain) + body
+    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
+    yield Section("corrections", "Corrections", lead, body)

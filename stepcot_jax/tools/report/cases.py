@@ -1,0 +1,158 @@
+"""The cases to browse on the page, found in the run's data with their pictures and shown with answers and maps."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+from markupsafe import Markup
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.data.images.pixels import PhantomPixels
+from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey
+from stepcot_jax.data.loading import Progress, load_dataset
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.pages.pictures import write_map
+from stepcot_jax.pages.shell import name_unseen
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.tools.report.page import render
+
+_PHANTOM_NAME = re.compile(r"images/phantom_(\d{6,9})\.png")
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundCase:
+    """A case with its pixels at the encoder's size."""
+
+    case: Case
+    pixels: UInt8[np.ndarray, "size size 3"]
+
+
+def find_cases(
+    settings: Settings,
+    *,
+    image_paths: Sequence[str],
+    labels: Int[np.ndarray, "case step"],
+    preprocessing: Preprocessing,
+    progress: Progress,
+) -> list[FoundCase]:
+    """Find cases by their images' paths; phantoms are drawn again.
+
+    Args:
+      labels: [case, step] in the run's predictions.
+    """
+    find = _draw if settings.data.source == "phantom" else _read
+    where = settings.data.root or "the phantom"
+    cases = []
+    found = find(settings, image_paths, preprocessing, progress)
+    for path, expected, each in zip(image_paths, labels, found, strict=True):
+        if each is None:
+            raise BadInput(f"{where} has no case with image {path!r}; expected the data that the run was trained on")
+        known = expected != NOT_ANNOTATED  # a run that was supervised on some steps has no labels of the others
+        if (np.array(each.case.labels, np.int32)[known] != expected[known]).any():
+            raise BadInput(
+                f"{where}, {path}: labels {each.case.labels} are not those of the run, {tuple(expected.tolist())}"
+            )
+        cases.append(each)
+    return cases
+
+
+def _draw(
+    settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
+) -> Iterator[FoundCase | None]:
+    phantom = settings.phantom
+    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
+    for path in progress(image_paths, "drawing the cases"):
+        match = _PHANTOM_NAME.fullmatch(path)
+        if match is None or int(match[1]) >= phantom.num_cases:
+            yield None
+            continue
+        case, pixels = drawing.draw(int(match[1]))
+        yield FoundCase(case, pixels if pixels.ndim == 3 else repeat_grey(pixels))
+
+
+def _read(
+    settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
+) -> Iterator[FoundCase | None]:
+    # Only training needs the search for near duplicates, the cache and the splits; images are decoded when shown.
+    data = dataclasses.replace(settings.data, near_duplicate_radius=0, cache_megabytes=0.0)
+    dataset = load_dataset(
+        dataclasses.replace(settings, data=data),
+        preprocessing=preprocessing,
+        is_known=lambda _: True,
+        progress=progress,
+    )
+    places = {case.image_path: place for place, case in enumerate(dataset.cases)}
+    for path in progress(image_paths, "reading the cases"):
+        place = places.get(path)
+        yield None if place is None else FoundCase(dataset.cases[place], dataset.pixels[place])
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownCase:
+    """One case of the page.
+
+    Attributes:
+      name: the case's name, such as its image's path.
+      about: origin and projection, in words; "" where unknown.
+      picture: data URI; None where the page has no pictures.
+      report: of the radiologist; "" where there is none.
+      truth: int [step], `NOT_ANNOTATED` where nobody answered.
+      probabilities: float [step, answer] of the network, calibrated if the run was; padding beyond a step's answers.
+      sets: bool [step, answer], the conformal answer sets; None without calibration.
+      inconsistent: the rule that the answers break, in words; "" if none.
+      maps: float [step, height, width], not negative; None without maps.
+    """
+
+    name: str
+    about: str
+    picture: str | None
+    report: str
+    truth: Int[np.ndarray, "step"]
+    probabilities: Float[np.ndarray, "step answer"]
+    sets: Bool[np.ndarray, "step answer"] | None = None
+    inconsistent: str = ""
+    maps: Float[np.ndarray, "step height width"] | None = None
+
+    @property
+    def last_truth(self) -> int:
+        """Label of the last step."""
+        return int(self.truth[-1])
+
+
+def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str]) -> Markup:
+    """Write the section's content: filters, gallery, the dialog of one case, and the data of all cases."""
+    # The page's script shows these texts as text, hence `name_unseen`, which the templates apply by themselves.
+    steps = [
+        {
+            "name": name_unseen(step.name),
+            "question": name_unseen(step.question),
+            "options": [name_unseen(text) for text in step.options],
+        }
+        for step in chain.steps
+    ]
+    data = {"steps": steps, "cases": [_as_data(case, chain) for case in cases]}
+    return render("cases.html.j2", notes=notes, cases=cases, steps=chain.steps, data=data)
+
+
+def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
+    own = [row[:num_answers] for row, num_answers in zip(case.probabilities, chain.answers_per_step, strict=True)]
+    sets = None
+    if case.sets is not None:
+        rows = zip(case.sets, chain.answers_per_step, strict=True)
+        sets = [np.flatnonzero(row[:num_answers]).tolist() for row, num_answers in rows]
+    return {
+        "name": name_unseen(case.name),
+        "about": name_unseen(case.about),
+        "picture": case.picture,
+        "report": name_unseen(case.report),
+        "truth": case.truth.tolist(),
+        "answers": [int(row.argmax()) for row in own],
+        "confidences": [round(float(row.max()), 4) for row in own],
+        "sets": sets,
+        "inconsistent": name_unseen(case.inconsistent),
+        "maps": None if case.maps is None else [write_map(values) for values in case.maps],
+    }

@@ -1,0 +1,100 @@
+"""Write a finished run as one web page: figures with intervals, curves, calibration, and cases to browse.
+
+Of a policy's run the page has its replies to the test questions, with true and predicted boxes.
+
+    stepcot report WORKDIR [--out FILE] [--num-cases 200] [--model student]
+
+The page is a single file that loads nothing. It holds pictures and reports of the data: protect it like the data.
+"""
+
+import argparse
+import pathlib
+from typing import TYPE_CHECKING
+
+from stepcot_jax.host.addresses import is_address, output_place
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
+
+if TYPE_CHECKING:
+    from stepcot_jax.host.staged_outputs import Output
+
+_PAGE = "report.html"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page of the run that the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="stepcot report", description="Write a finished run as one web page that loads nothing."
+    )
+    parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://, s3://")
+    page = f"or gs://, s3://; default: {_PAGE} in the workdir"
+    parser.add_argument("--out", metavar="FILE", type=output_place, help=page)
+    shown = "most cases, or replies of a policy, to show (default: 200)"
+    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
+    parser.add_argument(
+        "--model", help="network whose answers the cases show (default: the student, if the run has one)"
+    )
+    parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
+    parser.add_argument(
+        "--without-data", action="store_true", help="leave out pictures, reports, maps, corrections, replies"
+    )
+    options = parser.parse_args(arguments)
+    if options.num_cases < 1:
+        raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
+    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from stepcot_jax.host.outputs import writing_file
+    from stepcot_jax.host.store_cache import find_workdir
+    from stepcot_jax.settings.run_settings import POLICY_JOBS, read_settings
+
+    source = options.workdir
+    beside = f"{source.rstrip('/')}/{_PAGE}" if is_address(source) else pathlib.Path(source, _PAGE)
+    place = options.out or beside
+    options.workdir = find_workdir(options.workdir, "WORKDIR")
+    if not options.workdir.is_dir():
+        raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
+    write = _write_policy if read_settings(options.workdir / "settings.json").job in POLICY_JOBS else _write_networks
+    with writing_file(place) as out:
+        size = write(options, out)
+    print(f"{out.name}: {size / 1e6:.1f} MB")
+    return 0
+
+
+def _write_networks(options: argparse.Namespace, out: "Output") -> int:
+    """Write the page of a run of networks; return its size in bytes."""
+    from stepcot_jax.host.files import write_whole
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.reading.finished import read_run
+    from stepcot_jax.reading.trained_model import read_default_model
+    from stepcot_jax.tools.report.assembly import assemble
+
+    run, model = read_run(options.workdir), options.model or read_default_model(options.workdir)
+    run.check_model(model)
+    make_workdir(out.path.parent)
+    page = assemble(
+        run,
+        model=model,
+        num_cases=options.num_cases,
+        with_data=not options.without_data,
+        with_maps=not options.without_maps,
+        terminal=Terminal(),
+    ).encode()
+    write_whole(out.path, page)
+    return len(page)
+
+
+def _write_policy(options: argparse.Namespace, out: "Output") -> int:
+    """Write the page of a policy's run; return its size in bytes."""
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.tools.report.policy_page import read_policy_run, write_policy_page
+
+    if options.model is not None or options.without_maps:
+        raise BadInput(f"{options.workdir} is of a policy, to which --model and --without-maps do not apply")
+    run = read_policy_run(options.workdir)
+    make_workdir(out.path.parent)
+    return write_policy_page(
+        run, out.path, num_cases=options.num_cases, with_data=not options.without_data, terminal=Terminal()
+    )
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,221 @@
+"""The page of a policy's run: figures of each phase with intervals, curves by epoch, and replies to look through."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.data.grounded.reply_files import read_replies
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, as_columns, score_all
+from stepcot_jax.evaluation.reply_page import ShownTable, write_page
+from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES, Key, score_difference, score_models
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.pages.figures import draw_lines
+from stepcot_jax.pages.pictures import write_picture
+from stepcot_jax.pages.shell import Section
+from stepcot_jax.reading.finished import Entry, read_metrics
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.run.stored_reading import STATISTICS_FILE
+from stepcot_jax.settings.run_settings import Settings, read_settings
+from stepcot_jax.tools.report.curves import find_lines
+from stepcot_jax.tools.report.sections import write_settings
+from stepcot_jax.training.log import METRICS_FILE
+
+_PHASES = ("sft", "grpo")
+_UNCHARTED = ("kind", "step", "epoch", "cases_per_second")
+_MOST_LINES = 6
+_PARTS = ("value", "low", "high", "undefined")
+_EXPECTED = "expected the workdir of a finished run of the job sft or grpo"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishedPolicy:
+    """What a finished run of a policy left in its workdir.
+
+    Attributes:
+      records: of the test split; boxes are in pixels of the picture that the policy sees.
+      scores: by phase, of the test split's replies.
+      baseline: figures of the majority answer with the constant box; empty of a run that did not write them.
+    """
+
+    workdir: pathlib.Path
+    settings: Settings
+    entries: Sequence[Entry]
+    report: Mapping[str, Any]
+    records: Sequence[VqaRecord]
+    scores: Mapping[str, Sequence[ReplyScore]]
+    baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)
+
+
+def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
+    """Load a workdir that `stepcot_jax.main` wrote for a policy, and score its replies.
+
+    Open questions are scored by exact text, so that no judge is asked.
+    """
+    settings = read_settings(workdir / "settings.json")
+    report = read_json(workdir / "report.json", dict[str, Any], accepted=_EXPECTED)
+    records = read_vqa_records(workdir / "records" / "test.jsonl").records
+    ids = {record.id: None for record in records}
+    vqa = settings.vqa
+    scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
+    scores = {}
+    for phase in _PHASES:
+        path = workdir / "replies" / f"{phase}_test.jsonl"
+        if path.exists():
+            file = read_replies(path, name=phase, chosen=ids.keys(), known=ids.keys(), missing="stop")
+            scores[phase] = score_all(records, file.replies, scoring)
+    if not scores:
+        raise BadInput(f"{workdir / 'replies'}: no replies to the test split; {_EXPECTED}")
+    return FinishedPolicy(
+        workdir=workdir,
+        settings=settings,
+        entries=read_metrics(workdir / METRICS_FILE),
+        report=report,
+        records=records,
+        scores=scores,
+        baseline=_read_baseline(workdir / STATISTICS_FILE, with_intervals=settings.evaluation.num_resamples > 0),
+    )
+
+
+def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Interval]:
+    if not path.exists():
+        return {}
+    models = read_json(path, dict[str, Any], accepted=_EXPECTED).get("models")
+    try:
+        figures = models[BASELINE]["figures"] if isinstance(models, dict) and BASELINE in models else {}
+        found = {(name, group): figures[name][group] for name in figures for group in figures[name]}
+        intervals = {
+            key: Interval(*(math.nan if each[part] is None else float(each[part]) for part in _PARTS))
+            for key, each in found.items()
+        }
+    except (TypeError, KeyError, ValueError):
+        raise BadInput(f"{path}: the figures of {BASELINE!r} are damaged; {_EXPECTED}") from None
+    if with_intervals:
+        return intervals
+    return {key: dataclasses.replace(each, low=math.nan, high=math.nan) for key, each in intervals.items()}
+
+
+def write_policy_page(
+    run: FinishedPolicy,
+    out: pathlib.Path,
+    *,
+    num_cases: int,
+    with_data: bool,
+    terminal: Terminal,
+    num_resamples: int = 1000,
+) -> int:
+    """Write the page; return its size in bytes."""
+    terminal.say(f"bootstrap: {num_resamples} resamples of the test patients")
+    charts = Markup('<div class="charts">{}</div>').format(write_charts(run.entries))
+    size, _ = write_page(
+        out.parent,
+        run.records if with_data else (),
+        {phase: scores if with_data else () for phase, scores in run.scores.items()},
+        _tabulate(run, num_resamples),
+        title=f"Run {run.workdir.resolve().name}",
+        writer="stepcot report",
+        read_picture=_picture_reader(run, terminal) if with_data else None,
+        num_shown=num_cases,
+        file_name=out.name,
+        about=_describe(run),
+        sections=[Section("curves", "Learning curves", "", charts)],
+        closing=[
+            Section("settings", "Settings", "Every setting of the run.", write_settings(run.settings, run.report))
+        ],
+    )
+    return size
+
+
+def _describe(run: FinishedPolicy) -> list[str]:
+    vqa = run.settings.vqa
+    source = "drawn phantoms" if vqa.source == "phantom" else vqa.root
+    lines = [f"A policy trained on {source}, replies in the dialect {vqa.dialect}; figures are of the test split."]
+    best = run.report.get("best")
+    if isinstance(best, dict) and best:
+        found = ", ".join(f"{name.upper()} at update {entry.get('step')}" for name, entry in best.items())
+        lines.append(f"Best weights on validation: {found}.")
+    notes = run.report.get("notes")
+    return [*lines, *(note for note in notes if isinstance(note, str))] if isinstance(notes, list) else lines
+
+
+def _tabulate(run: FinishedPolicy, num_resamples: int) -> list[ShownTable]:
+    columns = {phase: as_columns(run.records, scores) for phase, scores in run.scores.items()}
+    rows: dict[str, Mapping[Key, Interval]] = {BASELINE: run.baseline} if run.baseline else {}
+    rows |= score_models(columns, num_resamples=num_resamples)
+    num_patients = len({record.patient_id for record in run.records})
+    notes = (
+        "In percent. A: right answers, V: mean IoU, passed: replies whose boxes earn the grounding reward. "
+        "Intervals are 95 %, from resampling patients. Open questions are scored by exact text.",
+    )
+    tables = [_table(f"{len(run.records)} questions of {num_patients} test patients", rows, notes)]
+    if len(columns) == len(_PHASES):
+        found = score_difference(first=columns["grpo"], second=columns["sft"], num_resamples=num_resamples)
+        notes = ("In points, in the same resamples of patients.",)
+        tables.append(_table("GRPO less SFT", {"grpo less sft": found}, notes))
+    return tables
+
+
+def _table(title: str, rows: Mapping[str, Mapping[Key, Interval]], notes: tuple[str, ...]) -> ShownTable:
+    shown = [(heading, key) for heading, key in HEADED_FIGURES if any(key in row for row in rows.values())]
+    cells = [(name, *(_show(row.get(key)) for _, key in shown)) for name, row in rows.items()]
+    return ShownTable(title, ("replies", *(heading for heading, _ in shown)), tuple(cells), notes)
+
+
+def _show(found: Interval | None) -> str:
+    if found is None or math.isnan(found.value):
+        return "-"
+    value, low, high = (f"{100 * number:.1f}" for number in (found.value, found.low, found.high))
+    return value if math.isnan(found.low) else f"{value} [{low}, {high}]"
+
+
+def write_charts(entries: Sequence[Entry]) -> Markup:
+    """Draw every number that the run logged by epoch: validation first, then rewards, losses, and one chart for others.
+
+    Args:
+      entries: the run's logged numbers; those of one kind and epoch are averaged.
+    """
+    validated, trained = (_list_names(entries, kind) for kind in ("val", "train"))
+    rewards, losses = ([name for name in trained if part in name] for part in ("reward", "loss"))
+    others = [name for name in trained if name not in (*rewards, *losses)]
+    groups = [("Validation", "val", validated), ("Rewards in training", "train", rewards), ("Loss", "train", losses)]
+    groups += [(name.replace("_", " ").replace("/", ", "), "train", [name]) for name in others]
+    charts = []
+    for title, kind, names in groups:
+        for number, some in enumerate(
+            names[start : start + _MOST_LINES] for start in range(0, len(names), _MOST_LINES)
+        ):
+            lines = find_lines(entries, kind, {name: name for name in some})
+            label = title if not number else f"{title}, continued ({number})"
+            charts.append(draw_lines(lines, title=label, x_label="epoch", y_label=""))
+    return Markup("").join(charts)
+
+
+def _list_names(entries: Sequence[Entry], kind: str) -> list[str]:
+    """Return the names of the finite numbers of one kind of entry, in the order of their first appearance."""
+    found: dict[str, None] = {}
+    for entry in entries:
+        if entry["kind"] == kind:
+            numbers = (key for key, value in entry.items() if isinstance(value, int | float) and key not in _UNCHARTED)
+            found |= dict.fromkeys(numbers)
+    return list(found)
+
+
+def _picture_reader(run: FinishedPolicy, terminal: Terminal) -> Callable[[str], str | None]:
+    """Return a function from image paths of test records to data URIs of the pictures that the policy saw."""
+    data = load_vqa_dataset(
+        run.settings, splits=("test",), progress=lambda found: terminal.watch(found, "loading the test pictures")
+    )
+    places = {record.image_path: int(place) for record, place in zip(data.records, data.image_of, strict=True)}
+
+    def read(path: str) -> str | None:
+        return write_picture(data.load_images([places[path]])[0]) if path in places else None
+
+    return read

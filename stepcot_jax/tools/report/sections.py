@@ -1,0 +1,393 @@
+"""Two sections of the page: whether confidences are calibrated, and whether chains of answers are consistent."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from markupsafe import Markup, escape
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation import consistency
+from stepcot_jax.evaluation.calibration import Reliability, step_reliability
+from stepcot_jax.evaluation.consistency import read_pairs
+from stepcot_jax.evaluation.operating_points import (
+    FIGURES,
+    Finding,
+    Levels,
+    OperatingPoint,
+    OperatingPoints,
+    count_levels,
+)
+from stepcot_jax.evaluation.predictions import own_logits, read_predictions
+from stepcot_jax.evaluation.resamples import count_once
+from stepcot_jax.pages.figures import draw_reliability
+from stepcot_jax.pages.shell import Section, decimal, name_unseen, percent
+from stepcot_jax.reading.asking import NextStep
+from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.run.stored_reading import PAIRS_FILE
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.tools.report.page import render
+
+_NUM_RULES_SHOWN = 12
+
+
+def write_calibration_section(run: FinishedRun) -> Section:
+    """Write, for every network, a reliability diagram for each step and a table of errors and answer sets."""
+    lead = "Accuracy against confidence. This run fitted no temperatures."
+    raw = step_reliability(run.split.predictions, run.chain)
+    calibrated: Mapping[str, tuple[Reliability, ...] | None] = dict.fromkeys(raw)
+    if run.calibration is not None:
+        lead = (
+            "Accuracy against confidence, after temperature scaling with one temperature for each step, fitted on "
+            f"validation. Answer sets aim to hold the true answer in {run.calibration.describe_coverage()}."
+        )
+        calibrated = step_reliability(run.split.predictions, run.chain, calibration=run.calibration)
+    models = [_write_model(run, model, steps, calibrated[model]) for model, steps in raw.items()]
+    return Section("confidence", "Calibration", lead, Markup("").join(models))
+
+
+def _write_model(
+    run: FinishedRun, model: str, raw: tuple[Reliability, ...], calibrated: tuple[Reliability, ...] | None
+) -> Markup:
+    headers = ["Step", "Cases", "ECE, %", "Brier", "NLL"]
+    if calibrated is not None:
+        headers += ["Temperature", "ECE before, %", "NLL before", "Set holds truth, %", "Mean set size"]
+    sets = run.answer_sets(model)
+    measured = [] if sets is None else _measure_sets(sets, run.split.predictions.labels)
+    diagrams, rows = [], []
+    for place, step in enumerate(calibrated or raw):
+        filled = [each for each in step.bins if each.num_cases]
+        diagrams.append(
+            draw_reliability(
+                confidences=[each.confidence for each in filled],
+                accuracies=[each.accuracy for each in filled],
+                counts=[each.num_cases for each in filled],
+                title=step.name,
+                model=model,
+            )
+        )
+        row = [step.name, str(step.num_cases), percent(step.ece), decimal(step.brier), decimal(step.nll)]
+        if calibrated is not None and run.calibration is not None:
+            covered, size = measured[place]
+            row += [decimal(run.calibration.temperatures[model][place]), percent(raw[place].ece)]
+            row += [decimal(raw[place].nll), percent(covered), decimal(size)]
+        rows.append(row)
+    by_answer = [] if sets is None else _measure_answers(sets, run.split.predictions.labels, run.chain)
+    return render(
+        "calibration.html.j2", model=model, diagrams=diagrams, headers=headers, rows=rows, by_answer=by_answer
+    )
+
+
+def _measure_answers(
+    sets: Bool[np.ndarray, "case step answer"], labels: Int[np.ndarray, "case step"], chain: Chain
+) -> list[tuple[str, str, int, float]]:
+    """Return step, answer, number of test cases with that true answer, and the share of them whose set holds it."""
+    found = []
+    for place, step in enumerate(chain.steps):
+        for answer, option in enumerate(step.options):
+            held = sets[labels[:, place] == answer, place, answer]
+            if len(held):
+                found.append((step.name, option, len(held), float(held.mean())))
+    return found
+
+
+def _measure_sets(
+    sets: Bool[np.ndarray, "case step answer"], case_labels: Int[np.ndarray, "case step"]
+) -> list[tuple[float, float]]:
+    """Return for each step the share of annotated test cases whose set holds the truth, and the mean set size."""
+    figures = []
+    for place, labels in enumerate(case_labels.T):
+        annotated = labels != NOT_ANNOTATED
+        own, truth = sets[annotated, place], labels[annotated]
+        if not len(truth):
+            figures.append((math.nan, math.nan))
+            continue
+        held = own[np.arange(len(truth)), truth]
+        figures.append((float(held.mean()), float(own.sum(axis=1).mean())))
+    return figures
+
+
+@dataclasses.dataclass(frozen=True)
+class Plausibility:
+    """The rules by which chains of answers are called inconsistent.
+
+    Attributes:
+      rules: pairs of answers that contradict each other.
+      source: where the rules come from, in a sentence.
+    """
+
+    chain: Chain
+    rules: consistency.Rules
+    source: str
+
+    @classmethod
+    def of_run(cls, run: FinishedRun) -> "Plausibility":
+        """Return the given rules, and those learned from training chains, or else from validation chains."""
+        sources = []
+        clear = consistency.find_clear_chest(run.chain)
+        if clear is not None:
+            sources.append(f"“{run.chain.steps[0].options[clear.label]}” settles every later step")
+        counts, taught_by = _count_known_pairs(run)
+        if counts is not None:
+            sources.append(
+                f"two answers were never together if no {taught_by} chain has both, though "
+                f"{consistency.MIN_EXPECTED:.0f} would by chance"
+            )
+        rules = consistency.make_rules(run.chain, counts=counts)
+        source = f"Rules: {'; '.join(sources)}." if sources else "There are no rules for this chain."
+        return cls(run.chain, rules, " ".join([source, *(f"Not applied: {note}." for note in rules.notes)]))
+
+    def broken_rules(self, answers: Int[np.ndarray, "case step"]) -> list[str]:
+        """Return the rules that each case's answers break, in words; "" for none."""
+        return ["; ".join(broken) for broken in consistency.list_broken(answers, self.rules, self.chain)]
+
+    def write_section(self, run: FinishedRun) -> Section:
+        """Write the share of chains that break a rule, of the truth and of every network."""
+        answers = {"truth": run.split.predictions.labels}
+        for model, logits in run.split.predictions.logits.items():
+            own = own_logits(logits, chain=run.chain, model=model)
+            answers[model] = np.stack([each.argmax(axis=1) for each in own], axis=1).astype(np.int32)
+        chains = [
+            {
+                "name": name,
+                "share": consistency.share_inconsistent(rows, self.rules),
+                "num_cases": len(rows),
+                "broken": list(consistency.count_broken(rows, self.rules, self.chain).items()),
+            }
+            for name, rows in answers.items()
+        ]
+        body = render("consistency.html.j2", chains=chains, most=_NUM_RULES_SHOWN)
+        return Section("consistency", "Consistency", self.source, body)
+
+
+def _count_known_pairs(run: FinishedRun) -> tuple[dict[consistency.Pair, np.ndarray] | None, str]:
+    """Return how often each pair of answers occurs, and in which split's chains; None if the run kept neither."""
+    if (run.workdir / PAIRS_FILE).exists():
+        return read_pairs(run.workdir / PAIRS_FILE, run.chain), "training"
+    validation = run.workdir / "predictions" / "val.npz"
+    if validation.exists():
+        labels = read_predictions(validation, run.chain).predictions.labels
+        return consistency.count_pairs(labels, run.chain), "validation"
+    return None, ""
+
+
+# The teacher's answers once the truth of the first steps is given: which later answers flip.
+
+
+NOT_GIVEN = -1
+
+ReadGiven = Callable[[Int[np.ndarray, "case step"]], Float[np.ndarray, "case step answer"]]
+"""From given answers (`NOT_GIVEN` where the network answers) to the network's probabilities."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Corrections:
+    """Readings of the same cases, each with the truth of one more step given.
+
+    Attributes:
+      truth: [case, step], `NOT_ANNOTATED` where nobody answered; the network answers such a step itself.
+      answers: [num_given, case, step], the network's own answers with the first `num_given` steps given, from 0.
+      largest_shift: largest change of a later answer's probability when one more step was given, 0 to 1.
+      asked: of each case the step worth checking as read; None for none.
+    """
+
+    names: Sequence[str]
+    truth: Int[np.ndarray, "case step"]
+    answers: Int[np.ndarray, "num_given case step"]
+    largest_shift: float
+    asked: Sequence[NextStep | None] = ()
+
+    @property
+    def flipped(self) -> Bool[np.ndarray, "num_given case step"]:
+        """Whether a step that is not given has another answer than with one step less given; False at 0 given."""
+        changed = np.zeros(self.answers.shape, bool)
+        changed[1:] = self.answers[1:] != self.answers[:-1]
+        return changed & _is_later(self.answers.shape[2])[:, None]
+
+
+def read_corrections(
+    read: ReadGiven, *, truth: Int[np.ndarray, "case step"], names: Sequence[str], asked: Sequence[NextStep | None] = ()
+) -> Corrections:
+    """Read the cases with 0, 1, ... and all but the last step given.
+
+    Args:
+      truth: [case, step], `NOT_ANNOTATED` where nobody answered.
+      asked: of each case the step worth checking as read; () if that was not looked for.
+    """
+    given = np.where(truth == NOT_ANNOTATED, NOT_GIVEN, truth)
+    num_steps = truth.shape[1]
+    probabilities = np.stack(
+        [read(np.where(np.arange(num_steps) < num_given, given, NOT_GIVEN)) for num_given in range(num_steps)]
+    )
+    shifts = np.abs(np.diff(probabilities, axis=0)).max(axis=-1, initial=0)
+    later = shifts * _is_later(num_steps)[1:, None]
+    return Corrections(tuple(names), truth, probabilities.argmax(axis=-1), float(later.max(initial=0)), tuple(asked))
+
+
+def _is_later(num_steps: int) -> Bool[np.ndarray, "num_given step"]:
+    return np.arange(num_steps) >= np.arange(num_steps)[:, None]
+
+
+def write_corrections(corrections: Corrections, chain: Chain, *, num_shown: int = 4) -> Markup:
+    """Write how many later answers flipped, for better or worse, and the cases with the most flips."""
+    by_case = corrections.flipped.sum(axis=(0, 2))
+    order = np.argsort(-by_case, kind="stable")[:num_shown]
+    return render(
+        "corrections.html.j2",
+        summary=_summarise(corrections),
+        headers=["Step", "Truth", "as read", *(f"{number} given" for number in range(1, len(corrections.answers)))],
+        cases=[_list_rows(corrections, int(case), chain) for case in order if by_case[case]],
+        worth=_list_worth(corrections),
+        last=chain.steps[-1].name,
+    )
+
+
+def _list_worth(corrections: Corrections) -> list[dict[str, Any]]:
+    """Return the cases in which an answer to the step worth checking changes the last step, the likeliest first."""
+    rows = []
+    for name, asked in zip(corrections.names, corrections.asked, strict=False):
+        if asked is not None and asked.changing:
+            chance = sum(outcome.probability for outcome in asked.changing)
+            rows.append({"name": name, "asked": asked, "chance": chance})
+    return sorted(rows, key=lambda row: -row["chance"])
+
+
+def _summarise(corrections: Corrections) -> str:
+    flipped, truth = corrections.flipped, corrections.truth
+    before = np.concatenate([corrections.answers[:1], corrections.answers[:-1]])
+    annotated = truth != NOT_ANNOTATED
+    to_right = int((flipped & annotated & (corrections.answers == truth)).sum())
+    to_wrong = int((flipped & annotated & (before == truth)).sum())
+    num_cases, num_flips = flipped.shape[1], int(flipped.sum())
+    num_changed = int(flipped.any(axis=(0, 2)).sum())
+    if not num_flips:
+        hardly = ": this teacher reads each step from the picture, and hardly from its earlier answers"
+        return (
+            f"In none of {num_cases} cases did a later answer change when the truth of earlier steps was given, and no "
+            f"later probability moved by more than {100 * corrections.largest_shift:.2g} percentage points"
+            f"{hardly if corrections.largest_shift < 0.01 else ''}."
+        )
+    return (
+        f"In {num_changed} of {num_cases} cases a later answer changed when the truth of earlier steps was given: "
+        f"{num_flips} changes, {to_right} of them from wrong to right, {to_wrong} from right to wrong and "
+        f"{num_flips - to_right - to_wrong} between two wrong answers or without a truth to compare with."
+    )
+
+
+def _list_rows(corrections: Corrections, case: int, chain: Chain) -> dict[str, Any]:
+    """Return a case's name and, for each step, its truth and one cell for each number of given steps."""
+    rows = []
+    for place, step in enumerate(chain.steps):
+        truth = int(corrections.truth[case, place])
+        annotated = truth != NOT_ANNOTATED
+        cells: list[dict[str, Any] | None] = []
+        for num_given, answers in enumerate(corrections.answers):
+            answer = int(answers[case, place])
+            flipped = bool(corrections.flipped[num_given, case, place])
+            right = answer == truth if annotated else None
+            is_given = place < num_given and annotated
+            cells.append(None if is_given else {"answer": step.options[answer], "flipped": flipped, "right": right})
+        rows.append({"step": step.name, "truth": step.options[truth] if annotated else "not annotated", "cells": cells})
+    return {"name": corrections.names[case], "rows": rows}
+
+
+# The section on operating points: a table of all, and the data of the curves that the page's script draws.
+
+
+MOST_LEVELS = 150
+"""Thresholds of a curve on the page; where the test cases have more, evenly spaced ones of them."""
+
+
+def write_operating_section(run: FinishedRun) -> Section:
+    """Write the operating points with their figures, and curves of the test cases on which thresholds can be tried."""
+    found = run.operating_points
+    if found is None:
+        lead = "This run chose none; python -m stepcot_jax.main with the same --config and --workdir chooses them."
+        return Section("operating", "Operating points", lead, render("operating.html.j2", models={}, data=None))
+    lead = (
+        "From which probability on is an answer called, against all others of its step? Thresholds: "
+        f"{found.rule.describe()}. Curves and figures are of the test cases, probabilities as in the calibration above."
+    )
+    models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
+    for (model, step, answer), point in found.points.items():
+        models.setdefault(model, []).append((step, answer, point))
+    body = render("operating.html.j2", models=models, data=_gather(run, found), figures=FIGURES)
+    return Section("operating", "Operating points", lead, body)
+
+
+def _gather(run: FinishedRun, found: OperatingPoints) -> list[dict[str, Any]]:
+    """Return the curves of the answers that some, but not all test cases have."""
+    return [_draw(run, finding, point) for finding, point in found.points.items() if all(point.test)]
+
+
+def _draw(run: FinishedRun, finding: Finding, point: OperatingPoint) -> dict[str, Any]:
+    model, name, option = finding
+    place = next(number for number, step in enumerate(run.chain.steps) if step.name == name)
+    answer = run.chain.steps[place].options.index(option)
+    labels = run.split.predictions.labels[:, place]
+    annotated = labels != NOT_ANNOTATED
+    levels = count_levels(
+        count_once(int(annotated.sum())),
+        scores=run.probabilities(model)[annotated, place, answer],
+        positive=labels[annotated] == answer,
+    )
+    chosen = int((levels.thresholds >= point.threshold.value).sum()) - 1
+    kept = _thin(len(levels.thresholds), chosen)
+    rows = zip(levels.thresholds[kept], levels.hits[0, kept], levels.alarms[0, kept], strict=True)
+    area, precision = _areas(levels)
+    return {
+        "model": model,
+        "step": name_unseen(name),
+        "answer": name_unseen(option),
+        "positive": point.test[0],
+        "negative": point.test[1],
+        "threshold": point.threshold.value if math.isfinite(point.threshold.value) else None,
+        "chosen": kept.index(chosen),
+        "area": round(area, 4),
+        "precision": round(precision, 4),
+        # The first level is infinite: nothing is called.
+        "levels": [[round(float(at), 4) if at < math.inf else None, int(hit), int(alarm)] for at, hit, alarm in rows],
+    }
+
+
+def _thin(num_levels: int, chosen: int) -> list[int]:
+    """Return the levels to keep, ascending: the first, the last, the chosen one, and evenly spaced ones."""
+    spaced = np.linspace(0, num_levels - 1, min(num_levels, MOST_LEVELS - 1)).round().astype(int).tolist()
+    return sorted({*spaced, chosen})
+
+
+def _areas(levels: Levels) -> tuple[float, float]:
+    """Return the area under the ROC curve and the average precision."""
+    recall, fallout = levels.hits[0] / levels.hits[0, -1], levels.alarms[0] / levels.alarms[0, -1]
+    precision = levels.hits[0, 1:] / (levels.hits[0, 1:] + levels.alarms[0, 1:])
+    return float(np.trapezoid(recall, fallout)), float((np.diff(recall) * precision).sum())
+
+
+# Every setting of a run as a table.
+
+
+def write_settings(settings: Settings, report: Mapping[str, Any]) -> Markup:
+    """Return the settings by section, and the time that the run took if its report has it."""
+    groups: dict[str, dict[str, Markup]] = {"run": {}}
+    for key, value in dataclasses.asdict(settings).items():
+        if isinstance(value, dict):
+            groups[key] = {name: _breakable(_describe_value(each)) for name, each in value.items()}
+        else:
+            groups["run"][key] = _breakable(_describe_value(value))
+    seconds = report.get("wall_seconds")
+    return render("settings.html.j2", groups=groups, seconds=seconds if isinstance(seconds, int | float) else None)
+
+
+def _breakable(value: str) -> Markup:
+    """Return text that breaks after the signs of paths and patterns rather than within words."""
+    return Markup(re.sub(r"([/|.(_=])", r"\1<wbr>", str(escape(value))))  # noqa: S704 - escaped here
+
+
+def _describe_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_describe_value, value))
+    return "(empty)" if value == "" else str(value)

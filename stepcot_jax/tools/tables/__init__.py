@@ -1,0 +1,1 @@
+"""`stepcot tables`: the paper's tables, made by training what they compare."""

@@ -1,0 +1,131 @@
+"""Load the networks of a finished cell, and predict with them on other data or with given answers.
+
+`reading.trained_model` serves reading images and refuses runs that cannot; tables also read stored and imported
+features, and baselines.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.batches import evaluation_batches, iterate
+from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, collect
+from stepcot_jax.features.inputs import Inputs
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.results import with_facts
+from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.settings.run_settings import Settings, read_settings
+from stepcot_jax.systems.networks import Networks, encode_images, make_networks
+from stepcot_jax.training.checkpoints import read_best, restore_params
+from stepcot_jax.training.state import Params
+
+Predict = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Networks with weights.
+
+    Attributes:
+      networks: the modules; without an image encoder where that is frozen.
+      params: by network, the whole parameter tree at its best step.
+      text_features: float32 [step, width]; None without text.
+    """
+
+    settings: Settings
+    chain: Chain
+    networks: Networks
+    params: dict[str, Params]
+    text_features: jax.Array | None
+
+
+def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
+    """Load the best weights of a finished run."""
+    settings, stored = read_settings(folder / "settings.json"), read_reading(folder)
+    along = None if settings.image_encoder.is_frozen else make_resnet(settings.image_encoder.name)
+    latest, best = read_best(folder / "checkpoints")
+    params = {}
+    for name in names:
+        tree = restore_params(folder / "checkpoints", best[name].step if name in best else latest)
+        if name not in tree:
+            raise BadInput(f"{folder}: network {name!r} is not one of {', '.join(sorted(tree))}")
+        params[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+    text = None if stored.text_features is None else jnp.asarray(stored.text_features)
+    return Weights(settings, stored.chain, make_networks(settings, stored.chain, along), params, text)
+
+
+def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings) -> SplitPredictions:
+    """Predict on a split.
+
+    Args:
+      predict: from a prepared batch, with "labels" and "images" or "image_features", to logits [case, step, answer] by
+        model name.
+    """
+    dataset = inputs.dataset
+    if split == "all":
+        every = tuple(sorted(itertools.chain.from_iterable(dataset.splits.by_name().values())))
+        dataset, split = dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=every)), "test"
+    batches = evaluation_batches(dataset, split, batch_size=settings.evaluation.batch_size)
+    with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
+        found: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
+    return with_facts(dataset, split, found)
+
+
+def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
+    """Return a function that predicts with the teacher, given the true answers of the first steps.
+
+    Args:
+      counts: numbers of first steps whose answers are given; for each there is a model "NUMBER given".
+
+    Returns:
+      A function of prepared batches. Where a given step is unannotated, the teacher's own answer stays.
+    """
+
+    @jax.jit
+    def read(params: Any, batch: dict[str, Any], count: jax.Array) -> jax.Array:
+        labels = batch["labels"]
+        given = jnp.where((jnp.arange(labels.shape[1]) < count)[None] & (labels >= 0), labels, -1)
+        reading = trained.networks.teacher.apply(
+            {"params": params["teacher"]},
+            image_features=encode_images(trained.networks, params, batch),
+            text_features=trained.text_features,
+            given_answers=given,
+            deterministic=True,
+        )
+        return reading.logits
+
+    def predict(batch: dict[str, Any]) -> dict[str, jax.Array]:
+        params = trained.params["teacher"]
+        return {f"{count} given": read(params, batch, jnp.int32(count)) for count in counts}
+
+    return predict
+
+
+def read_features(
+    trained: Weights, name: str, inputs: Inputs, split: str
+) -> tuple[Float32[np.ndarray, "case width"], Int32[np.ndarray, "case step"], np.ndarray]:
+    """Return image features, labels and patients of a split, from the encoder of a network's weights."""
+    encode = jax.jit(lambda params, batch: encode_images(trained.networks, params, batch))
+    settings, features, labels, index = trained.settings, [], [], []
+    batches = evaluation_batches(inputs.dataset, split, batch_size=settings.evaluation.batch_size)
+    with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
+        for batch in read:
+            present = np.asarray(batch["present"], bool)
+            features.append(np.asarray(encode(trained.params[name], inputs.prepare(batch)))[present])
+            labels.append(batch["labels"][present])
+            index.append(batch["index"][present])
+    order = np.argsort(np.concatenate(index))
+    members = inputs.dataset.splits.by_name()[split]
+    patients = np.array([str(inputs.dataset.cases[member].patient_id or "") for member in members])
+    return np.concatenate(features)[order], np.concatenate(labels)[order], patients

@@ -1,0 +1,220 @@
+"""Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
+
+NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules, folds, chain_grpo, curriculum,
+vqa, robustness, self_check or stages, several of them, or all: the first six. The last four have published figures of
+GEMeX-RMCoT and MEDSAGE; without --config they are printed alone, and nothing is trained.
+
+stepcot tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
+    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
+
+Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
+runs. DIR may be gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, as for `main`. Tables are written as CSV, Markdown and LaTeX
+to DIR/tables, or to --out.
+Human readers have their own command, stepcot readers.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import pathlib
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from stepcot_jax.host.addresses import name_place, refuse_address
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.stores import is_store_address
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settings
+from stepcot_jax.tools.options import define_flags, parse
+
+if TYPE_CHECKING:
+    from stepcot_jax.tools.tables.plan import Plan
+
+NAMES = (
+    "diagnosis",
+    "steps",
+    "components",
+    "effect",
+    "transfer",
+    "cost",
+    "corrections",
+    "schedules",
+    "folds",
+    "chain_grpo",
+    "curriculum",
+)
+"""Tables of Step-CoT, in the order of the paper, and others that need runs.
+
+The module of each has `list_cells` and `make_tables`.
+"""
+
+PUBLISHED_NAMES = ("vqa", "robustness", "self_check", "stages")
+"""Tables of policies beside GEMeX-RMCoT and MEDSAGE; without a plan, `make_tables` returns the published figures."""
+
+NOT_IN_ALL = ("corrections", "schedules", "folds", "chain_grpo", "curriculum")
+"""Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
+
+WITH_LARGE_MODELS = ("diagnosis", "steps")
+"""Tables with rows of large models, from `--constrained`."""
+
+
+def read_names(arguments: list[str]) -> tuple[str, ...]:
+    """Return the tables that the command line names."""
+    known = f"{', '.join((*NAMES, *PUBLISHED_NAMES))} or all"
+    if not arguments:
+        raise BadInput(f"NAME is required (one or more of {known})")
+    for name in arguments:
+        if name == "readers":
+            raise BadInput("readers has its own command: stepcot readers")
+        if name not in (*NAMES, *PUBLISHED_NAMES, "all"):
+            raise BadInput(f"table {name!r} is not one of {known}")
+    if "all" in arguments:
+        extra = (*NOT_IN_ALL, *PUBLISHED_NAMES)
+        return tuple(name for name in (*NAMES, *PUBLISHED_NAMES) if name not in extra or name in arguments)
+    return tuple(dict.fromkeys(arguments))
+
+
+def read_encoders(entries: list[str]) -> dict[str, str]:
+    """Return encoders by name from NAME=WEIGHTS entries."""
+    encoders: dict[str, str] = {}
+    for entry in entries:
+        name, separator, weights = entry.partition("=")
+        if not separator or not name.strip() or not weights.strip():
+            raise BadInput(f"--encoders: {entry!r} is not NAME=WEIGHTS, such as CLIP=/path/to/clip")
+        if name.strip() in encoders:
+            raise BadInput(f"--encoders: {name.strip()!r} comes twice")
+        encoders[name.strip()] = weights.strip()
+    return encoders
+
+
+def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
+    """Return the seeds; the config's without any."""
+    for entry in entries:
+        if not entry.strip().isdecimal():
+            raise BadInput(f"--seeds: {entry!r} is not a whole number from 0, as in --seeds=0,1,2")
+    return tuple(int(entry) for entry in entries) or (settings.seed,)
+
+
+def make_tables(
+    names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path | str
+) -> list[str]:
+    """Run the unfinished cells, then make and write the tables."""
+    # Imported here: jax takes seconds, and --help and a wrong flag should not.
+    from stepcot_jax.host.outputs import writing_folder
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.pages.sheets import write_table
+
+    tables: dict[str, Any] = {name: importlib.import_module(f"stepcot_jax.tools.tables.{name}_table") for name in names}
+    terminal = Terminal()
+    written = []
+    with writing_folder(folder) as out:
+        make_workdir(out.path)
+        if plan is not None:
+            plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
+        for name, module in tables.items():
+            terminal.say(f"table {name}")
+            for table in module.make_tables(plan):
+                notes = (*table.notes, f"Made by: {shlex.join(command)}")
+                written += write_table(out.path, dataclasses.replace(table, notes=notes))
+    return written
+
+
+def _make_plan(workdir: pathlib.Path | str) -> "Plan":
+    values = flags.FLAGS
+    settings = make_settings(values.config)
+    if settings.job in ("chain_grpo", *POLICY_JOBS):  # configs of tables that choose the job, as all do
+        settings = dataclasses.replace(settings, job="distill")
+    seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
+    target = make_settings(values.target_config) if values.target_config else None
+    from stepcot_jax.evaluation.published import read_constrained
+    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.tools.tables.cells import Cells
+    from stepcot_jax.tools.tables.plan import Plan
+
+    holds = "what constrain wrote"
+    folders = [find_files(each, "--constrained", holds=holds, may_be_file=True) for each in values.constrained]
+    constrained = tuple(map(read_constrained, folders))
+    models = [found.model for found in constrained]
+    if len(set(models)) < len(models):
+        raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
+    logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
+    return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples, constrained)
+
+
+def main(arguments: list[str]) -> None:
+    """Make the tables that the flags describe."""
+
+    def run() -> None:
+        names = read_names(arguments[1:])
+        values = flags.FLAGS
+        if values.published and not set(names) <= set(PUBLISHED_NAMES):
+            raise BadInput(f"--published is accepted only with {', '.join(PUBLISHED_NAMES)}; got {', '.join(names)}")
+        if values.constrained and not set(names) & set(WITH_LARGE_MODELS):
+            accepted = " and ".join(WITH_LARGE_MODELS)
+            raise BadInput(f"--constrained is accepted only with {accepted}; got {', '.join(names)}")
+        if not values.workdir:
+            raise BadInput("--workdir is required (a writable folder)")
+        workdir = values.workdir.rstrip("/") if is_store_address(values.workdir) else values.workdir
+        folder = values.out or f"{workdir}/tables"
+        if is_store_address(folder) and name_place(folder) == name_place(workdir):
+            raise BadInput(f"--out: {folder} is the workdir; expected another folder, such as {workdir}/tables")
+        command = ["stepcot", "tables", *sys.argv[1:]]
+        if not is_store_address(workdir):
+            refuse_address(workdir, "--workdir", is_output=True)
+        plan = None if values.published else _make_plan(workdir)
+        with _holding(workdir):
+            written = make_tables(names, plan, command=command, folder=folder)
+        print(f"written to {folder}: {', '.join(written)}")
+
+    run_tool(run)
+
+
+@contextlib.contextmanager
+def _holding(workdir: str) -> Iterator[None]:
+    """Make a workdir; on a store, keep other commands out of it."""
+    if is_store_address(workdir):
+        from stepcot_jax.host.outputs import holding_folder
+
+        with holding_folder(workdir, "--workdir"):
+            yield
+        return
+    make_workdir(pathlib.Path(workdir))
+    yield
+
+
+def define_table_flags() -> None:
+    """Define the flags beyond those of a run."""
+    flags.DEFINE_list("seeds", [], "Seeds of every run; the config's by default.")
+    flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
+    large = "Folders of stepcot constrain: large models beside the networks, in diagnosis and steps."
+    flags.DEFINE_list("constrained", [], large)
+    flags.DEFINE_string("out", None, "Folder for the tables, or gs://, s3://; WORKDIR/tables by default.")
+    flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
+    flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(PUBLISHED_NAMES)} alone.")
+    config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
+
+
+def parse_tables(arguments: list[str]) -> list[str]:
+    """Parse the command line; without a config, published figures are printed alone."""
+    words = set(arguments[1:])
+    if words & set(PUBLISHED_NAMES) and not words & {*NAMES, "all"} and not any("--config" in word for word in words):
+        arguments = [*arguments, "--config=quickstart", "--published"]
+    of_chains = set(NAMES) - {"curriculum"} | {"all"}
+    is_of_policies = bool(words & {*PUBLISHED_NAMES, "curriculum"}) and not words & of_chains
+    return parse(arguments, example="tables_vqa" if is_of_policies else "quickstart")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["measure-cost"]:  # `cost_table` measures each network in a process of its own
+        from stepcot_jax.tools.tables.cost_measuring import main as measure_cost
+
+        run_tool(lambda: measure_cost(sys.argv[2:]))
+    define_flags()
+    define_table_flags()
+    app.run(main, flags_parser=parse_tables)

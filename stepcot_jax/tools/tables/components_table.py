@@ -1,0 +1,171 @@
+"""Tables 6 and 9: ablations of memory, text, write-back, distillation and channel alignment."""
+
+import math
+
+from stepcot_jax.evaluation.comparison import CORRECTED, HIGHER, INTERVALS, LOWER, MCNEMAR, TOO_FEW, Comparison
+from stepcot_jax.evaluation.published import COMPONENT_ACCURACY
+from stepcot_jax.pages.sheets import Entry, Figure, Table, columns
+from stepcot_jax.settings.sections import PromptSettings
+from stepcot_jax.tools.tables.cells import Cell
+from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan
+from stepcot_jax.tools.tables.steps_table import tabulate_steps
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return the full model and its ablations."""
+    return [
+        cell for seed in plan.seeds for cell in (plan.main(seed), *(plan.ablation(name, seed) for name in ABLATIONS))
+    ]
+
+
+def variants() -> dict[str, str]:
+    """Return by ablated model the full model that it is compared with."""
+    of_teacher = {f"teacher {name}": "teacher" for name in ABLATIONS if name not in OF_STUDENT}
+    return of_teacher | {f"student {name}": "student" for name in ABLATIONS}
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """Make the tables of accuracies, of their differences, and of all figures of each step, from finished cells."""
+
+    def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
+        full = {model: (plan.main(seed), model) for model in ("teacher", "student")}
+        ablated = {name: plan.ablation(name, seed) for name in ABLATIONS}
+        return full | {name: (ablated[name.removeprefix(f"{base} ")], base) for name, base in variants().items()}
+
+    comparison = plan.compare(list_parts)
+    models = list(comparison.models)
+    return [
+        _tabulate_accuracy(comparison, plan),
+        _tabulate_differences(comparison, plan),
+        tabulate_steps("components_steps", "Every step of the ablations", comparison, models, plan.seeds),
+    ]
+
+
+def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
+    steps = comparison.chain.steps
+    published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
+    constant = [comparison.constant(step) for step in (*range(len(steps)), None)]
+    rows: list[tuple[Entry, ...]] = [("most frequent answer", *constant, *[None] * (3 + len(published_steps)))]
+    order = ["teacher", *(name for name, base in variants().items() if base == "teacher")]
+    order += ["student", *(name for name, base in variants().items() if base == "student")]
+    verdicts = _judge(comparison)
+    for model in order:
+        base = variants().get(model)
+        difference = None if base is None else comparison.difference(model, base, "mean_accuracy")
+        # The paper ablates memory and text of the teacher.
+        published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
+        rows.append(
+            (
+                model,
+                *(comparison.figure(model, "accuracy", position) for position in range(len(steps))),
+                comparison.figure(model, "mean_accuracy"),
+                comparison.figure(model, "chain_accuracy"),
+                difference,
+                verdicts.get(model),
+                *(published.get(name) for name in published_steps),
+            )
+        )
+    headings = (
+        *columns("text", "model"),
+        *columns("percent", *(step.name for step in steps), "mean of the steps", "whole chain"),
+        *columns("points", "difference of the mean from the full model"),
+        *columns("text", "mean accuracy without it"),
+        *columns("percent", *published_steps, published=True),
+    )
+    notes = (
+        f"Accuracy on the test split, seeds {list(plan.seeds)}.",
+        describe_text(plan.settings.prompts),
+        INTERVALS,
+        CORRECTED,
+        *conclude(comparison),
+    )
+    return Table("components", "Accuracy of the ablations", headings, tuple(rows), notes)
+
+
+def describe_text(prompts: PromptSettings) -> str:
+    """Return what the ablation of the text compares, which depends on the prompt vectors."""
+    if prompts.encoder == "hashed":
+        compared = 'that are fixed random ones (config.prompts.encoder="hashed")'
+        about = "it says nothing about the meaning of the questions"
+    else:
+        compared = "imported with the features" if prompts.encoder == "imported" else f"of {prompts.weights}"
+        about = "the questions' meaning is in the former only"
+    return (
+        f'"Without text" compares prompt vectors {compared} with one vector per step that the teacher learns from a '
+        f"random start: {about}. The student reads no text in either case. The paper does not say what takes the place "
+        "of the prompts."
+    )
+
+
+def _judge(comparison: Comparison) -> dict[str, str]:
+    """By ablation, the verdict on the mean accuracy without it."""
+    questions = [(variant, base, "mean_accuracy", None) for variant, base in variants().items()]
+    return dict(zip(variants(), comparison.verdicts(questions), strict=True))
+
+
+def conclude(comparison: Comparison) -> list[str]:
+    """Return one sentence on the effect of each part."""
+    sentences = []
+    for (variant, verdict), base in zip(_judge(comparison).items(), variants().values(), strict=True):
+        if verdict.startswith(HIGHER):
+            said = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
+        elif verdict.startswith(LOWER):
+            said = f"the {base} needs it{verdict.removeprefix(LOWER)}"
+        else:
+            said = "too few patients to tell" if verdict == TOO_FEW else "no significant difference"
+        difference = _describe(comparison.difference(variant, base, "mean_accuracy"))
+        sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {said}.")
+    return sentences
+
+
+def _describe(difference: Figure) -> str:
+    """Describe a difference with its interval, if it has one.
+
+    >>> _describe(Figure(0.012, 0.001, 0.025)), _describe(Figure(0.012, math.nan, math.nan))
+    ('+1.2 [+0.1, +2.5] points', '+1.2 points (no interval)')
+    """
+    if math.isnan(difference.value):
+        return "is undefined"
+    value, low, high = difference.value, difference.low, difference.high
+    if low is None or high is None or math.isnan(low + high):
+        return f"{100 * value:+.1f} points (no interval)"
+    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+
+
+def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
+    """Accuracy and mAUC of every step; all their verdicts are corrected together."""
+    asked = [
+        (variant, base, position)
+        for variant, base in variants().items()
+        for position in range(comparison.chain.num_steps)
+        if comparison.num_cases(position)
+    ]
+    questions = [
+        (variant, base, figure, position) for variant, base, position in asked for figure in ("accuracy", "auc")
+    ]
+    verdicts = iter(comparison.verdicts(questions))
+    rows: list[tuple[Entry, ...]] = [
+        (
+            variant,
+            base,
+            comparison.chain.steps[position].name,
+            comparison.difference(variant, base, "accuracy", position),
+            comparison.p_value(variant, base, position),
+            next(verdicts),
+            comparison.difference(variant, base, "auc", position),
+            next(verdicts),
+        )
+        for variant, base, position in asked
+    ]
+    headings = (
+        *columns("text", "model", "less", "step"),
+        *columns("points", "accuracy"),
+        *columns("number", "p"),
+        *columns("text", "accuracy is"),
+        *columns("points", "mAUC"),
+        *columns("text", "mAUC is"),
+    )
+    text = describe_text(plan.settings.prompts)
+    notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", text, INTERVALS, CORRECTED, MCNEMAR)
+    title = "Differences of the ablations from the full model"
+    return Table("components_differences", title, headings, tuple(rows), notes)

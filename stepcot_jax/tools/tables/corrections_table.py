@@ -1,0 +1,208 @@
+"""Corrections: accuracy of the last step as steps are corrected, by policy, network and training; and what misleads."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.comparison import INTERVALS
+from stepcot_jax.evaluation.interventions import POLICIES, correct_in_turn
+from stepcot_jax.pages.sheets import Column, Entry, Figure, Table
+from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.following import (
+    COUNTED,
+    DESCRIBE_COUNTED,
+    Following,
+    describe_following,
+    follow,
+    read_networks,
+    share_figures,
+    tabulate_following,
+)
+from stepcot_jax.tools.tables.plan import Plan
+
+_PUBLISHED, _GIVEN = "as published", "with answers given"
+
+
+def trainings(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the trainings that are compared, as changes of the settings; the config's own schedule if it has one."""
+    chosen = plan.settings.training.given_answers
+    own = {"training.given_answers": "random" if chosen == "none" else chosen}
+    return {_PUBLISHED: {"training.given_answers": "none"}, _GIVEN: own}
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return teacher and student trained as published and with answers given."""
+    return [_cell(plan, training, seed) for seed in plan.seeds for training in trainings(plan)]
+
+
+def _cell(plan: Plan, training: str, seed: int) -> Cell:
+    return Cell(f"trained {training}", vary(plan.main(seed).settings, trainings(plan)[training]))
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """Make the table of corrections with its curve, and that of what the training costs and how far it misleads."""
+    chain = plan.cells.chain(_cell(plan, _PUBLISHED, plan.seeds[0]))
+    right: dict[tuple[str, str, str], list[npt.NDArray[np.float64]]] = {}
+    by_step: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {}
+    followed: dict[tuple[str, str], list[Following]] = {}
+    for seed in plan.seeds:
+        for training in trainings(plan):
+            found = read_networks(plan, _cell(plan, training, seed), chain)
+            readers = {(training, network): read for network, read in found.read.items()}
+            if training == _PUBLISHED:  # the labels of a seed are the same for all trainings
+                readers = {COUNTED: found.counted, **readers}
+            for key, read in readers.items():
+                own = follow(read, found.labels, chain, found.rules, seed=seed)
+                followed.setdefault(key, []).append(own)
+                for policy in POLICIES:
+                    probabilities, _ = correct_in_turn(
+                        policy, read, found.labels, chain, costs=plan.settings.evaluation.step_costs, seed=seed
+                    )
+                    hits = np.where(found.labels >= 0, probabilities.argmax(axis=-1) == found.labels, np.nan)
+                    curve = np.concatenate([hits[..., -1], hits[..., -1].mean(axis=0, keepdims=True)])
+                    right.setdefault((*key, policy), []).append(curve)
+                    if policy == "chain order":
+                        by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
+    figures = {key: share_figures(values, found.patients, plan.num_resamples) for key, values in right.items()}
+    cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in trainings(plan)}
+    columns, rows = tabulate_following(plan, chain, cells, followed, found.patients)
+    title = "The price of following corrections"
+    cost = Table("corrections_cost", title, columns, rows, describe_following(plan))
+    curves = _tabulate_curves(figures, chain, plan)
+    differences = _tabulate_differences(right, found.patients, chain, plan)
+    return [curves, differences, _tabulate_steps(by_step, found.patients, chain, plan), cost]
+
+
+def _tabulate_differences(
+    right: Mapping[tuple[str, str, str], Sequence[npt.NDArray[np.float64]]],
+    patients: npt.NDArray[np.str_],
+    chain: Chain,
+    plan: Plan,
+) -> Table:
+    """What corrections and the choice of the steps are worth, in pairs; `right`: [count, case] of each seed."""
+    gain, *others = POLICIES
+    few, last = min(3, chain.num_steps - 1), chain.steps[-1].name
+    rows: list[tuple[Entry, ...]] = []
+    for training, network in dict.fromkeys(key[:2] for key in right):
+        own = right[training, network, gain]
+        published, counted = right.get((_PUBLISHED, network, gain), own), right[*COUNTED, gain]
+        every = [
+            [one[0] - other[0] for one, other in zip(own, published, strict=True)],
+            *([one[count] - one[0] for one in own] for count in (few, chain.num_steps - 1)),
+            *(
+                [one[count] - other[count] for one, other in zip(own, counted, strict=True)]
+                for count in (1, few, chain.num_steps - 1)
+            ),
+            *(
+                [one[count] - other[count] for one, other in zip(own, right[training, network, policy], strict=True)]
+                for count in (1, few)
+                for policy in others
+            ),
+        ]
+        by_seed = [np.stack(rows_of_seed) for rows_of_seed in zip(*every, strict=True)]
+        rows.append((training, network, *share_figures(by_seed, patients, plan.num_resamples)))
+    headings = (
+        f"own answers, from {_PUBLISHED!r}",
+        *(f"{count} corrected, from none" for count in (few, chain.num_steps - 1)),
+        *(f"{count} corrected, from counting without the picture" for count in (1, few, chain.num_steps - 1)),
+        *(f"{count} corrected, {gain} from {policy}" for count in (1, few) for policy in others),
+    )
+    notes = (
+        f"Differences in the accuracy of {last} on the same test cases, seeds {list(plan.seeds)}; where no policy "
+        f"is named, steps are chosen by {gain}.",
+        INTERVALS,
+        DESCRIBE_COUNTED,
+    )
+    shown = (Column("training"), Column("network"), *(Column(heading, "points") for heading in headings))
+    return Table("corrections_differences", "What corrections are worth", shown, tuple(rows), notes)
+
+
+def _tabulate_steps(
+    right: Mapping[tuple[str, str], Sequence[npt.NDArray[np.float64]]],
+    patients: npt.NDArray[np.str_],
+    chain: Chain,
+    plan: Plan,
+) -> Table:
+    """The accuracy of each step, given the first ones' true answers; `right`: [count, step, case] of each seed."""
+    resamples = plan.num_resamples
+    columns = (
+        Column("training"),
+        Column("network"),
+        Column("corrected"),
+        *(Column(step.name, "percent") for step in chain.steps),
+    )
+    rows = [
+        (
+            *key,
+            str(count),
+            *([None] * count),
+            *share_figures([own[count, count:] for own in values], patients, resamples),
+        )
+        for key, values in right.items()
+        for count in range(chain.num_steps)
+    ]
+    notes = (
+        f"Test split, seeds {list(plan.seeds)}; the first steps corrected to their true answers.",
+        INTERVALS,
+        DESCRIBE_COUNTED,
+    )
+    title = "Accuracy of each step after corrections of earlier ones"
+    return Table("corrections_steps", title, columns, tuple(rows), notes)
+
+
+def _tabulate_curves(figures: Mapping[Any, Sequence[Figure]], chain: Chain, plan: Plan) -> Table:
+    last, num_counts = chain.steps[-1].name, chain.num_steps
+    columns = (
+        Column("training"),
+        Column("network"),
+        Column("steps chosen by"),
+        *(Column(f"{count} corrected", "percent") for count in range(num_counts)),
+        Column("area under the curve", "percent"),
+    )
+    notes = (
+        f"Accuracy of {last} on the test split as earlier steps are corrected to their true answers, seeds "
+        f"{list(plan.seeds)}.",
+        INTERVALS,
+        "Area under the curve: mean over the numbers of corrections.",
+        f"Expected gain: mutual information of the step and {last}; uncertainty: entropy of the step itself.",
+        "And pairs: log-ratios of pairs of answers, counted in the training labels and weighted on the validation "
+        "split, are added to the network's logits.",
+        DESCRIBE_COUNTED,
+    )
+    rows = tuple((*key, *own) for key, own in figures.items())
+    pictures = {"corrections.png": draw_curves(figures, num_counts, chain)}
+    return Table("corrections", "Accuracy as steps are corrected", columns, rows, notes, pictures)
+
+
+def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Figure]], num_counts: int, chain: Chain) -> bytes:
+    """Draw the accuracy against the number of corrections, one panel for each training and network, as PNG.
+
+    The dashed line of every panel is the baseline that counts and sees no picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Picture
+
+    panels = [key for key in dict.fromkeys(key[:2] for key in figures) if key != COUNTED]
+    counted = [100 * figure.value for figure in figures[*COUNTED, POLICIES[0]][:num_counts]]
+    picture = Picture(figsize=(12, 6), layout="constrained")
+    axes = picture.subplots(2, (len(panels) + 1) // 2, sharex=True, sharey=True).flat
+    for panel, place in zip(panels, axes, strict=False):
+        for policy in POLICIES:
+            own = figures[*panel, policy][:num_counts]
+            values = 100 * np.array([figure.value for figure in own])
+            (line,) = place.plot(range(num_counts), values, marker="o", markersize=3, label=policy)
+            ends = [100 * np.array([getattr(figure, end) for figure in own], float) for end in ("low", "high")]
+            place.fill_between(range(num_counts), *ends, color=line.get_color(), alpha=0.1, linewidth=0)
+        place.plot(range(num_counts), counted, "--", color="black", linewidth=1, label=f"counting, {POLICIES[0]}")
+        place.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
+        place.grid(alpha=0.3)
+    picture.supxlabel("corrected steps")
+    picture.supylabel(f"accuracy of {chain.steps[-1].name} (%)")
+    picture.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
+    content = io.BytesIO()
+    FigureCanvasAgg(picture).print_png(content)
+    return content.getvalue()

@@ -1,0 +1,234 @@
+"""How networks of finished cells follow given answers: the last step, calibration, contradictions, rules."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.calibration import calibration_figures, read_calibration
+from stepcot_jax.evaluation.comparison import INTERVALS, Comparison, join, summarise
+from stepcot_jax.evaluation.consistency import (
+    Rules,
+    count_answers,
+    count_pairs,
+    fit_pair_ratios,
+    give_prefixes,
+    make_rules,
+    share_inconsistent,
+)
+from stepcot_jax.evaluation.intervals import percentiles
+from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, exchange, give_logits
+from stepcot_jax.evaluation.resamples import count_once, resample, weighted_mean
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.pages.sheets import Column, Figure
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE
+from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.plan import Plan
+
+NETWORKS = ("teacher", "student")
+PAIRS = " and pairs"
+"""Suffix of a network whose logits get the log-ratios of pairs of answers."""
+NOISE, CERTAINTY = (0.1, 0.2), 0.7
+"""Shares of wrong answers of careless readers, and the probability that a hesitant one gives the true answer."""
+_LEVEL, _SEED = 0.95, 0
+DESCRIBE_COUNTED = (
+    "Counting: naive Bayes on the training labels, without the picture; where a network's figure is no higher, its "
+    "picture adds nothing to the given answers."
+)
+
+COUNTED = ("no picture", "counting")
+"""Training and network of the baseline: naive Bayes on the training labels, which sees no picture."""
+
+KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one in five wrong", "another case's")
+"""Answers to the steps before the last, in the order of `Following.right`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Readers:
+    """The networks of a finished cell as functions from given answers, on the test split.
+
+    Attributes:
+      read: by network; those with the suffix " and pairs" add log-ratios.
+      counted: the baseline that sees no picture.
+    """
+
+    read: Mapping[str, ReadGiven]
+    counted: ReadGiven
+    labels: npt.NDArray[np.int32]
+    patients: npt.NDArray[np.str_]
+    rules: Rules
+
+
+def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
+    """Return the networks of a finished cell, with and without the log-ratios of pairs."""
+    from stepcot_jax.features.inputs import load_inputs
+    from stepcot_jax.systems.networks import make_read_given
+    from stepcot_jax.tools.tables.cell_networks import load_weights, read_features
+
+    folder = plan.cells.folder(cell)
+    inputs = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal())
+    weights = load_weights(folder, NETWORKS)
+    calibration = read_calibration(folder / CALIBRATION_FILE, chain)
+    training_labels = inputs.dataset.labels[np.asarray(inputs.dataset.splits.train, int)]
+    counts = count_pairs(training_labels, chain)
+    read: dict[str, ReadGiven] = {}
+    for name in NETWORKS:
+        found = {split: read_features(weights, name, inputs, split) for split in ("val", "test")}
+        of_split = {
+            split: make_read_given(weights.networks, name, weights.params[name], features, weights.text_features)
+            for split, (features, _, _) in found.items()
+        }
+        val_labels, temperatures = found["val"][1], calibration.temperatures[name]
+        logits = of_split["val"](give_prefixes(val_labels, chain))
+        pairs = fit_pair_ratios(logits, counts=counts, labels=val_labels, temperatures=temperatures, chain=chain)
+        read[name] = give_logits(of_split["test"], temperatures)
+        read[f"{name}{PAIRS}"] = give_logits(pairs.follow(of_split["test"]), temperatures)
+    counted = give_logits(count_answers(training_labels, chain))
+    return Readers(read, counted, *found["test"][1:], make_rules(chain, counts=counts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Following:
+    """How a network follows given answers.
+
+    Attributes:
+      right: [kind, case], 1 where the last step is answered rightly, by `KINDS`.
+      shares: figures of the test split by name, 0 to 1.
+    """
+
+    right: npt.NDArray[np.float64]
+    shares: Mapping[str, float]
+
+
+def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: Rules, *, seed: int) -> Following:
+    """Give a network true, hesitant, careless and foreign answers to all steps but the last.
+
+    Args:
+      labels: [case, step], negative where not annotated; such an answer is not given.
+    """
+    rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
+    others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
+    errs = rng.random(labels.shape)
+    careless = [np.where((errs < noise) & (labels >= 0), others, labels) for noise in NOISE]
+    foreign = exchange(labels, rng)
+    before_last = np.arange(chain.num_steps) < chain.num_steps - 1
+    true = as_distributions(np.where(before_last, labels, -1), chain)
+    rest = (1 - CERTAINTY) / np.maximum(counts - 1, 1)[:, None] * (np.arange(true.shape[-1]) < counts[:, None])
+    hesitant = np.where(true > 0, CERTAINTY, rest) * true.any(axis=-1, keepdims=True)
+    wrong_ones = [as_distributions(np.where(before_last, own, -1), chain) for own in (*careless, foreign)]
+    found = read(np.stack([np.zeros_like(true), true, hesitant.astype(np.float32), *wrong_ones]))
+    answers, counted = found.argmax(axis=-1), labels[:, -1] >= 0
+    annotated = (labels >= 0) & (foreign >= 0) & before_last
+    wrong = annotated & (foreign != labels)
+    corrected = np.where(before_last & (labels >= 0), labels, answers[1])
+    calibrated = calibration_figures(count_once(len(labels)), probabilities=found[1, :, -1], labels=labels[:, -1])
+    shares = {
+        "calibration error, all true": calibrated["ece"][0],
+        "contradicts true answers": _mean((answers[1] != labels)[annotated]),
+        "contradicts wrong answers": _mean((answers[-1] != foreign)[wrong]),
+        "breaks rules, none given": share_inconsistent(answers[0], rules),
+        "breaks rules, all true": share_inconsistent(corrected, rules),
+        "breaks rules, true chains": share_inconsistent(labels, rules),
+    }
+    right = np.where(counted, answers[:, :, -1] == labels[:, -1], np.nan)
+    return Following(right, {name: float(value) for name, value in shares.items()})
+
+
+def _mean(values: npt.NDArray) -> float:
+    return float(values.mean()) if values.size else float("nan")
+
+
+def share_figures(right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int) -> list[Figure]:
+    """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
+    found = []
+    for own in right:
+        values, mask = np.nan_to_num(own.T), ~np.isnan(own.T)
+
+        def compute(weights: npt.NDArray, values: Any = values, mask: Any = mask) -> dict[str, npt.NDArray]:
+            return {"": weighted_mean(weights, values=values, counted=mask)}
+
+        whole = compute(count_once(len(values)))[""][0]
+        resampled = resample(compute, patients, num_resamples=num_resamples, seed=_SEED)[""]
+        found.append(
+            [percentiles(float(value), part, level=_LEVEL) for value, part in zip(whole, resampled.T, strict=True)]
+        )
+    return [summarise(of_seeds) for of_seeds in zip(*found, strict=True)]
+
+
+def tabulate_following(
+    plan: Plan,
+    chain: Chain,
+    cells: Mapping[str, Sequence[Cell]],
+    followed: Mapping[tuple[str, str], Sequence[Following]],
+    patients: npt.NDArray[np.str_],
+) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
+    """Return columns and rows: what trainings cost without help, how they follow, and how far wrong answers mislead.
+
+    Args:
+      cells: by training, the first of which is the base of the differences, a finished cell for each seed.
+    """
+    splits = []
+    for of_seed in zip(*cells.values(), strict=True):
+        by_training = {training: plan.cells.predictions(cell) for training, cell in zip(cells, of_seed, strict=True)}
+        parts = {f"{name} {training}": (own, name) for training, own in by_training.items() for name in NETWORKS}
+        splits.append(join(parts))
+    comparison, base, rows = Comparison(splits, chain, plan.num_resamples), next(iter(cells)), []
+    for (training, network), found in followed.items():
+        alone = network in NETWORKS  # neither pairs without given answers nor counting are a reading of the picture
+        model, of_base = f"{network} {training}", f"{network} {base}"
+        rows.append(
+            (
+                training,
+                network,
+                comparison.figure(model, "mean_accuracy") if alone else None,
+                comparison.difference(model, of_base, "mean_accuracy") if alone and training != base else None,
+                *share_figures([own.right for own in found], patients, plan.num_resamples),
+                *(_mean_of_seeds([own.shares[name] for own in found]) for name in found[0].shares),
+            )
+        )
+    last = chain.steps[-1].name
+    columns = (
+        Column("training"),
+        Column("network"),
+        Column("mean step accuracy, own answers", "percent"),
+        Column(f"difference from {base!r}", "points"),
+        *(Column(f"{last}, {kind}", "percent") for kind in KINDS),
+        *(Column(name, "percent") for name in followed[next(iter(followed))][0].shares),
+    )
+    return columns, tuple(rows)
+
+
+def describe_following(plan: Plan) -> tuple[str, ...]:
+    """Return the notes of a table of `tabulate_following`."""
+    return (
+        f"Test split, seeds {list(plan.seeds)}. Given are the answers to all steps but the last.",
+        INTERVALS,
+        "At 70 %: the true answer with that probability, the rest spread evenly. One in ten, one in five wrong: "
+        "another answer of the same step. Another case's: all answers of one other test case.",
+        "Contradicts: share of the given answers (of another case's that are wrong) that are not the network's own "
+        "most probable answer to that step, which it still reports.",
+        "Breaks rules: share of the chains with a pair of answers that the rules of the training chains forbid; given "
+        "answers stand in place of the network's.",
+        "And pairs: log-ratios of pairs of answers, counted in the training labels and weighted on the validation "
+        "split, are added to the network's logits.",
+        DESCRIBE_COUNTED,
+    )
+
+
+def _mean_of_seeds(values: Sequence[float]) -> Figure:
+    known = len(values) > 1 and not any(math.isnan(value) for value in values)
+    return Figure(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
+
+
+def on_features(plan: Plan, changes: Mapping[str, Any], name: str, seed: int) -> Cell:
+    """Return a cell that trains on the frozen features of the seed's own teacher, or of the config's frozen encoder."""
+    from stepcot_jax.tools.tables.encoders import OF_TEACHER
+
+    encoders = plan.encoders(seed)
+    encoder = next((each for each in encoders if each.name.endswith(OF_TEACHER)), encoders[0])
+    return Cell(name, vary(plan.main(seed).settings, {**encoder.changes, **changes}), prepare=encoder.prepare)

@@ -1,0 +1,112 @@
+"""Plan of the tables: settings, seeds, encoders, and the cells that tables share."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepcot_jax.evaluation.comparison import Comparison, join
+from stepcot_jax.evaluation.published import Constrained
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.tools.tables.cells import Cell, Cells, vary
+from stepcot_jax.tools.tables.encoders import Encoder, list_encoders
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "without memory": {"teacher.memory": False},
+    "without text": {"teacher.text": False},
+    "without write-back": {"teacher.write_back": False},
+    "without distillation": {"loss.soft_label_scale": 0.0},
+    "without channel alignment": {"loss.channel_alignment_scale": 0.0},
+}
+"""Ablations with their settings; the last two change the student alone."""
+
+OF_STUDENT = ("without distillation", "without channel alignment")
+"""Ablations that leave the teacher unchanged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Inputs of every table.
+
+    Attributes:
+      settings: of the full teacher and student; the job is "distill".
+      seeds: of the runs of each cell.
+      named_encoders: encoders given by the user, by name: a folder, a Hugging Face id or a folder of imported features.
+      target: settings whose data the transfer table reads; None for the phantom's held-out styles.
+      constrained: large models put through the steps, for the rows beside the trained networks.
+    """
+
+    settings: Settings
+    seeds: tuple[int, ...]
+    cells: Cells
+    named_encoders: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    target: Settings | None = None
+    num_resamples: int = 1000
+    constrained: tuple[Constrained, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.settings.job != "distill":
+            raise BadInput(f"config.job={self.settings.job!r} is not 'distill'; the tables choose the other jobs")
+        if not self.settings.teacher.memory or not self.settings.teacher.write_back or not self.settings.teacher.text:
+            raise BadInput(
+                "config.teacher.memory, write_back and text must be True; the tables switch them off one by one"
+            )
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise BadInput(f"--seeds: {list(self.seeds)} are not distinct whole numbers")
+
+    @property
+    def workdir(self) -> pathlib.Path:
+        """Workdir of the tables."""
+        return self.cells.workdir
+
+    def main(self, seed: int) -> Cell:
+        """Return the full teacher and student."""
+        return Cell("teacher and student", vary(self.settings, {"seed": seed}))
+
+    def compare(self, list_parts: Callable[[int], Mapping[str, tuple[Cell, str]]]) -> Comparison:
+        """Compare models of finished cells on the test split.
+
+        Args:
+          list_parts: seed -> each model's name in the comparison -> its cell and its name there; full model first.
+        """
+        splits = []
+        for seed in self.seeds:
+            parts = list_parts(seed).items()
+            splits.append(join({name: (self.cells.predictions(cell), model) for name, (cell, model) in parts}))
+        return Comparison(splits, self.cells.chain(self.main(self.seeds[0])), self.num_resamples)
+
+    def compare_baselines(self, steps: Sequence[str]) -> Comparison:
+        """Compare "teacher", "student" and the baselines on all encoders."""
+
+        def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
+            full = {model: (self.main(seed), model) for model in ("teacher", "student")}
+            return full | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
+
+        return self.compare(list_parts)
+
+    def ablation(self, name: str, seed: int) -> Cell:
+        """Return an ablation of teacher and student."""
+        return Cell(name, vary(self.settings, {**ABLATIONS[name], "seed": seed}))
+
+    def encoders(self, seed: int | None = None) -> list[Encoder]:
+        """Return the encoders of the baselines; the teacher's is that of this seed, or of the first."""
+        main = self.main(self.seeds[0] if seed is None else seed)
+        return list_encoders(self.settings, self.cells, main, self.named_encoders)
+
+    def baseline(self, encoder: Encoder, steps: str, seed: int) -> Cell:
+        """Return a baseline on an encoder, supervised by "all" steps or by the "last" alone."""
+        changes = {
+            **encoder.changes,
+            "job": "baseline",
+            "baseline.steps": steps,
+            "prompts.template": "Question: {question}",
+            "seed": seed,
+        }
+        supervised = {"all": "with", "last": "without"}[steps]
+        name = f"{encoder.name}, {supervised} steps"
+        return Cell(name, vary(self.settings, changes), prepare=encoder.prepare)
+
+    def baselines(self, seed: int, steps: Sequence[str] = ("last", "all")) -> list[Cell]:
+        """Return the baselines on all encoders."""
+        return [self.baseline(encoder, each, seed) for encoder in self.encoders(seed) for each in steps]

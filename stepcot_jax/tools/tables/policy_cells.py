@@ -1,0 +1,72 @@
+"""Cells that train policies, and their scored replies to the test questions."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.data.grounded.reply_files import read_replies
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, score_all
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.run.policy_data import TEST_RECORDS
+from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.plan import Plan
+
+_PLAIN: dict[str, Any] = {
+    "policy.start": "",
+    "curriculum.schedule": "none",
+    "self_check.enabled": False,
+    "grpo.shuffle_rewards": False,
+}
+"""What a cell has unless its row changes it, whatever the config has."""
+
+
+def sft_cell(plan: Plan, seed: int, name: str, changes: Mapping[str, Any] | None = None) -> Cell:
+    """Return a run of fine-tuning alone, from random weights."""
+    own = {**_PLAIN, "job": "sft", "seed": seed, **(changes or {})}
+    return Cell(name, vary(plan.settings, own))
+
+
+def grpo_cell(plan: Plan, start: Cell, name: str, changes: Mapping[str, Any] | None = None) -> Cell:
+    """Return a run of GRPO alone, from the best weights of a finished cell, with its seed and vocabulary."""
+    own = {"job": "grpo", "policy.start": plan.cells.source(start), "sft.epochs": 0, **(changes or {})}
+    return Cell(name, vary(start.settings, own))
+
+
+def make_scoring(settings: Settings) -> ScoringSettings:
+    """Return how a run scores its own replies."""
+    return ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
+
+
+def read_test_records(plan: Plan, cell: Cell) -> list[VqaRecord]:
+    """Return the test records of a finished cell; boxes are in pixels of the picture that the policy sees."""
+    return list(read_vqa_records(plan.cells.folder(cell) / TEST_RECORDS).records)
+
+
+def score_cell(plan: Plan, cell: Cell, records: Sequence[VqaRecord]) -> list[ReplyScore]:
+    """Score the replies of a finished cell with its best weights."""
+    folder = plan.cells.folder(cell)
+    if read_test_records(plan, cell) != list(records):
+        raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
+    ids = {record.id: None for record in records}
+    path = folder / "replies" / f"{cell.settings.job}_test.jsonl"
+    found = read_replies(path, name=cell.name, chosen=ids.keys(), known=ids.keys(), missing="stop")
+    return score_all(records, found.replies, make_scoring(cell.settings))
+
+
+def score_constant(settings: Settings, records: Sequence[VqaRecord]) -> list[ReplyScore]:
+    """Score the majority answer with the constant box of the training split."""
+    scores, remark = score_baseline(load_training_records(settings), records, make_scoring(settings))
+    if scores is None:
+        raise BadInput(remark)
+    return scores
+
+
+@functools.lru_cache(1)
+def load_training_records(settings: Settings) -> tuple[VqaRecord, ...]:
+    """Return the records of the training split; they do not depend on the run's seed."""
+    return load_vqa_dataset(settings, splits=("train",)).records

@@ -1,0 +1,286 @@
+"""Table `robustness`: answers of policies to perturbed questions, beside GEMeX-RMCoT's."""
+
+import collections
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.grounded.reply_files import read_replies
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
+from stepcot_jax.evaluation import published
+from stepcot_jax.evaluation.comparison import INTERVALS, summarise
+from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, perturb_records, spread
+from stepcot_jax.evaluation.replies import BASELINE, as_columns, encode, score_all
+from stepcot_jax.evaluation.vqa_metrics import A_SCORE, ScoredReplies, score_models
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.pages.sheets import Column, Entry, Figure, Table, columns
+from stepcot_jax.policies.policy import read_tokenizer
+from stepcot_jax.policies.policy_files import AnyTokenizer
+from stepcot_jax.policies.records import lay_out_prompts
+from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
+from stepcot_jax.policies.tokenizers import split_pieces
+from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
+from stepcot_jax.reasoning.dialects import write_question
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.settings.run_settings import read_settings
+from stepcot_jax.tools.tables.cells import Cell
+from stepcot_jax.tools.tables.plan import Plan
+from stepcot_jax.tools.tables.policy_cells import make_scoring, read_test_records, score_cell, score_constant
+from stepcot_jax.tools.tables.vqa_table import COUNTERPARTS, PLAIN, THINKING, sft_of
+
+# A trained policy's greedy replies to given records, such as perturbed ones.
+
+
+def answer_records(
+    trained: TrainedPolicy,
+    records: Sequence[VqaRecord],
+    load_images: Callable[[Sequence[int]], np.ndarray],
+    *,
+    leave_out_unknown: bool = False,
+) -> list[str]:
+    """Return greedy replies to records, in batches of `evaluation.batch_size`.
+
+    Args:
+      load_images: from places of records to their images, uint8 [case, size, size, 3], as `VqaDataset.load_images`.
+      leave_out_unknown: leave pieces that a closed vocabulary does not have out of the prompts; see `leave_out`.
+    """
+    vqa, tokenizer = trained.settings.vqa, trained.tokenizer
+    texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]
+    if leave_out_unknown:
+        texts = [leave_out(text, tokenizer)[0] for text in texts]
+    prompts = [tokenizer.encode_prompt(text) for text in texts]
+    # Perturbed questions may be longer than those of training; the prompt's padding takes no part in a reply.
+    longest = max(trained.lengths.prompt_length, *map(len, prompts))
+    sampling = Sampling(
+        longest=trained.lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True
+    )
+
+    def ask(places: Sequence[int]) -> np.ndarray:
+        rows = lay_out_prompts([prompts[place] for place in places], longest, pad=tokenizer.pad)
+        replies = generate(
+            trained.network,
+            trained.params,
+            trained.see(load_images(places)),
+            jnp.asarray(rows["prompts"]),
+            jnp.asarray(rows["lengths"]),
+            sampling=sampling,
+            keys=rollout_keys(jax.random.key(0), first=0, number=len(places)),  # not used by greedy replies
+        )
+        return np.asarray(replies.tokens)
+
+    size = min(trained.settings.evaluation.batch_size, len(records))
+    return reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer)
+
+
+def leave_out(text: str, tokenizer: AnyTokenizer) -> tuple[str, tuple[str, ...]]:
+    """Return a prompt without the pieces that a closed vocabulary does not have, and those pieces.
+
+    >>> from stepcot_jax.policies.tokenizers import Vocabulary
+    >>> leave_out("Isn't there a mass?", Vocabulary.count(["Is there a mass?"], largest=3))
+    (' there a mass?', ('Isn', "'", 't'))
+    """
+    if tokenizer.closed is None:
+        return text, ()
+    known, pieces = set(tokenizer.closed.base), split_pieces(text)
+    unknown = tuple(piece for piece in pieces if piece not in known)
+    return "".join(piece for piece in pieces if piece in known), unknown
+
+
+# Replies of a finished cell to perturbed test questions, kept in its folder.
+
+
+ROUND_SEED = 0
+"""Seed of the perturbations: the same questions for every training."""
+
+FOLDER = "perturbed"
+
+
+@dataclasses.dataclass(frozen=True)
+class PerturbedReplies:
+    """Perturbed questions with replies.
+
+    Attributes:
+      rounds: records and replies by id of each round.
+      left_out: pieces that a closed vocabulary does not have, for each prompt that they were left out of.
+    """
+
+    rounds: Sequence[tuple[Sequence[VqaRecord], Mapping[str, str]]]
+    left_out: Sequence[str]
+
+
+def answer_rounds(folder: pathlib.Path, records: Sequence[VqaRecord], *, num_rounds: int) -> PerturbedReplies:
+    """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
+    settings = read_settings(folder / "settings.json")
+    perturbed = [perturb_records(records, seed=ROUND_SEED, round_number=number + 1) for number in range(num_rounds)]
+    places = [folder / FOLDER / f"replies_{number + 1}.jsonl" for number in range(num_rounds)]
+    missing = [number for number in range(num_rounds) if not _is_answered(places[number], perturbed[number])]
+    if missing:
+        trained = load_policy(folder)
+        dataset = load_vqa_dataset(settings, splits=("test",))
+        _check_records(folder, dataset, records)
+        for number in missing:
+            texts = answer_records(
+                trained, perturbed[number], _image_loader(dataset, perturbed[number]), leave_out_unknown=True
+            )
+            _write(places[number], perturbed[number], texts)
+    tokenizer, vqa = read_tokenizer(folder, settings), settings.vqa
+    left_out = [
+        word.strip()
+        for own in perturbed
+        for record in own
+        for word in leave_out(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking), tokenizer)[1]
+    ]
+    return PerturbedReplies(
+        [(own, _read(path, own)) for own, path in zip(perturbed, places, strict=True)],
+        left_out,
+    )
+
+
+def _records_path(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(path.name.replace("replies", "records"))
+
+
+def _is_answered(path: pathlib.Path, records: Sequence[VqaRecord]) -> bool:
+    """Return whether the replies are there, and to these records."""
+    written = _records_path(path)
+    return path.is_file() and written.is_file() and list(read_vqa_records(written).records) == list(records)
+
+
+def _write(path: pathlib.Path, records: Sequence[VqaRecord], texts: Sequence[str]) -> None:
+    """Write replies, then their records, without which the replies do not count."""
+    path.parent.mkdir(exist_ok=True)
+    _records_path(path).unlink(missing_ok=True)
+    lines = [encode({"id": record.id, "reply": text}) for record, text in zip(records, texts, strict=True)]
+    write_whole(path, b"".join(lines))
+    write_vqa_records(_records_path(path), records)
+
+
+def _read(path: pathlib.Path, records: Sequence[VqaRecord]) -> Mapping[str, str]:
+    ids = {record.id: None for record in records}
+    return read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing="stop").replies
+
+
+def _check_records(folder: pathlib.Path, dataset: VqaDataset, records: Sequence[VqaRecord]) -> None:
+    if list(dataset.records) != list(records):
+        raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
+
+
+def _image_loader(dataset: VqaDataset, records: Sequence[VqaRecord]):  # type: ignore[no-untyped-def]
+    """Return a function from places of the records to their images."""
+    image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
+    images = np.array([image_of[record.id] for record in records])
+    return lambda places: dataset.load_images(images[list(places)])
+
+
+TRAININGS = (PLAIN, THINKING)
+
+_PUBLISHED_NOTE = (
+    "Recomputed: population standard deviation of the three rounds about their own mean, which the printed "
+    "figures are, though the paper's note says from the original."
+)
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return fine-tuning without and with thinking for each seed, as in the table `vqa`."""
+    return [sft_of(plan, seed, name) for seed in plan.seeds for name in TRAININGS]
+
+
+def make_tables(plan: Plan | None) -> list[Table]:
+    """Return GEMeX-RMCoT's Table 5; with a plan, our figures beside it."""
+    if plan is None:
+        rows: tuple[tuple[Entry, ...], ...] = tuple((*place, *_published_row(*place)) for place in published.PERTURBED)
+        title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
+        heads = (*columns("text", "questions", "training"), *_published_columns())
+        return [Table("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
+    return [_tabulate_ours(plan)]
+
+
+def _tabulate_ours(plan: Plan) -> Table:
+    measured = {name: [_measure(plan, sft_of(plan, seed, name)) for seed in plan.seeds] for name in TRAININGS}
+    constant = _measure_constant(plan, measured[TRAININGS[0]][0][1])
+    no_figures: tuple[Entry, ...] = (None,) * len(_published_columns())
+    rows: list[tuple[Entry, ...]] = []
+    for kind in PERTURBED_KINDS:
+        rows.append((kind, BASELINE, *_summarise([constant[kind]]), *no_figures))
+        for name in TRAININGS:
+            found = [figures[kind] for figures, _ in measured[name]]
+            rows.append((kind, name, *_summarise(found), *_published_row(kind, COUNTERPARTS[name])))
+    words = collections.Counter[str]()
+    for of_seeds in measured.values():
+        for _, asked in of_seeds:
+            words.update(asked.left_out)
+    left_out = ", ".join(f"{word!r} ({number} times)" for word, number in sorted(words.items()))
+    notes = (
+        f"Test split, seeds {list(plan.seeds)} of training; the rounds are those of seed {ROUND_SEED} for all.",
+        INTERVALS,
+        'Closed questions: the leading "is" becomes "isn\'t" or "abnormal" becomes "normal", each question with '
+        "probability 0.5, and the answer turns. Single choice: the options in random order.",
+        "std: population standard deviation of the three rounds about their mean; mean over the seeds.",
+        *([f"Left out of the prompts, since no training question has it: {left_out}."] if left_out else []),
+        "Published: SFT on GEMeX-RMCoT-200K without and with thinking (GEMeX-RMCoT, Table 5). " + _PUBLISHED_NOTE,
+    )
+    heads = (
+        *columns("text", "questions", "training"),
+        *columns("percent", *published.ROUNDS, "std"),
+        *_published_columns(),
+    )
+    return Table("robustness", "A-score under perturbation of the questions", heads, tuple(rows), notes)
+
+
+def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedReplies]:
+    """Return the A-scores of each kind in the original and the rounds, and the replies."""
+    records, scoring = read_test_records(plan, cell), make_scoring(cell.settings)
+    asked = answer_rounds(plan.cells.folder(cell), records, num_rounds=len(published.ROUNDS) - 1)
+    scored = {"original": as_columns(records, score_cell(plan, cell, records))}
+    scored |= {
+        str(number): as_columns(own, score_all(own, replies, scoring))
+        for number, (own, replies) in enumerate(asked.rounds, start=1)
+    }
+    return _find_a_scores(plan, scored), asked
+
+
+def _measure_constant(plan: Plan, asked: PerturbedReplies) -> Mapping[str, Sequence]:
+    """Return the A-scores of the majority answer, which knows the topic of a question but not how it is put."""
+    cell = sft_of(plan, plan.seeds[0], TRAININGS[0])
+    everything = {"original": read_test_records(plan, cell)}
+    everything |= {str(number): list(own) for number, (own, _) in enumerate(asked.rounds, start=1)}
+    scored = {name: as_columns(own, score_constant(cell.settings, own)) for name, own in everything.items()}
+    return _find_a_scores(plan, scored)
+
+
+def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str, list[Interval]]:
+    """Return the A-scores of each perturbed kind of question, in the original and the rounds."""
+    found = score_models(scored, num_resamples=plan.num_resamples)
+    return {kind: [found[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
+
+
+def _summarise(found: Sequence[Sequence]) -> tuple[Entry, ...]:
+    """Return the figures of a row from intervals [seed][original or round]."""
+    deviations = [
+        spread([each.value for each in of_seed[1:]], original=of_seed[0].value, std="population") for of_seed in found
+    ]
+    own = statistics.stdev(deviations) if len(deviations) > 1 else None
+    figures = [summarise(of_round) for of_round in zip(*found, strict=True)]
+    return (*figures, Figure(statistics.fmean(deviations), deviation=own))
+
+
+def _published_columns() -> tuple[Column, ...]:
+    return (
+        *columns("percent", *published.ROUNDS, published=True, digits=2),
+        Column("std", "percent", published=True, digits=3),
+        Column("std", "percent", recomputed=True, digits=4),
+    )
+
+
+def _published_row(kind: str, training: str) -> tuple[Entry, ...]:
+    figures = published.PERTURBED[kind, training]
+    recomputed = published.round_half_up(published.recompute_std(figures), 6)
+    return (*figures.values(), published.PERTURBED_STD[kind, training], recomputed)

@@ -1,0 +1,69 @@
+"""Schedules of given answers: what each costs without help, how the networks follow, how far wrong answers mislead."""
+
+from typing import Any
+
+from stepcot_jax.pages.sheets import Table
+from stepcot_jax.tools.tables.cells import Cell
+from stepcot_jax.tools.tables.following import (
+    COUNTED,
+    Following,
+    describe_following,
+    follow,
+    on_features,
+    read_networks,
+)
+from stepcot_jax.tools.tables.following import tabulate_following as tabulate
+from stepcot_jax.tools.tables.plan import Plan
+
+PUBLISHED = "none (as published)"
+
+
+def _give(schedule: str, rate: float, **more: Any) -> dict[str, Any]:
+    changes = {"given_answers": schedule, "given_rate": rate, "given_noise": 0.0, "given_to": "both"} | more
+    return {f"training.{name}": value for name, value in changes.items()}
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    PUBLISHED: _give("none", 0.75),
+    **{f"random, {rate:.0%}": _give("random", rate) for rate in (0.25, 0.5, 0.75, 1.0)},
+    "prefix, 75%": _give("prefix", 0.75),
+    **{f"annealed to {rate:.0%}": _give("annealed", rate) for rate in (0.0, 0.5)},
+    **{f"random, 75%, of them {noise:.0%} wrong": _give("random", 0.75, given_noise=noise) for noise in (0.1, 0.2)},
+    "random, 75%, teacher alone": _give("random", 0.75, given_to="teacher"),
+}
+"""Trainings with their changes of the settings; the first is compared with."""
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return each seed's full networks, whose image features the trainings share, and the trainings."""
+    mains = [plan.main(seed) for seed in plan.seeds]
+    return mains + [_cell(plan, training, seed) for seed in plan.seeds for training in TRAININGS]
+
+
+def _cell(plan: Plan, training: str, seed: int) -> Cell:
+    return on_features(plan, TRAININGS[training], f"given answers: {training}", seed)
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """Make the table of schedules."""
+    chain = plan.cells.chain(_cell(plan, PUBLISHED, plan.seeds[0]))
+    followed: dict[tuple[str, str], list[Following]] = {}
+    for training in TRAININGS:
+        for seed in plan.seeds:
+            found = read_networks(plan, _cell(plan, training, seed), chain)
+            for network, read in found.read.items():
+                own = follow(read, found.labels, chain, found.rules, seed=seed)
+                followed.setdefault((training, network), []).append(own)
+            if training == PUBLISHED:  # the labels of a seed are the same for all trainings
+                own = follow(found.counted, found.labels, chain, found.rules, seed=seed)
+                followed.setdefault(COUNTED, []).append(own)
+    cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in TRAININGS}
+    columns, rows = tabulate(plan, chain, cells, followed, found.patients)
+    notes = (
+        "All trainings of a seed read the same image features, of the encoder that the config's own training left, and "
+        "differ in nothing but the answers given in training.",
+        "Random: each earlier true answer with this probability, by case and step. Prefix: the first answers, one to "
+        "all but the last, in this share of the cases. Annealed: as random, from 100 % down to this rate.",
+        *describe_following(plan),
+    )
+    return [Table("schedules", "Schedules of answers given in training", columns, rows, notes)]

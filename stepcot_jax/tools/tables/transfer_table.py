@@ -1,0 +1,340 @@
+"""Table 4: trained on one source, read on another without fine-tuning, with and without the intermediate steps."""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images.image_files import digest_content
+from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.records.cases import CaseTable
+from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, Comparison, join, last_step_alone
+from stepcot_jax.evaluation.predictions import SplitPredictions
+from stepcot_jax.evaluation.published import TRANSFER_SAMPLES
+from stepcot_jax.features.store import digest_pixels
+from stepcot_jax.features.trained_input import trained_preprocessing
+from stepcot_jax.host.addresses import name_place
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.models.student import ABSENT_LOGIT
+from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.diagnosis_table import METRICS, SUPERVISION, WITH, WITHOUT, compare_supervision
+from stepcot_jax.tools.tables.encoders import Encoder
+from stepcot_jax.tools.tables.plan import Plan
+
+# Transfer targets: answers mapped to the networks' chain, and checks for overlap with the training data.
+
+
+def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dataset, str]:
+    """Map the answers to the last step to the labels of another chain, and drop all other answers.
+
+    Options are matched by text, case and spacing folded. The options of other steps may differ.
+
+    Returns:
+      The cases under the other chain, where those whose answer it lacks are in no split; and a sentence on the cases
+    """
+    own, known = dataset.chain.steps[-1], chain.steps[-1]
+    by_text = {fold(option): label for label, option in enumerate(known.options)}
+    label_of = {label: by_text.get(fold(option), NOT_ANNOTATED) for label, option in enumerate(own.options)}
+    label_of[NOT_ANNOTATED] = NOT_ANNOTATED
+    indices = _members(dataset, "train", "val", "test")
+    counts = collections.Counter(dataset.cases[index].labels[-1] for index in indices)
+    num_unanswered = counts.pop(NOT_ANNOTATED, 0)
+    unknown = sorted(label for label in counts if label_of[label] == NOT_ANNOTATED)
+    if counts and len(unknown) == len(counts):
+        found = [own.options[label] for label in unknown]
+        raise BadInput(f"{name}: answers {found} to {own.name!r} are not among {list(known.options)}")
+    nothing, no_reasoning = [NOT_ANNOTATED] * (chain.num_steps - 1), ("",) * chain.num_steps
+    relabelled = [
+        dataclasses.replace(case, labels=(*nothing, label_of[case.labels[-1]]), uncertain=(), reasoning=no_reasoning)
+        for case in dataset.cases
+    ]
+    kept = {
+        split: tuple(index for index in members if dataset.cases[index].labels[-1] not in unknown)
+        for split, members in dataset.splits.by_name().items()
+    }
+    changed = dataclasses.replace(dataset, chain=chain, cases=CaseTable(relabelled), splits=Splits(**kept))
+    named = ", ".join(f"{own.options[label]} {counts[label]}" for label in unknown)
+    parts = {
+        f"cases of classes that the networks do not have ({named})": sum(counts[label] for label in unknown),
+        "unannotated cases": num_unanswered,
+        "records set aside by the loader": len(dataset.set_aside),
+    }
+    left_out = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+    return changed, f"Left out: {left_out}." if left_out else ""
+
+
+def check_target(source: Settings, target: Settings, *, name: str) -> None:
+    """Refuse a transfer target that overlaps with the training data, before anything is trained.
+
+    Patients are compared by id within one data root, or within phantoms of one seed; elsewhere equal ids mean nothing.
+    Images are compared by file content; with a phantom, which has no files, by their pixels after preprocessing; with
+    imported features by path.
+    """
+    by_path = source.image_encoder.name == "imported"
+    are_phantoms = source.data.source == target.data.source == "phantom"
+    if are_phantoms and source.phantom.seed != target.phantom.seed and not by_path:
+        return
+    trained, read = _load(source), _load(target)
+    relabel_last_step(read, trained.chain, name=name)
+    learned, asked = _members(trained, "train", "val"), _members(read, "train", "val", "test")
+    found: list[int] = []
+    if _has_same_patients(source, target):
+        patients = {trained.cases[index].patient_id for index in learned}
+        found = [index for index in asked if read.cases[index].patient_id in patients]
+    if not found and (by_path or not are_phantoms):
+        by_pixels = trained.images is None or read.images is None
+        known = set(_identify_images(trained, learned, by_path=by_path, by_pixels=by_pixels))
+        keys = _identify_images(read, asked, by_path=by_path, by_pixels=by_pixels)
+        found = [index for index, key in zip(asked, keys, strict=True) if key in known]
+    if found:
+        first, num_patients = read.cases[found[0]], len({read.cases[index].patient_id for index in found})
+        raise BadInput(
+            f"--target_config: {num_patients} patients with {len(found)} of the {len(asked)} cases of {name} are in "
+            f"the source's train or val split, the first is {first.patient_id!r} ({first.image_path}); "
+            "expected held-out data"
+        )
+
+
+def _load(settings: Settings) -> Dataset:
+    """The dataset of a run with the settings, with its splits."""
+    if settings.data.on_bad_record == "stop":  # else images that cannot be decoded change the splits
+        settings = vary(settings, {"data.check_images": "on_use"})
+    dataset = load_dataset(
+        settings,
+        preprocessing=trained_preprocessing(settings),
+        require_images=settings.image_encoder.name != "imported",
+        progress=Terminal().watch,
+    )
+    return dataset.with_origins(settings.data.origins) if settings.data.origins else dataset
+
+
+def _members(dataset: Dataset, *splits: str) -> list[int]:
+    by_name = dataset.splits.by_name()
+    return sorted(index for split in splits for index in by_name[split])
+
+
+def _has_same_patients(source: Settings, target: Settings) -> bool:
+    """Whether equal ids mean the same patient."""
+    if "phantom" in (source.data.source, target.data.source):
+        # A phantom's patient depends on seed and id alone.
+        return source.data.source == target.data.source and source.phantom.seed == target.phantom.seed
+    return _folder(source.data.root) == _folder(target.data.root)
+
+
+def _folder(root: str) -> str:
+    path = pathlib.Path(root)
+    return name_place(str(path.parent) if path.is_file() else root)
+
+
+def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool, by_pixels: bool) -> Iterator[str]:
+    """A key that is equal for equal images."""
+    for index in indices:
+        if by_path:
+            yield dataset.cases[index].image_path
+        elif by_pixels or dataset.images is None:
+            yield digest_pixels(dataset.pixels[index])
+        else:
+            yield digest_content(dataset.images, index)
+
+
+SOURCE = "the source's test split"
+
+_PUBLISHED = (
+    "Published: the cases of Table 4. The paper's text has none of its scores; it says that networks trained with the "
+    "steps are better throughout."
+)
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return teacher, student, and baselines without and with the intermediate steps, trained on the source alone."""
+    _check_targets(plan)
+    return [cell for seed in plan.seeds for cell in (_main(plan, seed), *_baselines(plan, seed).values())]
+
+
+def _source(plan: Plan) -> tuple[str, ...]:
+    """Origins to train on: the first of the phantom's styles; of other data those of the config."""
+    if plan.target is not None:
+        return plan.settings.data.origins
+    if plan.settings.data.source != "phantom":
+        raise BadInput(
+            "--target_config is required (settings whose data the table reads) unless config.data.source='phantom', "
+            "which has acquisition styles to hold out"
+        )
+    from stepcot_jax.data.phantom.phantom import ORIGINS
+
+    return ORIGINS[:1]
+
+
+def _check_targets(plan: Plan) -> None:
+    """Refuse a target that overlaps with the source; no patient of the phantom has two styles."""
+    if plan.target is not None:
+        source = _main(plan, plan.seeds[0]).settings
+        for name, settings in _targets(plan, source).items():
+            check_target(source, settings, name=name)
+
+
+def _main(plan: Plan, seed: int) -> Cell:
+    cell = plan.main(seed)
+    return Cell("teacher and student of the source", vary(cell.settings, {"data.origins": _source(plan)}))
+
+
+def _encoders(plan: Plan, seed: int) -> tuple[list[Encoder], list[str]]:
+    """Return the encoders of the baselines, and the names of those left out.
+
+    The config's own encoder comes first, then those that the user names. Encoders derived from a teacher of all data
+    may have learned from the target; imported features of the source's images are none of the target's.
+    """
+    own, *others = plan.encoders(seed)
+    named = [encoder for encoder in others if encoder.name in plan.named_encoders]
+    imported = [encoder for encoder in named if encoder.changes["image_encoder.name"] == "imported"]
+    return [own, *(encoder for encoder in named if encoder not in imported)], [encoder.name for encoder in imported]
+
+
+def _baselines(plan: Plan, seed: int) -> dict[str, Cell]:
+    """By name, such as "ENCODER, with steps", the baselines of the source."""
+    found = {}
+    for encoder in _encoders(plan, seed)[0]:
+        for steps in ("last", "all"):
+            cell = plan.baseline(encoder, steps, seed)
+            changed = vary(cell.settings, {"data.origins": _source(plan)})
+            found[cell.name] = Cell(f"{cell.name}, of the source", changed, prepare=cell.prepare)
+    return found
+
+
+def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
+    """By name, the settings of a source's cell with the data of a target."""
+    if plan.target is not None:
+        name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
+        return {name: dataclasses.replace(settings, data=plan.target.data, phantom=plan.target.phantom)}
+    from stepcot_jax.data.phantom.phantom import ORIGINS
+
+    return {origin: vary(settings, {"data.origins": (origin,)}) for origin in ORIGINS[1:]}
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """Make the table: the networks of finished cells read the targets."""
+    _check_targets(plan)
+    chain = plan.cells.chain(_main(plan, plan.seeds[0]))
+    last = Chain(chain.steps[-1:])
+    by_data: dict[str, list[SplitPredictions]] = {}
+    left_out: dict[str, str] = {}
+    for seed in plan.seeds:
+        for name, (split, without) in _read_all(plan, seed).items():
+            by_data.setdefault(name, []).append(restrict(last_step_alone(split), last))
+            left_out[name] = without
+    comparisons = {name: Comparison(splits, last, plan.num_resamples) for name, splits in by_data.items()}
+    encoders, imported = _encoders(plan, plan.seeds[0])
+    names = [encoder.name for encoder in encoders]
+    gains = dict(zip(comparisons, compare_supervision([*comparisons.values()], names)[0], strict=True))
+    rows: list[tuple[Entry, ...]] = []
+    waiting: dict[str, tuple[int, int]] = dict(TRANSFER_SAMPLES)
+    source = ", ".join(_source(plan)) or "the config's data"
+    notes = [
+        f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of the data has "
+        f"are excluded. Seeds {list(plan.seeds)}."
+    ]
+    for name, comparison in comparisons.items():
+        classes = _list_classes(comparison)
+        notes.append(f"{name}: {len(classes)} classes ({', '.join(classes)}). {left_out[name]}".rstrip())
+        origins = set(comparison.splits[0].facts["origin"].tolist())
+        sample = waiting.pop(str(origins.pop()), None) if name != SOURCE and len(origins) == 1 else None
+        rows += _tabulate(name, comparison, names, gains[name], (None, None) if sample is None else sample)
+    nothing = (None,) * (4 + 3 * len(METRICS))
+    rows += [(name, *nothing, *sample) for name, sample in waiting.items()]
+    notes += [INTERVALS, CORRECTED, *SUPERVISION, _PUBLISHED]
+    notes += [encoder.note for encoder in encoders if encoder.note]
+    if imported:
+        notes.append(f"Left out, since imported features are of the source's images: {', '.join(imported)}.")
+    headings = (
+        *columns("text", "read", "model", "intermediate steps"),
+        *columns("number", "cases", "classes"),
+        *columns("percent", *METRICS.values()),
+        *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
+        *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+        *columns("number", "cases", "classes", published=True),
+    )
+    return [Table("transfer", "Another source without fine-tuning", headings, tuple(rows), tuple(notes))]
+
+
+def _tabulate(
+    name: str,
+    comparison: Comparison,
+    encoders: Sequence[str],
+    gains: Mapping[str, Sequence[Entry]],
+    published: tuple[Entry, Entry],
+) -> list[tuple[Entry, ...]]:
+    """Rows of one data set: each encoder's baseline without and with steps, then teacher and student."""
+    models = [(encoder, steps) for encoder in encoders for steps in (WITHOUT, WITH)]
+    num_classes = len(_list_classes(comparison))
+    rows: list[tuple[Entry, ...]] = []
+    for model, steps in (*models, ("teacher", WITH), ("student", WITH)):
+        known = f"{model}, {steps} steps" if (model, steps) in models else model
+        figures = (comparison.figure(known, metric, 0) for metric in METRICS)
+        compared = gains[model] if (model, steps) in models and steps == WITH else (None,) * (2 * len(METRICS))
+        rows.append((name, model, steps, comparison.num_cases(0), num_classes, *figures, *compared, *published))
+    return rows
+
+
+def _list_classes(comparison: Comparison) -> list[str]:
+    """Texts of the answers that the cases have."""
+    answers = np.unique(comparison.splits[0].predictions.labels)
+    return [comparison.chain.steps[0].options[label] for label in answers.tolist() if label >= 0]
+
+
+def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
+    """Restrict the predictions of one step to the answers that its cases have."""
+    found = split.predictions
+    known = np.unique(found.labels[found.labels >= 0])
+    if not len(known):
+        raise BadInput(f"no case has an answer to {chain.steps[0].name!r}")
+    absent = ~np.isin(np.arange(next(iter(found.logits.values())).shape[-1]), known)
+    logits = {name: np.where(absent, np.float32(ABSENT_LOGIT), values) for name, values in found.logits.items()}
+    return dataclasses.replace(split, predictions=dataclasses.replace(found, logits=logits))
+
+
+def _read_all(plan: Plan, seed: int) -> dict[str, tuple[SplitPredictions, str]]:
+    """By data, the predictions of all models of a seed on the same cases, and what is left out of the data."""
+    main, baselines = _main(plan, seed), _baselines(plan, seed)
+    own = ("teacher", "student")
+    parts = {SOURCE: {model: (plan.cells.predictions(main), model) for model in own}}
+    left_out = {SOURCE: ""}
+    for name, (split, without) in _read(plan, main, own).items():
+        parts[name], left_out[name] = {model: (split, model) for model in own}, without
+    for model, cell in baselines.items():
+        parts[SOURCE][model] = plan.cells.predictions(cell), "baseline"
+        for name, (split, _) in _read(plan, cell, ("baseline",)).items():
+            parts[name][model] = split, "baseline"
+    return {name: (join(found), left_out[name]) for name, found in parts.items()}
+
+
+def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, str]]:
+    """Predictions of a cell's networks on each target, and what of it is left out."""
+    from stepcot_jax.features.inputs import load_inputs
+    from stepcot_jax.systems.networks import make_predict
+    from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases
+
+    folder, found = plan.cells.folder(cell), {}
+    trained = load_weights(folder, names)
+    # Each network has its own best weights, encoder included.
+    compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
+    for name, settings in _targets(plan, cell.settings).items():
+        # The networks have the prompt vectors of their training: no text encoder is needed.
+        settings = vary(plan.cells.share_features(settings), {"prompts.encoder": "hashed", "prompts.weights": ""})
+        inputs = load_inputs(settings, folder, Terminal())
+        dataset, left_out = relabel_last_step(inputs.dataset, trained.chain, name=name)
+        split = read_cases(
+            lambda batch: {model: predict(trained.params[model], batch)[model] for model, predict in compiled.items()},
+            dataclasses.replace(inputs, dataset=dataset),
+            "all",
+            settings,
+        )
+        found[name] = split, left_out
+    return found

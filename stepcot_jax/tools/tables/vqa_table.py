@@ -1,0 +1,143 @@
+"""Table `vqa`: answers and grounding of policies by fine-tuning and rewards, beside GEMeX-RMCoT's rows."""
+
+from typing import Any
+
+from stepcot_jax.evaluation import published
+from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, ReplyComparison, tabulate_differences
+from stepcot_jax.evaluation.replies import BASELINE, as_columns
+from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.tools.tables.cells import Cell
+from stepcot_jax.tools.tables.plan import Plan
+from stepcot_jax.tools.tables.policy_cells import grpo_cell, read_test_records, score_cell, score_constant, sft_cell
+
+PLAIN, THINKING = "SFT without thinking", "SFT with thinking"
+BOTH, SHUFFLED = "+ GRPO, both rewards", "+ GRPO, both rewards shuffled"
+
+_SFT: dict[str, dict[str, Any]] = {PLAIN: {"vqa.with_thinking": False}, THINKING: {"vqa.with_thinking": True}}
+_GRPO: dict[str, dict[str, Any]] = {
+    "+ GRPO, answer reward alone": {"rewards.grounding_weight": 0.0},
+    "+ GRPO, grounding reward alone": {"rewards.answer_weight": 0.0},
+    BOTH: {},
+    SHUFFLED: {"grpo.shuffle_rewards": True},
+}
+"""What GRPO changes, from the policy that was fine-tuned with thinking."""
+
+COUNTERPARTS = {PLAIN: published.PLAIN, THINKING: published.THINKING, BOTH: published.THINKING_RFT}
+"""Published row of each of ours that has one."""
+
+PAIRS = ((THINKING, PLAIN), (THINKING, BASELINE), *((name, THINKING) for name in _GRPO), (BOTH, SHUFFLED))
+
+_A_NOTE = "A-scores of open questions are ratings by a judge relative to the reference, no shares of right answers."
+
+
+def sft_of(plan: Plan, seed: int, name: str) -> Cell:
+    """Return the fine-tuning with or without thinking."""
+    return sft_cell(plan, seed, name, _SFT[name])
+
+
+def _cells(plan: Plan, seed: int) -> dict[str, Cell]:
+    """Return the cell of each row; the policies of a seed that GRPO changes all start from one fine-tuning."""
+    cells = {name: sft_of(plan, seed, name) for name in _SFT}
+    return cells | {name: grpo_cell(plan, cells[THINKING], name, changes) for name, changes in _GRPO.items()}
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return for each seed both fine-tunings, and GRPO with each reward."""
+    return [cell for seed in plan.seeds for cell in _cells(plan, seed).values()]
+
+
+def make_tables(plan: Plan | None) -> list[Table]:
+    """Return GEMeX-RMCoT's Table 4 and its counts of questions (Table 2); with a plan, our rows and differences too."""
+    if plan is None:
+        return [_tabulate_published(), _tabulate_questions()]
+    comparison = compare(plan)
+    heads, rows = tabulate_differences(comparison, PAIRS)
+    notes = (f"Test split, seeds {list(plan.seeds)}; in the same resamples of patients.", INTERVALS, CORRECTED)
+    differences = Table("vqa_differences", "What thinking and rewards change", heads, rows, notes)
+    return [_tabulate_ours(plan, comparison), differences, _tabulate_questions()]
+
+
+def compare(plan: Plan) -> ReplyComparison:
+    """Return the scored replies of all rows, the majority answer with the constant box first."""
+    splits = []
+    for seed in plan.seeds:
+        cells = _cells(plan, seed)
+        records = read_test_records(plan, _cells(plan, plan.seeds[0])[PLAIN])
+        scores = {BASELINE: score_constant(cells[THINKING].settings, records)}
+        scores |= {name: score_cell(plan, cell, records) for name, cell in cells.items()}
+        splits.append({name: as_columns(records, own) for name, own in scores.items()})
+    return ReplyComparison(splits, plan.num_resamples)
+
+
+def _tabulate_ours(plan: Plan, comparison: ReplyComparison) -> Table:
+    heads = _published_columns()
+    known = _published_rows()
+    empty: tuple[Entry, ...] = (None,) * len(heads)
+    rows: list[tuple[Entry, ...]] = []
+    for name in comparison.splits[0]:
+        ours = [comparison.figure(name, key) for _, key in HEADED_FIGURES]
+        counterpart = COUNTERPARTS.get(name)
+        rows.append((name, *ours, counterpart, *(empty if counterpart is None else known[counterpart])))
+    alone = [name for name in known if name not in COUNTERPARTS.values()]
+    rows += [(None, *(None for _ in HEADED_FIGURES), name, *known[name]) for name in alone]
+    cell = _cells(plan, plan.seeds[0])[PLAIN]
+    num_questions = len(read_test_records(plan, cell))
+    notes = (
+        f"Test split, {num_questions} questions, seeds {list(plan.seeds)}. GRPO starts from SFT with thinking.",
+        INTERVALS,
+        DESCRIPTION,
+        f"{BASELINE}: of the training split, ignoring the picture; it writes no reply whose form could be read.",
+        "Published: Qwen2.5-VL-7B on the GEMeX test set (GEMeX-RMCoT, Table 4), other data than ours. " + _A_NOTE,
+    )
+    return Table(
+        "vqa",
+        "Answers and grounding of policies, beside GEMeX-RMCoT",
+        (
+            Column("training"),
+            *columns("percent", *(heading for heading, _ in HEADED_FIGURES)),
+            Column("training in the paper", published=True),
+            *heads,
+        ),
+        tuple(rows),
+        notes,
+    )
+
+
+def _published_columns() -> tuple[Column, ...]:
+    headings = [f"{kind} {score}" for kind in published.QUESTION_KINDS for score in ("A", "V")]
+    return (
+        *columns("percent", *headings, "A average", published=True, digits=2),
+        Column("A average", "percent", recomputed=True, digits=2),
+    )
+
+
+def _published_rows() -> dict[str, tuple[Entry, ...]]:
+    rows: dict[str, tuple[Entry, ...]] = {}
+    for name, answers in published.A_SCORES.items():
+        pairs = [
+            score for kind in published.QUESTION_KINDS for score in (answers[kind], published.V_SCORES[name][kind])
+        ]
+        recomputed = published.round_half_up(published.recompute_mean(answers), 4)
+        rows[name] = (*pairs, published.A_AVERAGE[name], recomputed)
+    return rows
+
+
+def _tabulate_published() -> Table:
+    return Table(
+        "vqa",
+        "Answers (A-score) and grounding (V-score) on the GEMeX test set (GEMeX-RMCoT, Table 4)",
+        (Column("training"), *_published_columns()),
+        tuple((name, *row) for name, row in _published_rows().items()),
+        ("Qwen2.5-VL-7B. The average is the unweighted mean of the four kinds.", _A_NOTE),
+    )
+
+
+def _tabulate_questions() -> Table:
+    kinds = published.QUESTION_KINDS
+    return Table(
+        "vqa_questions",
+        "Questions by kind (GEMeX-RMCoT, Table 2 and test set)",
+        (Column("data"), *columns("number", *kinds, published=True), Column("all", "number", recomputed=True)),
+        tuple((name, *found.values(), sum(found.values())) for name, found in published.NUM_QUESTIONS.items()),
+    )
