@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from benchmarks.measure import make_sgemm, peak_megabytes, sgemm_gflop, time_in_turn
 from benchmarks.plain import PlainTeacher, make_plain_optimizer
 from stepcot_jax.host.machine import release_freed_memory
+from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.updates import Objective, make_joint_update, start_state
+from stepcot_jax.systems.updates import make_joint_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 
 ANSWERS = (4, 4, 6, 7, 5, 7, 9)

@@ -10,10 +10,11 @@ import numpy as np
 
 from benchmarks.communication import read_collectives, totals
 from benchmarks.measure import make_sgemm, sgemm_gflop, time_in_turn
+from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.updates import SHARED, Objective, make_joint_update, start_state, student_part, teacher_part
+from stepcot_jax.systems.updates import SHARED, make_joint_update, start_state, student_part, teacher_part
 from stepcot_jax.training.devices import ONE_DEVICE, Devices, Transform
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import TrainState, count_parameters

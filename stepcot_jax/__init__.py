@@ -16,7 +16,7 @@ _HOMES = {
     "BaselineSystem": "systems.baseline",
     "Chain": "chain",
     "Dataset": "data.dataset",
-    "Objective": "systems.updates",
+    "Objective": "losses.step_cot",
     "Phase": "training.system",
     "Predictions": "evaluation.predictions",
     "Run": "run.training_run",

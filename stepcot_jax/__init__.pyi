@@ -13,6 +13,7 @@ from stepcot_jax.evaluation.predictions import collect as collect
 from stepcot_jax.evaluation.predictions import evaluate as evaluate
 from stepcot_jax.export.folder import export_model as export_model
 from stepcot_jax.features.inputs import load_cases as load_dataset
+from stepcot_jax.losses.step_cot import Objective as Objective
 from stepcot_jax.models.student import Baseline as Baseline
 from stepcot_jax.models.student import Student as Student
 from stepcot_jax.models.teacher import Teacher as Teacher
@@ -22,7 +23,6 @@ from stepcot_jax.run.training_run import Run as Run
 from stepcot_jax.settings.run_settings import load_settings as load_settings
 from stepcot_jax.systems.baseline import BaselineSystem as BaselineSystem
 from stepcot_jax.systems.step_cot import StepCoT as StepCoT
-from stepcot_jax.systems.updates import Objective as Objective
 from stepcot_jax.training.state import TrainState as TrainState
 from stepcot_jax.training.system import Phase as Phase
 from stepcot_jax.training.system import Stream as Stream

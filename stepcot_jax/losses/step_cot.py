@@ -1,6 +1,7 @@
 """Objectives of teacher and student: sums over the steps, with named parts (paper: Eq. 3 to 6 and 17 to 25)."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import flax.struct
@@ -302,6 +303,55 @@ def inverse_frequency_weights(
 
 GradientOf = Literal["features", "projection"]
 Gather = Callable[[Array], Array]
+Part = Callable[..., tuple[Array, Array]]
+"""A part of the student's loss: (teacher, student, labels, annotated) -> (sum over cases and steps, their number).
+
+Called by keyword with logits float32 [case, step, answer] (the teacher's constant), int labels [case, step] and bool
+annotated [case, step]. It is traced, and must not depend on cases that are not annotated.
+"""
+
+PARTS: dict[str, Part] = {}
+"""Further parts by the name under which `config.loss.parts` weighs them; a contributed loss is added here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """The losses of teacher and student as one value, from settings to sum; defaults as in the paper.
+
+    `config.loss` has a setting of the same name for every field but the last two. See docs/departures.md.
+
+    Attributes:
+      temperature: of distillation and channel alignment, > 0.
+      soft_label_scale: weight of distillation (alpha_KD).
+      channel_alignment_scale: weight of channel alignment (alpha_CH).
+      normaliser: of w_fw, "cka" or "trace"; see `alignment_weight`.
+      alignment_gradient: "features" differentiates channel alignment with respect to the student's features (paper),
+        "projection" only with respect to the student's projection (authors' code).
+      train_teacher_projection: train the teacher's projection with the student.
+      target_dropout: dropout active in the forward pass that makes the teacher's targets.
+      answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
+      parts: further parts of the student's loss by name, each with its weight.
+    """
+
+    temperature: float = 2.0
+    soft_label_scale: float = 0.5
+    channel_alignment_scale: float = 1.0
+    normaliser: Normaliser = "cka"
+    alignment_gradient: GradientOf = "features"
+    train_teacher_projection: bool = False
+    target_dropout: bool = False
+    answer_weights: Any = None
+    parts: Mapping[str, tuple[Part, float]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = {field.name for field in dataclasses.fields(LossParts)}
+        for name, (function, weight) in self.parts.items():
+            if name in known or not name.isidentifier():
+                raise ValueError(
+                    f"parts: {name!r} is not a free name; expected an identifier other than {sorted(known)}"
+                )
+            if not callable(function) or not 0 <= weight < float("inf"):
+                raise ValueError(f"parts[{name!r}]: expected a function and a weight of 0 or more; got {weight!r}")
 
 
 class LossParts(flax.struct.PyTreeNode):
@@ -313,6 +363,7 @@ class LossParts(flax.struct.PyTreeNode):
       soft_label: [step], unweighted distillation (KD); None for the teacher.
       channel_alignment: [step], unweighted channel alignment (CH); None for the teacher.
       alignment_weight: [step], w_fw inside CH; None for the teacher.
+      own: scalars, unweighted, the further parts of the objective by name.
     """
 
     total: Any
@@ -320,6 +371,13 @@ class LossParts(flax.struct.PyTreeNode):
     soft_label: Any = None
     channel_alignment: Any = None
     alignment_weight: Any = None
+    own: Any = flax.struct.field(default_factory=dict)
+
+    def by_name(self) -> dict[str, Any]:
+        """Return all parts by name, those of the steps as [step], without those that are None."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del named["total"]
+        return {name: part for name, part in {**named, **named.pop("own")}.items() if part is not None}
 
 
 class BatchTotals(flax.struct.PyTreeNode):
@@ -409,17 +467,13 @@ def student_objective(
     labels: Int[Array, "case step"],
     student_projection: LinearMap,
     teacher_projection: LinearMap,
-    soft_label_scale: float = 0.5,
-    channel_alignment_scale: float = 1.0,
-    temperature: float = 2.0,
-    normaliser: Normaliser = "cka",
-    alignment_gradient: GradientOf = "features",
+    objective: Objective = Objective(),
     targets: Float[Array, "case step answer"] | None = None,
-    answer_weights: Float[Array, "step answer"] | None = None,
     totals: BatchTotals | None = None,
     gather: Gather | None = None,
+    add_up: Callable[[Any], Any] | None = None,
 ) -> LossParts:
-    """Return the sum over steps of CE + 0.5 KD + 1.0 CH (paper: Eq. 6 and 24).
+    """Return the sum over steps of CE + 0.5 KD + 1.0 CH (paper: Eq. 6 and 24), and the objective's further parts.
 
     The teacher's logits and features are constants. Its projection is trained only if the caller differentiates with
     respect to it (departure "teacher's projection", see docs/departures.md).
@@ -432,17 +486,12 @@ def student_objective(
       labels: int [case, step], negative where not annotated; KD and CH count the same cases as CE.
       student_projection: student width -> projected width.
       teacher_projection: teacher width -> projected width.
-      soft_label_scale: weight of KD (alpha_KD).
-      channel_alignment_scale: weight of CH (alpha_CH).
-      temperature: of KD and CH, > 0.
-      normaliser: of w_fw, see `alignment_weight`.
-      alignment_gradient: "features" differentiates CH with respect to the student's features (paper); "projection" only
-        with respect to the student's projection (authors' code).
+      objective: weights and kinds of the parts.
       targets: [case, step, answer], distributions that CE takes in the place of the labels.
-      answer_weights: [step, answer] for class-weighted training.
       totals: of the global batch; the losses are then the shares of this part.
       gather: rows [case, ...] -> rows of the global batch, for the Gram matrices of channel alignment; required with
         `totals`.
+      add_up: a number of this part of the batch -> that of the global batch; required with `totals`.
 
     Returns:
       `LossParts` with all parts.
@@ -452,16 +501,30 @@ def student_objective(
     """
     alignment, weight = _align(
         teacher_projection=teacher_projection(jax.lax.stop_gradient(teacher_features)),
-        student_projection=student_projection(_differentiated(student_features, alignment_gradient)),
+        student_projection=student_projection(_differentiated(student_features, objective.alignment_gradient)),
         labels=labels,
-        temperature=temperature,
-        normaliser=normaliser,
+        temperature=objective.temperature,
+        normaliser=objective.normaliser,
         gather=gather or (lambda rows: rows),
     )
-    totals = batch_totals(labels, answer_weights, targets) if totals is None else totals
-    hard, soft = _label_losses(student_logits, teacher_logits, labels, targets, answer_weights, totals, temperature)
-    total = jnp.sum(hard) + soft_label_scale * jnp.sum(soft) + channel_alignment_scale * jnp.sum(alignment)
-    return LossParts(total, hard, soft, alignment, weight)
+    weights = objective.answer_weights
+    totals = batch_totals(labels, weights, targets) if totals is None else totals
+    hard, soft = _label_losses(student_logits, teacher_logits, labels, targets, weights, totals, objective.temperature)
+    total = jnp.sum(hard) + objective.soft_label_scale * jnp.sum(soft)
+    total += objective.channel_alignment_scale * jnp.sum(alignment)
+    own = {}
+    for name, (part, scale) in objective.parts.items():
+        with jax.numpy_dtype_promotion("standard"):  # a caller's function, in a program that may be strict
+            summed, number = part(
+                teacher=jax.lax.stop_gradient(teacher_logits.astype(jnp.float32)),
+                student=student_logits.astype(jnp.float32),
+                labels=labels,
+                annotated=labels >= 0,
+            )
+        number = jax.lax.stop_gradient(jnp.asarray(number, jnp.float32))
+        own[name] = summed / jnp.maximum(number if add_up is None else add_up(number), 1.0)
+        total += scale * own[name]
+    return LossParts(total, hard, soft, alignment, weight, own)
 
 
 def _differentiated(student_features: Array, alignment_gradient: str) -> Array:

@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.predictions import Predictions, evaluate
+from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings.run_settings import Settings
@@ -33,7 +34,6 @@ from stepcot_jax.systems.updates import (
     SHARED,
     AnswerSchedule,
     Metrics,
-    Objective,
     Optimizers,
     describe_losses,
     make_joint_update,

@@ -13,10 +13,9 @@ from jaxtyping import Array, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.losses.step_cot import (
-    GradientOf,
     LinearMap,
     LossParts,
-    Normaliser,
+    Objective,
     batch_totals,
     student_objective,
     teacher_objective,
@@ -129,12 +128,11 @@ def named_numbers(metrics: Metrics, chain: Chain, networks: Sequence[str]) -> di
         if network not in metrics.losses:
             continue
         parts = metrics.losses[network]
-        for part in ("hard_label", "soft_label", "channel_alignment", "alignment_weight"):
-            values = getattr(parts, part)
-            if values is not None:
+        for part, values in parts.by_name().items():
+            if np.ndim(values):
                 for step, value in zip(chain.steps, np.asarray(values), strict=True):
                     numbers[f"{network}/{part}/{step.name}"] = float(value)
-                totals[f"{network}/{part}"] = float(np.sum(values))
+            totals[f"{network}/{part}"] = float(np.sum(values))
         totals[f"{network}/total"] = float(parts.total)
     norms = {f"{network}/gradient_norm": float(norm) for network, norm in metrics.gradient_norms.items()}
     return {**numbers, **totals, **norms}
@@ -143,37 +141,15 @@ def named_numbers(metrics: Metrics, chain: Chain, networks: Sequence[str]) -> di
 def describe_losses(numbers: dict[str, float], networks: Sequence[str]) -> str:
     """Return the loss parts of each network in a few words, for the progress bar."""
     short = {"hard_label": "CE", "soft_label": "KD", "channel_alignment": "CH"}
+    hidden = {"total", "gradient_norm", "alignment_weight"}
     words = []
     for network in networks:
-        parts = [f"{short[p]} {numbers[f'{network}/{p}']:.3f}" for p in short if f"{network}/{p}" in numbers]
+        named = (name.removeprefix(f"{network}/") for name in numbers if name.startswith(f"{network}/"))
+        shown = [name for name in named if "/" not in name and name not in hidden]
+        parts = [f"{short.get(name, name)} {numbers[f'{network}/{name}']:.3f}" for name in shown]
         if parts:
             words.append(f"{network} {' '.join(parts)}")
     return ", ".join(words)
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """Settings of the losses; defaults as in the paper, see docs/departures.md.
-
-    Attributes:
-      temperature: of distillation and channel alignment.
-      soft_label_scale: weight of distillation (alpha_KD).
-      channel_alignment_scale: weight of channel alignment (alpha_CH).
-      normaliser: of w_fw, "cka" or "trace".
-      alignment_gradient: what channel alignment trains, "features" or "projection".
-      train_teacher_projection: train the teacher's projection with the student.
-      target_dropout: dropout active in the forward pass that makes the teacher's targets.
-      answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
-    """
-
-    temperature: float = 2.0
-    soft_label_scale: float = 0.5
-    channel_alignment_scale: float = 1.0
-    normaliser: Normaliser = "cka"
-    alignment_gradient: GradientOf = "features"
-    train_teacher_projection: bool = False
-    target_dropout: bool = False
-    answer_weights: Array | None = None
 
 
 def teacher_part(params: Params) -> Params:
@@ -302,15 +278,11 @@ def student_gradients(
             labels=batch["labels"],
             student_projection=LinearMap(**everything["student_projection"]),
             teacher_projection=LinearMap(**everything["teacher_projection"]),
-            soft_label_scale=objective.soft_label_scale,
-            channel_alignment_scale=objective.channel_alignment_scale,
-            temperature=objective.temperature,
-            normaliser=objective.normaliser,
-            alignment_gradient=objective.alignment_gradient,
+            objective=objective,
             targets=batch.get("targets"),
-            answer_weights=objective.answer_weights,
             totals=totals,
             gather=whole.gather,
+            add_up=whole.add_up,
         )
         return parts.total, parts
 

@@ -6,10 +6,11 @@ import numpy as np
 from oracles.random_params import assert_close, assert_logits, declare, normal, randomise
 
 from benchmarks.plain import PlainTeacher
+from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.updates import Objective, make_joint_update, start_state
+from stepcot_jax.systems.updates import make_joint_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 
 ANSWERS, WIDTH, HEADS = (4, 3, 5), 8, 2

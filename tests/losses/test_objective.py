@@ -9,7 +9,7 @@ import pytest
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, normal, random_labels
 
-from stepcot_jax.losses.step_cot import LinearMap, student_objective, teacher_objective
+from stepcot_jax.losses.step_cot import LinearMap, Objective, student_objective, teacher_objective
 
 CASES, COUNTS, STUDENT, TEACHER, PROJECTED = 6, (4, 2, 3), 5, 7, 4
 LABELS = random_labels(1, CASES, COUNTS)
@@ -34,7 +34,7 @@ INPUTS |= {"student_logits": pad(LOGITS["s"]), "teacher_logits": pad(LOGITS["t"]
 
 def run(inputs, labels, **settings):
     maps = {name: LinearMap(**inputs[name]) for name in ("student_projection", "teacher_projection")}
-    return student_objective(**{**inputs, **maps}, labels=jnp.asarray(labels), **settings)
+    return student_objective(**{**inputs, **maps}, labels=jnp.asarray(labels), objective=Objective(**settings))
 
 
 def expect(labels=LABELS, **settings):
@@ -164,7 +164,70 @@ def test_bad_settings_are_refused_by_name():
     untyped = inspect.unwrap(student_objective)  # users have no run-time type checks
     arrays = {name: jnp.asarray(value) for name, value in INPUTS.items() if not isinstance(value, dict)}
     maps = {name: LinearMap(**INPUTS[name]) for name in ("student_projection", "teacher_projection")}
-    with pytest.raises(ValueError, match="alignment_gradient 'both' is not one of"):
-        untyped(**arrays, **maps, labels=jnp.asarray(LABELS), alignment_gradient="both")
-    with pytest.raises(ValueError, match=r"temperature must be above 0; got 0\.0"):
-        untyped(**arrays, **maps, labels=jnp.asarray(LABELS), temperature=0.0)
+    for name, value, words in (
+        ("alignment_gradient", "both", "alignment_gradient 'both' is not one of"),
+        ("temperature", 0.0, r"temperature must be above 0; got 0\.0"),
+    ):
+        objective = Objective()
+        object.__setattr__(objective, name, value)
+        with pytest.raises(ValueError, match=words):
+            untyped(**arrays, **maps, labels=jnp.asarray(LABELS), objective=objective)
+
+
+def agree(*, teacher, student, labels, annotated):
+    distance = jnp.square(jax.nn.softmax(teacher) - jax.nn.softmax(student)).sum(-1)
+    return (distance * annotated).sum(), annotated.sum()
+
+
+def test_a_part_of_the_caller_is_its_mean_times_its_weight():
+    found = jax.jit(lambda inputs: run(inputs, LABELS, parts={"agree": (agree, 0.3)}))(INPUTS)
+    teacher, student = (np.float64(INPUTS[f"{side}_logits"]) for side in ("teacher", "student"))
+    shares = [np.exp(x - x.max(-1, keepdims=True)) for x in (teacher, student)]
+    shares = [x / x.sum(-1, keepdims=True) for x in shares]
+    expected = np.square(shares[0] - shares[1]).sum(-1)[LABELS >= 0].mean()
+    assert_close(found.own["agree"], expected, 1e-5)
+    assert_close(found.total, expect()["total"] + 0.3 * expected, 1e-5)
+    assert list(found.by_name()) == ["hard_label", "soft_label", "channel_alignment", "alignment_weight", "agree"]
+
+
+def test_a_part_of_the_caller_trains_the_student_alone():
+    with_part = gradients(parts={"agree": (agree, 0.3)})
+    alone = gradients()
+    assert np.abs(with_part["student_logits"] - alone["student_logits"]).max() > 1e-3
+    assert not np.asarray(with_part["teacher_logits"]).any()
+    assert not np.asarray(with_part["student_logits"])[LABELS < 0].any()
+
+
+def test_shares_of_a_part_add_up_to_that_of_the_whole_batch():
+    """Of two halves, as devices see them: `add_up` gives each the number of cases of both."""
+    parts = {"agree": (agree, 0.3)}
+    whole = jax.jit(lambda inputs: run(inputs, LABELS, parts=parts).own["agree"])(INPUTS)
+    projections = ("student_projection", "teacher_projection")
+    rows = ("student_features", "teacher_features", "student_logits", "teacher_logits")
+    halves = [
+        student_objective(
+            **{name: jnp.asarray(INPUTS[name][half]) for name in rows},
+            **{name: LinearMap(**jax.tree.map(jnp.asarray, INPUTS[name])) for name in projections},
+            labels=jnp.asarray(LABELS[half]),
+            objective=Objective(parts=parts),
+            add_up=lambda number: jnp.float32((LABELS >= 0).sum()),
+        ).own["agree"]
+        for half in (slice(0, 2), slice(2, None))
+    ]
+    assert_close(sum(halves), whole, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"total": (agree, 1.0)}, "'total' is not a free name"),
+        ({"soft_label": (agree, 1.0)}, "'soft_label' is not a free name"),
+        ({"a/b": (agree, 1.0)}, "'a/b' is not a free name"),
+        ({"mine": (agree, -1.0)}, "a weight of 0 or more; got -1.0"),
+        ({"mine": (agree, float("inf"))}, "a weight of 0 or more; got inf"),
+        ({"mine": ("agree", 1.0)}, "expected a function"),
+    ],
+)
+def test_parts_that_cannot_be_summed_are_refused(parts, words):
+    with pytest.raises(ValueError, match=words):
+        Objective(parts=parts)

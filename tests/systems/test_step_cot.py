@@ -15,12 +15,12 @@ from oracles.random_params import assert_close, check_gradients, normal, random_
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import (
-    Objective,
     make_joint_update,
     make_teacher_update,
     start_state,
@@ -359,6 +359,7 @@ def test_objective_is_as_in_the_paper_by_default():
         "train_teacher_projection": False,
         "target_dropout": False,
         "answer_weights": None,
+        "parts": {},
     }
 
 

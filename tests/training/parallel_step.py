@@ -9,10 +9,11 @@ import numpy as np
 import optax
 from oracles.random_params import normal, random_labels, randomise
 
+from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.updates import SHARED, AnswerSchedule, Objective, make_joint_update, start_state
+from stepcot_jax.systems.updates import SHARED, AnswerSchedule, make_joint_update, start_state
 from stepcot_jax.training.devices import Devices
 
 CASES, COUNTS, WIDTH = 32, (3, 2, 4), 8

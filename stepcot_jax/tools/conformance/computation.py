@@ -5,11 +5,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.layers import GraphAttentionStack, MemoryCell
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, read_as_teacher
-from stepcot_jax.systems.updates import Objective, make_joint_update, start_state, student_gradients, teacher_gradients
+from stepcot_jax.systems.updates import make_joint_update, start_state, student_gradients, teacher_gradients
 from stepcot_jax.tools.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState
