@@ -376,8 +376,9 @@ class LossParts(flax.struct.PyTreeNode):
     def by_name(self) -> dict[str, Any]:
         """Return all parts by name, those of the steps as [step], without those that are None."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        own = named.pop("own")
         del named["total"]
-        return {name: part for name, part in {**named, **named.pop("own")}.items() if part is not None}
+        return {name: part for name, part in {**named, **own}.items() if part is not None}
 
 
 class BatchTotals(flax.struct.PyTreeNode):
