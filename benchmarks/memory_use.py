@@ -22,12 +22,12 @@ from jaxtyping import Float, Int
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.evaluation.predictions import Predictions, evaluate, own_probabilities
-from stepcot_jax.features.inputs import Inputs, load_inputs
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.layers import GraphAttentionStack
 from stepcot_jax.models.teacher import TeacherReading
 from stepcot_jax.reading.corrections import NOT_GIVEN
+from stepcot_jax.run.inputs import Inputs, load_inputs
 from stepcot_jax.systems.networks import encode_images
 from stepcot_jax.tools.tables.cell_networks import Weights, load_weights
 

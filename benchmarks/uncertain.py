@@ -21,9 +21,9 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.uncertain import UncertainAnswers
 from stepcot_jax.evaluation.intervals import bootstrap
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
-from stepcot_jax.features.inputs import encode_prompts, load_cases
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.inputs import encode_prompts, load_cases
 from stepcot_jax.settings.run_settings import Settings, load_settings
 from stepcot_jax.systems.step_cot import StepCoT
 

@@ -118,6 +118,7 @@ def get_config():
     config.loss.train_teacher_projection = False  # True: "learnable", as in the paper; can collapse to a constant
     config.loss.target_dropout = False  # True: dropout in the teacher's targets too (authors' code)
     config.loss.class_weights = "none"  # or "inverse_frequency", normalised to mean 1 per step
+    config.loss.parts = ()  # further parts of the student's loss, "NAME=WEIGHT" of losses.step_cot.PARTS
 
     config.vqa = config_dict.ConfigDict()  # jobs "sft" and "grpo": reasoning records (docs/grounded.md)
     config.vqa.source = "phantom"  # "phantom": drawn in memory as `phantom` says; "folder": records.jsonl in `root`

@@ -12,13 +12,14 @@ from stepcot_jax.evaluation.predictions import Predictions as Predictions
 from stepcot_jax.evaluation.predictions import collect as collect
 from stepcot_jax.evaluation.predictions import evaluate as evaluate
 from stepcot_jax.export.folder import export_model as export_model
-from stepcot_jax.features.inputs import load_cases as load_dataset
 from stepcot_jax.losses.step_cot import Objective as Objective
 from stepcot_jax.models.student import Baseline as Baseline
 from stepcot_jax.models.student import Student as Student
 from stepcot_jax.models.teacher import Teacher as Teacher
 from stepcot_jax.reading.explain import explain_image as explain_image
 from stepcot_jax.reading.loading import load as load
+from stepcot_jax.run.fit import fit as fit
+from stepcot_jax.run.inputs import load_cases as load_dataset
 from stepcot_jax.run.training_run import Run as Run
 from stepcot_jax.settings.run_settings import load_settings as load_settings
 from stepcot_jax.systems.baseline import BaselineSystem as BaselineSystem
@@ -51,6 +52,7 @@ __all__ = [
     "evaluate",
     "explain_image",
     "export_model",
+    "fit",
     "load",
     "load_chain",
     "load_dataset",

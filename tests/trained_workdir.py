@@ -21,9 +21,10 @@ from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoi
 from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.evaluation.summary import without_nan
 from stepcot_jax.reading import trained_model
+from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import make_settings, write_settings
-from stepcot_jax.systems.networks import init_params, make_networks, read_moments
+from stepcot_jax.systems.networks import init_params, read_moments
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.state import TrainState
 

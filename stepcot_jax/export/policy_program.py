@@ -16,7 +16,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.decoder import KeyValues, Prefix, empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.reading.trained_policy import TrainedPolicy
-from stepcot_jax.systems.stored_policy import FROZEN_ENCODER
+from stepcot_jax.run.stored_policy import FROZEN_ENCODER
 from stepcot_jax.training.state import flatten, unflatten
 
 Caches = list[Array]

@@ -4,31 +4,21 @@ The weights of the encoder are no parameters of the policy: they have neither gr
 """
 
 import dataclasses
-import functools
 import math
-import pathlib
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.preprocessing import normalise
-from stepcot_jax.features.encode import ImageItem, image_keys, round_patches
-from stepcot_jax.features.frozen_encoders import load_frozen_encoder
-from stepcot_jax.features.run_store import open_run_store
-from stepcot_jax.features.sharing import ALONE, Processes, encode_together
+from stepcot_jax.features.encode import image_keys, round_patches
 from stepcot_jax.features.store import (
     FeatureStore,
     FrozenImageEncoder,
-    describe_image_store,
     describe_preprocessing,
     digest_fields,
     digest_pixels,
 )
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.machine import map_in_threads
-from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.settings.run_settings import Settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,19 +82,14 @@ class PatchInput:
         return found
 
 
-def load_patch_input(settings: Settings) -> PatchInput | None:
-    """Return the patches of the frozen encoder that the settings name; None if the policy trains its own encoder."""
-    if settings.image_encoder.name != "pretrained":
-        return None
-    return make_patch_input(settings, load_frozen_encoder(settings))
-
-
-def make_patch_input(settings: Settings, encoder: FrozenImageEncoder) -> PatchInput:
-    """Return the patches of an encoder as a run's settings say; they are float32 with `features.patches="none"`."""
-    size, grid, dtype = encoder.preprocessing.size, settings.policy.grid, settings.features.patches
-    if settings.image_encoder.image_size != size:
+def make_patch_input(
+    encoder: FrozenImageEncoder, *, image_size: int, grid: int, dtype: str, batch_size: int
+) -> PatchInput:
+    """Return the patches of an encoder for a policy that sees pictures of `image_size` as `grid` x `grid` cells."""
+    size = encoder.preprocessing.size
+    if image_size != size:
         raise BadInput(
-            f"config.image_encoder.image_size: {settings.image_encoder.image_size} is not {size}, the pixels of "
+            f"config.image_encoder.image_size: {image_size} is not {size}, the pixels of "
             f"{encoder.name} (boxes are in pixels of the picture that it sees)"
         )
     number, channels = encoder.patch_shape()
@@ -120,41 +105,5 @@ def make_patch_input(settings: Settings, encoder: FrozenImageEncoder) -> PatchIn
         encoder=encoder,
         shape=(number, channels),
         dtype="float32" if dtype == "none" else dtype,
-        batch_size=settings.features.batch_size,
+        batch_size=batch_size,
     )
-
-
-def store_patches(
-    patches: PatchInput,
-    dataset: VqaDataset,
-    settings: Settings,
-    workdir: pathlib.Path,
-    terminal: Terminal,
-    *,
-    processes: Processes = ALONE,
-) -> PatchInput:
-    """Encode the pictures of a dataset into the run's feature store, each once; return the patches with that store."""
-    if not settings.features.store:
-        return patches
-    num_threads = settings.data.num_threads
-    places = terminal.watch(range(dataset.num_images), "reading pictures")
-    keys = map_in_threads(lambda place: patches.key(dataset.pixels[place]), places, num_threads=num_threads)
-    items = [
-        ImageItem(key, functools.partial(dataset.pixels.__getitem__, place), f"picture {place}") for place, key in keys
-    ]
-    spec = describe_image_store(patches.encoder, patches=patches.dtype)  # type: ignore[arg-type]
-    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing, _):
-        counts = encode_together(
-            patches.encoder,
-            items,
-            store,
-            sharing,
-            say=terminal.say,
-            batch_size=settings.features.batch_size,
-            num_threads=num_threads,
-            progress=terminal.watch,
-        )
-        store.refresh()
-    store.check_present([item.key for item in items])
-    terminal.say(counts.describe("pictures"))
-    return dataclasses.replace(patches, store=store)

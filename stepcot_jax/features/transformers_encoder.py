@@ -14,7 +14,9 @@ import numpy as np
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
-from stepcot_jax.settings.sections import TRANSFORMERS
+
+TRANSFORMERS = "transformers:"
+"""Before the folder or Hugging Face id of an encoder that runs in PyTorch."""
 
 Pooling = Literal["projection", "pooler", "mean"]
 

@@ -1,49 +1,24 @@
-"""The network of a policy from its settings, and its pictures from bytes."""
+"""Parts of a policy: the small decoder's input, its pictures from bytes, and the parameters of both kinds."""
 
 import contextlib
 import math
-import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Float, UInt8
 
-from stepcot_jax.encoders.resnet import ResNet, average_cells
+from stepcot_jax.encoders.resnet import average_cells
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.decoder import DecoderSizes, RMSNorm
+from stepcot_jax.models.decoder import RMSNorm
 from stepcot_jax.models.prefix_vlm import PrefixVlm, sinusoids
-from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, load_pretrained
-from stepcot_jax.policies.qwen_inputs import ChatTokenizer
 from stepcot_jax.policies.qwen_policy import FROZEN, TRAINED, QwenPolicy
-from stepcot_jax.policies.qwen_setup import QwenSource, find_qwen
-from stepcot_jax.policies.tokenizers import Tokenizer, Vocabulary
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.policies.tokenizers import Tokenizer
 
 Params = dict[str, Any]
-
-
-def make_policy(settings: Settings, *, num_words: int) -> PrefixVlm:
-    """Return the vision-prefix decoder that the settings describe, over an encoder of its own or over given patches."""
-    policy, dtype = settings.policy, jnp.dtype(settings.training.compute_dtype)
-    encoder: nn.Module = PatchMap(policy.grid)
-    if not settings.image_encoder.is_frozen:
-        encoder = ResNet(widths=policy.encoder_widths, blocks_per_stage=1, stem_kernel=5, grid=policy.grid, dtype=dtype)
-    sizes = DecoderSizes(
-        width=policy.width,
-        num_layers=policy.num_layers,
-        num_heads=policy.num_heads,
-        num_kv_heads=policy.num_kv_heads,
-        head_width=policy.head_width,
-        mlp_width=policy.mlp_width,
-        num_words=num_words,
-        sections=rotary_sections(policy.head_width),
-    )
-    return PrefixVlm(encoder=encoder, grid=policy.grid, sizes=sizes, dtype=dtype)
 
 
 class PatchMap(nn.Module):
@@ -106,53 +81,32 @@ _SMOOTH, _ROUGH = 1.4, 0.3  # shares of sinusoids and of the random vectors, who
 
 
 def normalise(
-    pixels: UInt8[Array, "case height width 3"] | Float[Array, "case patch channel"], settings: Settings
+    pixels: UInt8[Array, "case height width 3"] | Float[Array, "case patch channel"],
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
 ) -> Float[Array, "case height width 3"] | Float[Array, "case patch channel"]:
     """Return pictures as the network's input: float32 (pixels / 255 - mean) / std, as `data.images.preprocessing` does.
 
-    Made for the device: pictures travel there as bytes. Patches of a frozen encoder are the input as they are.
+    Made for the device: pictures travel there as bytes.
 
     Args:
-      pixels: uint8 [case, height, width, 3]; or patches [case, patch, channel].
+      pixels: uint8 [case, height, width, 3]; or patches of a frozen encoder [case, patch, channel], which are the
+        input as they are.
     """
-    if settings.image_encoder.is_frozen:
+    if pixels.ndim == 3:
         return pixels.astype(jnp.float32)
-    std = np.asarray(settings.image_encoder.std)
-    scale = jnp.asarray(1.0 / (255.0 * std), jnp.float32)
-    shift = jnp.asarray(np.asarray(settings.image_encoder.mean) / std, jnp.float32)
+    deviation = np.asarray(std)
+    scale = jnp.asarray(1.0 / (255.0 * deviation), jnp.float32)
+    shift = jnp.asarray(np.asarray(mean) / deviation, jnp.float32)
     return pixels.astype(jnp.float32) * scale[None, None, None] - shift[None, None, None]
 
 
-# The policy and the tokenizer of a run: the small decoder, or a Qwen2.5-VL (`policy.weights`).
-#
 # Parameters of a Qwen2.5-VL are two parts of the training state, what trains and what is frozen; `policy_params` joins
 # them for `apply`, `split_parts` divides what `init` returned.
 
 
 AnyPolicy = PrefixVlm | QwenPolicy
-
-
-def read_source(workdir: pathlib.Path, settings: Settings) -> QwenSource | None:
-    """Return the Qwen2.5-VL that a run started from; None of a run with the small decoder."""
-    return find_qwen(settings, workdir=workdir) if settings.policy.weights else None
-
-
-def read_tokenizer(workdir: pathlib.Path, settings: Settings) -> AnyTokenizer:
-    """Return the tokenizer of a run."""
-    if source := read_source(workdir, settings):
-        return source.read_tokenizer(None if source.folder else Vocabulary.read(workdir / VOCABULARY_FILE))
-    if settings.policy.tokenizer:
-        return load_pretrained(settings.policy.tokenizer)
-    return Vocabulary.read(workdir / VOCABULARY_FILE)
-
-
-def choose_policy(
-    settings: Settings, tokenizer: AnyTokenizer, source: QwenSource | None, *, mesh: Mesh | None = None
-) -> AnyPolicy:
-    """Return the policy of a run."""
-    if source is not None and isinstance(tokenizer, ChatTokenizer):
-        return source.make_policy(settings, tokenizer, mesh=mesh)
-    return make_policy(settings, num_words=tokenizer.num_words)
 
 
 def policy_params(params: Params, part: str) -> Params:

@@ -24,6 +24,7 @@ from stepcot_jax.reading.radiographs import Pixels, Scale, find_images, read_pic
 from stepcot_jax.reading.readings import ChainReading, make_readings
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.stored_reading import PAIRS_FILE
+from stepcot_jax.training.system import System
 
 MAKER = "stepcot_jax"
 
@@ -80,17 +81,25 @@ class Readings(list[ChainReading]):
 
 
 def load(
-    workdir: str | os.PathLike[str], *, model: str | None = None, batch_size: int = 1, pairs: bool = False
+    workdir: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    batch_size: int = 1,
+    pairs: bool = False,
+    system: System | None = None,
 ) -> "ImageReader":
     """Load a trained network as a reader of radiographs.
 
     Args:
       pairs: whether steps after a given one also follow what the run counted in its training labels
         (`evaluation.consistency`); for a network trained as published, which hardly follows by itself.
+      system: see `load_trained`.
     """
     workdir = pathlib.Path(workdir)
     model = model or read_default_model(workdir)
-    return ImageReader(load_trained(workdir, names=(model,)), model=model, batch_size=batch_size, pairs=pairs)
+    return ImageReader(
+        load_trained(workdir, names=(model,), system=system), model=model, batch_size=batch_size, pairs=pairs
+    )
 
 
 class ImageReader:

@@ -11,7 +11,14 @@ from stepcot_jax.reading import image_reader
 from stepcot_jax.settings.run_settings import is_policy_run
 
 
-def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_size: int = 1, pairs: bool = False) -> Any:
+def load(
+    workdir: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    batch_size: int = 1,
+    pairs: bool = False,
+    system: Any = None,
+) -> Any:
     """Load what a run has trained as a reader of radiographs.
 
     Args:
@@ -23,6 +30,7 @@ def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_siz
       batch_size: images that `ImageReader.read_files` reads at once; no policy takes it.
       pairs: whether steps after a given one also follow what the run counted in its training labels; see
         `image_reader.load`; no policy takes it.
+      system: of a run that `fit` trained with networks of its caller: a system with the same networks.
 
     Returns:
       For jobs that train a policy a `policy_reader.PolicyReader`, which answers questions: `.answer(image, question)`;
@@ -34,7 +42,7 @@ def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_siz
     """
     workdir = find_folder(workdir)
     if not is_policy_run(workdir):
-        return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs)
+        return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs, system=system)
     if batch_size != 1 or pairs:
         raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")
     from stepcot_jax.reading.policy_reader import load_reader

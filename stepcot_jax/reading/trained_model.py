@@ -17,10 +17,11 @@ from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
 from stepcot_jax.evaluation.gate import Gate, read_gate
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.store import FrozenImageEncoder
-from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.reading.exported_model import ENCODER, StoredParts, list_exported_models, read_exported_parts
+from stepcot_jax.run.given import check_readable
+from stepcot_jax.run.networks import make_networks, trained_preprocessing
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
     GATE_FILE,
@@ -32,10 +33,11 @@ from stepcot_jax.run.stored_reading import (
 )
 from stepcot_jax.run.training_data import describe_source
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_settings
-from stepcot_jax.systems.networks import Networks, init_params, make_networks
+from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.exported_weights import is_export, require_modest
 from stepcot_jax.training.state import Params
+from stepcot_jax.training.system import System
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
@@ -149,15 +151,20 @@ class Trained:
             raise BadInput(f"{self.workdir} has no trained {model!r}; it has {', '.join(self.params)}")
 
 
-def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None) -> Trained:
+def load_trained(
+    workdir: pathlib.Path, *, names: tuple[str, ...] | None = None, system: System | None = None
+) -> Trained:
     """Load the networks of a run, or of an export of one.
 
     Args:
+      system: whose networks the run trained, if only its caller can make them (`sc.fit`); None makes those of settings.
       names: of the networks to load, "teacher" and "student"; None loads all that it holds.
     """
     workdir = pathlib.Path(workdir)
     settings = _read_settings(workdir)
     _check_job(workdir, settings)
+    if system is None:
+        check_readable(workdir)
     exported = is_export(workdir)
     held = list_exported_models(workdir) if exported else names_of_run(settings)
     if exported:
@@ -170,6 +177,8 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
     frozen = parts.frozen
     image_encoder = make_resnet(settings.image_encoder.name) if frozen is None else None
     networks = make_networks(settings, parts.chain, image_encoder)
+    if system is not None:
+        networks = take_networks(system, workdir)
     if frozen is not None:
         preprocessing = frozen.preprocessing
     else:
@@ -189,6 +198,14 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
         reliance=_read_reliance(workdir / STATISTICS_FILE),
         trained_on=parts.trained_on,
     )
+
+
+def take_networks(system: System, workdir: pathlib.Path) -> Networks:
+    """Return the networks of a caller's system."""
+    networks = getattr(system, "networks", None)
+    if not isinstance(networks, Networks):
+        raise BadInput(f"{workdir}: {type(system).__name__} has no networks that read step by step (see StepCoT)")
+    return networks
 
 
 def _check_job(workdir: pathlib.Path, settings: Settings) -> None:
@@ -251,7 +268,7 @@ def _read_settings(workdir: pathlib.Path) -> Settings:
 def _load_frozen(workdir: pathlib.Path, settings: Settings, stored: StoredReading) -> FrozenImageEncoder | None:
     if not settings.image_encoder.is_frozen:
         return None
-    from stepcot_jax.features.frozen_encoders import load_frozen_encoder
+    from stepcot_jax.run.networks import load_frozen_encoder
 
     frozen = load_frozen_encoder(settings)
     if stored.encoder_digest and frozen.digest != stored.encoder_digest:

@@ -4,8 +4,8 @@ import dataclasses
 import pathlib
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.features.trained_input import trained_preprocessing
-from stepcot_jax.systems.stored_policy import StoredPolicy, read_policy
+from stepcot_jax.run.networks import trained_preprocessing
+from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

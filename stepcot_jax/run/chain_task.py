@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,26 +15,24 @@ from stepcot_jax.data.batches import batches_per_epoch
 from stepcot_jax.data.dataset import Dataset, write_account
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
 from stepcot_jax.evaluation.predictions import Predictions
-from stepcot_jax.features.inputs import load_inputs
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.build import make_system
 from stepcot_jax.run.feed import Feed
+from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
 from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
-from stepcot_jax.run.start import read_warm_start, refuse_seen_cases
+from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.run.training_data import describe_cases
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.grpo import REFERENCE
-from stepcot_jax.systems.networks import Networks, read_moments
-from stepcot_jax.systems.registry import make_system
-from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, shapes_by_name
-from stepcot_jax.training.system import Batch, Stream
+from stepcot_jax.training.system import Batch, Stream, System
 
 # Fit the gate of each network at the end of a run, on features of its training and validation images.
 
@@ -44,25 +42,25 @@ NUM_IMAGES = 2000
 
 
 def fit_gates(
-    feed: Feed, networks: Networks, names: Sequence[str], params_of: Callable[[str], Any], *, false_alarms: float
+    feed: Feed, system: System, params_of: Callable[[str], Any], *, trains_encoder: bool, false_alarms: float
 ) -> dict[str, Gate]:
-    """Return the gate of each network; none where the validation images are too few for its limit.
+    """Return the gate of each network of `system.gated`; none where the validation images are too few for its limit.
 
     Args:
-      names: of the networks; each has an encoder of its own best update, unless the encoder is frozen.
+      trains_encoder: whether each network has an encoder of its own best update; else all see the same features.
     """
     gates: dict[str, Gate | None] = {}
-    for name in reversed(names):  # the last was restored last
-        if networks.image_encoder is None and gates:
+    for name in reversed(system.gated):  # the last was restored last
+        if not trains_encoder and gates:
             gates[name] = next(iter(gates.values()))
             continue
-        params = jax.device_get(params_of(name)) if networks.image_encoder is not None else {}
-        features = {split: _read_split(feed, networks, params, split) for split in ("train", "val")}
+        params = jax.device_get(params_of(name)) if trains_encoder else {}
+        features = {split: _read_split(feed, system, params, split) for split in ("train", "val")}
         gates[name] = fit_gate(features["train"], features["val"], false_alarms=false_alarms)
-    return {name: gate for name in names if (gate := gates[name]) is not None}
+    return {name: gate for name in system.gated if (gate := gates[name]) is not None}
 
 
-def _read_split(feed: Feed, networks: Networks, params: Any, split: str) -> np.ndarray:
+def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarray:
     own = {name: params[name] for name in ("image_encoder",) if name in params}
     parts, size = [], 0
     for batch in feed.sample_batches(split, NUM_IMAGES):
@@ -70,36 +68,57 @@ def _read_split(feed: Feed, networks: Networks, params: Any, split: str) -> np.n
         rows = batch[name]
         num_rows, size = len(rows), max(size, len(rows))  # the last batch is padded to the others' size
         rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
-        parts.append(np.asarray(read_moments(own, {name: rows}, networks=networks))[:num_rows])
+        parts.append(np.asarray(system.moments(own, {name: rows}))[:num_rows])
     return np.concatenate(parts)
 
 
-class ChainTask(Task):
-    """The task of the jobs "teacher", "distill", "baseline" and "chain_grpo"."""
+def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
+    """Load what the settings of the jobs "teacher", "distill", "baseline" and "chain_grpo" say to train on."""
+    devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
+    is_new = not saved_steps(workdir / "checkpoints")
+    start = read_warm_start(settings) if settings.start.checkpoint and is_new else None
+    processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
+    inputs = load_inputs(settings, workdir, terminal, processes=processes)
+    if start is not None:
+        unchecked = refuse_seen_cases(start, settings, inputs.dataset)
+        start = dataclasses.replace(start, notes=(*start.notes, *unchecked))
+    length = batches_per_epoch(inputs.dataset, settings.training.batch_size)
+    system = make_system(settings, inputs.dataset, inputs.image_encoder, batches_per_epoch=length)
+    return ChainTask(settings, inputs, system, start=start, workdir=workdir, devices=devices, terminal=terminal)
 
-    def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
+
+class ChainTask(Task):
+    """Trains a system on cases and leaves its answers.
+
+    Args:
+      settings: of sizes, sampling and evaluation; those of system and data describe `system` and `inputs`.
+      start: weights of another run, for the first update; None for random ones.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        inputs: Inputs,
+        system: System,
+        *,
+        start: WarmStart | None = None,
+        workdir: pathlib.Path,
+        devices: Devices,
+        terminal: Terminal,
+    ) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
         self.batch_size = settings.training.batch_size
-        devices.check_batch_size(self.batch_size)  # before minutes of loading
-        is_new = not saved_steps(workdir / "checkpoints")
-        self.start = read_warm_start(settings) if settings.start.checkpoint and is_new else None
-        processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
-        self.inputs = load_inputs(settings, workdir, terminal, processes=processes)
-        self.dataset: Dataset = self.inputs.dataset
-        if self.start is not None:
-            unchecked = refuse_seen_cases(self.start, settings, self.dataset)
-            self.start = dataclasses.replace(self.start, notes=(*self.start.notes, *unchecked))
+        devices.check_batch_size(self.batch_size)
+        self.inputs, self.system, self.start = inputs, system, start
+        self.dataset: Dataset = inputs.dataset
         check_step_costs(settings, self.dataset.chain)
         notes = check_annotated(self.dataset)
-        if settings.job == "baseline" and settings.baseline.steps == "last":  # hidden on purpose
+        if hides_steps(settings):
             notes = ["config.baseline.steps='last': trained and scored on the last step alone"]
         for note in notes:
             terminal.say(note)
         self.batches_per_epoch = batches_per_epoch(self.dataset, self.batch_size)
-        self.system = make_system(
-            settings, self.dataset, self.inputs.image_encoder, batches_per_epoch=self.batches_per_epoch
-        )
-        self.feed = Feed(settings, self.inputs, devices)
+        self.feed = Feed(settings, inputs, devices)
 
     @property
     def digest(self) -> str:
@@ -153,9 +172,7 @@ class ChainTask(Task):
     @property
     def next_commands(self) -> tuple[str, ...]:
         """What reads a finished run."""
-        if self.settings.job == "baseline":
-            return ("report {workdir}",)
-        reads_images = self.settings.image_encoder.name != "imported"
+        reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
         return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
 
     def describe_data(self) -> str:
@@ -180,20 +197,20 @@ class ChainTask(Task):
 
     def _read_with_given(self, params_of: Callable[[str], Any]) -> GivenReadings | None:
         """Read some validation and test cases with answers given; None for a system that takes none."""
-        if not isinstance(self.system, StepCoT):
+        if not self.system.takes_given:
             return None
         features = self.inputs.text_features
         shared = {} if features is None else {"text_features": features}
         rows = {split: self.feed.sample_rows(split, NUM_GIVEN) | shared for split in SPLITS}
-        return read_with_given(self.system, params_of, rows)
+        return read_with_given(self.system, self.dataset.chain, params_of, rows)
 
     def _fit_gates(self, params_of: Callable[[str], Any]) -> dict[str, Gate]:
         """Return the gates of the networks that read images; none if no gate is asked for."""
         false_alarms = self.settings.evaluation.gate_false_alarms
-        if not false_alarms or not isinstance(self.system, StepCoT) or self.settings.image_encoder.name == "imported":
+        if not false_alarms or not self.system.gated or self.settings.image_encoder.name == "imported":
             return {}
-        names = [name for name in self.system.names if name in ("teacher", "student")]
-        gates = fit_gates(self.feed, self.system.networks, names, params_of, false_alarms=false_alarms)
+        trains_encoder = self.inputs.image_encoder is not None
+        gates = fit_gates(self.feed, self.system, params_of, trains_encoder=trains_encoder, false_alarms=false_alarms)
         if not gates:
             self.terminal.say(
                 f"no gate: config.evaluation.gate_false_alarms={false_alarms:g} needs at least "

@@ -12,7 +12,7 @@ import numpy as np
 from stepcot_jax.data.batches import Batches, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.predictions import Predictions, collect
-from stepcot_jax.features.inputs import Inputs
+from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.devices import Devices
 

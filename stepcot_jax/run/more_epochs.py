@@ -20,6 +20,7 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "chain_grpo": ("training.teacher_job_epochs", "grpo.epochs"),
     "sft": ("sft.epochs",),
     "grpo": ("sft.epochs", "grpo.epochs"),
+    "own": (),
 }
 """Settings with the epochs of each phase, in order, by job."""
 
@@ -78,9 +79,10 @@ def find_raised(before: Settings, after: Settings) -> list[Raised]:
 
 def describe_longer(settings: Settings) -> str:
     """Return how to train longer after the end of the run, as a line of text."""
-    key = next(
-        key for key in reversed(_PHASES[settings.job]) if _value(settings, key) or key == _PHASES[settings.job][0]
-    )
+    keys = _PHASES[settings.job]
+    if not keys:
+        return "longer: the same call of sc.fit with more epochs goes on"
+    key = next(key for key in reversed(keys) if _value(settings, key) or key == keys[0])
     return f"longer: the same command with --config.{key}=N goes on, N above {_value(settings, key)}"
 
 

@@ -1,6 +1,7 @@
 """What a policy's run reads: records as tokens and pictures as its network takes them, with the files that say so."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -9,18 +10,22 @@ import numpy as np
 
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
-from stepcot_jax.features.patch_input import PatchInput, store_patches
-from stepcot_jax.features.sharing import Processes
+from stepcot_jax.features.encode import ImageItem
+from stepcot_jax.features.patch_input import PatchInput
+from stepcot_jax.features.sharing import ALONE, Processes, encode_together
+from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
-from stepcot_jax.policies.qwen_setup import QwenSource
 from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.run.policy_tokens import TokenizedRecords, tokenize_records
+from stepcot_jax.run.qwen_source import QwenSource
+from stepcot_jax.run.run_store import open_run_store
 from stepcot_jax.run.start import refuse_seen_patients, write_patients
+from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.sft import See
-from stepcot_jax.systems.stored_policy import StoredPolicy, check_encoder
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.processes import wait_for_all
 from stepcot_jax.training.system import Batch
@@ -117,3 +122,39 @@ def load_policy_data(
         processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
         patches = store_patches(patches, dataset, settings, workdir, terminal, processes=processes)
     return PolicyData(workdir=workdir, dataset=dataset, tokens=tokens, source=source, patches=patches)
+
+
+def store_patches(
+    patches: PatchInput,
+    dataset: VqaDataset,
+    settings: Settings,
+    workdir: pathlib.Path,
+    terminal: Terminal,
+    *,
+    processes: Processes = ALONE,
+) -> PatchInput:
+    """Encode the pictures of a dataset into the run's feature store, each once; return the patches with that store."""
+    if not settings.features.store:
+        return patches
+    num_threads = settings.data.num_threads
+    places = terminal.watch(range(dataset.num_images), "reading pictures")
+    keys = map_in_threads(lambda place: patches.key(dataset.pixels[place]), places, num_threads=num_threads)
+    items = [
+        ImageItem(key, functools.partial(dataset.pixels.__getitem__, place), f"picture {place}") for place, key in keys
+    ]
+    spec = describe_image_store(patches.encoder, patches=patches.dtype)  # type: ignore[arg-type]
+    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing, _):
+        counts = encode_together(
+            patches.encoder,
+            items,
+            store,
+            sharing,
+            say=terminal.say,
+            batch_size=settings.features.batch_size,
+            num_threads=num_threads,
+            progress=terminal.watch,
+        )
+        store.refresh()
+    store.check_present([item.key for item in items])
+    terminal.say(counts.describe("pictures"))
+    return dataclasses.replace(patches, store=store)

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, DrawnBox, draw_named_boxes
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.replies import (
@@ -28,77 +27,27 @@ from stepcot_jax.evaluation.replies import (
 )
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import Key, prepare_figures
-from stepcot_jax.features.patch_input import load_patch_input
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.policies.policy import choose_policy, normalise
-from stepcot_jax.policies.qwen_setup import QwenSource, find_qwen
-from stepcot_jax.policies.sampling import Sampling, reply_in_batches
+from stepcot_jax.policies.sampling import reply_in_batches
 from stepcot_jax.reasoning.record import KINDS, VqaRecord
+from stepcot_jax.run.policy_build import make_policy_system
 from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_data import load_policy_data
-from stepcot_jax.run.policy_tokens import TokenizedRecords
+from stepcot_jax.run.policy_networks import load_patches
+from stepcot_jax.run.qwen_source import find_qwen
 from stepcot_jax.run.results import REPORT
 from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.run.start import given_start, naming_start, read_policy_start, smooth_start
+from stepcot_jax.run.start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
-from stepcot_jax.systems.policy_system import PolicySystem, make_rollouts
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
-from stepcot_jax.systems.stored_policy import StoredPolicy
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
-
-# The system of the jobs "sft" and "grpo", from the settings, the records and what a run starts from.
-
-
-def make_policy_system(
-    settings: Settings,
-    *,
-    dataset: VqaDataset,
-    tokens: TokenizedRecords,
-    num_rows: int,
-    staged: StagedRows | None,
-    start: StoredPolicy | None,
-    source: QwenSource | None,
-    devices: Devices,
-    workdir: pathlib.Path,
-) -> PolicySystem:
-    """Return the policy with its phases, and with the rollouts of the job "grpo"."""
-    tokenizer, lengths = tokens.tokenizer, tokens.lengths
-    policy = choose_policy(settings, tokenizer, source, mesh=devices.named_mesh)
-    prepare = functools.partial(normalise, settings=settings)
-    rollouts = None
-    if settings.job == "grpo":
-        rollouts = make_rollouts(
-            settings,
-            policy=policy,
-            normalise=prepare,
-            tokenizer=tokenizer,
-            records=dataset.records,
-            devices=devices,
-            workdir=workdir,
-            longest=lengths.reply_length,
-            longest_check=tokens.longest_check,
-        )
-    num_train = len(dataset.splits["train"])
-    return PolicySystem(
-        settings,
-        policy,
-        prepare,
-        Sampling(longest=lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True),
-        sft_updates=max(num_rows // settings.sft.batch_size, 1),
-        grpo_updates=settings.grpo.updates_per_epoch or max(num_train // settings.grpo.batch_size, 1),
-        rollouts=rollouts,
-        staged=staged,
-        start=given_start(policy, start, source),
-        begin=smooth_start(policy, tokenizer, largest=lengths.largest_coordinate),
-    )
-
 
 # Results of a policy's run: replies, figures with intervals beside the baseline, and examples with boxes drawn.
 
@@ -272,7 +221,7 @@ class PolicyTask(Task):
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
         self.batch_size = settings.sft.batch_size
         self.source = find_qwen(settings) if settings.policy.weights else None
-        patches = load_patch_input(settings)
+        patches = load_patches(settings)
         self.start = read_policy_start(settings, patches) if settings.policy.start else None
         self.data = load_policy_data(
             settings, workdir=workdir, terminal=terminal, source=self.source, start=self.start, patches=patches
@@ -287,9 +236,13 @@ class PolicyTask(Task):
             places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
             with naming_start(settings):
                 self.staged = make_staged_rows(
-                    settings,
+                    settings.curriculum,
+                    settings.sft,
                     self.dataset,
                     self.tokenizer,
+                    dialect=settings.vqa.dialect,
+                    with_thinking=settings.vqa.with_thinking,
+                    seed=settings.seed,
                     encoded=self.tokens.encoded,
                     places=places,
                     rows=rows,

@@ -7,7 +7,6 @@ from stepcot_jax.data.grounded.check_examples import CheckExample, draw_check_ex
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained
 from stepcot_jax.policies.qwen_inputs import FRAME
-from stepcot_jax.policies.qwen_setup import QwenSource
 from stepcot_jax.policies.records import (
     EncodedRecord,
     RecordEncoder,
@@ -18,6 +17,7 @@ from stepcot_jax.policies.records import (
 )
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.policy_checks import check_round_trip, count_cut
+from stepcot_jax.run.qwen_source import QwenSource
 from stepcot_jax.run.start import naming_start
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.curriculum import stage_texts
@@ -119,7 +119,7 @@ def count_vocabulary(settings: Settings, dataset: VqaDataset, further: Sequence[
         prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
         texts += [prompt, reply] if record.split == "train" else [prompt]
     if settings.curriculum.schedule != "none":
-        texts += stage_texts(settings, dataset)
+        texts += stage_texts(settings.curriculum, dataset, dialect=vqa.dialect, with_thinking=vqa.with_thinking)
     if settings.self_check.enabled:
         texts += check_texts(draw_checks(settings, dataset))
     return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)

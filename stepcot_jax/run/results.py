@@ -27,8 +27,8 @@ from stepcot_jax.evaluation.report_table import format_table, report_dict, write
 from stepcot_jax.evaluation.summary import describe, summarise, without_nan
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE
 from stepcot_jax.settings.sections import EvaluationSettings
-from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import Best
+from stepcot_jax.training.system import System
 
 PREDICTIONS = "predictions"
 REPORT = "report.json"
@@ -68,15 +68,15 @@ class GivenReadings:
 
 
 def read_with_given(
-    system: StepCoT, params_of: Callable[[str], Any], rows: Mapping[str, Mapping[str, Any]]
+    system: System, chain: Chain, params_of: Callable[[str], Any], rows: Mapping[str, Mapping[str, Any]]
 ) -> GivenReadings:
     """Read cases with answers given."""
     labels = {split: np.asarray(own["labels"]) for split, own in rows.items()}
-    prefixes, reliance, logits = give_prefixes(labels["val"], system.chain), {}, {}
+    prefixes, reliance, logits = give_prefixes(labels["val"], chain), {}, {}
     for name in reversed(system.names):  # the last was restored last
         params = jax.device_get(params_of(name))
         read = {split: system.given_reader(name, params, dict(own)) for split, own in rows.items()}
-        reliance[name] = measure_reliance(give_logits(read["test"]), labels["test"], system.chain)
+        reliance[name] = measure_reliance(give_logits(read["test"]), labels["test"], chain)
         logits[name] = read["val"](prefixes)
     return GivenReadings({name: reliance[name] for name in system.names}, logits, labels["val"])
 

@@ -12,6 +12,7 @@ from stepcot_jax.data.checks.check_facts import note_one_answers
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.more_epochs import Raised, epochs_keys, find_raised
 from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
 from stepcot_jax.training.checkpoints import saved_steps
@@ -33,8 +34,8 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> list[Raised]:
-    """Refuse a workdir whose checkpoints these settings cannot resume."""
+def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = Given()) -> list[Raised]:  # noqa: B008
+    """Refuse a workdir whose checkpoints these settings, and what a caller gave, cannot resume."""
     if not saved_steps(workdir / "checkpoints"):
         return []
     if not settings.resume:
@@ -46,6 +47,7 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> list[Raised]
         raise BadInput(
             f"{path}: the run started with other values of {', '.join(changed)}; use the same settings or a new workdir"
         )
+    check_same_given(workdir, given)
     return find_raised(before, settings)
 
 

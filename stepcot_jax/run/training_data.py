@@ -22,6 +22,8 @@ def describe_source(settings: Settings) -> str:
     """
     if settings.data.source == "phantom":
         return f"phantoms (drawn images), {settings.phantom.num_cases:,} cases"
+    if settings.data.source == "given":
+        return "radiographs that a caller passed to sc.fit"
     return f"radiographs of {pathlib.PurePath(settings.data.root).name or settings.data.root}"
 
 

@@ -6,14 +6,16 @@ import functools
 import pathlib
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import release_freed_memory, use_compilation_cache
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.qwen_policy import param_shardings
+from stepcot_jax.run.given import Given, write_given
 from stepcot_jax.run.more_epochs import describe_longer, remove_results
 from stepcot_jax.run.places import check_judge, make_place
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
@@ -23,7 +25,7 @@ from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, load_settin
 from stepcot_jax.settings.sections import ParallelSettings
 from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
 from stepcot_jax.training.devices import Devices, MeshDevices
-from stepcot_jax.training.log import MetricsLog
+from stepcot_jax.training.log import Logger, MetricsLog
 from stepcot_jax.training.loop import Compiled, Loop, Plan, Profiler
 from stepcot_jax.training.processes import Preemption, is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
@@ -34,13 +36,17 @@ from stepcot_jax.training.system import Batch, Phase, System
 
 def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> Task:
     """Load what the settings say to train on."""
+    if settings.data.source == "given":
+        raise BadInput(
+            "config.data.source: 'given' is of a dataset that a caller passed to sc.fit, which resumes its runs"
+        )
     if settings.job in POLICY_JOBS:  # imported here: each kind of job needs the libraries of its own data
         from stepcot_jax.run.policy_task import PolicyTask
 
         return PolicyTask(settings, workdir=workdir, devices=devices, terminal=terminal)
-    from stepcot_jax.run.chain_task import ChainTask
+    from stepcot_jax.run.chain_task import load_chain_task
 
-    return ChainTask(settings, workdir=workdir, devices=devices, terminal=terminal)
+    return load_chain_task(settings, workdir=workdir, devices=devices, terminal=terminal)
 
 
 class Run:
@@ -64,7 +70,37 @@ class Run:
             settings = load_settings(dataclasses.asdict(settings), **overrides) if overrides else settings
         else:
             settings = load_settings(settings, **overrides)
-        self.settings = settings
+        self._open(settings, workdir, functools.partial(make_task, settings), Given(), ())
+
+    @classmethod
+    def of_values(
+        cls,
+        settings: Settings,
+        workdir: str | pathlib.Path,
+        make: Callable[..., Task],
+        *,
+        given: Given,
+        writers: Sequence[Logger] = (),
+    ) -> "Run":
+        """Return the run of values that a caller has, which `settings` and `given` describe.
+
+        Args:
+          make: returns the task, from workdir, devices and terminal.
+        """
+        run = cls.__new__(cls)
+        run._open(settings, workdir, make, given, writers)
+        return run
+
+    def _open(
+        self,
+        settings: Settings,
+        workdir: str | pathlib.Path,
+        make: Callable[..., Task],
+        given: Given,
+        writers: Sequence[Logger],
+    ) -> None:
+        self.settings, self.given, self.writers, self._make_task = settings, given, tuple(writers), make
+        self.report: dict[str, Any] = {}
         self.terminal = Terminal(silent=not is_first())
         check_loggers(settings.loggers)
         self.place = make_place(workdir, say=self.terminal.say)
@@ -80,11 +116,11 @@ class Run:
         self.place.check()
         use_compilation_cache()
         with self.place.hold():  # a workdir in use is refused before anything is loaded
-            check_earlier_run(settings, workdir)
+            check_earlier_run(settings, workdir, self.given)
         self.started = time.monotonic()
         parallel = settings.parallel
         self.devices = _make_devices(parallel)
-        self.task = make_task(settings, workdir=workdir, devices=self.devices, terminal=self.terminal)
+        self.task = self._make_task(workdir=workdir, devices=self.devices, terminal=self.terminal)
         wait_for_all("inputs")
         self.devices.shared = self.system.shared
 
@@ -108,7 +144,9 @@ class Run:
             stack.enter_context(preemption.watch())
             stack.enter_context(explain_disk(self.workdir))
             stack.enter_context(self.place.hold())
-            raised = check_earlier_run(self.settings, self.workdir)  # another may have had the workdir meanwhile
+            raised = check_earlier_run(
+                self.settings, self.workdir, self.given
+            )  # another may have had the workdir meanwhile
             for each in raised:
                 self.terminal.say(each.describe())
             # Not before the lock: it removes what is half written, which another run may be writing.
@@ -142,9 +180,9 @@ class Run:
                 held = {step: state.params}
                 del state  # what the optimizers hold is two thirds of it
                 self.place.share()
-                report = self._finish(plan, step, held, best, metrics, seconds)
+                self.report = self._finish(plan, step, held, best, metrics, seconds)
             self.place.finish()
-            return report
+            return self.report
 
     def say_next(self) -> None:
         """Say which commands read the finished run, and how to train it longer."""
@@ -176,13 +214,14 @@ class Run:
         """Write what the workdir says of the run, beside its checkpoints."""
         if is_first():
             write_settings(self.workdir / "settings.json", self.settings)
+            write_given(self.workdir, self.given)
             self.task.write_facts()
 
     def _open_log(self, step: int) -> MetricsLog:
         """Open the log and its loggers, which the first process writes, for the updates after `step`."""
         loggers, say = [], self.terminal.say
         if is_first():
-            loggers = open_loggers(self.workdir, self.settings, name=self.place.title, say=say)
+            loggers = [*open_loggers(self.workdir, self.settings, name=self.place.title, say=say), *self.writers]
         wait_for_all("loggers")  # a server may take its time, and collectives of the first update time out
         return MetricsLog(self.workdir, first_step=step, silent=not is_first(), loggers=loggers)
 

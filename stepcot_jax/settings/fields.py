@@ -29,6 +29,7 @@ RENAMED: dict[str, str] = {}
 """Settings of earlier versions -> their present names, such as "config.loss.T": "config.loss.temperature"."""
 
 ADDED: dict[str, Any] = {
+    "config.loss.parts": (),
     "config.training.given_answers": "none",
     "config.training.given_rate": 0.75,
     "config.training.given_noise": 0.0,

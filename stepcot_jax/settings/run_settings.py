@@ -14,14 +14,13 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.stores import check_store_address
 from stepcot_jax.settings.configs import load_config
 from stepcot_jax.settings.fields import ADDED, RENAMED, Seed, describe_key, make
+from stepcot_jax.settings.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.settings.sections import (
     TRANSFORMERS,
     BaselineSettings,
-    CurriculumSettings,
     DataSettings,
     EvaluationSettings,
     FeatureSettings,
-    GrpoSettings,
     ImageEncoderSettings,
     LoggerSettings,
     LossSettings,
@@ -30,8 +29,6 @@ from stepcot_jax.settings.sections import (
     PolicySettings,
     PromptSettings,
     RewardsSettings,
-    SelfCheckSettings,
-    SftSettings,
     StartSettings,
     StudentSettings,
     TeacherSettings,
@@ -82,7 +79,7 @@ def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
 class Settings:
     """All settings of a run."""
 
-    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "chain_grpo"]
+    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "chain_grpo", "own"]
     seed: Seed
     resume: bool
     data: DataSettings
@@ -96,11 +93,11 @@ class Settings:
     loss: LossSettings
     vqa: VqaSettings
     policy: PolicySettings
-    sft: SftSettings
-    grpo: GrpoSettings
+    sft: SftOptions
+    grpo: GrpoOptions
     rewards: RewardsSettings
-    self_check: SelfCheckSettings
-    curriculum: CurriculumSettings
+    self_check: SelfCheckOptions
+    curriculum: CurriculumOptions
     start: StartSettings
     training: TrainingSettings
     loggers: LoggerSettings

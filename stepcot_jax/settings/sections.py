@@ -19,7 +19,7 @@ from stepcot_jax.settings.fields import Count, NotNegative, Number, Positive, Po
 class DataSettings:
     """The source of the cases, how they are read and split, and what a bad record does."""
 
-    source: Literal["phantom", "folder", "tfds"]
+    source: Literal["phantom", "folder", "tfds", "given"]
     root: str
     layout: Literal["auto", "published", "chestxray8", "padchest_gr", "iu_xray", "csv"]
     single_label: bool
@@ -45,7 +45,7 @@ class DataSettings:
         names = [" ".join(name.split()) for name in self.step_names]
         if not names or "" in names or len(set(names)) < len(names):
             raise BadInput(f"config.data.step_names: {self.step_names} is not a list of distinct, non-empty names")
-        if self.source != "phantom" and not self.root:
+        if self.source in ("folder", "tfds") and not self.root:
             raise BadInput(f"config.data.root is required with config.data.source={self.source!r} (a folder)")
         if self.check_images == "on_use" and self.on_bad_record == "skip":
             raise BadInput(
@@ -187,6 +187,7 @@ class LossSettings:
     train_teacher_projection: bool
     target_dropout: bool
     class_weights: Literal["none", "inverse_frequency"]
+    parts: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -381,65 +382,6 @@ def list_unread(policy: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SftSettings:
-    """Supervised fine-tuning."""
-
-    epochs: Whole
-    batch_size: Count
-    pack_length: Whole
-    learning_rate: Positive
-    first_learning_rate: NotNegative
-    warmup_epochs: NotNegative
-    schedule: Literal["cosine", "constant"]
-    weight_decay: NotNegative
-    reduction: Literal["tokens", "parts"]
-    answer_weight: NotNegative
-    reasoning_weight: NotNegative
-
-    def __post_init__(self) -> None:
-        if self.answer_weight == 0 == self.reasoning_weight:
-            raise BadInput("config.sft.answer_weight: 0 with config.sft.reasoning_weight=0; one must be positive")
-        if self.reduction == "parts" and self.pack_length:
-            raise BadInput(
-                f"config.sft.pack_length: {self.pack_length} must be 0 with config.sft.reduction='parts' (means of "
-                "parts are of one question a row)"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GrpoSettings:
-    """Group-relative policy optimisation; choices that GEMeX-RMCoT leaves open are in docs/departures.md."""
-
-    epochs: Whole
-    batch_size: Count
-    updates_per_epoch: Whole
-    group_size: Annotated[int, msgspec.Meta(ge=2)]
-    num_updates: Count
-    learning_rate: Positive
-    schedule: Literal["cosine", "constant"]
-    weight_decay: NotNegative
-    temperature: Positive
-    ratio: Literal["token", "sequence", "sequence_mean"]
-    clip_low: Share
-    clip_high: NotNegative
-    dual_clip: NotNegative
-    beta: NotNegative
-    kl: Literal["k1", "k2", "k3"]
-    clamp_log_ratio: NotNegative
-    clamp_kl: NotNegative
-    length_norm: Literal["sequence_mean", "token_mean", "constant", "sequence_sum"]
-    std_ddof: Literal[0, 1]
-    std_epsilon: NotNegative
-    scale: Literal["group", "batch", "none"]
-    mask_truncated: bool
-    shuffle_rewards: bool
-
-    def __post_init__(self) -> None:
-        if self.dual_clip and self.dual_clip <= 1:
-            raise BadInput(f"config.grpo.dual_clip: {self.dual_clip} is not above 1, or 0 for none")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardsSettings:
     """Rewards of a reply, see `rewards.presets.RewardSettings`; and of a chain, for the job "chain_grpo"."""
 
@@ -469,43 +411,3 @@ class RewardsSettings:
                 "config.rewards.open_answer: 'judge' needs config.rewards.judge_url and config.rewards.judge_model, "
                 f"which nothing else uses; got {self.open_answer!r}"
             )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SelfCheckSettings:
-    """Retry after a wrong first attempt (MEDSAGE)."""
-
-    enabled: bool
-    alpha: NotNegative
-    norm: Literal["sum", "mean"]
-    context: Literal["check", "first"]
-    first_attempt: Literal["zero", "outcome"]
-    sft_share: Share
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CurriculumSettings:
-    """Easy, medium and hard views in fine-tuning (MedCLM); the constants of "adaptive" are those of its public code."""
-
-    schedule: Literal["none", "epochs", "adaptive", "mixed"]
-    shares: tuple[Share, ...]
-    easy_epochs: Whole
-    ramp_epochs: Count
-    hard_epoch: Whole
-    gap_centre: NotNegative
-    gap_width: Positive
-    decay: Share
-    first_loss: NotNegative
-    first_overall: NotNegative
-    least_loss: Positive
-    plateau_values: Count
-    plateau_tolerance: NotNegative
-    rise: NotNegative
-    hard_gap: NotNegative
-    hard_increase: NotNegative
-    most_hard: Share
-    hard_factor: PositiveShare
-
-    def __post_init__(self) -> None:
-        if len(self.shares) != 3 or abs(sum(self.shares) - 1) > 1e-6:
-            raise BadInput(f"config.curriculum.shares: {self.shares} is not three shares that add up to 1")

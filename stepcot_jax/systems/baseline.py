@@ -14,13 +14,11 @@ from stepcot_jax.evaluation.predictions import Predictions, evaluate
 from stepcot_jax.losses.step_cot import LossParts, batch_totals, teacher_objective
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.networks import (
     Batch,
     Networks,
     encode_images,
     init_encoder,
-    make_networks,
     predict_logits,
     read_as_baseline,
 )
@@ -60,6 +58,7 @@ class BaselineSystem(System):
     names = (NAME,)
     score_name = "mean_accuracy"
     shared = SHARED
+    reads_prompts = True
 
     def __init__(
         self,
@@ -76,37 +75,6 @@ class BaselineSystem(System):
         self.chain, self.baseline = chain, baseline
         self.networks = Networks(Teacher(answers), Student(answers), image_encoder, remat=remat, baseline=baseline)
         self.optimizer, self.num_epochs, self.answer_weights = optimizer, num_epochs, answer_weights
-
-    @classmethod
-    def from_settings(
-        cls,
-        settings: Settings,
-        chain: Chain,
-        image_encoder: nn.Module | None,
-        *,
-        batches_per_epoch: int,
-        answer_weights: Array | None = None,
-    ) -> "BaselineSystem":
-        """Return the system of `config.job` "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
-        baseline, training = settings.baseline, settings.training
-        optimizer = make_baseline_optimizer(
-            learning_rate=baseline.learning_rate,
-            schedule=baseline.schedule,
-            num_batches=baseline.epochs * batches_per_epoch,
-            weight_decay=baseline.weight_decay,
-            epsilon=training.adam_epsilon,
-            clip_norm=training.clip_norm,
-        )
-        networks = make_networks(settings, chain, image_encoder)
-        return cls(
-            chain,
-            Baseline(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
-            image_encoder=networks.image_encoder,
-            optimizer=optimizer,
-            num_epochs=baseline.epochs,
-            answer_weights=answer_weights,
-            remat=networks.remat,
-        )
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return random parameters of the baseline and of an encoder that is trained along; only shapes matter.

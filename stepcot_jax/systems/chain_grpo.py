@@ -7,11 +7,9 @@ are predicted and reported, so that a run holds its own comparison of before and
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -20,122 +18,20 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.batches import batches_per_epoch, iterate, training_batches
-from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules
+from stepcot_jax.evaluation.consistency import Rules
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.losses.policy_gradient import PolicyGradient, Scale, advantages, aggregate_weight, policy_gradient_loss
 from stepcot_jax.policies.chain_policy import Read, sample_chains, score_chains
 from stepcot_jax.policies.sampling import rollout_keys
-from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
-from stepcot_jax.settings.sections import GrpoSettings, RewardsSettings
-from stepcot_jax.systems.baseline import make_baseline_optimizer
-from stepcot_jax.systems.grpo import REFERENCE, RewardSignal, make_objective
+from stepcot_jax.systems.grpo import REFERENCE, RewardSignal
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import certain_labels, differentiate_batch, split_shared, teacher_part
-from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, Stream, Update
-
-# Batches of the phase "chain_grpo", and checks of its settings.
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that leave nothing to do, or a teacher whose steps do not see the answers before them."""
-    if not settings.grpo.epochs:
-        raise BadInput("config.grpo.epochs: 0; expected 1 or more with config.job='chain_grpo'")
-    if not (settings.teacher.memory and settings.teacher.write_back):
-        raise BadInput(
-            "config.teacher.memory and write_back must be True with config.job='chain_grpo': a step must see the "
-            "answers before it"
-        )
-
-
-def read_batches(settings: Settings, dataset: Dataset) -> tuple[ReadAhead, int]:
-    """Return the batches of GRPO, of `grpo.batch_size` cases, and their number in an epoch."""
-    grpo, data, parallel = settings.grpo, settings.data, settings.parallel
-    num_parts = (parallel.num_devices or jax.device_count()) * parallel.num_passes
-    if grpo.batch_size % num_parts:
-        raise BadInput(
-            f"config.grpo.batch_size: {grpo.batch_size} is not a multiple of {num_parts} (devices x "
-            "config.parallel.num_passes); config.parallel.num_devices changes the devices"
-        )
-    batches = training_batches(
-        dataset,
-        batch_size=grpo.batch_size,
-        seed=settings.seed,
-        sampling=data.sampling,
-        augment=data.augment == "light",
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-    num_workers = data.num_workers if dataset.features is None else 0
-    length = grpo.updates_per_epoch or batches_per_epoch(dataset, grpo.batch_size)
-    return iterate(batches, num_threads=data.num_threads, num_workers=num_workers), length
-
-
-# Weights that a run starts from: the teacher of a finished run on the same data (`policy.start`).
-
-
-_KEY = "config.policy.start"
-_SAME = tuple(f"config.{section}." for section in ("data", "phantom", "image_encoder", "prompts", "teacher"))
-_MAY_DIFFER = ("config.data.sampling", "config.data.augment")
-
-
-def read_start(workdir: str, settings: Settings) -> Params:
-    """Read the best teacher of a run, and the image encoder trained with it.
-
-    The data must be the same, with the same splits: a test case must not have been a training case of the start.
-    """
-    found = find_workdir(workdir, _KEY)
-    try:
-        if not found.is_dir():
-            raise BadInput(f"{workdir} is not a folder; expected the workdir of a run with a teacher")
-        return _read_teacher(found, settings, name=workdir)
-    except BadInput as error:
-        raise BadInput(f"{_KEY}: {error}") from None
-
-
-def _read_teacher(workdir: pathlib.Path, settings: Settings, *, name: str) -> Params:
-    """Return the weights of a run's best teacher; `name` of the workdir is for messages."""
-    before = read_settings(workdir / "settings.json")
-    changed = [key for key in changed_keys(before, settings) if key.startswith(_SAME) and key not in _MAY_DIFFER]
-    if changed:
-        raise BadInput(
-            f"{name} has other values of {', '.join(changed)}; expected a run with the same data and networks"
-        )
-    folder = workdir / "checkpoints"
-    latest, best = read_best(folder)
-    params = restore_params(folder, best["teacher"].step if "teacher" in best else latest)
-    if "teacher" not in params:
-        raise BadInput(f"{name} has no teacher; it trained {', '.join(sorted(params))}")
-    parts = [part for part in ("teacher", "image_encoder") if part in params]
-    return {part: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params[part]) for part in parts}
-
-
-def check_same_shapes(found: Params, expected: Params) -> Params:
-    """Return weights that fit the networks."""
-    shapes = [
-        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (found, expected)
-    ]
-    differing = sorted(
-        path for path in shapes[0].keys() | shapes[1].keys() if shapes[0].get(path) != shapes[1].get(path)
-    )
-    if differing:
-        path = differing[0]
-        raise BadInput(
-            f"{_KEY}: {path} is {shapes[0].get(path, 'missing')}; expected "
-            f"{shapes[1].get(path, 'no such tensor')}; {len(differing)} tensors differ"
-        )
-    return found
-
 
 # Rewards of sampled chains: the diagnosis is right, steps are right, no two answers contradict each other.
 
@@ -177,11 +73,6 @@ class ChainRewards:
                 "config.rewards.diagnosis_weight, steps_weight and chain_weight: all are 0; expected one above 0 with "
                 "config.job='chain_grpo'"
             )
-
-    @classmethod
-    def from_settings(cls, rewards: RewardsSettings, rules: Rules) -> "ChainRewards":
-        """Return the rewards of a run's settings."""
-        return cls(rules, rewards.diagnosis_weight, rewards.steps_weight, rewards.chain_weight)
 
     @property
     def highest(self) -> float:
@@ -242,20 +133,6 @@ class ChainRollouts:
     std_epsilon: float = 1e-6
     scale: Scale = "group"
     shuffle_rewards: bool = False
-
-    @classmethod
-    def from_settings(cls, grpo: GrpoSettings) -> "ChainRollouts":
-        """Return what the settings say; `grpo.mask_truncated` is of no use, as every chain has all steps."""
-        return cls(
-            objective=make_objective(grpo),
-            group_size=grpo.group_size,
-            num_updates=grpo.num_updates,
-            temperature=grpo.temperature,
-            std_ddof=grpo.std_ddof,
-            std_epsilon=grpo.std_epsilon,
-            scale=grpo.scale,
-            shuffle_rewards=grpo.shuffle_rewards,
-        )
 
 
 class ChainMetrics(flax.struct.PyTreeNode):
@@ -404,6 +281,24 @@ def _flat(rows: Array) -> Array:
     return rows.reshape(-1, *rows.shape[2:])
 
 
+def check_same_shapes(found: Params, expected: Params) -> Params:
+    """Return weights that fit the networks."""
+    shapes = [
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (found, expected)
+    ]
+    differing = sorted(
+        path for path in shapes[0].keys() | shapes[1].keys() if shapes[0].get(path) != shapes[1].get(path)
+    )
+    if differing:
+        path = differing[0]
+        raise BadInput(
+            f"config.policy.start: {path} is {shapes[0].get(path, 'missing')}; expected "
+            f"{shapes[1].get(path, 'no such tensor')}; {len(differing)} tensors differ"
+        )
+    return found
+
+
 TEACHER, START = "teacher", "start"
 """The refined network, and the one that GRPO began with."""
 
@@ -438,6 +333,7 @@ class ChainGrpo(StepCoT):
     ) -> None:
         super().__init__(chain, teacher_only=True, **teaching)
         self.names, self.score_name = (TEACHER, START), "mean_reward"
+        self.gated = (TEACHER,)
         self.rewards, self.rollouts, self.refining = rewards, rollouts, refining
         self.grpo_epochs, self.grpo_stream, self.start = grpo_epochs, grpo_stream, start
         self.teacher_updates, self.stop_reading = teacher_updates, stop_reading
@@ -446,62 +342,6 @@ class ChainGrpo(StepCoT):
         of_grpo = 0 if grpo_stream is None else grpo_epochs * grpo_stream.batches_per_epoch
         self.last_update = self.teacher_updates + of_grpo
         self.signal = RewardSignal("the chains of each case")
-
-    @classmethod
-    def from_dataset(
-        cls,
-        settings: Settings,
-        dataset: Dataset,
-        image_encoder: nn.Module | None,
-        *,
-        batches_per_epoch: int,
-        answer_weights: Array | None = None,
-    ) -> "ChainGrpo":
-        """Return the system of `config.job` "chain_grpo".
-
-        Args:
-          dataset: cases and splits; pairs of answers of the training split give the rules of contradiction.
-          answer_weights: [step, answer] weights of the labels in that phase; None weighs all answers the same.
-        """
-        grpo, training, chain, start = settings.grpo, settings.training, dataset.chain, settings.policy.start
-        check_settings(settings)
-        counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
-        batches, length = read_batches(settings, dataset)
-        teaching = StepCoT.from_settings(
-            dataclasses.replace(settings, job="teacher"),
-            chain,
-            image_encoder,
-            batches_per_epoch=batches_per_epoch,
-            answer_weights=answer_weights,
-        )
-        networks = teaching.networks
-        return cls(
-            chain,
-            rewards=ChainRewards.from_settings(settings.rewards, make_rules(chain, counts=counts)),
-            rollouts=ChainRollouts.from_settings(grpo),
-            refining=make_baseline_optimizer(
-                learning_rate=grpo.learning_rate,
-                schedule=grpo.schedule,
-                num_batches=grpo.epochs * length * grpo.num_updates,
-                weight_decay=grpo.weight_decay,
-                epsilon=training.adam_epsilon,
-                clip_norm=training.clip_norm,
-            ),
-            grpo_epochs=grpo.epochs,
-            grpo_stream=Stream(batches, length),
-            stop_reading=batches.close,
-            teacher_updates=teaching.teacher_epochs * batches_per_epoch,
-            start=functools.partial(read_start, start, settings) if start else None,
-            teacher=networks.teacher,
-            student=networks.student,
-            image_encoder=networks.image_encoder,
-            objective=teaching.objective,
-            projection_width=networks.projection_width,
-            remat=networks.remat,
-            optimizers=teaching.optimizers,
-            teacher_epochs=teaching.teacher_epochs,
-            given=teaching.given,
-        )
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return random parameters, or those of the finished run, and fresh optimizers."""

@@ -31,8 +31,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import sequence_loss
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import EncodedRecord, RecordEncoder, lay_out_pack, stack_rows, write_texts
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.sections import CurriculumSettings
+from stepcot_jax.settings.options import CurriculumOptions, SftOptions
 from stepcot_jax.systems.sft import NAME, POLICY, Batch, See, SftUpdate
 from stepcot_jax.training.devices import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
@@ -65,7 +64,7 @@ class CurriculumState:
     hard_share: float = 0.0
 
     @classmethod
-    def first(cls, settings: CurriculumSettings) -> "CurriculumState":
+    def first(cls, settings: CurriculumOptions) -> "CurriculumState":
         """Return the state before the first epoch."""
         return cls(overall=settings.first_overall)
 
@@ -79,13 +78,13 @@ class CurriculumState:
         read: dict[str, Any] = json.loads(text)
         return cls(**{**read, "history": tuple(read["history"])})
 
-    def gap(self, domain: str, settings: CurriculumSettings) -> float:
+    def gap(self, domain: str, settings: CurriculumOptions) -> float:
         """Return (easy - medium) / (easy + least_loss) of a domain's running means; 0 if easy is below least_loss."""
         easy, medium = (means.get(domain, settings.first_loss) for means in (self.easy, self.medium))
         return 0.0 if easy < settings.least_loss else (easy - medium) / (easy + settings.least_loss)
 
 
-def medium_probability(state: CurriculumState, settings: CurriculumSettings, domain: str) -> float:
+def medium_probability(state: CurriculumState, settings: CurriculumOptions, domain: str) -> float:
     """Return the probability of the medium stage in "adaptive": ramp(e) sigmoid((gap - centre) / width).
 
     ramp(e) = 0 for e <= easy_epochs, else min(1, (e - easy_epochs) / ramp_epochs).
@@ -96,7 +95,7 @@ def medium_probability(state: CurriculumState, settings: CurriculumSettings, dom
 
 
 def stage_shares(
-    state: CurriculumState, settings: CurriculumSettings, domain: str, *, num_epochs: int
+    state: CurriculumState, settings: CurriculumOptions, domain: str, *, num_epochs: int
 ) -> tuple[float, float, float]:
     """Return the probabilities of easy, medium and hard for a row of a domain in the epoch that comes next.
 
@@ -120,7 +119,7 @@ def stage_shares(
     return (1 - hard) * (1 - medium), (1 - hard) * medium, hard
 
 
-def first_epochs(settings: CurriculumSettings, *, num_epochs: int) -> tuple[int, int]:
+def first_epochs(settings: CurriculumOptions, *, num_epochs: int) -> tuple[int, int]:
     """Return the first medium and the first hard epoch of the schedule "epochs", counted from 0."""
     easy, medium, _ = settings.shares
     # 1e-9: a sum of shares may be just below the half that it stands for.
@@ -130,7 +129,7 @@ def first_epochs(settings: CurriculumSettings, *, num_epochs: int) -> tuple[int,
 
 def draw_stages(
     state: CurriculumState,
-    settings: CurriculumSettings,
+    settings: CurriculumOptions,
     *,
     num_epochs: int,
     seed: int,
@@ -149,7 +148,7 @@ def draw_stages(
     return drawn
 
 
-def after_epoch(state: CurriculumState, settings: CurriculumSettings, losses: Losses) -> CurriculumState:
+def after_epoch(state: CurriculumState, settings: CurriculumOptions, losses: Losses) -> CurriculumState:
     """Return the state after an epoch.
 
     Running means, with d = `decay`: m <- d m + (1 - d) loss, from `first_loss` for easy and medium of each domain and
@@ -178,7 +177,7 @@ def after_epoch(state: CurriculumState, settings: CurriculumSettings, losses: Lo
     return dataclasses.replace(ended, hard_share=_adapt_hard_share(ended, settings))
 
 
-def _adapt_hard_share(state: CurriculumState, settings: CurriculumSettings) -> float:
+def _adapt_hard_share(state: CurriculumState, settings: CurriculumOptions) -> float:
     steps = np.diff(state.history[-settings.plateau_values :])
     is_plateau = len(state.history) >= settings.plateau_values and bool(
         np.all(np.abs(steps) <= settings.plateau_tolerance)
@@ -214,7 +213,7 @@ class Curriculum:
       domains: of the training records, see `stage_views.domain_of`; distinct, without "".
     """
 
-    settings: CurriculumSettings
+    settings: CurriculumOptions
     num_epochs: int
     updates_per_epoch: int
     seed: int
@@ -426,40 +425,41 @@ class StagedRows:
         }
 
 
-def make_views(settings: Settings, dataset: VqaDataset) -> StageViews:
+def make_views(options: CurriculumOptions, dataset: VqaDataset, *, dialect: str, with_thinking: bool) -> StageViews:
     """Return the views of the training split."""
-    dialect = settings.vqa.dialect
-    if may_be_hard(settings.curriculum) and dialect not in DIALECTS_WITH_HARD:
+    if may_be_hard(options) and dialect not in DIALECTS_WITH_HARD:
         raise BadInput(
-            f"config.curriculum.schedule: {settings.curriculum.schedule!r} has a hard stage, for which "
+            f"config.curriculum.schedule: {options.schedule!r} has a hard stage, for which "
             f"config.vqa.dialect={dialect!r} has no reply of the answer alone; expected one of "
             f"{', '.join(DIALECTS_WITH_HARD)}, or a schedule without a hard stage (shares, most_hard)"
         )
-    return StageViews(
-        dataset.records, dataset.splits["train"], dialect=dialect, with_thinking=settings.vqa.with_thinking
-    )
+    return StageViews(dataset.records, dataset.splits["train"], dialect=dialect, with_thinking=with_thinking)
 
 
-def may_be_hard(settings: CurriculumSettings) -> bool:
+def may_be_hard(settings: CurriculumOptions) -> bool:
     """Return whether a schedule can show the hard stage."""
     return settings.most_hard > 0 if settings.schedule == "adaptive" else settings.shares[2] > 0
 
 
-def stage_texts(settings: Settings, dataset: VqaDataset) -> list[str]:
+def stage_texts(options: CurriculumOptions, dataset: VqaDataset, *, dialect: str, with_thinking: bool) -> list[str]:
     """Return prompts and replies of all views of the training split, to count a vocabulary."""
-    views = make_views(settings, dataset)
+    views = make_views(options, dataset, dialect=dialect, with_thinking=with_thinking)
     return [
         text
-        for view in _all_views(views, dataset, settings)
-        for text in write_texts(view.record, settings.vqa.dialect, with_thinking=view.with_thinking)
+        for view in _all_views(views, dataset, options)
+        for text in write_texts(view.record, dialect, with_thinking=view.with_thinking)
     ]
 
 
 def make_staged_rows(
-    settings: Settings,
+    options: CurriculumOptions,
+    fine_tuning: SftOptions,
     dataset: VqaDataset,
     tokenizer: AnyTokenizer,
     *,
+    dialect: str,
+    with_thinking: bool,
+    seed: int,
     encoded: Mapping[int, EncodedRecord],
     places: Sequence[int],
     rows: slice,
@@ -470,26 +470,26 @@ def make_staged_rows(
     Args:
       encoded: tokens of the training split by place, as the stages easy and medium show them.
     """
-    views = make_views(settings, dataset)
-    encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=False)
+    views = make_views(options, dataset, dialect=dialect, with_thinking=with_thinking)
+    encoder = RecordEncoder(tokenizer, dialect, with_thinking=False)
     shown = {
         _key(view): encoder.encode(view.record) if view.stage == "hard" else encoded[view.place]
-        for view in _all_views(views, dataset, settings)
+        for view in _all_views(views, dataset, options)
     }
     domains = {domain_of(dataset.records[int(place)]) for place in dataset.splits["train"]}
     curriculum = Curriculum(
-        settings.curriculum,
-        num_epochs=settings.sft.epochs,
-        updates_per_epoch=max(len(places) // settings.sft.batch_size, 1),
-        seed=settings.seed,
+        options,
+        num_epochs=fine_tuning.epochs,
+        updates_per_epoch=max(len(places) // fine_tuning.batch_size, 1),
+        seed=seed,
         domains=tuple(sorted(domains - {""})),
     )
-    part_weights = (settings.sft.answer_weight, settings.sft.reasoning_weight)
+    part_weights = (fine_tuning.answer_weight, fine_tuning.reasoning_weight)
     return StagedRows(dataset, places, views, shown, part_weights, curriculum, rows, see)
 
 
-def _all_views(views: StageViews, dataset: VqaDataset, settings: Settings) -> list[StageView]:
-    hard = may_be_hard(settings.curriculum)
+def _all_views(views: StageViews, dataset: VqaDataset, options: CurriculumOptions) -> list[StageView]:
+    hard = may_be_hard(options)
     found = [view for place in dataset.splits["train"] for view in views.shown_of(int(place))]
     return [view for view in found if hard or view.stage != "hard"]
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,9 @@ from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
-from stepcot_jax.settings.sections import GrpoSettings, RewardsSettings, SelfCheckSettings
-from stepcot_jax.systems.judged_rewards import JudgedRewards
+from stepcot_jax.settings.options import GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices, GlobalBatch, differentiate
@@ -44,7 +44,7 @@ REFERENCE = "reference"
 """Of the frozen start's parameters."""
 
 
-def make_objective(settings: GrpoSettings) -> PolicyGradient:
+def make_objective(settings: GrpoOptions) -> PolicyGradient:
     """Return the choices of the objective."""
     return PolicyGradient(
         ratio=settings.ratio,
@@ -76,8 +76,8 @@ class GrpoUpdate:
     policy: AnyPolicy
     normalise: Normalise
     optimizer: optax.GradientTransformation
-    settings: GrpoSettings
-    self_check: SelfCheckSettings
+    settings: GrpoOptions
+    self_check: SelfCheckOptions
 
     def log_probs(self, params: Params, rows: Batch) -> Float[Array, "rollout token"]:
         """Return the log-probability of each sampled token, at the temperature of sampling."""
@@ -245,10 +245,15 @@ _SHUFFLE = 5  # stream of random numbers, apart from those of sampling
 _PATIENCE = 20
 
 
-def make_reward_settings(settings: RewardsSettings) -> RewardSettings:
-    """Return the rewards of a reply."""
-    names = [field.name for field in dataclasses.fields(RewardSettings)]
-    return RewardSettings(**{name: getattr(settings, name) for name in names})
+class Rating(Protocol):
+    """Rates open answers, such as `run.judge.JudgedRewards`: one rating for each reply, None where none is needed."""
+
+    def __call__(self, replies: Iterable[tuple[VqaRecord, Reply]]) -> list[Judged | None]:
+        """Return the rating of each reply; collective."""
+        ...
+
+    def close(self) -> None:
+        """Close what was opened."""
 
 
 @dataclasses.dataclass
@@ -271,11 +276,11 @@ class Rollouts:
     with_thinking: bool
     records: Sequence[VqaRecord]
     devices: Devices
-    settings: GrpoSettings
+    settings: GrpoOptions
     rewards: RewardSettings
     longest: int
     self_check: SelfCheck | None = None
-    judge: JudgedRewards | None = None
+    judge: Rating | None = None
 
     def __post_init__(self) -> None:
         sampling = Sampling(

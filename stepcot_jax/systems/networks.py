@@ -1,4 +1,4 @@
-"""The networks of Step-CoT: modules from settings, their parameters, and forward passes on a batch."""
+"""The networks of Step-CoT: their parameters, and forward passes on a batch."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from stepcot_jax.chain import Chain
 from stepcot_jax.models.layers import GivenAnswers
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.state import Params
 
 Batch = dict[str, Array]
@@ -37,37 +35,6 @@ class Networks(flax.struct.PyTreeNode):
     projection_width: int = flax.struct.field(pytree_node=False, default=256)
     remat: bool = flax.struct.field(pytree_node=False, default=False)
     baseline: Baseline | None = flax.struct.field(pytree_node=False, default=None)
-
-
-def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
-    """Return the modules that the settings describe."""
-    teacher, student, dtype = settings.teacher, settings.student, jnp.dtype(settings.training.compute_dtype)
-    if image_encoder is not None and dtype != jnp.float32:
-        image_encoder = image_encoder.clone(dtype=dtype)
-    return Networks(
-        teacher=Teacher(
-            answers_per_step=chain.answers_per_step,
-            width=teacher.width,
-            num_layers=teacher.num_layers,
-            num_heads=teacher.num_heads,
-            negative_slope=teacher.negative_slope,
-            attention_dropout_rate=teacher.attention_dropout,
-            context_dropout_rate=teacher.context_dropout,
-            head_dropout_rate=teacher.head_dropout,
-            memory=teacher.memory,
-            write_back=teacher.write_back,
-            text=teacher.text,
-            remat=settings.parallel.remat,
-            dtype=dtype,
-        ),
-        student=Student(
-            answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout, dtype=dtype
-        ),
-        image_encoder=image_encoder,
-        remat=settings.parallel.remat,
-        projection_width=settings.loss.projection_width,
-        baseline=Baseline(answers_per_step=chain.answers_per_step, hidden=settings.baseline.hidden, dtype=dtype),
-    )
 
 
 @functools.partial(jax.jit, static_argnames="networks")

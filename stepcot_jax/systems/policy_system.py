@@ -1,7 +1,6 @@
 """A policy over replies: fine-tuned on records, then optimised for rewards against its frozen start."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,17 +12,11 @@ from jaxtyping import Array
 from stepcot_jax.policies.policy import AnyPolicy, copy_frozen, policy_params, split_parts
 from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-from stepcot_jax.policies.tokenizers import Tokenizer
-from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.sections import GrpoSettings, SftSettings
+from stepcot_jax.settings.options import GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import CURRICULUM, CurriculumState, StagedRows, StagedSftUpdate
-from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts, make_reward_settings
-from stepcot_jax.systems.judged_rewards import JudgedRewards, make_judge
-from stepcot_jax.systems.self_check import SelfCheck
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
-from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given
 from stepcot_jax.training.system import Phase, Stream, System
@@ -33,51 +26,57 @@ Schedule = optax.Schedule
 
 @dataclasses.dataclass
 class PolicySystem(System):
-    """The phases "sft" and, with the job "grpo", "grpo" of one policy.
+    """The phases "sft" and "grpo" of one policy.
 
     Attributes:
       sampling: of greedy replies, for evaluation.
+      fine_tuning: of the phase "sft"; of no epochs, it is left out.
+      optimising: of the phase "grpo"; None for fine-tuning alone.
+      checking: of the self-check's term in GRPO.
       sft_updates: in an epoch of fine-tuning.
       grpo_updates: in an epoch of GRPO.
-      rollouts: host part of a GRPO update; None for the job "sft".
+      rollouts: host part of a GRPO update; None without one.
       start: loads the parameters to start from, as `apply` takes them, or some of them; None for those of `init`.
       begin: applied to random parameters, such as `policy_network.start_coordinates`.
       staged: rows of fine-tuning with a curriculum; None without.
       streams: of the phases by name; set before `phases` is called.
+      epsilon: of AdamW.
+      clip_norm: largest global gradient norm.
     """
 
-    settings: Settings
     policy: AnyPolicy
     normalise: Normalise
     sampling: Sampling
+    fine_tuning: SftOptions
     sft_updates: int
-    grpo_updates: int
+    optimising: GrpoOptions | None = None
+    grpo_updates: int = 0
+    checking: SelfCheckOptions = SelfCheckOptions()  # noqa: RUF009 - frozen
     rollouts: Rollouts | None = None
     start: Callable[[], Params] | None = None
     begin: Callable[[Params], Params] | None = None
     staged: StagedRows | None = None
     streams: Mapping[str, Stream] = dataclasses.field(default_factory=dict)
+    epsilon: float = 1e-8
+    clip_norm: float = 1.0
 
     score_name = "score"
 
     def __post_init__(self) -> None:
-        settings = self.settings
-        self.names = (sft.NAME,) if settings.job == "sft" else (sft.NAME, grpo.NAME)
-        self.end_of_sft = settings.sft.epochs * self.sft_updates
-        self.optimizers = {
-            sft.NAME: self._make_optimizer(sft_schedule(settings.sft, self.sft_updates), settings.sft.weight_decay),
-            grpo.NAME: self._make_optimizer(
-                grpo_schedule(settings.grpo, self.grpo_updates), settings.grpo.weight_decay
-            ),
-        }
+        self.end_of_sft = self.fine_tuning.epochs * self.sft_updates
+        schedule = sft_schedule(self.fine_tuning, self.sft_updates)
+        self.optimizers = {sft.NAME: self._make_optimizer(schedule, self.fine_tuning.weight_decay)}
+        if self.optimising is not None:
+            schedule = grpo_schedule(self.optimising, self.grpo_updates)
+            self.optimizers[grpo.NAME] = self._make_optimizer(schedule, self.optimising.weight_decay)
+        self.names = tuple(self.optimizers)
 
     def _make_optimizer(self, schedule: Schedule, weight_decay: float) -> optax.GradientTransformation:
-        training = self.settings.training
         return make_optimizer(
             learning_rate=schedule,
             weight_decay=weight_decay,
-            epsilon=training.adam_epsilon,
-            clip_norm=training.clip_norm,
+            epsilon=self.epsilon,
+            clip_norm=self.clip_norm,
             is_packed=not isinstance(self.policy, QwenPolicy),
         )
 
@@ -95,10 +94,10 @@ class PolicySystem(System):
             jnp.zeros((len(example["prompts"]), 2), jnp.int32),
         )["params"]
         parts = split_parts(params if self.begin is None else self.begin(params), POLICY)
-        is_compared = self.settings.job != "sft" and self.settings.grpo.beta > 0
+        is_compared = self.optimising is not None and self.optimising.beta > 0
         reference = {REFERENCE: copy_frozen(self.policy, parts[POLICY])} if is_compared else {}
         # Moments take twice the memory of what trains. Only the last phase can get epochs after the run's start.
-        names = self.names if self.settings.sft.epochs else self.names[-1:]
+        names = self.names if self.fine_tuning.epochs else self.names[-1:]
         moments = {name: self.optimizers[name].init({POLICY: parts[POLICY]}) for name in names}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -130,21 +129,16 @@ class PolicySystem(System):
     def phases(self) -> Sequence[Phase]:
         """Return fine-tuning, and GRPO with its rollouts on the host."""
         found = []
-        if self.settings.sft.epochs:
-            parts = (self.policy, self.normalise, self.optimizers[sft.NAME], self.settings.sft)
+        if self.fine_tuning.epochs:
+            parts = (self.policy, self.normalise, self.optimizers[sft.NAME], self.fine_tuning)
             staged = self.staged
             update = SftUpdate(*parts) if staged is None else StagedSftUpdate(*parts, len(staged.curriculum.domains))
-            found.append(Phase(sft.NAME, self.settings.sft.epochs, update, self.streams[sft.NAME], staged))
-        if self.rollouts is not None and self.settings.grpo.epochs:
-            optimise = GrpoUpdate(
-                self.policy,
-                self.normalise,
-                self.optimizers[grpo.NAME],
-                self.settings.grpo,
-                self.settings.self_check,
-            )
+            found.append(Phase(sft.NAME, self.fine_tuning.epochs, update, self.streams[sft.NAME], staged))
+        if self.optimising is not None and self.rollouts is not None and self.optimising.epochs:
+            of_grpo = (self.policy, self.normalise, self.optimizers[grpo.NAME])
+            optimise = GrpoUpdate(*of_grpo, self.optimising, self.checking)
             stream = self.streams[grpo.NAME]
-            found.append(Phase(grpo.NAME, self.settings.grpo.epochs, optimise, stream, self.rollouts))
+            found.append(Phase(grpo.NAME, self.optimising.epochs, optimise, stream, self.rollouts))
         return found
 
     def end_phase(self, name: str) -> str:
@@ -153,7 +147,7 @@ class PolicySystem(System):
 
     def phase_of(self, step: int) -> str:
         """Return the name of the phase that the update `step`, counted from 1, belongs to."""
-        return sft.NAME if self.settings.job == "sft" or step <= self.end_of_sft else grpo.NAME
+        return sft.NAME if self.optimising is None or step <= self.end_of_sft else grpo.NAME
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Return greedy replies as "tokens" [case, token]."""
@@ -184,7 +178,7 @@ class PolicySystem(System):
         return self._freeze(state) if step == self.end_of_sft else state
 
 
-def sft_schedule(settings: SftSettings, updates_per_epoch: int) -> Schedule:
+def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> Schedule:
     """Return the rate by update: linear warm-up, then a cosine to 0 over the rest, or constant."""
     total = max(settings.epochs * updates_per_epoch, 1)
     warmup = min(round(settings.warmup_epochs * updates_per_epoch), total)
@@ -201,56 +195,9 @@ def sft_schedule(settings: SftSettings, updates_per_epoch: int) -> Schedule:
     return optax.join_schedules([rise, after], [warmup])
 
 
-def grpo_schedule(settings: GrpoSettings, updates_per_epoch: int) -> Schedule:
+def grpo_schedule(settings: GrpoOptions, updates_per_epoch: int) -> Schedule:
     """Return the rate by pass over a batch of rollouts: constant, or a cosine to 0."""
     total = max(settings.epochs * updates_per_epoch * settings.num_updates, 1)
     if settings.schedule == "cosine":
         return optax.cosine_decay_schedule(settings.learning_rate, total)
     return optax.constant_schedule(settings.learning_rate)
-
-
-# The rollouts of a run from its settings, with the judge and the self-check that they ask for.
-
-
-def make_rollouts(
-    settings: Settings,
-    *,
-    policy: AnyPolicy,
-    normalise: Normalise,
-    tokenizer: Tokenizer,
-    records: Sequence[VqaRecord],
-    devices: Devices,
-    workdir: pathlib.Path,
-    longest: int,
-    longest_check: int,
-) -> Rollouts:
-    """Return the host part of GRPO's updates."""
-    judge = self_check = None
-    if settings.rewards.open_answer == "judge":
-        judge = JudgedRewards(make_judge(settings.rewards, workdir), ill_formed=settings.rewards.ill_formed)
-    if settings.self_check.enabled:
-        self_check = SelfCheck(
-            policy=policy,
-            normalise=normalise,
-            tokenizer=tokenizer,
-            devices=devices,
-            settings=settings.self_check,
-            group_size=settings.grpo.group_size,
-            temperature=settings.grpo.temperature,
-            longest=longest,
-            longest_check=longest_check,
-        )
-    return Rollouts(
-        policy=policy,
-        normalise=normalise,
-        tokenizer=tokenizer,
-        dialect=settings.vqa.dialect,
-        with_thinking=settings.vqa.with_thinking,
-        records=records,
-        devices=devices,
-        settings=settings.grpo,
-        rewards=make_reward_settings(settings.rewards),
-        longest=longest,
-        self_check=self_check,
-        judge=judge,
-    )

@@ -15,7 +15,7 @@ from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.records import CheckMarks
 from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
-from stepcot_jax.settings.sections import SelfCheckSettings
+from stepcot_jax.settings.options import SelfCheckOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.state import TrainState
@@ -61,7 +61,7 @@ def token_advantages(
     *,
     kinds: Int[np.ndarray, "row rollout token"],
     wrong: Bool[np.ndarray, "row rollout"],
-    settings: SelfCheckSettings,
+    settings: SelfCheckOptions,
 ) -> Float[np.ndarray, "row rollout token"]:
     """Return the outcome advantage of each token, float32; see the table above."""
     keeps = np.ones_like(wrong) if settings.first_attempt == "outcome" else ~wrong
@@ -99,7 +99,7 @@ class SelfCheck:
     normalise: Normalise
     tokenizer: Tokenizer
     devices: Devices
-    settings: SelfCheckSettings
+    settings: SelfCheckOptions
     group_size: int
     temperature: float
     longest: int

@@ -14,7 +14,7 @@ from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.records import EncodedRecord, lay_out_pack, pack_records, stack_rows
-from stepcot_jax.settings.sections import SftSettings
+from stepcot_jax.settings.options import SftOptions
 from stepcot_jax.training.devices import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
@@ -96,7 +96,7 @@ class SftUpdate:
     policy: AnyPolicy
     normalise: Normalise
     optimizer: optax.GradientTransformation
-    settings: SftSettings
+    settings: SftOptions
 
     def score(self, params: Params, rows: Batch) -> Float[Array, "row token word"]:
         """Return the scores of the token after each of some rows."""

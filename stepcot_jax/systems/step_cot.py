@@ -4,8 +4,9 @@ A joint update is: the teacher's update, fresh targets of the updated teacher wi
 The image features are computed once, before the teacher's update, and serve all three.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,18 +17,17 @@ from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.predictions import Predictions, evaluate
-from stepcot_jax.losses.step_cot import Objective
+from stepcot_jax.losses.step_cot import Objective, Part
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.networks import (
     Batch,
     Networks,
     encode_in_parts,
     init_params,
-    make_networks,
     make_read_given,
     predict_logits,
+    read_moments,
 )
 from stepcot_jax.systems.updates import (
     AS_PUBLISHED,
@@ -56,6 +56,8 @@ class StepCoT(System):
       student: the network that is distilled; a `Student` of the published size if None.
       image_encoder: images -> features [case, width], trained with the teacher; None if batches carry features.
       objective: how the losses are put together.
+      parts: further parts of the student's loss by name, each with its weight, such as {"mine": (my_loss, 0.1)}; see
+        `losses.step_cot.Part`.
       projection_width: width of the space in which channel alignment compares the two.
       remat: compute the encoder's activations again in the backward pass.
       optimizers: by network, "teacher" and "student"; None for AdamW with the published rates.
@@ -80,6 +82,7 @@ class StepCoT(System):
         student: Student | None = None,
         image_encoder: nn.Module | None = None,
         objective: Objective | None = None,
+        parts: Mapping[str, tuple[Part, float]] | None = None,
         projection_width: int = 256,
         remat: bool = False,
         optimizers: Optimizers | None = None,
@@ -99,6 +102,9 @@ class StepCoT(System):
             remat=remat,
         )
         self.objective = objective or Objective()
+        if parts:
+            self.objective = dataclasses.replace(self.objective, parts={**self.objective.parts, **parts})
+        self.has_own_optimizers = optimizers is not None
         self.optimizers = optimizers or {
             "teacher": make_optimizer(learning_rate=5e-5),
             "student": make_optimizer(learning_rate=1e-4),
@@ -106,66 +112,9 @@ class StepCoT(System):
         self.names = ("teacher",) if teacher_only else ("teacher", "student")
         self.teacher_epochs, self.joint_epochs = teacher_epochs, 0 if teacher_only else joint_epochs
         self.plateau, self.given = plateau, given
+        self.reads_prompts, self.takes_given = getattr(self.networks.teacher, "text", True), True
+        self.gated = self.names
         self.score_name = "mean_accuracy" if given.schedule == "none" else "mean_accuracy_own_and_given"
-
-    @classmethod
-    def from_settings(
-        cls,
-        settings: Settings,
-        chain: Chain,
-        image_encoder: nn.Module | None,
-        *,
-        batches_per_epoch: int = 1,
-        answer_weights: Array | None = None,
-    ) -> "StepCoT":
-        """Return the system of `config.job` "distill" or "teacher".
-
-        Args:
-          settings: of the run.
-          chain: of the data.
-          image_encoder: trained along with the teacher; None if batches carry features.
-          batches_per_epoch: updates in an epoch, for the schedule of given answers.
-          answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
-        """
-        training, loss = settings.training, settings.loss
-        networks = make_networks(settings, chain, image_encoder)
-        rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
-        teacher_only = settings.job == "teacher"
-        num_epochs = training.teacher_job_epochs if teacher_only else training.teacher_epochs + training.joint_epochs
-        return cls(
-            chain,
-            teacher=networks.teacher,
-            student=networks.student,
-            image_encoder=networks.image_encoder,
-            objective=Objective(
-                temperature=loss.temperature,
-                soft_label_scale=loss.soft_label_scale,
-                channel_alignment_scale=loss.channel_alignment_scale,
-                normaliser=loss.normaliser,
-                alignment_gradient=loss.alignment_gradient,
-                train_teacher_projection=loss.train_teacher_projection,
-                target_dropout=loss.target_dropout,
-                answer_weights=answer_weights,
-            ),
-            projection_width=loss.projection_width,
-            remat=networks.remat,
-            optimizers={
-                name: make_optimizer(
-                    learning_rate=rate,
-                    weight_decay=training.weight_decay,
-                    epsilon=training.adam_epsilon,
-                    clip_norm=training.clip_norm,
-                )
-                for name, rate in rates.items()
-            },
-            teacher_epochs=training.teacher_job_epochs if teacher_only else training.teacher_epochs,
-            joint_epochs=training.joint_epochs,
-            teacher_only=teacher_only,
-            plateau=Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
-            if teacher_only
-            else None,
-            given=AnswerSchedule.from_settings(training, num_updates=num_epochs * batches_per_epoch),
-        )
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return random parameters and fresh optimizers; of `example` only shapes matter."""
@@ -233,6 +182,10 @@ class StepCoT(System):
         rows, text_features = split_shared(batch)
         features = encode_in_parts(self.networks, params, rows)
         return make_read_given(self.networks, name, params, features, text_features)
+
+    def moments(self, params: Params, batch: Batch) -> Array:
+        """Return what the gate looks at, [case, feature]; compiled."""
+        return read_moments(params, batch, networks=self.networks)
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
         """Move the plateau schedule on, if there is one: scale the teacher's learning rate."""

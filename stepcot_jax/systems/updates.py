@@ -21,7 +21,6 @@ from stepcot_jax.losses.step_cot import (
     teacher_objective,
 )
 from stepcot_jax.models.teacher import TeacherReading
-from stepcot_jax.settings.sections import TrainingSettings
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, read_as_teacher
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm
@@ -58,17 +57,6 @@ class AnswerSchedule:
     noise: float = 0.0
     student: bool = True
     num_updates: int = 1
-
-    @classmethod
-    def from_settings(cls, training: TrainingSettings, *, num_updates: int) -> "AnswerSchedule":
-        """Return the schedule of a run's settings, over `num_updates` updates."""
-        return cls(
-            schedule=training.given_answers,
-            rate=training.given_rate,
-            noise=training.given_noise,
-            student=training.given_to == "both",
-            num_updates=num_updates,
-        )
 
     def draw(
         self,

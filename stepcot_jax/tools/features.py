@@ -45,10 +45,10 @@ def fill(arguments: list[str]) -> None:
             )
         # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
         from stepcot_jax.data.dataset import ACCOUNT_FILES, write_account
-        from stepcot_jax.features.inputs import load_inputs
         from stepcot_jax.host.outputs import writing_folder
         from stepcot_jax.host.ray_blocks import Cluster
         from stepcot_jax.host.terminal import Terminal
+        from stepcot_jax.run.inputs import load_inputs
 
         given = flags.FLAGS
         cluster = None

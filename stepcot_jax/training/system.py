@@ -83,11 +83,17 @@ class System(Protocol):
       names: the networks that `predict` answers for; scores and best weights are kept by these names.
       score_name: what `evaluate` returns, for logs, such as "mean_accuracy".
       shared: names of batch entries that all cases share, such as prompts; they lie whole on every device.
+      reads_prompts: whether batches must have "text_features" [step, width].
+      takes_given: whether networks take answers in the place of their own, by `given_reader`.
+      gated: networks for which a gate is fitted, on what `moments` returns.
     """
 
     names: tuple[str, ...]
     score_name: str = "score"
     shared: frozenset[str] = frozenset()
+    reads_prompts: bool = False
+    takes_given: bool = False
+    gated: tuple[str, ...] = ()
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return the state before the first update, a function of `key`; of `example` only shapes matter."""
@@ -104,6 +110,14 @@ class System(Protocol):
     def evaluate(self, predictions: Any) -> dict[str, float]:
         """Return the score of each network, higher is better; the best weights are kept by it."""
         ...
+
+    def given_reader(self, name: str, params: Params, batch: Batch) -> Callable[[Any], Any]:  # noqa: ARG002
+        """Return a function from given answers [variant, case, step, answer] to logits; only with `takes_given`."""
+        raise TypeError(f"{name} takes no given answers")
+
+    def moments(self, params: Params, batch: Batch) -> Any:  # noqa: ARG002
+        """Return what the gate looks at, [case, feature]; only with `gated`. Parameters may be those it needs alone."""
+        return None
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:  # noqa: ARG002
         """Return the state for the next epoch: learning-rate schedules, curricula."""

@@ -14,7 +14,7 @@ def test_reports_are_annotated_with_known_flags(tmp_path, workers):
     ray_throughput.write_reports(tmp_path / "r.jsonl", 8)
     rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert len({row["report"] for row in rows}) == 8
-    _, *flags = ray_throughput.annotate_command(tmp_path, tmp_path / "r.jsonl")
+    _, _, *flags = ray_throughput.annotate_command(tmp_path, tmp_path / "r.jsonl")
     options = annotate_parser().parse_args([*flags, *ray_throughput.engine_flags(workers, is_absl=False)])
     assert (options.engine, options.ray_workers) == (("ray", 3) if workers else ("local", 2))
 

@@ -281,4 +281,4 @@ def test_the_environment_names_the_hub(folders, hub, tmp_path):
     found = pathlib.Path(done.stdout.strip())
     assert found.is_relative_to(tmp_path / "home")
     assert (found / "labels.json").is_file()
-    assert not (found / "student.safetensors").exists()
+    assert not (found / "check.safetensors").exists()

@@ -6,11 +6,12 @@ from host.memory_store import ended_process, new_address, objects
 
 from configs import paper
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.features import frozen_encoders, inputs
+from stepcot_jax.features import frozen_encoders
 from stepcot_jax.host import leases
 from stepcot_jax.host.leases import LEASE_FILE, Lease
 from stepcot_jax.host.mirrors import MANIFEST, Mirror
 from stepcot_jax.host.stores import StoreFolder
+from stepcot_jax.run import inputs
 from stepcot_jax.tools import features as command
 
 

@@ -13,12 +13,12 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.features import encode, frozen_encoders, inputs
+from stepcot_jax.features import encode, frozen_encoders
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run import feed
+from stepcot_jax.run import feed, inputs
 from stepcot_jax.tools.data.command import main as data_main
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,13 @@ from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 from host.memory_store import new_address, objects, put_files
 
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.features import encode, frozen_encoders, inputs, ray_engine
+from stepcot_jax.features import encode, frozen_encoders, ray_engine
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ray_blocks import Cluster
 from stepcot_jax.host.stores import StoreError, StoreFolder
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run import inputs
 
 
 @pytest.fixture(scope="module")

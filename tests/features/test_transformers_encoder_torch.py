@@ -13,10 +13,10 @@ from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.features.encode import encode_images
-from stepcot_jax.features.patch_input import load_patch_input
 from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder, describe_image_store
 from stepcot_jax.features.transformers_encoder import load_transformers_encoder
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.policy_networks import load_patches
 from stepcot_jax.settings.run_settings import load_settings
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -147,7 +147,7 @@ def test_a_policy_reads_the_same_patches_in_either_framework(clip_folder):
     found = {}
     for weights in (str(clip_folder), f"transformers:{clip_folder}"):
         frozen = {"image_encoder.name": "pretrained", "image_encoder.weights": weights, "image_encoder.image_size": 32}
-        patches = load_patch_input(load_settings("base", **{"job": "sft", "policy.grid": 4, **frozen}))
+        patches = load_patches(load_settings("base", **{"job": "sft", "policy.grid": 4, **frozen}))
         assert patches.shape == (16, 16)
         found[weights] = patches(pictures)
     ours, theirs = found.values()

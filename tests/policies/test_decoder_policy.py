@@ -8,8 +8,8 @@ from oracles.random_params import assert_close, normal
 from policies.policy_workdir import SIDE, random_params, small_settings
 
 from stepcot_jax.losses.sequence import token_log_probs
-from stepcot_jax.policies.policy import make_policy
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
+from stepcot_jax.run.policy_networks import make_policy
 
 WORDS, STOP, CASES, LONGEST = 13, 1, 2, 5
 NETWORK = make_policy(small_settings(), num_words=WORDS)

@@ -8,8 +8,9 @@ import pytest
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.images.preprocessing import normalise as normalise_on_host
 from stepcot_jax.models.prefix_vlm import sinusoids
-from stepcot_jax.policies.policy import PatchMap, make_policy, normalise, rotary_sections, start_coordinates
+from stepcot_jax.policies.policy import PatchMap, normalise, rotary_sections, start_coordinates
 from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.run.policy_networks import make_policy
 from stepcot_jax.settings.run_settings import load_settings
 
 SIZES = {"policy.grid": 2, "policy.encoder_widths": (8, 12), "policy.width": 16, "policy.num_layers": 1}
@@ -59,7 +60,14 @@ def test_pictures_are_normalised_as_on_the_host():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 5, 3)).astype(np.uint8)
     of = settings().image_encoder
     expected = normalise_on_host(pixels, Preprocessing(size=5, mean=of.mean, std=of.std))
-    np.testing.assert_allclose(jax.jit(lambda each: normalise(each, settings()))(pixels), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(lambda each: normalise(each, mean=settings().image_encoder.mean, std=settings().image_encoder.std))(
+            pixels
+        ),
+        expected,
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def test_coordinates_start_near_their_neighbours_and_words_stay_random():

@@ -36,8 +36,7 @@ import fast_compile
 from run import small_policy_run
 from run.small_run import LinearEncoder, small_settings
 
-from stepcot_jax.features import inputs
-from stepcot_jax.run import training_run
+from stepcot_jax.run import inputs, training_run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import restore_params
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from stepcot_jax.features import inputs
-from stepcot_jax.run import chain_task, training_run
+from stepcot_jax.run import chain_task, inputs, training_run
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.training.state import flatten
 

@@ -9,9 +9,9 @@ from policies.policy_workdir import SIZES
 from stepcot_jax.annotate.llm import endpoint
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.reasoning.dialects import read_reply
+from stepcot_jax.run import judge as judged_rewards
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.systems import judged_rewards
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from run.small_policy_run import read_log, read_results, small_run
 
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
-from stepcot_jax.policies.policy import read_tokenizer
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.run import policy_task as policy_results
+from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import restore_params, saved_steps

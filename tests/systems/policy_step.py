@@ -12,8 +12,9 @@ from policies.tiny_policy import NETWORK, STOP, WORDS, draw_packs, draw_pictures
 
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.rewards.presets import Rewards
+from stepcot_jax.run.policy_build import make_reward_settings
 from stepcot_jax.systems import grpo, sft
-from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts, make_reward_settings
+from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY, SftUpdate
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.state import TrainState

@@ -6,8 +6,9 @@ from host.memory_store import new_address
 from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.build import read_start
 from stepcot_jax.settings.run_settings import write_settings
-from stepcot_jax.systems.chain_grpo import check_same_shapes, read_start
+from stepcot_jax.systems.chain_grpo import check_same_shapes
 
 
 def test_a_missing_folder_is_named(tmp_path):

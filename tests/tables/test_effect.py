@@ -15,9 +15,9 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.features import inputs
-from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.run import inputs
+from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.tools.tables import cell_networks, cells, effect_table
 from stepcot_jax.tools.tables.cell_networks import Weights, read_cases, read_given
 

@@ -10,8 +10,8 @@ from PIL import Image
 from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.features import inputs
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run import inputs
 from stepcot_jax.tools.tables import cell_networks
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables.cells import Cells, vary

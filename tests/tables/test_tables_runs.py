@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from run.small_run import LinearEncoder, small_settings
 
-from stepcot_jax.features import inputs
 from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run import inputs
 from stepcot_jax.tools.tables import cell_networks, cost_measuring, cost_table, transfer_table
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables.cells import Cells, vary

@@ -6,9 +6,9 @@ import struct
 import pytest
 from run.small_run import small_run, small_settings
 
-from stepcot_jax.contrib import loggers
-from stepcot_jax.contrib.loggers import check_loggers, describe_settings, open_loggers
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run import writers
+from stepcot_jax.run.writers import check_loggers, describe_settings, open_loggers
 from stepcot_jax.training.log import MetricsLog
 
 
@@ -33,12 +33,13 @@ def opened(monkeypatch):
     """The loggers that were opened, in order; `fails_at` of those to come."""
     found, options = [], {}
 
-    def open_one(workdir, settings, run_id, title):
+    def open_one(workdir, *, project, title, is_offline, run_id, settings):
+        assert (project, is_offline) == ("stepcot-jax", True)
         found.append(Remembered(workdir, settings, run_id, title, **options))
         return found[-1]
 
-    monkeypatch.setattr(loggers, "_OPEN", {"wandb": open_one, "mlflow": open_one})
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: object())
+    open_one.package = "json"
+    monkeypatch.setattr(writers, "find_extra", lambda kind, name, packages: open_one)
     return found, options
 
 
@@ -102,19 +103,21 @@ def test_a_run_is_named_as_the_settings_say_or_as_its_workdir(tmp_path, opened):
 
 
 def test_a_logger_that_cannot_be_opened_leaves_the_run_alone(tmp_path, opened, monkeypatch):
-    said = []
+    said, find = [], writers.find_extra
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("api_key not configured")
 
-    monkeypatch.setitem(loggers._OPEN, "wandb", fail)
+    monkeypatch.setattr(
+        writers, "find_extra", lambda kind, name, packages: fail if name == "wandb" else find(kind, name, packages)
+    )
     assert len(open_loggers(tmp_path, small_settings(loggers__names=("wandb", "mlflow")), say=said.append)) == 1
     assert said[0].startswith("warning: wandb cannot be opened (RuntimeError: api_key not configured); training goes")
     assert json.loads((tmp_path / "loggers.json").read_text()) == {"mlflow": f"run-{tmp_path.name}"}
 
 
 def test_a_missing_package_is_named_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"config.loggers.names: 'mlflow' is not installed: pip install -e .*mlflow"):
         check_loggers(small_settings(loggers__names=("mlflow",)).loggers)
     with pytest.raises(BadInput, match="'wandb' is not installed"):

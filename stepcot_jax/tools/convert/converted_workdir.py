@@ -17,15 +17,15 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders import weights
 from stepcot_jax.export import authors as torch_reference
 from stepcot_jax.export.authors import NETWORKS
-from stepcot_jax.features.frozen_encoders import load_frozen_encoder
-from stepcot_jax.features.inputs import encode_prompts
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_new_folder, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.trained_model import load_trained
+from stepcot_jax.run.inputs import encode_prompts
+from stepcot_jax.run.networks import load_frozen_encoder, make_networks
 from stepcot_jax.run.stored_reading import CONVERTED_FILE, write_reading
 from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
-from stepcot_jax.systems.networks import init_params, make_networks
+from stepcot_jax.systems.networks import init_params
 from stepcot_jax.training.checkpoints import Checkpoints
 from stepcot_jax.training.state import Params, TrainState, flatten
 

@@ -13,7 +13,6 @@ from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstra
 from stepcot_jax.evaluation.predictions import ModelMetrics, evaluate
 from stepcot_jax.evaluation.resamples import count_patients
 from stepcot_jax.evaluation.summary import MIN_PATIENTS
-from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_picture
@@ -24,6 +23,7 @@ from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
+from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.tools.report.cases import FoundCase, ShownCase, find_cases, write_cases
 from stepcot_jax.tools.report.curves import write_curves
 from stepcot_jax.tools.report.page import render, write_page

@@ -105,7 +105,7 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     """A network of a run behind its encoder, or the encoder alone."""
     import jax
 
-    from stepcot_jax.features.frozen_encoders import load_frozen_encoder
+    from stepcot_jax.run.networks import load_frozen_encoder
     from stepcot_jax.systems.networks import encode_images, make_predict
     from stepcot_jax.tools.tables.cell_networks import load_weights
     from stepcot_jax.training.state import count_parameters

@@ -69,7 +69,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, list[float]]:
     """Predictions on the test split for each number of given answers, and accuracies from answers alone."""
-    from stepcot_jax.features.inputs import load_inputs
+    from stepcot_jax.run.inputs import load_inputs
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases, read_given
 
     folder, settings = plan.cells.folder(cell), plan.cells.share_features(cell.settings)

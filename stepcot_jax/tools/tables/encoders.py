@@ -121,8 +121,8 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     from stepcot_jax.data.images.preprocessing import normalise
     from stepcot_jax.data.loading import load_dataset
     from stepcot_jax.features.importing import import_features
-    from stepcot_jax.features.trained_input import trained_preprocessing
     from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.run.networks import trained_preprocessing
     from stepcot_jax.systems.networks import encode_images
     from stepcot_jax.tools.tables.cell_networks import load_weights
 

@@ -66,7 +66,7 @@ class Readers:
 
 def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     """Return the networks of a finished cell, with and without the log-ratios of pairs."""
-    from stepcot_jax.features.inputs import load_inputs
+    from stepcot_jax.run.inputs import load_inputs
     from stepcot_jax.systems.networks import make_read_given
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_features
 

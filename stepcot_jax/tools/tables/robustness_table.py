@@ -22,7 +22,6 @@ from stepcot_jax.evaluation.vqa_metrics import A_SCORE, ScoredReplies, score_mod
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.pages.sheets import Column, Entry, Figure, Table, columns
-from stepcot_jax.policies.policy import read_tokenizer
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
@@ -30,6 +29,7 @@ from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.settings.run_settings import read_settings
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan

@@ -17,12 +17,12 @@ from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, Comparison, 
 from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.evaluation.published import TRANSFER_SAMPLES
 from stepcot_jax.features.store import digest_pixels
-from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.addresses import name_place
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT
 from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.diagnosis_table import METRICS, SUPERVISION, WITH, WITHOUT, compare_supervision
@@ -317,7 +317,7 @@ def _read_all(plan: Plan, seed: int) -> dict[str, tuple[SplitPredictions, str]]:
 
 def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, str]]:
     """Predictions of a cell's networks on each target, and what of it is left out."""
-    from stepcot_jax.features.inputs import load_inputs
+    from stepcot_jax.run.inputs import load_inputs
     from stepcot_jax.systems.networks import make_predict
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases
 

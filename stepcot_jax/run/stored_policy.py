@@ -11,21 +11,21 @@ import numpy as np
 from jaxtyping import Array, UInt8
 
 from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
-from stepcot_jax.features.patch_input import PatchInput, load_patch_input, make_patch_input
+from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.policies.policy import (
-    AnyPolicy,
-    choose_policy,
-    normalise,
-    policy_params,
-    read_source,
-    read_tokenizer,
-    split_parts,
-)
+from stepcot_jax.policies.policy import AnyPolicy, policy_params, split_parts
 from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
 from stepcot_jax.policies.qwen_policy import QwenPolicy
-from stepcot_jax.policies.qwen_setup import QwenSource
+from stepcot_jax.run.policy_networks import (
+    choose_policy,
+    load_patches,
+    make_normalise,
+    patches_of,
+    read_source,
+    read_tokenizer,
+)
+from stepcot_jax.run.qwen_source import QwenSource
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_run_settings
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.exported_weights import (
@@ -73,7 +73,7 @@ class StoredPolicy:
     def see(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Array:
         """Return pictures, stretched to the size that the policy sees, as the network's input on the default device."""
         given = pictures if self.patches is None else self.patches(pictures)
-        return normalise(jnp.asarray(given), self.settings)
+        return make_normalise(self.settings)(jnp.asarray(given))
 
 
 def read_policy(
@@ -151,11 +151,11 @@ def _load_patches(workdir: pathlib.Path, settings: Settings, carried: "_Carried 
         return None
     try:
         if carried is None:
-            return load_patch_input(settings)
+            return load_patches(settings)
         if carried.manifest.encoder is None:
             raise BadInput("no encoder; the policy of this export reads a frozen one")
         encoder = make_carried_encoder(workdir / MANIFEST_FILE, carried.manifest.encoder, carried.frozen)
-        return make_patch_input(settings, encoder)
+        return patches_of(settings, encoder)
     except BadInput as error:
         raise BadInput(f"{workdir / (MANIFEST_FILE if carried else 'settings.json')}: {error}") from None
 

@@ -19,9 +19,7 @@ from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode, importing
-from stepcot_jax.features.frozen_encoders import load_frozen_encoder
 from stepcot_jax.features.ray_engine import encode_with_ray
-from stepcot_jax.features.run_store import open_run_store
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.store import (
     FrozenImageEncoder,
@@ -30,13 +28,14 @@ from stepcot_jax.features.store import (
     digest_pixels,
     open_features,
 )
-from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.ray_blocks import Cluster
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
+from stepcot_jax.run.run_store import open_run_store
 from stepcot_jax.settings.run_settings import Settings, load_settings
 
 Prepare = Callable[[dict[str, Any]], dict[str, Any]]
@@ -98,7 +97,7 @@ def load_inputs(
     """
     image_encoder: nn.Module | None = None
     encoder_digest = ""
-    prepare: Prepare = _select
+    prepare: Prepare = select_entries
     if settings.image_encoder.name == "imported":
         dataset = _with_imported_features(settings, terminal)
     elif settings.image_encoder.name == "pretrained":
@@ -117,10 +116,15 @@ def load_inputs(
         dataset = load_dataset(settings, preprocessing=trained_preprocessing(settings), progress=terminal.watch)
     if settings.data.origins:
         dataset = dataset.with_origins(settings.data.origins)
-    if settings.job == "baseline" and settings.baseline.steps == "last":
+    if hides_steps(settings):
         dataset = dataset.with_last_step_alone()
     text = jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.teacher.text else None
     return Inputs(dataset, text, image_encoder, prepare, encoder_digest)
+
+
+def hides_steps(settings: Settings) -> bool:
+    """Return whether a run trains and scores the last step alone."""
+    return settings.job == "baseline" and settings.baseline.steps == "last"
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Dataset:
@@ -144,14 +148,15 @@ def _load_in_worker(settings: Settings) -> FrozenImageEncoder:
     return load_frozen_encoder(settings)
 
 
-def _select(batch: dict[str, Any]) -> dict[str, Any]:
+def select_entries(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a batch of the pipeline that an update reads."""
     return {name: batch[name] for name in ("images", "image_features", "labels", "targets") if name in batch}
 
 
 def _encode(encoder: FrozenImageEncoder, batch: dict[str, Any]) -> dict[str, Any]:
     """Encode a batch anew, since augmented images differ every time."""
     encoded = {"image_features": np.asarray(encoder.encode(batch["images"]))}
-    return encoded | {name: rows for name, rows in _select(batch).items() if name != "images"}
+    return encoded | {name: rows for name, rows in select_entries(batch).items() if name != "images"}
 
 
 def _with_stored_features(

@@ -1,0 +1,179 @@
+"""Train a system on a dataset in a workdir, without settings: `fit`, and the settings that say the same.
+
+`fit` is what `Run` does with the values that settings describe. Values that settings can name are written as settings,
+so that every command reads the run; what they cannot name stands in given.json (`run.given`).
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.losses.step_cot import Objective
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.run.chain_task import ChainTask
+from stepcot_jax.run.given import Given, name_class
+from stepcot_jax.run.inputs import Inputs, select_entries
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.settings.run_settings import Settings, load_settings
+from stepcot_jax.systems.baseline import BaselineSystem
+from stepcot_jax.systems.step_cot import StepCoT
+from stepcot_jax.training.log import Logger
+from stepcot_jax.training.system import System
+
+_TEACHER = {
+    "width": "width",
+    "num_layers": "num_layers",
+    "num_heads": "num_heads",
+    "negative_slope": "negative_slope",
+    "attention_dropout": "attention_dropout_rate",
+    "context_dropout": "context_dropout_rate",
+    "head_dropout": "head_dropout_rate",
+    "memory": "memory",
+    "write_back": "write_back",
+    "text": "text",
+}
+"""Settings of the teacher and its fields."""
+
+
+def fit(
+    system: System,
+    data: Dataset,
+    *,
+    workdir: str | pathlib.Path,
+    batch_size: int = 32,
+    seed: int = 0,
+    writers: Sequence[Logger] = (),
+    prompts: np.ndarray | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a system, or resume it, and evaluate its best weights on the test split.
+
+    Args:
+      system: what is trained, such as `StepCoT(data.chain)`, or one of your own (`System`).
+      data: cases with their splits.
+      workdir: where checkpoints, logs and results go; a second call goes on there.
+      batch_size: cases of an update, over all devices.
+      seed: of parameters, order and dropout.
+      writers: get the numbers of the log, beside metrics.jsonl and TensorBoard.
+      prompts: float32 [step, width], vectors of the steps' prompts; None for fixed random ones, if any are read.
+      **settings: further settings that are not those of system and data, full names without "config." -> values, such
+        as `**{"training.log_every": 1}`.
+
+    Returns:
+      The run; its `report` holds the figures.
+
+    Raises:
+      BadInput: the workdir holds another run, or the values cannot be trained.
+      RunStopped: training cannot go on; the last good state is kept.
+    """
+    described, given = describe_values(system, data, prompts=prompts)
+    described |= {"training.batch_size": batch_size, "baseline.batch_size": batch_size, "seed": seed}
+    if clash := sorted(described.keys() & settings.keys()):
+        raise BadInput(f"{clash[0]}: given by the system, the data or an argument of fit; leave it out")
+    found = load_settings("base", **described, **settings)
+
+    def make_task(**places: Any) -> ChainTask:
+        return ChainTask(found, Inputs(data, _text(system, data, found, prompts), *_encoder(system)), system, **places)
+
+    run = Run.of_values(found, workdir, make_task, given=given, writers=tuple(writers))
+    run.execute()
+    return run
+
+
+def describe_values(
+    system: System, data: Dataset, *, prompts: np.ndarray | None = None
+) -> tuple[dict[str, Any], Given]:
+    """Return the settings that describe a system and a dataset, and what no setting describes."""
+    fit_of = data.preprocessing
+    described: dict[str, Any] = {
+        "data.source": "given",
+        "image_encoder.image_size": fit_of.size,
+        "image_encoder.mean": tuple(fit_of.mean),
+        "image_encoder.std": tuple(fit_of.std),
+        "image_encoder.fit": fit_of.fit,
+    }
+    if data.features is not None:
+        described |= {"image_encoder.name": "imported", "image_encoder.weights": "given"}
+    features = ("prompts",) if prompts is not None else ()
+    if type(system) is StepCoT:
+        return _describe_step_cot(system, described, features)
+    if type(system) is BaselineSystem:
+        described |= {
+            "job": "baseline",
+            "baseline.hidden": system.baseline.hidden,
+            "baseline.epochs": system.num_epochs,
+        }
+        return described, Given(optimizers=system.names, features=features)
+    return described | {"job": "own"}, Given(system=name_class(system), features=features)
+
+
+def _describe_step_cot(
+    system: StepCoT, described: dict[str, Any], features: tuple[str, ...]
+) -> tuple[dict[str, Any], Given]:
+    networks, objective, own = system.networks, system.objective, []
+    alone = system.names == ("teacher",)
+    described |= {
+        "job": "teacher" if alone else "distill",
+        "training.teacher_job_epochs" if alone else "training.teacher_epochs": system.teacher_epochs,
+        "loss.projection_width": networks.projection_width,
+        "parallel.remat": networks.remat,
+        "training.compute_dtype": str(jnp.dtype(getattr(networks.teacher, "dtype", jnp.float32))),
+    }
+    if not alone:
+        described["training.joint_epochs"] = system.joint_epochs
+    if type(networks.teacher) is Teacher:
+        described |= {f"teacher.{name}": getattr(networks.teacher, field) for name, field in _TEACHER.items()}
+    else:
+        own.append("teacher")
+    if type(networks.student) is Student:
+        student = networks.student
+        described |= {"student.width": student.width, "student.dropout": student.dropout_rate}
+    else:
+        own.append("student")
+    if (encoder := networks.image_encoder) is not None:
+        known = [name for name in ("resnet_small", "resnet18") if make_resnet(name) == encoder]
+        described["image_encoder.name"] = known[0] if known else "resnet_small"
+        own += [] if known else ["image_encoder"]
+    for field in dataclasses.fields(Objective):
+        if field.name not in ("answer_weights", "parts"):
+            described[f"loss.{field.name}"] = getattr(objective, field.name)
+    if system.plateau is not None:
+        patience, factor, stop = system.plateau.patience, system.plateau.factor, system.plateau.stop_after
+        described |= {"training.plateau_patience": patience, "training.plateau_factor": factor}
+        described["training.plateau_stop"] = stop
+    drawn = system.given
+    described |= {"training.given_answers": drawn.schedule, "training.given_rate": drawn.rate}
+    described |= {"training.given_noise": drawn.noise, "training.given_to": "both" if drawn.student else "teacher"}
+    if objective.answer_weights is not None:
+        features = (*features, "answer_weights")
+    return described, Given(
+        networks=tuple(own),
+        optimizers=system.names if system.has_own_optimizers else (),
+        parts={name: float(weight) for name, (_, weight) in objective.parts.items()},
+        features=features,
+    )
+
+
+def _text(system: System, data: Dataset, settings: Settings, prompts: np.ndarray | None) -> jax.Array | None:
+    if prompts is None:
+        if not system.reads_prompts:
+            return None
+        prompts = hash_prompts(write_prompts(data.chain, settings.prompts.template), settings.prompts.width)
+    if prompts.shape[:1] != (data.chain.num_steps,) or prompts.ndim != 2:
+        raise BadInput(f"prompts: must have shape [{data.chain.num_steps}, width]; got {list(prompts.shape)}")
+    return jax.device_put(np.asarray(prompts, np.float32))
+
+
+def _encoder(system: System) -> tuple[Any, Any]:
+    networks = getattr(system, "networks", None)
+    return getattr(networks, "image_encoder", None), select_entries

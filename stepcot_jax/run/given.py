@@ -1,0 +1,81 @@
+"""What a caller gave `sc.fit` that no setting describes: a system, networks, optimizers, parts of the loss.
+
+It is written beside settings.json, so that a resumed run is compared with it, and commands that would need it say so.
+"""
+
+import pathlib
+from typing import Any
+
+import msgspec
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_whole
+
+GIVEN_FILE = "given.json"
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names of what is the caller's own; all empty for a run from settings.
+
+    Attributes:
+      system: class of the system, such as "mine.Mine".
+      networks: networks with a class, or an encoder, that settings cannot name.
+      optimizers: networks with an optimizer of the caller.
+      parts: weights of the further parts of the loss, by name.
+      rewards: weights of the caller's rewards, by name.
+      features: whether text features or class weights are the caller's.
+    """
+
+    system: str = ""
+    networks: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    parts: dict[str, float] = {}
+    rewards: dict[str, float] = {}
+    features: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self != Given()
+
+
+def name_class(value: Any) -> str:
+    """Return module and name of an object's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def read_given(workdir: pathlib.Path) -> Given:
+    """Return what the run in a workdir was given; nothing for a run from settings."""
+    path = workdir / GIVEN_FILE
+    return read_json(path, Given, accepted="expected what sc.fit wrote") if path.is_file() else Given()
+
+
+def write_given(workdir: pathlib.Path, given: Given) -> None:
+    """Write what a run is given; no file for nothing."""
+    path = workdir / GIVEN_FILE
+    if given:
+        write_whole(path, msgspec.json.format(msgspec.json.encode(given)) + b"\n")
+    else:
+        path.unlink(missing_ok=True)
+
+
+def check_same_given(workdir: pathlib.Path, given: Given) -> None:
+    """Refuse to resume a run with other parts, rewards, networks or systems than it started with."""
+    before = read_given(workdir)
+    for kind in ("parts", "rewards"):
+        old, new = getattr(before, kind), getattr(given, kind)
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name) != new.get(name):
+                had, has = (f"weight {x[name]:g}" if name in x else "no such" for x in (old, new))
+                raise BadInput(f"{workdir}: {kind}[{name!r}]: the run started with {had}, now {has}; use the same")
+    for kind in ("system", "networks", "optimizers", "features"):
+        old, new = getattr(before, kind), getattr(given, kind)
+        if old != new:
+            had, has = (value or "those of settings" for value in (old, new))
+            raise BadInput(f"{workdir}: {kind}: the run started with {had}, now {has}; use the same")
+
+
+def check_readable(workdir: pathlib.Path) -> None:
+    """Refuse a run whose networks only its caller can make."""
+    given = read_given(workdir)
+    if given.system or given.networks:
+        named = given.system or f"its own {' and '.join(given.networks)}"
+        raise BadInput(f"{workdir}: trained by sc.fit with {named}; sc.load(workdir, system=...) reads it")

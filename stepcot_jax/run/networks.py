@@ -1,0 +1,56 @@
+"""The networks and encoders that the settings of a chain's run describe; apart from what training alone needs."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.features.frozen_encoders import load_encoder
+from stepcot_jax.features.store import FrozenImageEncoder
+from stepcot_jax.models.student import Baseline, Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.networks import Networks
+
+
+def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
+    """Return the modules that the settings describe."""
+    teacher, student, dtype = settings.teacher, settings.student, jnp.dtype(settings.training.compute_dtype)
+    if image_encoder is not None and dtype != jnp.float32:
+        image_encoder = image_encoder.clone(dtype=dtype)
+    return Networks(
+        teacher=Teacher(
+            answers_per_step=chain.answers_per_step,
+            width=teacher.width,
+            num_layers=teacher.num_layers,
+            num_heads=teacher.num_heads,
+            negative_slope=teacher.negative_slope,
+            attention_dropout_rate=teacher.attention_dropout,
+            context_dropout_rate=teacher.context_dropout,
+            head_dropout_rate=teacher.head_dropout,
+            memory=teacher.memory,
+            write_back=teacher.write_back,
+            text=teacher.text,
+            remat=settings.parallel.remat,
+            dtype=dtype,
+        ),
+        student=Student(
+            answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout, dtype=dtype
+        ),
+        image_encoder=image_encoder,
+        remat=settings.parallel.remat,
+        projection_width=settings.loss.projection_width,
+        baseline=Baseline(answers_per_step=chain.answers_per_step, hidden=settings.baseline.hidden, dtype=dtype),
+    )
+
+
+def trained_preprocessing(settings: Settings) -> Preprocessing:
+    """Return the preprocessing of images for an encoder that is trained."""
+    encoder = settings.image_encoder
+    mean, std = encoder.mean, encoder.std
+    return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)  # type: ignore[arg-type]
+
+
+def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
+    """Load the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch."""
+    return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)

@@ -1,0 +1,202 @@
+"""`sc.fit`: values in the place of settings, a caller's loss, network and system, resumed and read back."""
+
+import dataclasses
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from run.small_run import LinearEncoder, small_settings
+
+import stepcot_jax as sc
+from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.training.checkpoints import restore_params
+from stepcot_jax.training.state import apply_gradients
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = {"teacher_epochs": 1, "joint_epochs": 2}
+FURTHER = {"parallel.num_devices": 1, "training.log_every": 2, "evaluation.num_resamples": 50}
+
+
+def agree(*, teacher, student, labels, annotated):
+    """Sum over annotated cases and steps of the disagreement, and their number."""
+    distance = jnp.square(jax.nn.softmax(teacher) - jax.nn.softmax(student)).sum(-1)
+    return (distance * annotated).sum(), annotated.sum()
+
+
+@pytest.fixture(scope="module")
+def data():
+    return sc.load_dataset(
+        "quickstart", **{"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
+    )
+
+
+def make_system(data, *, encoder=None, **changes):
+    counts = data.chain.answers_per_step
+    values = {
+        "teacher": sc.Teacher(counts, width=8, num_layers=1, num_heads=2),
+        "student": sc.Student(counts, width=8),
+        "image_encoder": encoder or LinearEncoder(),
+        "projection_width": 4,
+        **EPOCHS,
+    }
+    return sc.StepCoT(data.chain, **(values | changes))
+
+
+def numbers_of(workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "train"]
+
+
+class Killed(Exception):
+    """Ends a run from within."""
+
+
+class Killer:
+    def __init__(self, after):
+        self.after, self.num = after, 0
+
+    def write(self, numbers, *, step):
+        self.num += 1
+        if step >= self.after:
+            raise Killed
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A run with a part of the caller, without an interruption."""
+    folder = tmp_path_factory.mktemp("fit") / "whole"
+    system = make_system(data, parts={"agree": (agree, 0.5)})
+    return sc.fit(system, data, workdir=folder, batch_size=8, seed=3, **FURTHER)
+
+
+def test_a_callers_part_is_logged_and_changes_what_is_learnt(whole, data, tmp_path):
+    logged = [line for line in numbers_of(whole.workdir) if "student/agree" in line]
+    assert logged
+    assert all(0 < line["student/agree"] < 2 for line in logged)
+    plain = sc.fit(make_system(data), data, workdir=tmp_path / "plain", batch_size=8, seed=3, **FURTHER)
+    ours, theirs = (flat(last_params(run)["student"]) for run in (whole, plain))
+    assert np.abs(ours - theirs).max() > 1e-5
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def last_params(run):
+    folder = run.workdir / "checkpoints"
+    return restore_params(folder, max(int(path.name) for path in folder.iterdir() if path.name.isdigit()))
+
+
+def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path):
+    folder = tmp_path / "run"
+    arguments = {"workdir": folder, "batch_size": 8, "seed": 3, **FURTHER}
+    with pytest.raises(Killed):
+        sc.fit(make_system(data, parts={"agree": (agree, 0.5)}), data, writers=[Killer(8)], **arguments)
+    for parts, words in (
+        ({}, r"parts\['agree'\]: the run started with weight 0.5, now no such"),
+        ({"agree": (agree, 0.25)}, r"parts\['agree'\]: the run started with weight 0.5, now weight 0.25"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            sc.fit(make_system(data, parts=parts), data, **arguments)
+    run = sc.fit(make_system(data, parts={"agree": (agree, 0.5)}), data, **arguments)
+    jax.tree.map(np.testing.assert_array_equal, last_params(run), last_params(whole))
+    assert run.report["test"] == whole.report["test"]
+
+
+def test_a_run_with_a_network_of_its_caller_is_read_with_the_system_alone(whole, data):
+    with pytest.raises(BadInput, match=r"trained by sc.fit with its own image_encoder; sc.load\(workdir, system=...\)"):
+        sc.load(whole.workdir)
+    reader = sc.load(whole.workdir, system=make_system(data))
+    reading = reader.read(np.zeros((32, 32), np.uint8))
+    assert set(reading.answers) == {step.name for step in data.chain.steps}
+    with pytest.raises(BadInput, match=r"parts\['agree'\]: the run started with weight 0.5, now no such"):
+        sc.Run(whole.settings, whole.workdir)
+
+
+def test_values_that_settings_can_name_are_those_of_the_config(data, tmp_path):
+    """`fit` and a config of the same values train to the same bits, and the run is read as any."""
+    changes = {"training__joint_epochs": 1, "image_encoder__name": "resnet_small", "prompts__width": 768}
+    settings = small_settings(**changes)
+    by_config = sc.Run(settings, tmp_path / "config")
+    by_config.execute()
+    system = make_system(data, encoder=sc.make_resnet("resnet_small"), joint_epochs=1)
+    run = sc.fit(system, data, workdir=tmp_path / "fit", batch_size=8, seed=settings.seed, **FURTHER)
+    jax.tree.map(np.testing.assert_array_equal, last_params(run), last_params(by_config))
+    assert not (run.workdir / "given.json").exists()
+    assert sc.load(run.workdir).read(np.zeros((32, 32), np.uint8)).answers
+    same = dataclasses.asdict(run.settings)
+    for section in ("teacher", "student", "loss", "image_encoder"):
+        assert same[section] == dataclasses.asdict(settings)[section], section
+
+
+class Mine(sc.System):
+    """One linear layer a step, trained by cross-entropy."""
+
+    names, score_name = ("mine",), "mean_accuracy"
+
+    def __init__(self, chain, epochs=2):
+        self.chain, self.epochs, self.optimizer = chain, epochs, optax.sgd(0.1)
+        self.net = nn.Dense(chain.num_steps * max(chain.answers_per_step))
+
+    def init(self, key, example):
+        params = {"mine": self.net.init(key, self._flat(example))["params"]}
+        optimizers = {"mine": self.optimizer.init(params)}
+        return sc.TrainState(jnp.zeros((), jnp.int32), params, optimizers, jax.random.key_data(key))
+
+    def phases(self):
+        return [sc.Phase("only", self.epochs, self.update)]
+
+    def _flat(self, batch):
+        return batch["images"][:, ::4, ::4, 0].reshape(len(batch["images"]), -1)
+
+    def logits(self, params, batch):
+        logits = self.net.apply({"params": params["mine"]}, self._flat(batch))
+        return logits.reshape(len(logits), self.chain.num_steps, -1)
+
+    def update(self, state, batch, whole):
+        def loss(params):
+            labels = batch["labels"]
+            losses = optax.softmax_cross_entropy_with_integer_labels(self.logits(params, batch), jnp.maximum(labels, 0))
+            return jnp.where(labels >= 0, losses, 0.0).sum() / 8
+
+        value, gradients = whole.add_up(jax.value_and_grad(loss)(state.params))
+        state = apply_gradients(state, "mine", self.optimizer, gradients)
+        return state.replace(step=state.step + 1), {"loss": value}
+
+    def predict(self, params, batch):
+        return {"mine": self.logits(params, batch)}
+
+    def evaluate(self, predictions):
+        return {"mine": sc.evaluate(predictions, self.chain)["mine"].mean_accuracy}
+
+
+def test_a_system_of_the_caller_trains_is_resumed_and_reported(data, tmp_path):
+    arguments = {"workdir": tmp_path / "mine", "batch_size": 8, **FURTHER}
+    run = sc.fit(Mine(data.chain), data, **arguments)
+    assert 0 <= run.report["test"]["mine"]["mean_accuracy"] <= 1
+    assert json.loads((run.workdir / "given.json").read_text())["system"].endswith("Mine")
+    longer = sc.fit(Mine(data.chain, epochs=3), data, **arguments)
+    assert numbers_of(longer.workdir)[-1]["step"] > numbers_of(run.workdir)[0]["step"]
+    with pytest.raises(BadInput, match=r"the run started with .*Mine, now those of settings"):
+        sc.fit(make_system(data), data, **arguments)
+    with pytest.raises(BadInput, match=r"sc.load\(workdir, system=...\) reads it"):
+        sc.load(run.workdir)
+
+
+def test_what_fit_cannot_take_is_said(data, tmp_path):
+    with pytest.raises(BadInput, match=r"teacher.width: given by the system"):
+        sc.fit(make_system(data), data, workdir=tmp_path / "a", **{"teacher.width": 16})
+    with pytest.raises(BadInput, match=r"config.data.source: 'given' is a dataset that a caller passed to sc.fit"):
+        sc.Run("base", tmp_path / "c", **{"data.source": "given"})
+    with pytest.raises(BadInput, match=r"prompts: must have shape \[7, width\]; got \[3, 8\]"):
+        sc.fit(make_system(data), data, workdir=tmp_path / "b", prompts=np.zeros((3, 8), np.float32), **FURTHER)
+    assert isinstance(sc.make_resnet("resnet_small"), ResNet)
