@@ -59,7 +59,7 @@ def _draw_kinds(trained: Trained, others: list[str], num_images: int) -> dict[st
     grey = [picture if picture.ndim == 2 else picture[..., 0] for picture in _load_test(trained)[:num_images]]
     kinds = {name: [change(picture, random) for picture in grey] for name, change in CHANGES.items()}
     kinds |= draw_others(size, num_images, random)
-    if trained.settings.data.source != "phantom":
+    if trained.run.settings.data.source != "phantom":
         drawn = (draw_case(index, seed=99, size=size, prevalence="flat").image for index in range(num_images))
         kinds["phantoms"] = [resize_image(picture, trained.preprocessing) for picture in drawn]
     for name, _, folder in (other.partition("=") for other in others):
@@ -70,8 +70,8 @@ def _draw_kinds(trained: Trained, others: list[str], num_images: int) -> dict[st
 
 def _load_test(trained: Trained) -> list[np.ndarray]:
     """Return the test images as the encoder takes them, before normalisation."""
-    preprocessing = trained_preprocessing(trained.settings)
-    dataset = load_dataset(trained.settings, preprocessing=preprocessing)
+    preprocessing = trained_preprocessing(trained.run.settings)
+    dataset = load_dataset(trained.run.settings, preprocessing=preprocessing)
     mean, std = (np.asarray(each, np.float32) for each in (preprocessing.mean, preprocessing.std))
     pictures: list[np.ndarray] = []
     with contextlib.closing(iterate(evaluation_batches(dataset, "test", batch_size=BATCH_SIZE), num_threads=1)) as read:

@@ -76,12 +76,12 @@ def _pipeline(root: pathlib.Path, reader: ImageReader) -> Callable[[], object]:
     batches = evaluation_batches(
         dataclasses.replace(dataset, splits=Splits((), (), everything)),
         "test",
-        batch_size=trained.settings.training.batch_size,
+        batch_size=trained.run.settings.training.batch_size,
     )
     encode = jax.jit(functools.partial(encode_images, trained.networks))
 
     def run() -> None:
-        with contextlib.closing(iterate(batches, num_threads=trained.settings.data.num_threads)) as read:
+        with contextlib.closing(iterate(batches, num_threads=trained.run.settings.data.num_threads)) as read:
             for batch in read:
                 np.asarray(encode(params, {"images": batch["images"]}))
 

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
             from stepcot_jax.reading.first_answer import prepare_first_answer
 
             run.terminal.say("compiling what a first answer needs")
-            prepare_first_answer(run.workdir, settings)
+            prepare_first_answer(run.workdir)
         run.say_next()
 
     run_tool(run, end=end_process)

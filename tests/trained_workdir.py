@@ -21,6 +21,7 @@ from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoi
 from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.evaluation.summary import without_nan
 from stepcot_jax.reading import trained_model
+from stepcot_jax.run import stored
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import make_settings, write_settings
@@ -39,7 +40,7 @@ BEST = {"teacher": 3, "student": 5}
 def tiny_encoder():
     """Inside the context, runs load with the tiny encoder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained_model, "make_resnet", lambda name: TINY)
+        patch.setattr(stored, "make_resnet", lambda name: TINY)
         yield
 
 

@@ -1,6 +1,5 @@
 """Files of a run that an export carries, so that `load` reads the export as it reads the run."""
 
-import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -12,10 +11,9 @@ from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json
 from stepcot_jax.reading.trained_model import Trained
+from stepcot_jax.run.stored import SETTINGS_FILE, hide_folder
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, CONVERTED_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
-from stepcot_jax.settings.run_settings import PLACES, Settings, make_settings
 
-SETTINGS_FILE = "settings.json"
 STATISTICS = ("reliance", "operating_points")
 """Parts of a run's statistics that readings use; the rest of statistics.json stays with the run."""
 
@@ -23,12 +21,11 @@ COPIED = (PAIRS_FILE, GATE_FILE, CONVERTED_FILE)
 """Files of the workdir that are copied if the run wrote them; none has names of patients or images."""
 
 _MOST_BYTES = 2**26
-_REMOVED_URL = "https://removed.invalid"
 
 
 def write_carried(folder: pathlib.Path, trained: Trained) -> None:
     """Write settings, calibration, counted pairs and statistics of a run, as far as the run has them."""
-    write_shared_settings(folder / SETTINGS_FILE, trained.settings)
+    trained.run.write_shared(folder / SETTINGS_FILE)
     if trained.calibration is not None:
         write_calibration(folder / CALIBRATION_FILE, trained.calibration, trained.chain)
     for name in COPIED:
@@ -43,31 +40,6 @@ def read_kept_statistics(workdir: pathlib.Path) -> dict[str, Any]:
     path = workdir / STATISTICS_FILE
     found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run") if path.exists() else {}
     return {key: found[key] for key in STATISTICS if found.get(key)}
-
-
-def write_shared_settings(path: pathlib.Path, settings: Settings) -> None:
-    """Write settings without what only concerns the machine of the run: folders become names, addresses are removed."""
-    found = dataclasses.asdict(settings)
-    for key in PLACES:
-        section, _, name = key.partition(".")
-        if found[section][name]:
-            found[section][name] = hide_folder(found[section][name])
-    if found["rewards"]["judge_url"]:
-        found["rewards"]["judge_url"] = _REMOVED_URL
-    make_settings(found)  # an export that `load` refuses must not be written
-    path.write_text(f"{json.dumps(found, indent=2)}\n", encoding="utf-8")
-
-
-def hide_folder(source: str) -> str:
-    """Return the last part of a path on this machine; a Hugging Face id stays as it is.
-
-    >>> hide_folder("/home/ann/clip"), hide_folder("openai/clip-vit-base-patch32")
-    ('clip', 'openai/clip-vit-base-patch32')
-    """
-    prefix, colon, place = source.rpartition(":")
-    path = pathlib.PurePath(place)
-    on_disk = path.is_absolute() or place.startswith((".", "~")) or len(path.parts) != 2 or pathlib.Path(place).exists()
-    return f"{prefix}{colon}{path.name}" if on_disk else source
 
 
 def name_encoder(encoder: FrozenImageEncoder) -> str:

@@ -20,7 +20,6 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import CONVERTED_FILE
-from stepcot_jax.settings.run_settings import Settings
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -100,7 +99,7 @@ def _describe_gate(trained: Trained, names: Sequence[str]) -> str:
 
 
 def _describe_training(trained: Trained, report: _Report | None) -> str:
-    settings, lines = trained.settings, ["## Training data", "", f"- Source: {_source(trained.settings)}."]
+    run, lines = trained.run, ["## Training data", "", f"- Source: {trained.run.data_source}."]
     if report is not None:
         counts = ", ".join(f"{plain(split)} {int(count):,}" for split, count in report.num_cases.items())
         lines.append(
@@ -108,22 +107,20 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
         )
     else:
         lines.append("- Cases: unknown; the run had written no report when it was exported.")
-    encoder = settings.image_encoder
     if trained.frozen_encoder is not None:
         name = plain(name_encoder(trained.frozen_encoder))
         lines.append(f"- Image encoder: {name}, pretrained and frozen; its own licence and data apply.")
     else:
-        lines.append(f"- Image encoder: {plain(encoder.name)}, trained from scratch on these cases only.")
-    prompts = {"pretrained": f"encoded by {plain(settings.prompts.weights)}", "hashed": "fixed random vectors"}
-    if settings.teacher.text:
-        text = prompts.get(settings.prompts.encoder, "encoded elsewhere")
+        name = plain(run.settings.image_encoder.name)
+        lines.append(f"- Image encoder: {name}, trained from scratch on these cases only.")
+    if text := run.prompt_source:
         lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")
     found = _read_conversion(trained.workdir)
     if found is not None:
         lines.append(f"- Training: elsewhere; converted from {plain(found.source)} (SHA-256 {plain(found.sha256)}).")
     else:
         best = ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
-        lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best updates {best}.")
+        lines.append(f"- Training: job {run.settings.job}, seed {run.settings.seed}; best updates {best}.")
     return "\n".join(lines)
 
 
@@ -135,17 +132,6 @@ def _read_report(workdir: pathlib.Path) -> "_Report | None":
 def _read_conversion(workdir: pathlib.Path) -> "_Converted | None":
     path = workdir / CONVERTED_FILE
     return read_json(path, _Converted, accepted="expected what convert wrote") if path.exists() else None
-
-
-def _source(settings: Settings) -> str:
-    if settings.data.source == "phantom":
-        phantom = settings.phantom
-        return (
-            f"{phantom.num_cases:,} drawn chest phantoms, {phantom.prevalence} prevalence, seed {phantom.seed}: no "
-            "patients, and no evidence about patients"
-        )
-    # Only the name: the full path would disclose the layout of a disk.
-    return f"{settings.data.source} {plain(pathlib.PurePath(settings.data.root).name)!r}, layout {settings.data.layout}"
 
 
 def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | None) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.export import exported_words, policy_loader
-from stepcot_jax.export.carried_files import SETTINGS_FILE, describe_encoder, name_encoder, write_shared_settings
+from stepcot_jax.export.carried_files import describe_encoder, name_encoder
 from stepcot_jax.export.folder import (
     copy_loader,
     describe_preprocessing,
@@ -38,8 +38,8 @@ from stepcot_jax.reading.policy_reader import ask_question
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.run.stored import SETTINGS_FILE
 from stepcot_jax.run.stored_policy import POLICY_FILE
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.state import count_parameters
 
 _NUM_CHECKS = 2
@@ -76,13 +76,13 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
     save_tensors(folder / POLICY_FILE, programs.tensors)
     special = _write_words(folder, trained.tokenizer)
     write_lengths(folder, trained.lengths)
-    write_shared_settings(folder / SETTINGS_FILE, trained.settings)
+    trained.run.write_shared(folder / SETTINGS_FILE)
     write_json(folder / "preprocessing.json", describe_preprocessing(trained.preprocessing))
     manifest = {
         "format": policy_loader.FORMAT,
         "kind": policy_loader.KIND,
-        "dialect": trained.settings.vqa.dialect,
-        "instructions": list_instructions(trained.settings),
+        "dialect": trained.run.dialect,
+        "instructions": list_instructions(trained.run.dialect, with_thinking=trained.run.with_thinking),
         "prompt_length": trained.lengths.prompt_length,
         "reply_length": trained.lengths.reply_length,
         "pad": trained.tokenizer.pad,
@@ -117,13 +117,13 @@ def _write_words(folder: pathlib.Path, tokenizer: AnyTokenizer) -> dict[str, Any
     return {"special_tokens": sorted(tokenizer.special)}
 
 
-def list_instructions(settings: Settings) -> dict[str, str]:
+def list_instructions(dialect: str, *, with_thinking: bool) -> dict[str, str]:
     """Return the last line of a prompt by kind of question: the kind, and the form that the reply is to have."""
     found: dict[str, str] = {}
     for kind in KINDS:
         choices = ("a", "b") if kind in ("single", "multi") else ()
         record = ask_question("?", image_size=(1, 1), choices=choices, kind=kind)
-        prompt = write_question(record, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
+        prompt = write_question(record, dialect, with_thinking=with_thinking)
         found[kind] = prompt.split("\n", 2 if choices else 1)[-1]
     return found
 
@@ -149,19 +149,15 @@ def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
 
 def _describe(trained: TrainedPolicy) -> dict[str, Any]:
     """Return the values of the card's fields."""
-    settings, closed = trained.settings, isinstance(trained.tokenizer, Vocabulary)
-    phantom = settings.phantom
-    drawn = f"{phantom.num_cases:,} drawn chest phantoms, seed {phantom.seed}: no patients, no evidence about patients"
-    # Only the name: the full path would disclose the layout of a disk.
-    named = f"records of {plain(pathlib.Path(settings.vqa.root).name)!r}"
+    closed = isinstance(trained.tokenizer, Vocabulary)
     return {
         "version": __version__,
         "numbers": f"{count_parameters(trained.params):,}",
         "phase": trained.phase.upper(),
         "step": trained.step,
-        "source": drawn if settings.vqa.source == "phantom" else named,
-        "seed": settings.seed,
-        "dialect": settings.vqa.dialect,
+        "source": trained.run.question_source,
+        "seed": trained.run.settings.seed,
+        "dialect": trained.run.dialect,
         "size": trained.preprocessing.size,
         "num_words": trained.lengths.num_words,
         "figures": _describe_figures(trained),

@@ -22,7 +22,7 @@ def export_qwen(
 
     A run with random weights is exported too, if it had the folder of a checkpoint and its size.
     """
-    source, policy = trained.source, trained.settings.policy
+    source, policy = trained.source, trained.run.settings.policy
     if source is None or not isinstance(trained.network, QwenPolicy):
         raise ValueError("trained: its network is no Qwen2.5-VL")
     if source.folder is None or policy.shrink > 1:

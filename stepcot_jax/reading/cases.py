@@ -13,14 +13,13 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.shards import has_shards, open_images
-from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.settings.run_settings import PhantomSettings, Settings, read_settings
+from stepcot_jax.run.stored import StoredRun, read_stored
 
 _PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
 _NUM_SHOWN = 80
@@ -57,14 +56,14 @@ def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
 
 def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSource:
     """Open the cases of a split of a finished run."""
-    settings = read_settings(workdir / "settings.json")
+    run = read_stored(workdir)
     path = workdir / "predictions" / f"{split}.npz"
     name = f"{split} split of {workdir}"
-    if settings.data.source == "phantom" and root is None:
+    if run.settings.data.source == "phantom" and root is None:
         predictions = read_predictions(path, DEFAULT_CHAIN)
         cases = tuple(_predicted_cases(predictions))
-        return CaseSource(name, DEFAULT_CHAIN, cases, lambda place: _draw(cases[place], settings.phantom, path))
-    data = _open_data_of(settings, root)
+        return CaseSource(name, DEFAULT_CHAIN, cases, lambda place: _draw(cases[place], run, path))
+    data = _open_data_of(run, root)
     predictions = read_predictions(path, data.chain)
     places = {case.image_path: place for place, case in enumerate(data.cases)}
     chosen = []
@@ -78,9 +77,8 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
     return CaseSource(name, data.chain, cases, lambda place: data.picture(chosen[place]))
 
 
-def _open_data_of(settings: Settings, root: Path | None) -> CaseSource:
-    data = settings.data
-    max_pixels = int(data.max_megapixels * 1e6)
+def _open_data_of(run: StoredRun, root: Path | None) -> CaseSource:
+    data, max_pixels = run.settings.data, run.max_pixels
     is_prepared = data.source == "tfds" and root is None
     root = find_files(data.root, "config.data.root", holds="a folder of cases") if root is None else root
     if is_prepared:
@@ -119,12 +117,12 @@ def _name(path: Path, case: Case) -> str:
     return f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
 
 
-def _draw(case: Case, phantom: PhantomSettings, path: Path) -> Image.Image:
+def _draw(case: Case, run: StoredRun, path: Path) -> Image.Image:
     where = _name(path, case)
     number = _PHANTOM_PATH.fullmatch(case.image_path)
     if number is None:
         raise BadInput(f"{where} is not a phantom's image_path, such as images/phantom_000012.png")
-    drawn = draw_case(int(number[1]), seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
+    drawn = run.draw(int(number[1]))
     _require_same(case, drawn.case, f"{where}, drawn again,")
     return Image.fromarray(np.asarray(drawn.image))
 

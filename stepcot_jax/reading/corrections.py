@@ -165,18 +165,16 @@ def _are_distributions(given: Float32[np.ndarray, "case step answer"], most: Int
 
 def check_takes_answers(trained: Trained, *, model: str) -> None:
     """Refuse given answers for a network whose later steps cannot follow them."""
-    teacher = trained.settings.teacher
     if not takes_answers(trained, model=model):
         raise BadInput(
             "given answers need config.teacher.memory=True and write_back=True; this run has "
-            f"memory={teacher.memory}, write_back={teacher.write_back}"
+            "memory={}, write_back={}".format(*trained.run.memory)
         )
 
 
 def takes_answers(trained: Trained, *, model: str) -> bool:
     """Return whether a network takes given answers; a teacher without memory or write-back does not."""
-    teacher = trained.settings.teacher
-    return model != "teacher" or (teacher.memory and teacher.write_back)
+    return model != "teacher" or all(trained.run.memory)
 
 
 LEAST_MOVEMENT = 0.01

@@ -16,8 +16,8 @@ from stepcot_jax.evaluation.predictions import SplitPredictions, own_probabiliti
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
+from stepcot_jax.run.stored import StoredSettings, read_stored
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, read_reading
-from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_REPORT_BYTES = 64 * 2**20
@@ -39,7 +39,7 @@ class FinishedRun:
     """
 
     workdir: pathlib.Path
-    settings: Settings
+    settings: StoredSettings
     chain: Chain
     entries: Sequence[Entry]
     report: Mapping[str, Any]
@@ -75,7 +75,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
     if not workdir.is_dir():
         raise BadInput(f"{workdir} is not the workdir of a finished run (no such folder)")
     report = _read_report(workdir / "report.json")
-    settings = read_settings(workdir / "settings.json")
+    settings = read_stored(workdir).settings
     chain = read_reading(workdir).chain
     calibration, statistics = workdir / CALIBRATION_FILE, workdir / STATISTICS_FILE
     split = read_predictions(workdir / "predictions" / "test.npz", chain)

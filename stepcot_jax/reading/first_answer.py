@@ -5,19 +5,18 @@ import pathlib
 import numpy as np
 
 from stepcot_jax.reading.image_reader import load
-from stepcot_jax.reading.trained_model import names_of_run
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
+from stepcot_jax.run.given import read_given
+from stepcot_jax.run.stored import read_stored
 
 
-def prepare_first_answer(workdir: pathlib.Path, settings: Settings) -> tuple[str, ...]:
+def prepare_first_answer(workdir: pathlib.Path) -> tuple[str, ...]:
     """Read an empty image with each network of a finished run, one image at a time as `predict` does for one file.
 
-    The programs go to the user's cache of compiled programs (`host.machine`), where the next process finds
-    them.
+    The programs go to the user's cache of compiled programs (`host.machine`), where the next process finds them.
     """
-    if settings.job in (*POLICY_JOBS, "baseline") or settings.image_encoder.name == "imported":
+    run = read_stored(workdir)
+    if run.problem or read_given(workdir).networks:
         return ()
-    names = names_of_run(settings)
-    for name in names:
+    for name in run.names:
         load(workdir, model=name).read(np.zeros((8, 8), np.uint8))
-    return names
+    return run.names

@@ -204,7 +204,7 @@ class ImageReader:
             self.trained.preprocessing,
             batch_size=self._reader.batch_size,
             max_pixels=self.trained.max_pixels,
-            num_threads=self.trained.settings.data.num_threads,
+            num_threads=self.trained.run.num_threads,
             refuse=refuse,
         )
         for names, pictures, projections in batches:
@@ -221,7 +221,7 @@ class ImageReader:
         given = np.zeros((1, len(reading.steps), most), np.float32)
         for place, each in enumerate(reading.steps):
             given[0, place, : len(each.given_shares)] = each.given_shares
-        costs = self.trained.settings.evaluation.step_costs
+        costs = self.trained.run.step_costs
         read = self._reader.given_reader(images)
         return find_next_steps(read, given, self.trained.chain, costs=costs, leave_out=leave_out)[0]
 

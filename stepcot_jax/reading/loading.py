@@ -8,7 +8,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import find_extra, list_extras
 from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.reading import image_reader
-from stepcot_jax.settings.run_settings import is_policy_run
+from stepcot_jax.run.stored import read_stored
 
 
 def load(
@@ -41,7 +41,7 @@ def load(
         such folder.
     """
     workdir = find_folder(workdir)
-    if not is_policy_run(workdir):
+    if not read_stored(workdir).trains_policy:
         return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs, system=system)
     if batch_size != 1 or pairs:
         raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")

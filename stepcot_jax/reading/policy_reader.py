@@ -28,7 +28,7 @@ from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.reasoning.record import Kind, VqaRecord
 from stepcot_jax.reasoning.replies import Region, Reply, read_answer
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.stored import StoredRun
 
 # A question as a user asks it: its kind, its prompt, and words that a closed vocabulary does not have.
 
@@ -92,10 +92,10 @@ def _read_questions(workdir: pathlib.Path) -> Sequence[VqaRecord]:
 
 
 def encode_prompt(
-    record: VqaRecord, tokenizer: AnyTokenizer, settings: Settings, *, prompt_length: int, workdir: pathlib.Path
+    record: VqaRecord, tokenizer: AnyTokenizer, run: StoredRun, *, prompt_length: int, workdir: pathlib.Path
 ) -> list[int]:
     """Return the tokens of a question's prompt, in the words of the run's dialect."""
-    prompt = write_question(record, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
+    prompt = write_question(record, run.dialect, with_thinking=run.with_thinking)
     try:
         tokens = tokenizer.encode_prompt(prompt)
     except BadInput as error:
@@ -262,7 +262,7 @@ class PolicyReader:
         tokens = encode_prompt(
             record,
             trained.tokenizer,
-            trained.settings,
+            trained.run,
             prompt_length=trained.lengths.prompt_length,
             workdir=trained.workdir,
         )
@@ -275,8 +275,7 @@ class PolicyReader:
             greedy=greedy,
         )
         text = self._generate(picture, tokens, sampling, seed=seed)
-        vqa = trained.settings.vqa
-        reply = read_reply(text, vqa.dialect, with_thinking=vqa.with_thinking)
+        reply = read_reply(text, trained.run.dialect, with_thinking=trained.run.with_thinking)
         image_size = (picture.shape[1], picture.shape[0])
         return Answered(
             question=question,

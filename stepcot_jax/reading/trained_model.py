@@ -12,7 +12,6 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.evaluation.consistency import Rules, make_rules, read_pairs
 from stepcot_jax.evaluation.gate import Gate, read_gate
 from stepcot_jax.features.carried_encoder import read_carried_preprocessing
@@ -21,18 +20,15 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.reading.exported_model import ENCODER, StoredParts, list_exported_models, read_exported_parts
 from stepcot_jax.run.given import check_readable
-from stepcot_jax.run.networks import make_networks, trained_preprocessing
+from stepcot_jax.run.stored import StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
     CALIBRATION_FILE,
     GATE_FILE,
     PAIRS_FILE,
     STATISTICS_FILE,
-    StoredReading,
     read_reading,
     read_shapes,
 )
-from stepcot_jax.run.training_data import describe_source
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_settings
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.exported_weights import is_export, require_modest
@@ -110,7 +106,7 @@ class Trained:
     """
 
     workdir: pathlib.Path
-    settings: Settings
+    run: StoredRun
     chain: Chain
     networks: Networks
     params: dict[str, Params]
@@ -143,7 +139,7 @@ class Trained:
     @property
     def max_pixels(self) -> int:
         """Largest accepted width times height of an image."""
-        return int(self.settings.data.max_megapixels * 1e6)
+        return self.run.max_pixels
 
     def check_model(self, model: str) -> None:
         """Refuse a network that was not trained or not loaded."""
@@ -161,32 +157,33 @@ def load_trained(
       names: of the networks to load, "teacher" and "student"; None loads all that it holds.
     """
     workdir = pathlib.Path(workdir)
-    settings = _read_settings(workdir)
-    _check_job(workdir, settings)
+    run = read_stored(workdir)
+    if run.problem:
+        raise BadInput(f"{workdir}: {run.problem}")
     if system is None:
         check_readable(workdir)
     exported = is_export(workdir)
-    held = list_exported_models(workdir) if exported else names_of_run(settings)
+    held = list_exported_models(workdir) if exported else run.names
     if exported:
-        require_modest(workdir, num_layers=settings.teacher.num_layers, num_heads=settings.teacher.num_heads)
+        teacher = run.settings.teacher
+        require_modest(workdir, num_layers=teacher.num_layers, num_heads=teacher.num_heads)
     for name in names or ():
         if name not in held:
             raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(held)}")
     read = read_exported_parts if exported else _read_parts
     parts = read(workdir, names=names or held)
     frozen = parts.frozen
-    image_encoder = make_resnet(settings.image_encoder.name) if frozen is None else None
-    networks = make_networks(settings, parts.chain, image_encoder)
+    networks = run.make_networks(parts.chain, trains_encoder=frozen is None)
     if system is not None:
         networks = take_networks(system, workdir)
     if frozen is not None:
         preprocessing = frozen.preprocessing
     else:
-        preprocessing = read_carried_preprocessing(workdir) if exported else trained_preprocessing(settings)
+        preprocessing = read_carried_preprocessing(workdir) if exported else run.preprocessing
     check_shapes(workdir, parts, networks, preprocessing, exported=exported)
     return Trained(
         workdir=workdir,
-        settings=settings,
+        run=run,
         chain=parts.chain,
         networks=networks,
         params=parts.params,
@@ -208,28 +205,10 @@ def take_networks(system: System, workdir: pathlib.Path) -> Networks:
     return networks
 
 
-def _check_job(workdir: pathlib.Path, settings: Settings) -> None:
-    """Refuse a run whose networks read no steps, or no images."""
-    if settings.job in POLICY_JOBS:
-        raise BadInput(
-            f"{workdir}: config.job={settings.job!r} trains a policy, which answers questions and reads no steps; ask "
-            "it with stepcot answer"
-        )
-    if settings.job == "baseline":
-        raise BadInput(
-            f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
-        )
-    if settings.image_encoder.name == "imported":
-        raise BadInput(
-            f"{workdir}: with config.image_encoder.name='imported' the run cannot read images, as its features were "
-            "computed elsewhere; train with the same encoder as 'pretrained' instead (docs/encoders.md lists them)"
-        )
-
-
 def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
     """Return what a workdir holds of its networks."""
-    stored, settings = read_reading(workdir), _read_settings(workdir)
-    frozen = _load_frozen(workdir, settings, stored)
+    stored, run = read_reading(workdir), read_stored(workdir)
+    frozen = run.load_frozen(workdir, stored.encoder_digest)
     params, best_steps = _restore(workdir / "checkpoints", names)
     return StoredParts(
         chain=stored.chain,
@@ -237,46 +216,14 @@ def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts
         frozen=frozen,
         params=params,
         best_steps=best_steps,
-        trained_on=stored.trained_on or describe_source(settings),
+        trained_on=stored.trained_on or run.source,
     )
-
-
-def names_of_run(settings: Settings) -> tuple[str, ...]:
-    """Return the networks that a run trains."""
-    if settings.job == "chain_grpo":
-        return ("teacher",)
-    return ("teacher", "student") if settings.job == "distill" else (settings.job,)
 
 
 def read_default_model(workdir: pathlib.Path) -> str:
     """Return the default network of a run: the student if it has one."""
-    settings = _read_settings(workdir)
-    return (list_exported_models(workdir) if is_export(workdir) else names_of_run(settings))[-1]
-
-
-def _read_settings(workdir: pathlib.Path) -> Settings:
-    if workdir.is_file():
-        raise BadInput(
-            f"{workdir} is a file; expected the workdir of a run (stepcot convert FILE FOLDER --to jax "
-            "makes one from the authors' PyTorch checkpoint)"
-        )
-    if not workdir.is_dir():
-        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
-    return read_settings(workdir / "settings.json")
-
-
-def _load_frozen(workdir: pathlib.Path, settings: Settings, stored: StoredReading) -> FrozenImageEncoder | None:
-    if not settings.image_encoder.is_frozen:
-        return None
-    from stepcot_jax.run.networks import load_frozen_encoder
-
-    frozen = load_frozen_encoder(settings)
-    if stored.encoder_digest and frozen.digest != stored.encoder_digest:
-        raise BadInput(
-            f"{settings.image_encoder.weights} has the digest {frozen.digest[:12]}; {workdir} was trained on "
-            f"weights with the digest {stored.encoder_digest[:12]}"
-        )
-    return frozen
+    run = read_stored(workdir)
+    return (list_exported_models(workdir) if is_export(workdir) else run.names)[-1]
 
 
 def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Params], dict[str, int]]:

@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 
 
@@ -15,13 +14,13 @@ class TrainedPolicy(StoredPolicy):
     @property
     def preprocessing(self) -> Preprocessing:
         """Of pictures; boxes of replies refer to the stretched picture."""
-        own = trained_preprocessing(self.settings) if self.patches is None else self.patches.encoder.preprocessing
+        own = self.run.preprocessing if self.patches is None else self.patches.encoder.preprocessing
         return dataclasses.replace(own, fit="stretch")
 
     @property
     def max_pixels(self) -> int:
         """Largest accepted width times height of an image."""
-        return int(self.settings.data.max_megapixels * 1e6)
+        return self.run.max_pixels
 
 
 def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPolicy:

@@ -341,7 +341,7 @@ def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> 
         stored = read_policy(folder, for_training=True, patches=patches)
     except BadInput as error:
         raise BadInput(f"{_POLICY_KEY}: {error}") from None
-    changed = changed_keys(stored.settings, settings)
+    changed = changed_keys(stored.run.settings, settings)
     may_differ = _MAY_DIFFER if patches is None else (*_MAY_DIFFER, *_OF_OWN_ENCODER)
     other = [key for key in changed if key.startswith(_SAME) and key not in may_differ]
     if other:
@@ -350,7 +350,7 @@ def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> 
             "network and size of pictures"
         )
     splits = (
-        [key for key in changed if key.startswith(_SPLITS)] if _have_same_records(stored.settings, settings) else []
+        [key for key in changed if key.startswith(_SPLITS)] if _have_same_records(stored.run.settings, settings) else []
     )
     if splits:
         raise BadInput(

@@ -26,6 +26,7 @@ from stepcot_jax.run.policy_networks import (
     read_tokenizer,
 )
 from stepcot_jax.run.qwen_source import QwenSource
+from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_run_settings
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.exported_weights import (
@@ -60,7 +61,7 @@ class StoredPolicy:
     """
 
     workdir: pathlib.Path
-    settings: Settings
+    run: StoredRun
     network: AnyPolicy
     params: Params
     source: QwenSource | None
@@ -73,7 +74,7 @@ class StoredPolicy:
     def see(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Array:
         """Return pictures, stretched to the size that the policy sees, as the network's input on the default device."""
         given = pictures if self.patches is None else self.patches(pictures)
-        return make_normalise(self.settings)(jnp.asarray(given))
+        return make_normalise(self.run.settings)(jnp.asarray(given))
 
 
 def read_policy(
@@ -119,7 +120,7 @@ def read_policy(
     _check_shapes(workdir, params, expected)
     return StoredPolicy(
         workdir=workdir,
-        settings=settings,
+        run=StoredRun(settings),
         network=network,
         params=params if for_training else _put_for_replies(network, params),
         source=source,

@@ -343,11 +343,6 @@ def read_run_settings(workdir: pathlib.Path) -> Settings:
     return read_settings(workdir / "settings.json")
 
 
-def is_policy_run(folder: pathlib.Path) -> bool:
-    """Return whether a folder is the workdir of a run that trains a policy."""
-    return read_run_settings(folder).job in POLICY_JOBS
-
-
 def _add(tree: dict[str, Any], key: list[str], value: Any) -> None:
     node: Any = tree
     for name in key[:-1]:

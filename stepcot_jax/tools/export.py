@@ -83,9 +83,9 @@ def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...]
     """Write the export that the flags name; return its report."""
     from stepcot_jax.export.folder import export_model
     from stepcot_jax.export.policy_folder import export_policy
-    from stepcot_jax.settings.run_settings import is_policy_run
+    from stepcot_jax.run.stored import read_stored
 
-    if is_policy_run(flags.checkpoint):
+    if read_stored(flags.checkpoint).trains_policy:
         if names is not None or flags.torch_names or flags.format != "stablehlo":
             raise BadInput(
                 f"{flags.checkpoint} is of a policy, to which --model, --torch-names and --format=onnx do not apply"

@@ -445,7 +445,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
         wanted.append((workdir, names))
         return run
 
-    monkeypatch.setattr("stepcot_jax.settings.run_settings.is_policy_run", lambda folder: False)
+    monkeypatch.setattr("stepcot_jax.run.stored.read_stored", lambda folder: run.run)
     monkeypatch.setattr("stepcot_jax.export.folder.load_trained", load_trained)
     out = tmp_path / "deep" / "out"
     assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student", "--json"]) == 0

@@ -14,13 +14,13 @@ from trained_workdir import make_trained_workdir, write_gate
 from stepcot_jax.encoders.described_networks import describe_network, make_network
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
 from stepcot_jax.export import loader
-from stepcot_jax.export.carried_files import hide_folder, write_shared_settings
 from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.folder import export_model, write_sums
 from stepcot_jax.export.model_card import write_lifetime
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.reading.loading import load
+from stepcot_jax.run.stored import StoredRun, hide_folder
 from stepcot_jax.settings.run_settings import read_settings
 from stepcot_jax.tools.export import main
 from tests.export import random_run
@@ -127,7 +127,7 @@ def test_settings_are_shared_without_folders_and_addresses(folders, tmp_path):
     rewards = dataclasses.replace(
         settings.rewards, open_answer="judge", judge_url="http://secret:1/v1", judge_model="m"
     )
-    write_shared_settings(tmp_path / "s.json", dataclasses.replace(settings, data=data, rewards=rewards))
+    StoredRun(dataclasses.replace(settings, data=data, rewards=rewards)).write_shared(tmp_path / "s.json")
     found = read_settings(tmp_path / "s.json")
     assert (found.data.root, found.rewards.judge_url) == ("ann", "https://removed.invalid")
     assert "hospital" not in (tmp_path / "s.json").read_text()

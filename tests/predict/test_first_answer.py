@@ -9,6 +9,7 @@ import pytest
 from trained_workdir import make_trained_workdir, small_settings
 
 from stepcot_jax.reading.first_answer import prepare_first_answer
+from stepcot_jax.settings.run_settings import write_settings
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,8 @@ workdir = pathlib.Path(sys.argv[2])
 with tiny_encoder():
     if sys.argv[1] == "prepare":
         from stepcot_jax.reading.first_answer import prepare_first_answer
-        print(prepare_first_answer(workdir, small_settings()))
+from stepcot_jax.settings.run_settings import write_settings
+        print(prepare_first_answer(workdir))
     else:
         from stepcot_jax.reading.loading import load
         from stepcot_jax.data.phantom.phantom import draw_case
@@ -59,5 +61,6 @@ def test_the_next_process_compiles_nothing(tmp_path):
 
 
 def test_jobs_that_read_no_images_prepare_nothing(tmp_path):
-    assert prepare_first_answer(tmp_path, small_settings(job="baseline")) == ()
-    assert prepare_first_answer(tmp_path, small_settings(job="sft")) == ()
+    for job in ("baseline", "sft"):
+        write_settings(tmp_path / "settings.json", small_settings(job=job))
+        assert prepare_first_answer(tmp_path) == ()

@@ -15,6 +15,7 @@ from stepcot_jax.reading import programs as reader_module
 from stepcot_jax.reading import trained_model as weight_shapes
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.trained_model import load_trained
+from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.run.stored_reading import read_reading, read_shapes, write_reading, write_shapes
 from stepcot_jax.systems.networks import make_predict
 from stepcot_jax.training.state import shapes_by_name
@@ -46,7 +47,7 @@ def test_each_network_has_the_weights_of_its_best_step(run, trained):
     assert trained.best_steps == BEST
     for name, step in BEST.items():
         jax.tree.map(np.testing.assert_array_equal, trained.params[name], jax.device_get(params[step]))
-    np.testing.assert_array_equal(trained.text_features, make_text(trained.settings))
+    np.testing.assert_array_equal(trained.text_features, make_text(trained.run.settings))
     assert trained.calibration is None
 
 
@@ -113,9 +114,9 @@ def test_the_student_takes_given_answers(student):
 
 def test_a_teacher_without_memory_takes_no_given_answers(trained):
     settings = dataclasses.replace(
-        trained.settings, teacher=dataclasses.replace(trained.settings.teacher, write_back=False)
+        trained.run.settings, teacher=dataclasses.replace(trained.run.settings.teacher, write_back=False)
     )
-    reader = Reader(dataclasses.replace(trained, settings=settings), model="teacher")
+    reader = Reader(dataclasses.replace(trained, run=StoredRun(settings)), model="teacher")
     with pytest.raises(BadInput, match="write_back=False"):
         reader.read(IMAGES[:1], np.zeros((1, 7), int))
 

@@ -14,7 +14,7 @@ from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading import trained_model
 from stepcot_jax.reading.trained_model import read_default_model
-from stepcot_jax.run import training_run
+from stepcot_jax.run import stored, training_run
 from stepcot_jax.training.checkpoints import restore_params
 
 CHANGES = {
@@ -78,7 +78,7 @@ def test_grpo_moves_the_teacher_and_the_encoder_but_not_the_start(finished):
 
 def test_readers_load_the_refined_teacher(finished, tmp_path, monkeypatch):
     workdir, _, _ = finished
-    monkeypatch.setattr(trained_model, "make_resnet", lambda name: LinearEncoder())
+    monkeypatch.setattr(stored, "make_resnet", lambda name: LinearEncoder())
     assert read_default_model(workdir) == "teacher"
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")

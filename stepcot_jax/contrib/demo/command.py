@@ -85,11 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.reading.explain import Explainer
     from stepcot_jax.reading.policy_reader import load_reader
     from stepcot_jax.reading.trained_model import load_trained
-    from stepcot_jax.settings.run_settings import is_policy_run
+    from stepcot_jax.run.stored import read_stored
 
     checkpoint = find_workdir(options.checkpoint, "--checkpoint")
     policy = None if options.policy is None else find_workdir(options.policy, "--policy")
-    is_policy = policy is None and is_policy_run(checkpoint)
+    is_policy = policy is None and read_stored(checkpoint).trains_policy
     gradio = import_gradio()  # takes seconds, as does jax
     explainer = None
     if is_policy:

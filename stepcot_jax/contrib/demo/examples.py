@@ -47,7 +47,7 @@ def find_examples(folder: str | os.PathLike[str] | None, trained: Trained) -> tu
         phantoms for a run on phantoms, drawn after those of its data, and no example for any other run.
     """
     if folder is None:
-        return _draw_phantoms(trained) if trained.settings.data.source == "phantom" else ()
+        return _draw_phantoms(trained) if trained.run.settings.data.source == "phantom" else ()
     complaints, found = Complaints(), list[Example]()
     for path in find_images([pathlib.Path(folder)], refuse=complaints.refuse, note=complaints.note):
         if len(found) == MAX_SHOWN:
@@ -63,7 +63,7 @@ def find_examples(folder: str | os.PathLike[str] | None, trained: Trained) -> tu
 
 
 def _draw_phantoms(trained: Trained) -> tuple[Example, ...]:
-    phantom, found = trained.settings.phantom, dict[int, Example]()
+    phantom, found = trained.run.settings.phantom, dict[int, Example]()
     for index in range(phantom.num_cases, phantom.num_cases + _MAX_TRIES):
         drawn = draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
         label = drawn.case.labels[-1]

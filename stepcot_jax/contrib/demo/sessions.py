@@ -96,7 +96,7 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
     asked = None
     if takes_corrections(explainer) and follows_corrections(explainer.trained, model=explainer.model):
         read = explainer.reader.given_reader(to_input([session.picture], explainer.trained.preprocessing))
-        costs = explainer.trained.settings.evaluation.step_costs
+        costs = explainer.trained.run.settings.evaluation.step_costs
         asked = find_next_steps(read, given[None], chain, costs=costs)[0]
     worth = asked.step.name if asked else None
     marks = {True: " (corrected)", False: ""}

@@ -56,7 +56,7 @@ def write_explanations(
         trained.preprocessing,
         batch_size=explainer.batch_size,
         max_pixels=trained.max_pixels,
-        num_threads=trained.settings.data.num_threads,
+        num_threads=trained.run.settings.data.num_threads,
         refuse=refuse,
     )
     written: list[tuple[pathlib.Path, ChainReading]] = []

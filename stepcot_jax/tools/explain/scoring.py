@@ -332,7 +332,7 @@ def score_network(
       data: root of radiographs with boxes; None draws phantoms that the run has not seen.
     """
     if data is None:
-        pictures = draw_boxed(trained.settings, trained.preprocessing, num_cases=num_cases)
+        pictures = draw_boxed(trained.run.settings, trained.preprocessing, num_cases=num_cases)
     else:
         pictures = read_boxed(
             data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=trained.max_pixels

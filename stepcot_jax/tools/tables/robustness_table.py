@@ -52,7 +52,7 @@ def answer_records(
       load_images: from places of records to their images, uint8 [case, size, size, 3], as `VqaDataset.load_images`.
       leave_out_unknown: leave pieces that a closed vocabulary does not have out of the prompts; see `leave_out`.
     """
-    vqa, tokenizer = trained.settings.vqa, trained.tokenizer
+    vqa, tokenizer = trained.run.settings.vqa, trained.tokenizer
     texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]
     if leave_out_unknown:
         texts = [leave_out(text, tokenizer)[0] for text in texts]
@@ -76,7 +76,7 @@ def answer_records(
         )
         return np.asarray(replies.tokens)
 
-    size = min(trained.settings.evaluation.batch_size, len(records))
+    size = min(trained.run.settings.evaluation.batch_size, len(records))
     return reply_in_batches(ask, len(records), batch_size=size, tokenizer=tokenizer)
 
 

@@ -1,0 +1,198 @@
+"""A stored run as values: what readers and exports take from its settings.json."""
+
+import dataclasses
+import json
+import pathlib
+from typing import TYPE_CHECKING
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.features.store import FrozenImageEncoder
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import escape_markdown
+from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
+from stepcot_jax.run.training_data import describe_source
+from stepcot_jax.settings.run_settings import PLACES, POLICY_JOBS, Settings, make_settings, read_settings
+from stepcot_jax.systems.networks import Networks
+
+if TYPE_CHECKING:
+    from stepcot_jax.data.phantom.phantom import PhantomCase
+
+StoredSettings = Settings
+"""All settings of a stored run, for tools; readers and exports take the values of `StoredRun`."""
+
+SETTINGS_FILE = "settings.json"
+_REMOVED_URL = "https://removed.invalid"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredRun:
+    """The settings of a run, and the values that follow from them."""
+
+    settings: Settings
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The networks that it trained, the default one last."""
+        known = {"chain_grpo": ("teacher",), "distill": ("teacher", "student")}
+        return known.get(self.settings.job, (self.settings.job,))
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether it trained a policy, which answers questions."""
+        return self.settings.job in POLICY_JOBS
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether its networks read the steps of images."""
+        return self.problem == ""
+
+    @property
+    def problem(self) -> str:
+        """Why its networks read no steps, or no images; "" if they do."""
+        if self.trains_policy:
+            return (
+                f"config.job={self.settings.job!r} trains a policy, which answers questions and reads no steps; ask it "
+                "with stepcot answer"
+            )
+        if self.settings.job == "baseline":
+            return "config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
+        if self.settings.image_encoder.name == "imported":
+            return (
+                "with config.image_encoder.name='imported' the run cannot read images, as its features were computed "
+                "elsewhere; train with the same encoder as 'pretrained' instead (docs/encoders.md lists them)"
+            )
+        return ""
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest accepted width times height of an image."""
+        return int(self.settings.data.max_megapixels * 1e6)
+
+    @property
+    def num_threads(self) -> int:
+        """Images decoded at a time."""
+        return self.settings.data.num_threads
+
+    @property
+    def step_costs(self) -> tuple[float, ...]:
+        """Costs of asking for a step's answer; () for equal ones."""
+        return self.settings.evaluation.step_costs
+
+    @property
+    def memory(self) -> tuple[bool, bool]:
+        """Whether the teacher has a memory, and whether answers are written back to it."""
+        return self.settings.teacher.memory, self.settings.teacher.write_back
+
+    @property
+    def dialect(self) -> str:
+        """Of a policy's prompts and replies."""
+        return self.settings.vqa.dialect
+
+    @property
+    def with_thinking(self) -> bool:
+        """Whether a policy's replies have their part before the answer."""
+        return self.settings.vqa.with_thinking
+
+    @property
+    def source(self) -> str:
+        """The images that it was trained on, in a few words."""
+        return describe_source(self.settings)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Of images for an encoder that was trained."""
+        return trained_preprocessing(self.settings)
+
+    def make_networks(self, chain: Chain, *, trains_encoder: bool) -> Networks:
+        """Return its modules."""
+        image_encoder = make_resnet(self.settings.image_encoder.name) if trains_encoder else None
+        return make_networks(self.settings, chain, image_encoder)
+
+    def load_frozen(self, workdir: pathlib.Path, digest: str) -> FrozenImageEncoder | None:
+        """Load its frozen encoder, which must be the one with this digest, if one is stored; None without."""
+        if not self.settings.image_encoder.is_frozen:
+            return None
+        frozen = load_frozen_encoder(self.settings)
+        if digest and frozen.digest != digest:
+            raise BadInput(
+                f"{self.settings.image_encoder.weights} has the digest {frozen.digest[:12]}; {workdir} was trained on "
+                f"weights with the digest {digest[:12]}"
+            )
+        return frozen
+
+    def draw(self, number: int) -> "PhantomCase":
+        """Draw one of its phantoms again."""
+        from stepcot_jax.data.phantom.phantom import draw_case
+
+        phantom = self.settings.phantom
+        return draw_case(number, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
+
+    @property
+    def data_source(self) -> str:
+        """The source of its cases, for a model card."""
+        settings = self.settings
+        if settings.data.source == "phantom":
+            phantom = settings.phantom
+            return (
+                f"{phantom.num_cases:,} drawn chest phantoms, {phantom.prevalence} prevalence, seed {phantom.seed}: no "
+                "patients, and no evidence about patients"
+            )
+        # Only the name: the full path would disclose the layout of a disk.
+        root = escape_markdown(pathlib.PurePath(settings.data.root).name)
+        return f"{settings.data.source} {root!r}, layout {settings.data.layout}"
+
+    @property
+    def question_source(self) -> str:
+        """The source of its questions, for a model card."""
+        if self.settings.vqa.source == "phantom":
+            phantom = self.settings.phantom
+            drawn = f"{phantom.num_cases:,} drawn chest phantoms, seed {phantom.seed}"
+            return f"{drawn}: no patients, no evidence about patients"
+        return f"records of {escape_markdown(pathlib.Path(self.settings.vqa.root).name)!r}"
+
+    @property
+    def prompt_source(self) -> str:
+        """What made the vectors of the teacher's prompts, for a model card; "" without text."""
+        prompts = self.settings.prompts
+        if not self.settings.teacher.text:
+            return ""
+        known = {"pretrained": f"encoded by {escape_markdown(prompts.weights)}", "hashed": "fixed random vectors"}
+        return known.get(prompts.encoder, "encoded elsewhere")
+
+    def write_shared(self, path: pathlib.Path) -> None:
+        """Write the settings without what concerns its machine alone: folders become names, addresses are removed."""
+        found = dataclasses.asdict(self.settings)
+        for key in PLACES:
+            section, _, name = key.partition(".")
+            if found[section][name]:
+                found[section][name] = hide_folder(found[section][name])
+        if found["rewards"]["judge_url"]:
+            found["rewards"]["judge_url"] = _REMOVED_URL
+        make_settings(found)  # an export that `load` refuses must not be written
+        path.write_text(f"{json.dumps(found, indent=2)}\n", encoding="utf-8")
+
+
+def read_stored(workdir: pathlib.Path) -> StoredRun:
+    """Read the settings of a run, or of an export of one."""
+    if workdir.is_file():
+        raise BadInput(
+            f"{workdir} is a file; expected the workdir of a run (stepcot convert FILE FOLDER --to jax makes one from "
+            "the authors' PyTorch checkpoint)"
+        )
+    if not workdir.is_dir():
+        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
+    return StoredRun(read_settings(workdir / SETTINGS_FILE))
+
+
+def hide_folder(source: str) -> str:
+    """Return the last part of a path on this machine; a Hugging Face id stays as it is.
+
+    >>> hide_folder("/home/ann/clip"), hide_folder("openai/clip-vit-base-patch32")
+    ('clip', 'openai/clip-vit-base-patch32')
+    """
+    prefix, colon, place = source.rpartition(":")
+    path = pathlib.PurePath(place)
+    on_disk = path.is_absolute() or place.startswith((".", "~")) or len(path.parts) != 2 or pathlib.Path(place).exists()
+    return f"{prefix}{colon}{path.name}" if on_disk else source
