@@ -71,7 +71,7 @@ def _read_parts(texts: tuple[str, ...]) -> dict[str, tuple[Part, float]]:
 def _make_step_cot(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> StepCoT:
-    """Return the system of `config.job` "distill" or "teacher"."""
+    """Return the system of the job "distill" or "teacher"."""
     return StepCoT(dataset.chain, **_teaching(settings, dataset, image_encoder, batches_per_epoch))
 
 
@@ -119,7 +119,7 @@ def _teaching(
 def _make_baseline(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> BaselineSystem:
-    """Return the system of `config.job` "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
+    """Return the system of the job "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
     baseline, training, chain = settings.baseline, settings.training, dataset.chain
     networks = make_networks(settings, chain, image_encoder)
     return BaselineSystem(
@@ -143,7 +143,7 @@ def _make_baseline(
 def _make_chain_grpo(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, batches_per_epoch: int
 ) -> ChainGrpo:
-    """Return the system of `config.job` "chain_grpo"; pairs of answers of the training split give its rules."""
+    """Return the system of the job "chain_grpo"; pairs of answers of the training split give its rules."""
     grpo, training, chain, start = settings.grpo, settings.training, dataset.chain, settings.policy.start
     check_settings(settings)
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
@@ -197,10 +197,10 @@ def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:
 def check_settings(settings: Settings) -> None:
     """Refuse settings that leave nothing to do, or a teacher whose steps do not see the answers before them."""
     if not settings.grpo.epochs:
-        raise BadInput("config.grpo.epochs: 0; expected 1 or more with config.job='chain_grpo'")
+        raise BadInput("config.grpo.epochs: 0; expected 1 or more with the job 'chain_grpo'")
     if not (settings.teacher.memory and settings.teacher.write_back):
         raise BadInput(
-            "config.teacher.memory and write_back must be True with config.job='chain_grpo': a step must see the "
+            "config.teacher.memory and write_back must be True with the job 'chain_grpo': a step must see the "
             "answers before it"
         )
 

@@ -58,7 +58,7 @@ class Raised:
 
 def find_raised(before: Settings, after: Settings) -> list[Raised]:
     """Return the epochs settings of a job that were raised."""
-    keys, found = _PHASES[before.job], []
+    keys, found = _phases(before), []
     for place, key in enumerate(keys):
         old, new = _value(before, key), _value(after, key)
         later = [other for other in keys[place + 1 :] if _value(before, other)]
@@ -79,16 +79,20 @@ def find_raised(before: Settings, after: Settings) -> list[Raised]:
 
 def describe_longer(settings: Settings) -> str:
     """Return how to train longer after the end of the run, as a line of text."""
-    keys = _PHASES[settings.job]
+    keys = _phases(settings)
     if not keys:
         return "longer: the same call of sc.fit with more epochs goes on"
     key = next(key for key in reversed(keys) if _value(settings, key) or key == keys[0])
     return f"longer: the same command with --config.{key}=N goes on, N above {_value(settings, key)}"
 
 
-def epochs_keys(job: str) -> frozenset[str]:
+def epochs_keys(settings: Settings) -> frozenset[str]:
     """Return the full names of the settings that `find_raised` compares."""
-    return frozenset(f"config.{key}" for key in _PHASES[job])
+    return frozenset(f"config.{key}" for key in _phases(settings))
+
+
+def _phases(settings: Settings) -> tuple[str, ...]:
+    return _PHASES[settings.job]
 
 
 def _value(settings: Settings, key: str) -> int:

@@ -15,7 +15,7 @@ from stepcot_jax.host.mirrors import Mirror
 from stepcot_jax.host.store_cache import staging_folder
 from stepcot_jax.host.store_uploads import drop_unfinished
 from stepcot_jax.host.stores import StoreError, StoreFolder, is_store_address
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
+from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.processes import all_agree, check_shared, is_first, wait_for_all
 
 
@@ -154,7 +154,7 @@ def make_place(workdir: str | pathlib.Path, *, say: Callable[[str], None]) -> Pl
 
 def check_judge(settings: Settings, place: Place) -> None:
     """Refuse a judge of several processes without a shared folder: only the first process's ledger would be kept."""
-    judged = settings.job in POLICY_JOBS and settings.rewards.open_answer == "judge"
+    judged = settings.trains_policy and settings.rewards.open_answer == "judge"
     if judged and jax.process_count() > 1 and isinstance(place, StorePlace):
         raise BadInput(
             f"config.rewards.open_answer: 'judge' with {jax.process_count()} processes needs a workdir on a file "

@@ -11,10 +11,11 @@ from stepcot_jax.settings.run_settings import Settings
 
 def check_epochs(settings: Settings) -> None:
     """Refuse a run without an update."""
-    if settings.sft.epochs or (settings.job == "grpo" and settings.grpo.epochs):
+    has_grpo = settings.job == "grpo"
+    if settings.sft.epochs or (has_grpo and settings.grpo.epochs):
         return
-    other = " and config.grpo.epochs=0" if settings.job == "grpo" else ""
-    raise BadInput(f"config.sft.epochs: 0 with config.job={settings.job!r}{other} leaves nothing to train")
+    other = " and config.grpo.epochs=0" if has_grpo else ""
+    raise BadInput(f"config.sft.epochs: 0 with {settings.named_job}{other} leaves nothing to train")
 
 
 def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:

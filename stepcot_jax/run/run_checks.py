@@ -42,7 +42,7 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = 
         raise BadInput(f"{workdir}: there are checkpoints of an earlier run; use a new workdir or config.resume=True")
     path = workdir / "settings.json"
     before = read_settings(path)
-    changed = [key for key in changed_keys(before, settings) if key not in epochs_keys(before.job)]
+    changed = [key for key in changed_keys(before, settings) if key not in epochs_keys(before)]
     if changed:
         raise BadInput(
             f"{path}: the run started with other values of {', '.join(changed)}; use the same settings or a new workdir"

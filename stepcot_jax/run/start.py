@@ -232,7 +232,7 @@ def read_warm_start(settings: Settings) -> WarmStart:
     try:
         before = read_settings(workdir / "settings.json")
         if before.job not in _PARTS:
-            raise BadInput(f"{source} trained no teacher (config.job={before.job!r})")
+            raise BadInput(f"{source} trained no teacher ({before.named_job})")
         reading = read_reading(workdir)
         latest, best = read_best(workdir / "checkpoints")
     except BadInput as error:

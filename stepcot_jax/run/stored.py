@@ -13,7 +13,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
 from stepcot_jax.run.training_data import describe_source
-from stepcot_jax.settings.run_settings import PLACES, POLICY_JOBS, Settings, make_settings, read_settings
+from stepcot_jax.settings.run_settings import PLACES, Settings, make_settings, read_settings
 from stepcot_jax.systems.networks import Networks
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class StoredRun:
     @property
     def trains_policy(self) -> bool:
         """Whether it trained a policy, which answers questions."""
-        return self.settings.job in POLICY_JOBS
+        return self.settings.trains_policy
 
     @property
     def reads_steps(self) -> bool:
@@ -53,7 +53,7 @@ class StoredRun:
         """Why its networks read no steps, or no images; "" if they do."""
         if self.trains_policy:
             return (
-                f"config.job={self.settings.job!r} trains a policy, which answers questions and reads no steps; ask it "
+                f"{self.settings.named_job} trains a policy, which answers questions and reads no steps; ask it "
                 "with stepcot answer"
             )
         if self.settings.job == "baseline":

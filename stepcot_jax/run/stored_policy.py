@@ -27,7 +27,7 @@ from stepcot_jax.run.policy_networks import (
 )
 from stepcot_jax.run.qwen_source import QwenSource
 from stepcot_jax.run.stored import StoredRun
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_run_settings
+from stepcot_jax.settings.run_settings import Settings, read_run_settings
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,
@@ -92,10 +92,10 @@ def read_policy(
       patches: what the run that is to be trained reads, which must be as here; without `for_training` they are loaded.
     """
     settings = read_run_settings(workdir)
-    if settings.job not in POLICY_JOBS:
+    if not settings.trains_policy:
         raise BadInput(
-            f"{workdir}: config.job={settings.job!r} trains no policy that answers questions; expected a run of the "
-            f"job {' or '.join(map(repr, POLICY_JOBS))} (stepcot predict reads radiographs with this one)"
+            f"{workdir}: {settings.named_job} trains no policy that answers questions; expected a run of the "
+            f"job 'sft' or 'grpo' (stepcot predict reads radiographs with this one)"
         )
     exported = is_export(workdir)
     if exported:

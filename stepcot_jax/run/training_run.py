@@ -21,7 +21,7 @@ from stepcot_jax.run.places import check_judge, make_place
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.run.writers import check_loggers, open_loggers
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, load_settings, write_settings
+from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
 from stepcot_jax.settings.sections import ParallelSettings
 from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
 from stepcot_jax.training.devices import Devices, MeshDevices
@@ -40,7 +40,7 @@ def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, te
         raise BadInput(
             "config.data.source: 'given' is of a dataset that a caller passed to sc.fit, which resumes its runs"
         )
-    if settings.job in POLICY_JOBS:  # imported here: each kind of job needs the libraries of its own data
+    if settings.trains_policy:  # imported here: each kind of job needs the libraries of its own data
         from stepcot_jax.run.policy_task import PolicyTask
 
         return PolicyTask(settings, workdir=workdir, devices=devices, terminal=terminal)

@@ -45,7 +45,7 @@ _ENCODER = (
     "patches of a frozen one ('pretrained')"
 )
 _RECORDS = "is read of cases alone; reasoning records are named by config.vqa.source and config.vqa.root"
-_CHAINS = "is a reward of config.job='chain_grpo'; those of replies are config.rewards.answer_weight and others"
+_CHAINS = "is a reward of the job 'chain_grpo'; those of replies are config.rewards.answer_weight and others"
 _REASONS = {
     "image_encoder.name": _ENCODER,
     "image_encoder.fit": "has no effect on reasoning records, whose images and boxes are stretched to a square",
@@ -104,6 +104,16 @@ class Settings:
     parallel: ParallelSettings
     evaluation: EvaluationSettings
 
+    @property
+    def trains_policy(self) -> bool:
+        """Whether it reads reasoning records and trains what answers in words; other jobs read chains."""
+        return self.job in POLICY_JOBS
+
+    @property
+    def named_job(self) -> str:
+        """The job, for messages."""
+        return f"config.job={self.job!r}"
+
     def __post_init__(self) -> None:
         for place in PLACES:
             _check_place(operator.attrgetter(place)(self).removeprefix(TRANSFORMERS), place)
@@ -120,10 +130,10 @@ class Settings:
             )
         if self.start.checkpoint and self.job not in ("teacher", "distill"):
             instead = "" if self.job == "baseline" else "; config.policy.start names the run that it starts from"
-            raise BadInput(f"config.start.checkpoint: must be '' with config.job={self.job!r}{instead}")
+            raise BadInput(f"config.start.checkpoint: must be '' with {self.named_job}{instead}")
         if self.job == "baseline" and not self.teacher.text:
             raise BadInput(
-                "config.teacher.text: must be True with config.job='baseline'; got False (only prompts distinguish the "
+                f"config.teacher.text: must be True with {self.named_job}; got False (only prompts distinguish the "
                 "baseline's steps)"
             )
         if augment != "none" and encoder.name == "imported":
@@ -140,11 +150,10 @@ class Settings:
                 "config.prompts.encoder: 'imported' needs config.image_encoder.name='imported'; got "
                 f"{encoder.name!r} (prompt features are imported with image features)"
             )
-        if self.job in POLICY_JOBS:
+        if self.trains_policy:
             for name, (value, default, reason) in find_unread(dataclasses.asdict(self)).items():
                 raise BadInput(
-                    f"config.{name}: {value!r} has no effect with config.job={self.job!r}; expected {default!r} (it "
-                    f"{reason})"
+                    f"config.{name}: {value!r} has no effect with {self.named_job}; expected {default!r} (it {reason})"
                 )
             self._check_policy_encoder()
         if self.policy.weights:
@@ -168,9 +177,9 @@ class Settings:
 
     def _check_large_policy(self) -> None:
         """Refuse settings that a Qwen2.5-VL does not read."""
-        if self.job not in POLICY_JOBS:
+        if not self.trains_policy:
             raise BadInput(
-                f"config.policy.weights: {self.policy.weights!r} needs config.job 'sft' or 'grpo'; got {self.job!r}"
+                f"config.policy.weights: {self.policy.weights!r} needs the job 'sft' or 'grpo'; got {self.named_job}"
             )
         if self.sft.pack_length:
             raise BadInput(

@@ -71,7 +71,7 @@ class ChainRewards:
         if not self.highest > 0:
             raise BadInput(
                 "config.rewards.diagnosis_weight, steps_weight and chain_weight: all are 0; expected one above 0 with "
-                "config.job='chain_grpo'"
+                "the job 'chain_grpo'"
             )
 
     @property

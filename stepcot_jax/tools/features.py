@@ -14,7 +14,7 @@ from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.stores import is_store_address
-from stepcot_jax.settings.run_settings import POLICY_JOBS, make_settings
+from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.tools.options import define_flags, parse
 
 
@@ -32,7 +32,7 @@ def fill(arguments: list[str]) -> None:
         if is_store_address(place) and not config.features.folder:
             config.features.folder = f"{place.rstrip('/')}/features"
         settings = make_settings(config)
-        if settings.job in POLICY_JOBS:
+        if settings.trains_policy:
             raise BadInput(
                 f"config.job: {settings.job!r} is of a policy, whose run encodes the pictures of its records itself; "
                 "expected a job that reads chains"

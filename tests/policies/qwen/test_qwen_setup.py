@@ -203,7 +203,7 @@ def test_what_is_refused(folder, tmp_path):
         ({"policy.num_merges": 10}, r"policy.num_merges: 10 has no effect with config.policy.weights"),
         ({"policy.width": 32}, r"policy.width: 32 has no effect with config.policy.weights"),
         ({"sft.pack_length": 256}, r"sft.pack_length: 256 must be 0 with config.policy.weights"),
-        ({"job": "distill"}, r"policy.weights: .* needs config.job 'sft' or 'grpo'"),
+        ({"job": "distill"}, r"policy.weights: .* needs the job 'sft' or 'grpo'"),
         ({"policy.weights": "", "parallel.transform": "mesh"}, r"transform: 'mesh' needs config.policy.weights"),
         ({"parallel.model_devices": 2}, r"model_devices: 2 needs config.parallel.transform='mesh'"),
     ],
