@@ -34,7 +34,7 @@ from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.replies import Missing, Region, Reply, read_answer
 from stepcot_jax.rewards.answers import IllFormed, Judged, OpenAnswer, answer_reward, format_reward
-from stepcot_jax.rewards.grounding import LEAST_IOU, grounding_reward, localisation
+from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
 # Score replies one by one: answer, mean IoU, grounding, form and stages.
 

@@ -11,6 +11,7 @@
 Reading what was written gives back the answer and these references, rounded half up to the dialect's precision.
 """
 
+import dataclasses
 import string
 from collections.abc import Callable
 from typing import NamedTuple
@@ -95,7 +96,8 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     ('Yes', (10.0, 20.0, 50.0, 60.0), True)
     """
     read = _find(dialect).read
-    return read_gemex(text, with_thinking=with_thinking) if read is read_gemex else read(text)
+    reply = read_gemex(text, with_thinking=with_thinking) if read is read_gemex else read(text)
+    return dataclasses.replace(reply, text=text)
 
 
 def answer_start(reply: str, dialect: str) -> int:

@@ -50,6 +50,7 @@ class Reply:
       stages: text of each stage that could be read, by the names of `record.STAGE_NAMES`.
       problems: why the text violates the dialect's grammar, each a short phrase; empty if it is well formed.
       space: coordinates of its boxes; None for pixels of the record's `image_size`.
+      text: that was read; it takes no part in comparisons.
     """
 
     dialect: str
@@ -61,6 +62,7 @@ class Reply:
     stages: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)
     problems: tuple[str, ...] = ()
     space: Space | None = None
+    text: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
     def is_well_formed(self) -> bool:

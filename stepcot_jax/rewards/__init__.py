@@ -1,1 +1,9 @@
-"""Verifiable rewards: pure functions of a reply and its record, on the host."""
+"""Verifiable rewards: pure functions of replies and their records, on the host.
+
+A judge, which asks a language model, stands in `annotate`. Read `functions` first, then `presets`.
+"""
+
+from stepcot_jax.rewards.functions import answer, grounding, well_formed
+from stepcot_jax.rewards.presets import PRESETS
+
+__all__ = ["PRESETS", "answer", "grounding", "well_formed"]

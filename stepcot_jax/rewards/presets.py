@@ -19,7 +19,7 @@ from stepcot_jax.rewards.answers import (
     check_choice,
     format_reward,
 )
-from stepcot_jax.rewards.grounding import LEAST_IOU, grounding_reward, localisation
+from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
 GroundingReward = Literal["threshold", "mean_iou"]
 Gate = Literal["none", "released"]

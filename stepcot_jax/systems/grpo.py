@@ -28,6 +28,7 @@ from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import Judged
+from stepcot_jax.rewards.functions import RewardFunction, apply_functions
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.settings.options import GrpoOptions, SelfCheckOptions
 from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
@@ -267,6 +268,7 @@ class Rollouts:
       longest: tokens of a sampled reply.
       self_check: tries wrong first attempts again; None for none.
       judge: of open answers; None if `rewards.open_answer` is not "judge".
+      functions: rewards by name with their weights, in the place of `rewards`; empty for those.
     """
 
     policy: AnyPolicy
@@ -281,6 +283,7 @@ class Rollouts:
     longest: int
     self_check: SelfCheck | None = None
     judge: Rating | None = None
+    functions: Mapping[str, tuple[RewardFunction, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sampling = Sampling(
@@ -335,10 +338,16 @@ class Rollouts:
     ) -> dict[str, np.ndarray]:
         """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]; 0 if not chosen."""
         chosen = np.ones(tokens.shape[:2], bool) if chosen is None else chosen
-        found = self.reward_all([(self.records[places[row]], tokens[row, each]) for row, each in np.argwhere(chosen)])
-        parts = {name: np.zeros(chosen.shape, np.float32) for name in _PARTS}
+        replies = [(self.records[places[row]], tokens[row, each]) for row, each in np.argwhere(chosen)]
+        if self.functions:
+            records = [record for record, _ in replies]
+            rewards = apply_functions(self.functions, [self.read(own) for _, own in replies], records)
+        else:
+            found = self.reward_all(replies)
+            rewards = {name: [getattr(each, name) for each in found] for name in _PARTS}
+        parts = {name: np.zeros(chosen.shape, np.float32) for name in rewards}
         for name, part in parts.items():
-            part[chosen] = [getattr(each, name) for each in found]
+            part[chosen] = rewards[name]
         return parts
 
     def _check_all(

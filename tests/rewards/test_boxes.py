@@ -10,7 +10,7 @@ from reasoning_records import make_record
 from stepcot_jax.boxes import GRID_1000
 from stepcot_jax.reasoning.record import VqaBox
 from stepcot_jax.reasoning.replies import Region, Reply
-from stepcot_jax.rewards.grounding import grounding_reward, localisation
+from stepcot_jax.rewards.boxes import grounding_reward, localisation
 
 
 def reply_of(*boxes, problems=(), space=None):

@@ -1,0 +1,77 @@
+"""Rewards as functions: ours equal the preset's parts, a caller's are summed by weight, bad ones are named."""
+
+import math
+
+import pytest
+from reasoning_records import make_record
+
+from stepcot_jax import rewards
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.rewards.functions import apply_functions, name_functions
+from stepcot_jax.rewards.presets import PRESETS, reward
+
+RECORDS = [make_record(kind, id=kind) for kind in ("open", "closed", "single", "multi")]
+
+
+def brief(replies, records):
+    return [float(len(reply.text) < 400) for reply in replies]
+
+
+def read_all():
+    return [read_reply(write_reply(record, "gemex"), "gemex") for record in RECORDS], list(RECORDS)
+
+
+def test_ours_are_the_parts_of_the_preset():
+    replies, records = read_all()
+    replies[0] = read_reply("no grammar", "gemex")
+    found = apply_functions(name_functions([rewards.answer, rewards.grounding, rewards.well_formed]), replies, records)
+    expected = [reward(reply, record, PRESETS["gemex"]) for reply, record in zip(replies, records, strict=True)]
+    assert found["answer"] == [each.answer for each in expected]
+    assert found["grounding"] == [each.grounding for each in expected]
+    assert found["well_formed"] == [each.format for each in expected]
+    assert found["answer"][0] == 0 < found["answer"][1]
+
+
+def test_a_callers_reward_is_summed_with_its_weight():
+    replies, records = read_all()
+    found = apply_functions(name_functions([rewards.answer, (brief, 0.1)]), replies, records)
+    assert found["total"] == pytest.approx([a + 0.1 * b for a, b in zip(found["answer"], found["brief"], strict=True)])
+
+
+def test_a_reply_that_a_weighed_function_cannot_score_is_unscored():
+    replies, records = read_all()
+
+    def unsure(replies, records):
+        return [math.nan, *[1.0] * (len(replies) - 1)]
+
+    found = apply_functions(name_functions([unsure, (brief, 0.0)]), replies, records)
+    assert math.isnan(found["total"][0])
+    assert not any(map(math.isnan, found["total"][1:]))
+    assert not any(map(math.isnan, apply_functions(name_functions([(unsure, 0.0), brief]), replies, records)["total"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([brief, brief], r"rewards\[1\]: 'brief' is not a function with a name of its own"),
+        (["answer"], r"rewards\[0\]: 'answer' is not a function"),
+        ([(brief, -1.0)], r"rewards\[0\]: the weight of brief is -1.0"),
+        ([(brief, float("nan"))], "the weight of brief is nan"),
+        ([lambda replies, records: [0.0]], "'<lambda>' is not a function with a name"),
+        ([(brief, 0.0)], "no function has a weight above 0"),
+    ],
+)
+def test_what_is_no_reward_is_refused(given, words):
+    with pytest.raises(BadInput, match=words):
+        name_functions(given)
+
+
+@pytest.mark.parametrize(("values", "words"), [([1.0], r"shape \[1\]"), ([1.0, float("inf")], "infinity")])
+def test_a_function_that_returns_something_else_is_named(values, words):
+    def mine(replies, records):
+        return values
+
+    replies, records = read_all()
+    with pytest.raises(BadInput, match=rf"rewards: mine returned {words}"):
+        apply_functions(name_functions([mine]), replies[:2], records[:2])
