@@ -1,1 +1,4 @@
-"""From reports to chains: annotators that read a report, the checks of what they answer, and how far they agree."""
+"""Reports to chains and boxes to questions: annotators by rules or language models, their checks, how far they agree.
+
+A source that already has answers stands in `data`, a reward by a judge takes `llm.judge`. Read `pipeline` first.
+"""

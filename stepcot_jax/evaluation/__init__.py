@@ -1,1 +1,4 @@
-"""Metrics and the evaluator, which takes a function and knows no trainer."""
+"""Figures with intervals, calibration, gate, operating points: functions of predictions or replies.
+
+It knows no trainer, network or file of cases; tables and pages that show figures stand in `tools`. Read `predictions`.
+"""

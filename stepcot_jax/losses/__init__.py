@@ -1,4 +1,7 @@
-"""The losses of teacher and student as functions of arrays; `masked` averages for all of them."""
+"""Losses as functions of arrays: Step-CoT's parts and objective, sequences, policy gradients.
+
+A loss sees no module, file or setting; a part of your own joins `Objective.parts`. Read `step_cot` first.
+"""
 
 from stepcot_jax.losses.step_cot import (
     alignment_weight,

@@ -1,1 +1,4 @@
-"""Policies: what samples replies and scores them."""
+"""What answers in words: tokens, sampling, log-probabilities, Qwen2.5-VL's inputs, weights and sharding.
+
+Networks stand in `models`, updates in `systems`. Read `policy`, then `sampling`.
+"""

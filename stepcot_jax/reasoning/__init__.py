@@ -1,1 +1,4 @@
-"""Reasoning in text with boxes: records, the dialects that write them, and replies as they are read."""
+"""Text of prompts and replies to records and back: the dialects, and what a reply says.
+
+What a reply is worth stands in `rewards`; questions are made in `data`. Read `replies`, then `dialects`.
+"""

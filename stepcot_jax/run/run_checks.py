@@ -40,6 +40,7 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = 
         return []
     if not settings.resume:
         raise BadInput(f"{workdir}: there are checkpoints of an earlier run; use a new workdir or config.resume=True")
+    check_same_given(workdir, given)
     path = workdir / "settings.json"
     before = read_settings(path)
     changed = [key for key in changed_keys(before, settings) if key not in epochs_keys(before)]
@@ -47,7 +48,6 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = 
         raise BadInput(
             f"{path}: the run started with other values of {', '.join(changed)}; use the same settings or a new workdir"
         )
-    check_same_given(workdir, given)
     return find_raised(before, settings)
 
 

@@ -1,1 +1,4 @@
-"""The settings of a run: sections, checks and flags."""
+"""The settings of a run: sections, checks, configs by name.
+
+What a setting means is the room's that takes its value; `run.build` hands values down. Read `sections` first.
+"""

@@ -1,1 +1,4 @@
-"""Train steps, optimizers, checkpoints, logs and the only loop."""
+"""The only loop, with checkpoints, devices, processes, optimizers and logs; it names no network and no loss.
+
+What it trains stands in `systems`. Read `system`, then `loop`.
+"""

@@ -274,9 +274,9 @@ UNITS = (
 
 def fastest(text, dialect):
     def measure():
-        start = time.perf_counter()
+        start = time.process_time()
         read_reply(text, dialect)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     return min(measure() for _ in range(3))
 
@@ -295,9 +295,9 @@ def test_reading_takes_linear_time(dialect, frame):
 def test_10_megabytes_are_read(dialect):
     text = FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 360_000, 1)
     assert len(text) > 10_000_000
-    start = time.perf_counter()
+    start = time.process_time()
     read_reply(text, dialect)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -134,9 +134,9 @@ def test_what_is_read_is_an_answer_of_the_kind(record, text):
 @pytest.mark.parametrize("unit", ["A, ", "A)", "a", "(", "yes ", ";", "and ", " ", ".", "Nodule, "])
 def test_long_answers_are_read_in_seconds(kind, unit):
     for text in (unit * (300_000 // len(unit)), "A" + unit * (300_000 // len(unit)) + "?"):
-        start = time.perf_counter()
+        start = time.process_time()
         read_answer(text, make_record(kind))
-        assert time.perf_counter() - start < 3
+        assert time.process_time() - start < 3
 
 
 def test_commas_within_options_do_not_part_lettered_options():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from run.small_run import LinearEncoder, small_settings
+from run.small_run import LinearEncoder
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.resnet import ResNet
@@ -122,19 +122,22 @@ def test_a_run_with_a_network_of_its_caller_is_read_with_the_system_alone(whole,
         sc.Run(whole.settings, whole.workdir)
 
 
-def test_values_that_settings_can_name_are_those_of_the_config(data, tmp_path):
+def test_values_that_settings_can_name_are_those_of_the_config(tmp_path):
     """`fit` and a config of the same values train to the same bits, and the run is read as any."""
-    changes = {"training__joint_epochs": 1, "image_encoder__name": "resnet_small", "prompts__width": 768}
-    settings = small_settings(**changes)
+    pictures = {"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
+    networks = {"teacher.width": 8, "teacher.num_layers": 1, "teacher.num_heads": 2, "student.width": 8}
+    epochs = {"training.teacher_epochs": 1, "training.joint_epochs": 1, "loss.projection_width": 4}
+    settings = sc.load_settings("base", **pictures, **networks, **epochs, **FURTHER, **{"training.batch_size": 8})
     by_config = sc.Run(settings, tmp_path / "config")
     by_config.execute()
-    system = make_system(data, encoder=sc.make_resnet("resnet_small"), joint_epochs=1)
+    data = sc.load_dataset("base", **pictures)
+    system = make_system(data, encoder=sc.make_resnet(settings.image_encoder.name), joint_epochs=1)
     run = sc.fit(system, data, workdir=tmp_path / "fit", batch_size=8, seed=settings.seed, **FURTHER)
     jax.tree.map(np.testing.assert_array_equal, last_params(run), last_params(by_config))
     assert not (run.workdir / "given.json").exists()
     assert sc.load(run.workdir).read(np.zeros((32, 32), np.uint8)).answers
     same = dataclasses.asdict(run.settings)
-    for section in ("teacher", "student", "loss", "image_encoder"):
+    for section in ("teacher", "student", "loss", "image_encoder", "training"):
         assert same[section] == dataclasses.asdict(settings)[section], section
 
 
@@ -195,7 +198,7 @@ def test_a_system_of_the_caller_trains_is_resumed_and_reported(data, tmp_path):
 def test_what_fit_cannot_take_is_said(data, tmp_path):
     with pytest.raises(BadInput, match=r"teacher.width: given by the system"):
         sc.fit(make_system(data), data, workdir=tmp_path / "a", **{"teacher.width": 16})
-    with pytest.raises(BadInput, match=r"config.data.source: 'given' is a dataset that a caller passed to sc.fit"):
+    with pytest.raises(BadInput, match=r"config.data.source: 'given' is of a dataset that a caller passed to sc.fit"):
         sc.Run("base", tmp_path / "c", **{"data.source": "given"})
     with pytest.raises(BadInput, match=r"prompts: must have shape \[7, width\]; got \[3, 8\]"):
         sc.fit(make_system(data), data, workdir=tmp_path / "b", prompts=np.zeros((3, 8), np.float32), **FURTHER)
