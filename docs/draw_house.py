@@ -11,8 +11,8 @@ GROUND = ("host", "chain", "boxes", "settings")
 
 _HEAD = """# The house
 
-Drawn from the imports by `python docs/draw_house.py`; `tests/test_house.py` fails where it is stale. A room imports only
-rooms below its own in this table. Arrows into the ground ({ground}) are left out.
+Drawn from the imports by `python docs/draw_house.py`; `tests/test_house.py` fails where it is stale. A room imports
+only rooms below its own in this table. Arrows into the ground ({ground}) are left out.
 
 | room | what belongs there | imports |
 |---|---|---|

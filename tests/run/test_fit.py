@@ -126,6 +126,7 @@ def test_values_that_settings_can_name_are_those_of_the_config(tmp_path):
     """`fit` and a config of the same values train to the same bits, and the run is read as any."""
     pictures = {"phantom.num_cases": 60, "phantom.image_size": 32, "image_encoder.image_size": 32}
     networks = {"teacher.width": 8, "teacher.num_layers": 1, "teacher.num_heads": 2, "student.width": 8}
+    networks |= {"image_encoder.name": "resnet_small"}
     epochs = {"training.teacher_epochs": 1, "training.joint_epochs": 1, "loss.projection_width": 4}
     settings = sc.load_settings("base", **pictures, **networks, **epochs, **FURTHER, **{"training.batch_size": 8})
     by_config = sc.Run(settings, tmp_path / "config")
