@@ -18,8 +18,8 @@ from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.settings.run_settings import PhantomSettings, Settings, read_settings
 
 _PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
@@ -82,7 +82,7 @@ def _open_data_of(settings: Settings, root: Path | None) -> CaseSource:
     data = settings.data
     max_pixels = int(data.max_megapixels * 1e6)
     is_prepared = data.source == "tfds" and root is None
-    root = find_files(data.root, "config.data.root", holds="a folder of cases") if root is None else root
+    root = find_path(data.root, "config.data.root") if root is None else root
     if is_prepared:
         from stepcot_jax.data.tfds.source import open_prepared  # here, because it needs an optional library
 

@@ -25,8 +25,8 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules
 from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.losses.policy_gradient import PolicyGradient, Scale, advantages, aggregate_weight, policy_gradient_loss
 from stepcot_jax.policies.chain_policy import Read, sample_chains, score_chains
 from stepcot_jax.policies.sampling import rollout_keys
@@ -93,7 +93,7 @@ def read_start(workdir: str, settings: Settings) -> Params:
 
     The data must be the same, with the same splits: a test case must not have been a training case of the start.
     """
-    found = find_workdir(workdir, _KEY)
+    found = find_path(workdir, _KEY)
     try:
         if not found.is_dir():
             raise BadInput(f"{workdir} is not a folder; expected the workdir of a run with a teacher")
