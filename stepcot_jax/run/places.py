@@ -63,12 +63,15 @@ class Place:
         """Keep other runs of this machine out of the folder, and bring what is at the address; collective."""
         locks = is_first() or self._remote is not None  # of a shared folder the first process locks it for all
         with lock_folder(self.folder) if locks else contextlib.nullcontext():
+            if self._remote is None:
+                yield
+                return
             self.bring()
             wait_for_all("copy")  # before the first changes what is at the address
             try:
                 yield
             finally:
-                if self._remote is not None and self._remote.is_behind:
+                if self._remote.is_behind:
                     self._remote.saved()
 
     def bring(self) -> None:

@@ -96,7 +96,7 @@ def test_a_download_to_a_folder_of_the_user_overwrites_nothing(store, tmp_path, 
     download(store.address, folder)
     assert downloaded == ["images/a.png"]
     (folder / "data.json").write_text("changed by me")
-    with pytest.raises(BadInput, match=r"data\.json: has 13 bytes, and .* has 9; nothing is overwritten"):
+    with pytest.raises(BadInput, match=r"data\.json: not the file of 9 bytes that .* has; nothing is overwritten"):
         download(store.address, folder)
     assert (folder / "data.json").read_text() == "changed by me"
 

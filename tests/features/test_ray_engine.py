@@ -108,7 +108,7 @@ def test_a_killed_worker_is_replaced_and_its_block_done_again(tmp_path):
 def test_a_killed_driver_is_resumed_without_encoding_stored_blocks_again(tmp_path):
     folder, log = tmp_path / "ray", tmp_path / "log"
     process = start(folder, log, seconds=0.2)
-    wait_for(lambda: log.exists() and len(encoded(log)) >= 3 * SHARD_SIZE, process)
+    wait_for(lambda: len(list(folder.glob("[!.]*.safetensors"))) >= 2, process)  # the driver writes them
     process.kill()
     process.communicate()
     workers = {int(line.split()[0]) for line in log.read_text().splitlines()}

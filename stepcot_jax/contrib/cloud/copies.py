@@ -83,10 +83,10 @@ def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
         return _download_to_cache(address, source) / source.name
     make_workdir(folder)
     for name, stored in source.objects.items():
-        if (size := _size_of(folder / name)) not in (-1, stored.size):
+        if (folder / name).exists() and _size_of(folder / name) != stored.size:
             raise BadInput(
-                f"{folder / name}: has {size} bytes, and {address} has {stored.size}; nothing is overwritten: remove "
-                "the file, or choose another folder"
+                f"{folder / name}: not the file of {stored.size} bytes that {address} has; nothing is overwritten: "
+                "remove it, or choose another folder"
             )
     number = copy_missing(source.store, source.objects, folder)
     source.require_undamaged(folder)
