@@ -47,7 +47,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     Attributes:
       checkpoints: file of a complete checkpoint -> size and SHA-256.
-      files: file -> size and time of modification where it was uploaded from.
+      files: file -> size and time of modification where it was uploaded from; of `upload` alone.
     """
 
     checkpoints: dict[str, tuple[int, str]] = {}
@@ -313,7 +313,7 @@ class Remote:
         if not self._only_adds:
             digests = {name: entry for name, entry in self._checkpoints.items() if name in marks}
             digests |= {name: digest_once(path) for name, path in changed.items() if _is_checkpoint(name)}
-            _write_manifest(self._store, digests, marks)
+            _write_manifest(self._store, digests, {})
             gone = {name for name in self._pushed if name not in marks and not (self.folder / name).exists()}
             # What a killed run left of a checkpoint is named by no manifest.
             gone |= {name for name in self._store.list() if name == UNFINISHED or _is_checkpoint(name)} - marks.keys()
