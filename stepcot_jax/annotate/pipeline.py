@@ -11,6 +11,7 @@ from typing import Any
 from stepcot_jax import __version__
 from stepcot_jax.annotate import annotation_checks
 from stepcot_jax.annotate.annotation import Annotation, Aside, Outcome, Provenance, Report
+from stepcot_jax.annotate.blocks import Annotate, annotate_in_blocks, forget_blocks
 from stepcot_jax.annotate.llm.answers import digest_text
 from stepcot_jax.annotate.llm.interviews import examine, read_chain_answer, write_chain_answer
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt, write_trust_prompt, write_vote_prompt
@@ -26,7 +27,6 @@ from stepcot_jax.annotate.output import (
     read_shard_file,
     write_shard_file,
 )
-from stepcot_jax.annotate.ray_rules import Annotate, annotate_with_ray, forget_blocks
 from stepcot_jax.annotate.reports import locate_images, read_reports
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.annotate.runs import Crew, Plan, Process, run_items
@@ -35,8 +35,8 @@ from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.locks import lock_folder
-from stepcot_jax.host.ray_blocks import Cluster
 from stepcot_jax.host.terminal import Terminal
 
 _PROMPTS = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
@@ -56,8 +56,8 @@ def annotate_source(
         reports = (
             item for item in read_reports(source) if isinstance(item, Report) and (not shard or shard.has(item.id))
         )
-        if plan.cluster is not None:
-            _annotate_on(plan.cluster, reports, folder, chain, result, terminal, total=len(contents.places))
+        if plan.map_blocks is not None:
+            _annotate_in_blocks(plan.map_blocks, reports, folder, chain, result, terminal, total=len(contents.places))
         else:
             run_items(
                 reports,
@@ -85,13 +85,13 @@ def annotate_source(
             write_shard_file(folder, contents.describe(shard, result.counts, settings=settings, images=is_linked))
         # `data.json` comes last and marks a complete run.
         write_records(folder, chain=chain, cases=result.records)
-        if plan.cluster is not None:
+        if plan.map_blocks is not None:
             forget_blocks(folder)
     return result
 
 
-def _annotate_on(
-    cluster: Cluster,
+def _annotate_in_blocks(
+    map_blocks: MapBlocks,
     reports: Iterable[Report],
     folder: Path,
     chain: Chain,
@@ -100,11 +100,11 @@ def _annotate_on(
     *,
     total: int,
 ) -> None:
-    """Annotate reports by rules on a Ray cluster into a result."""
+    """Annotate reports by rules in the processes of an engine into a result."""
     make = functools.partial(_prepare_rules, chain, _today())
     with terminal.bar("annotating", total=total):
-        outcomes = annotate_with_ray(
-            reports, make, cluster, folder=folder, settings=_digest_chain(chain), watch=terminal.update
+        outcomes = annotate_in_blocks(
+            reports, make, map_blocks, folder=folder, settings=_digest_chain(chain), watch=terminal.update
         )
         for outcome in outcomes:
             result.take(outcome)

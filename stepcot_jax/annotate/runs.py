@@ -21,7 +21,7 @@ from stepcot_jax.annotate.llm.prompts import Prompt
 from stepcot_jax.annotate.llm.request_files import BatchLimits, Outbox
 from stepcot_jax.annotate.output import LEDGER_FOLDER, Result
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.ray_blocks import Cluster
+from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.terminal import Terminal
 
 Process: TypeAlias = Callable[[ItemT], Awaitable[tuple[Made, Provenance]]]
@@ -48,7 +48,7 @@ class Plan:
       images: "link" links the records' images into the folder, "none" leaves them.
       overwrite: whether to replace an earlier result in the folder.
       batch: writes requests to files instead of sending them; None to send them.
-      cluster: annotates by rules in the workers of a Ray cluster; None to annotate in this process.
+      map_blocks: annotates by rules in the processes of an engine; None to annotate in this process.
     """
 
     annotator: Endpoint | None
@@ -61,7 +61,7 @@ class Plan:
     images: Literal["link", "none"]
     overwrite: bool
     batch: BatchLimits | None = None
-    cluster: Cluster | None = None
+    map_blocks: MapBlocks | None = None
 
     def __post_init__(self) -> None:
         for flag, found, least in (
@@ -73,7 +73,7 @@ class Plan:
                 raise BadInput(f"{flag}: {found} must be at least {least}")
         if self.asks_trust and self.annotator is None:
             raise BadInput("--trust requires --annotator=llm")
-        if self.cluster is not None and (self.annotator is not None or self.voters):
+        if self.map_blocks is not None and (self.annotator is not None or self.voters):
             raise BadInput("--engine=ray is for --annotator=rules without --voter; see `requests` for language models")
         models = [voter.model for voter in self.voters]
         again = [model for model in models if models.count(model) > 1]

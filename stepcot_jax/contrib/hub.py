@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator
 
 from stepcot_jax import __version__
+from stepcot_jax.host.download import explain_failure, fetch, find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.hub import explain_failure, fetch
 from stepcot_jax.host.text import make_printable, shorten
 from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,
@@ -44,11 +44,16 @@ _MOST_LINES, _LONGEST = 20, 500
 _MOST_CARD_BYTES = 2**22
 
 
-def find_folder(address: str) -> pathlib.Path:
+def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
     """Return the folder of an export on the hub, which is downloaded first.
 
     The folder is named by the commit. stderr names the address with it, unless `address` did.
+
+    Args:
+      folder: None, as the files go to huggingface_hub's cache.
     """
+    if folder is not None:
+        raise BadInput(f"{address}: hf download OWNER/NAME --local-dir {folder} copies files of the hub")
     folder = download_folder(address)
     if not is_export(folder):
         raise BadInput(f"{address}: no {MANIFEST_FILE}; expected what stepcot export --push-to-hub uploads")
@@ -179,9 +184,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the address as one JSON line")
     flags = parser.parse_args(arguments)
     check_account(flags.repository)
-    from stepcot_jax.host.store_cache import find_workdir
-
-    folder = find_workdir(flags.folder, "DIR")
+    folder = find_path(flags.folder, "DIR")
     address = push_export(folder, flags.repository, private=flags.private, licence=flags.license, name=flags.folder)
     print(json.dumps({"address": address}) if flags.json else describe_address(address, folder))
     return 0

@@ -23,9 +23,8 @@ from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.uncertain import UncertainAnswers
-from stepcot_jax.host.addresses import is_address
+from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.settings.run_settings import Settings
 
 # Wraps an iterable with a known length and a description, as progress bars do.
@@ -80,7 +79,7 @@ def load_dataset(
 
 
 def _find_root(settings: Settings) -> pathlib.Path:
-    return find_files(settings.data.root, "config.data.root", holds="a folder of cases")
+    return find_path(settings.data.root, "config.data.root")
 
 
 def _watch_silently(items: Iterable[Any], _: str) -> Iterable[Any]:

@@ -35,11 +35,9 @@ from stepcot_jax.encoders.transformer import (
     make_biomedclip,
 )
 from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES, Place
+from stepcot_jax.host.download import fetch, find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.hub import fetch
-from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.host.stores import is_store_address
 
 IMPORT_FEATURES = "import features made elsewhere"
 """What else the user of an encoder can do without its weights."""
@@ -72,8 +70,8 @@ def resolve(source: str, *, alternative: str = "") -> pathlib.Path:
         downloaded, into huggingface_hub's cache; PyTorch's .bin only if there is no safetensors file.
       alternative: what else the user can do without the network, for the message; "" for nothing.
     """
-    if is_store_address(source):
-        return find_files(source, holds="a folder of weights")
+    if is_address(source):
+        return find_path(source)
     path = pathlib.Path(source).expanduser()
     if path.exists():
         return path

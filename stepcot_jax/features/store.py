@@ -405,16 +405,13 @@ BAD_SUFFIX = ".bad"
 class FeatureStore:
     """Features by key in a folder.
 
-    Args:
-      indexed: whether to read the shards; False for a process that only writes to the store.
-
     Attributes:
-      saved: called with the path of every shard that this object has written; None if nothing is to be done.
+      saved: called after every shard that this object has written; None if nothing is to be done.
     """
 
-    def __init__(self, folder: Path, spec: StoreSpec | None = None, *, indexed: bool = True) -> None:
-        self.folder, self._indexed = Path(folder), indexed
-        self.saved: Callable[[Path], None] | None = None
+    def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
+        self.folder = Path(folder)
+        self.saved: Callable[[], None] | None = None
         try:
             self.spec = open_spec(self.folder, spec)
             remove_stale_partials(self.folder)
@@ -436,8 +433,6 @@ class FeatureStore:
 
     def refresh(self) -> None:
         """Add the shards that any process has completed; bad ones are logged and renamed to `*.bad`."""
-        if not self._indexed:
-            return
         names = {path.name for path in self.folder.iterdir() if path.name.endswith(SUFFIX)}
         for name in sorted(name for name in names - self._seen if not name.startswith(".")):
             self._seen.add(name)
@@ -475,7 +470,7 @@ class FeatureStore:
                 f"{self.folder}: features cannot be written ({error.strerror}); earlier features are kept"
             ) from error
         if self.saved is not None:
-            self.saved(path)
+            self.saved()
         self._seen.discard(path.name)
         self.refresh()
 

@@ -3,21 +3,32 @@
 An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds, and what each names:
 
 - command: a module with `main()`, run as `stepcot NAME`;
+- engine: `(*, address, num_workers, **resources) -> MapBlocks`, processes for `--engine=NAME`;
 - format: `(workdir, out, *, models, say) -> report`, a format of exports;
 - output: what `predict` writes beside its readings;
 - publisher: a module with `check_account`, `push_export`, `describe_address` and `main`;
-- scheme: `(address) -> folder`, for addresses NAME://... of runs and exports;
+- remote: `(address, *, say, part, only_adds)`, for a workdir or feature store NAME://..., with the attribute `folder`,
+  where a run works, and three hooks: `start()` brings what is at the address, `saved()` sends what has changed after a
+  checkpoint or a shard, `finish()` at the end;
+- scheme: `(address, folder) -> path`, downloads what NAME://... names to a folder, or if that is None to a cache;
 - writer: `(workdir, *, project, title, mode, run_id, settings) -> training.log.Logger`.
 """
 
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeAlias
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra
 
 GROUP = "stepcot_jax.extras"
+
+MapBlocks: TypeAlias = Callable[[Sequence[Any], Callable[[], Callable[[Any], Any]]], Iterator[tuple[int, Any]]]
+"""Takes blocks of rows and what makes the function for a block, called once in each process; both are pickled.
+
+It yields the position and the result of each block as they are finished. A block may be done twice, after a process has
+died."""
 
 
 @functools.cache

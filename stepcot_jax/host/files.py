@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from stepcot_jax.host.addresses import refuse_address
+from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
@@ -27,7 +27,7 @@ MAX_LISTING_BYTES = 2**28
 
 def make_workdir(folder: Path) -> None:
     """Create a folder and its parents, and check that it is writable."""
-    refuse_address(folder, is_output=True)
+    refuse_address(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -85,7 +85,7 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     The folder is created if missing. If the block fails, the old file stays and the temporary one is removed.
     """
-    refuse_address(path, is_output=True)
+    refuse_address(path)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Random: processes of several machines, which may have the same number, write the same file.

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.text import one_line
 from stepcot_jax.policies.qwen_inputs import ChatTokenizer
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
@@ -57,7 +56,7 @@ def load_pretrained(name: str) -> PretrainedTokenizer:
     """Load a Hugging Face tokenizer; its own code is never run."""
     import transformers  # slow to import, and often not needed
 
-    source = find_files(name, _TOKENIZER, holds="the files of a tokenizer") if is_store_address(name) else name
+    source = find_path(name, _TOKENIZER) if is_address(name) else name
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds

@@ -17,8 +17,8 @@ from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.run.stored import StoredRun, read_stored
 
 _PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
@@ -80,7 +80,7 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
 def _open_data_of(run: StoredRun, root: Path | None) -> CaseSource:
     data, max_pixels = run.settings.data, run.max_pixels
     is_prepared = data.source == "tfds" and root is None
-    root = find_files(data.root, "config.data.root", holds="a folder of cases") if root is None else root
+    root = find_path(data.root, "config.data.root") if root is None else root
     if is_prepared:
         from stepcot_jax.data.tfds.source import open_prepared  # here, because it needs an optional library
 

@@ -1,12 +1,10 @@
 """`load(workdir)`: a trained network, or a trained policy, as a reader of radiographs."""
 
 import os
-import pathlib
 from typing import Any
 
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.extras import find_extra, list_extras
-from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.reading import image_reader
 from stepcot_jax.run.stored import read_stored
 
@@ -40,7 +38,7 @@ def load(
       BadInput: the workdir is incomplete or damaged, or its networks cannot read images; or the store or the hub has no
         such folder.
     """
-    workdir = find_folder(workdir)
+    workdir = find_path(workdir, "checkpoint")
     if not read_stored(workdir).trains_policy:
         return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs, system=system)
     if batch_size != 1 or pairs:
@@ -48,11 +46,3 @@ def load(
     from stepcot_jax.reading.policy_reader import load_reader
 
     return load_reader(workdir, phase=model)
-
-
-def find_folder(source: str | os.PathLike[str]) -> pathlib.Path:
-    """Return the folder of a source; one on a store, or an export on the hub, is downloaded first."""
-    scheme, mark, _ = str(source).partition("://")
-    if mark and (scheme == "hf" or scheme in list_extras("scheme")):
-        return find_extra("scheme", scheme, packages="hub")(str(source))
-    return find_workdir(source, "checkpoint")

@@ -15,8 +15,8 @@ from stepcot_jax.data.batches import batches_per_epoch, iterate, training_batche
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
 from stepcot_jax.run.networks import make_networks
@@ -241,7 +241,7 @@ def read_start(workdir: str, settings: Settings) -> Params:
 
     The data must be the same, with the same splits: a test case must not have been a training case of the start.
     """
-    found = find_workdir(workdir, _KEY)
+    found = find_path(workdir, _KEY)
     try:
         if not found.is_dir():
             raise BadInput(f"{workdir} is not a folder; expected the workdir of a run with a teacher")

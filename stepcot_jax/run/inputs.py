@@ -19,7 +19,7 @@ from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode, importing
-from stepcot_jax.features.ray_engine import encode_with_ray
+from stepcot_jax.features.blocks import encode_in_blocks
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.store import (
     FrozenImageEncoder,
@@ -28,11 +28,10 @@ from stepcot_jax.features.store import (
     digest_pixels,
     open_features,
 )
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.machine import release_freed_memory
-from stepcot_jax.host.ray_blocks import Cluster
-from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.run.run_store import open_run_store
@@ -87,13 +86,13 @@ def load_inputs(
     terminal: Terminal,
     *,
     processes: Processes = ALONE,
-    cluster: Cluster | None = None,
+    map_blocks: MapBlocks | None = None,
 ) -> Inputs:
     """Read the data, load the encoders, and compute the features of frozen ones.
 
     Args:
       workdir: of the run; features are stored below it unless `features.folder` names a folder to share.
-      cluster: encodes the images in the place of this process; None to encode them here.
+      map_blocks: encodes the images in the processes of an engine; None to encode them here.
     """
     image_encoder: nn.Module | None = None
     encoder_digest = ""
@@ -105,7 +104,7 @@ def load_inputs(
         terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
         encoder_digest = encoder.digest
         if settings.features.store:
-            dataset = _with_stored_features(settings, workdir, terminal, encoder, processes, cluster)
+            dataset = _with_stored_features(settings, workdir, terminal, encoder, processes, map_blocks)
             del encoder  # before the text encoder is loaded: each takes half a gigabyte
             release_freed_memory()
         else:
@@ -142,9 +141,8 @@ def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any)
 
 
 def _load_in_worker(settings: Settings) -> FrozenImageEncoder:
-    """Load the encoder in a process of another machine, and bring the images there if they are on a store."""
-    if is_store_address(settings.data.root):
-        find_files(settings.data.root, "config.data.root", holds="a folder of cases")
+    """Load the encoder in a process of another machine, and bring the images there if they are at an address."""
+    find_path(settings.data.root, "config.data.root")
     return load_frozen_encoder(settings)
 
 
@@ -165,7 +163,7 @@ def _with_stored_features(
     terminal: Terminal,
     encoder: FrozenImageEncoder,
     processes: Processes,
-    cluster: Cluster | None,
+    map_blocks: MapBlocks | None,
 ) -> Dataset:
     """Load the cases with the features of a frozen encoder; images with a stored feature are hashed, not decoded."""
     spec = describe_image_store(encoder, patches=settings.features.patches)
@@ -174,7 +172,7 @@ def _with_stored_features(
         "num_threads": settings.data.num_threads,
         "progress": terminal.watch,
     }
-    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing, remote):
+    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing):
 
         def is_known(sha256: str) -> bool:
             # A file has the same features wherever it is stored; see `keys.digest_file`.
@@ -183,9 +181,9 @@ def _with_stored_features(
         preprocessing = encoder.preprocessing
         dataset = load_dataset(settings, preprocessing=preprocessing, is_known=is_known, progress=terminal.watch)
         keys = encode.image_keys(encoder, _digest_images(dataset))
-        if cluster is not None:
+        if map_blocks is not None:
             load = functools.partial(_load_in_worker, settings)
-            counts = encode_with_ray(load, dataset, keys, store, cluster, remote=remote, **options)
+            counts = encode_in_blocks(load, dataset, keys, store, map_blocks, **options)
         else:
             items = list(encode.image_items(dataset, keys))
             counts = encode_together(encoder, items, store, sharing, say=terminal.say, **options)
@@ -211,8 +209,7 @@ def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
 
 
 def _find_imported(settings: Settings) -> pathlib.Path:
-    weights = settings.image_encoder.weights
-    return find_files(weights, "config.image_encoder.weights", holds="a folder of imported features")
+    return find_path(settings.image_encoder.weights, "config.image_encoder.weights")
 
 
 def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
@@ -237,7 +234,7 @@ def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal
     dtype = jnp.dtype(settings.image_encoder.dtype)
     encoder = load_text_encoder(prompts.weights, dtype=dtype, max_tokens=prompts.max_tokens)
     spec = describe_text_store(encoder, pooling=prompts.pooling)
-    with open_run_store(settings, workdir, spec, terminal) as (store, _, _):
+    with open_run_store(settings, workdir, spec, terminal) as (store, _):
         counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
     terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
     terminal.say(counts.describe("prompts"))

@@ -143,7 +143,7 @@ def store_patches(
         ImageItem(key, functools.partial(dataset.pixels.__getitem__, place), f"picture {place}") for place, key in keys
     ]
     spec = describe_image_store(patches.encoder, patches=patches.dtype)  # type: ignore[arg-type]
-    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing, _):
+    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing):
         counts = encode_together(
             patches.encoder,
             items,

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from stepcot_jax.encoders.checkpoints import resolve
 from stepcot_jax.encoders.text_encoder import load_tokenizer
+from stepcot_jax.host.download import is_address
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.models.low_rank import LowRankSettings, list_layers
 from stepcot_jax.models.qwen import SquareQwen, VisionSizes
 from stepcot_jax.policies.qwen_inputs import ChatTokenizer, find_control_tokens, read_qwen_preprocessing
@@ -131,7 +131,7 @@ def find_qwen(settings: Settings, *, workdir: pathlib.Path | None = None) -> Qwe
     try:
         if workdir is not None and (workdir / FOLDER).is_dir():
             folder = workdir / FOLDER
-        elif not policy.random or is_store_address(policy.weights):
+        elif not policy.random or is_address(policy.weights):
             folder = resolve(policy.weights)
         elif not pathlib.Path(policy.weights).expanduser().is_dir():
             folder = None

@@ -1,14 +1,15 @@
-"""The feature store of a run: below its workdir, in a folder that runs share, or on an object store."""
+"""The feature store of a run: below its workdir, in a folder that runs share, or in one at an address."""
 
 import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterator
 
-from stepcot_jax.features.remote_features import RemoteFeatures
 from stepcot_jax.features.sharing import ALONE, Processes
 from stepcot_jax.features.store import FeatureStore, StoreSpec
-from stepcot_jax.host.stores import is_store_address
+from stepcot_jax.host.download import is_address, open_remote
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import Settings
 
@@ -16,22 +17,51 @@ from stepcot_jax.settings.run_settings import Settings
 @contextlib.contextmanager
 def open_run_store(
     settings: Settings, workdir: pathlib.Path, spec: StoreSpec, terminal: Terminal, processes: Processes = ALONE
-) -> Iterator[tuple[FeatureStore, Processes, RemoteFeatures | None]]:
+) -> Iterator[tuple[FeatureStore, Processes]]:
     """Open a feature store of a run to write to it within the context, with the processes that share it.
 
-    In a folder on an object store the shards that are there are copied here, and those of others after each barrier.
+    Shards at an address are brought to a folder of this machine, those of other processes after each barrier; new ones
+    are sent as they are written. Shards never change and are named by their content, so that any number of processes
+    may add some.
     """
-    if not is_store_address(settings.features.folder):
-        folder = pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
-        yield FeatureStore(folder / spec.folder_name, spec), processes, None
+    folder = settings.features.folder
+    if not is_address(folder):
+        yield (
+            FeatureStore((pathlib.Path(folder) if folder else workdir / "features") / spec.folder_name, spec),
+            processes,
+        )
         return
-    remote = RemoteFeatures(settings.features.folder, spec.folder_name, terminal=terminal)
+    remote = open_remote(f"{folder.rstrip('/')}/{spec.folder_name}", say=terminal.say, only_adds=True)
+
+    def bring() -> None:
+        def say() -> None:
+            terminal.say(f"{folder}: another process is downloading it")
+
+        with naming(), wait_for_lock(remote.folder / ".lock", say=say):
+            remote.start()
 
     def wait(name: str) -> None:
         processes.wait(name)
-        remote.fetch()
+        bring()
 
-    remote.fetch()
+    def send() -> None:
+        with naming():
+            remote.saved()
+
+    bring()
     store = FeatureStore(remote.folder, spec)
-    with remote.uploading(store):
-        yield store, dataclasses.replace(processes, wait=wait), remote
+    send()  # what an earlier start has left here
+    store.saved = send
+    try:
+        yield store, dataclasses.replace(processes, wait=wait)
+    finally:
+        store.saved = None  # readers in other processes get a copy of the store
+
+
+@contextlib.contextmanager
+def naming() -> Iterator[None]:
+    """Name the setting in errors about the address."""
+    try:
+        yield
+    except BadInput as error:
+        raise type(error)(f"config.features.folder: {error}") from error

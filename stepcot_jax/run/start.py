@@ -20,10 +20,9 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.splits.splits import read_members
 from stepcot_jax.features.patch_input import PatchInput
-from stepcot_jax.host.addresses import name_place
+from stepcot_jax.host.download import find_path, name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.policy import AnyPolicy, start_coordinates
 from stepcot_jax.policies.policy_files import AnyTokenizer
@@ -226,7 +225,7 @@ def read_warm_start(settings: Settings) -> WarmStart:
     The data may be others; `refuse_seen_cases` says whether their test split may be used.
     """
     source = settings.start.checkpoint
-    workdir = find_workdir(source, _KEY)
+    workdir = find_path(source, _KEY)
     if not workdir.is_dir():
         raise BadInput(f"{_KEY}: {source} is not a folder; expected the workdir of a run with a teacher")
     try:
@@ -279,7 +278,7 @@ def _list_starts(start: WarmStart) -> tuple[dict[str, pathlib.Path], list[str]]:
         if before in found:
             break
         try:
-            workdir = find_workdir(before)
+            workdir = find_path(before)
             if not workdir.is_dir():
                 raise BadInput(f"{before}: no such folder")
         except BadInput as error:
@@ -297,7 +296,7 @@ def _have_same_cases(one: Settings, other: Settings) -> bool:
         return False
     if one.data.source == "phantom":
         return one.phantom.seed == other.phantom.seed
-    return name_place(one.data.root) == name_place(other.data.root)
+    return name_source(one.data.root) == name_source(other.data.root)
 
 
 def _shorten(items: tuple[str, ...]) -> str:
@@ -336,7 +335,7 @@ def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> 
     splits must be the same. `refuse_seen_patients` compares the splits themselves.
     """
     workdir = settings.policy.start
-    folder = find_workdir(workdir, _POLICY_KEY)
+    folder = find_path(workdir, _POLICY_KEY)
     try:
         stored = read_policy(folder, for_training=True, patches=patches)
     except BadInput as error:
@@ -395,10 +394,10 @@ def _earlier_runs(settings: Settings) -> Iterator[tuple[str, pathlib.Path]]:
     """Yield the start and the starts before it, as named and as a folder, as far as they can be read."""
     looked_at: set[str] = set()
     start = settings.policy.start
-    while start and name_place(start) not in looked_at:
-        looked_at.add(name_place(start))
+    while start and name_source(start) not in looked_at:
+        looked_at.add(name_source(start))
         try:
-            workdir = find_workdir(start, _POLICY_KEY)
+            workdir = find_path(start, _POLICY_KEY)
         except BadInput:  # of a run before the start, which has been read
             return
         if not (workdir / "settings.json").is_file():
@@ -412,7 +411,7 @@ def _have_same_records(one: Settings, other: Settings) -> bool:
         return False
     if one.vqa.source == "phantom":
         return one.phantom.seed == other.phantom.seed
-    return name_place(one.vqa.root) == name_place(other.vqa.root)
+    return name_source(one.vqa.root) == name_source(other.vqa.root)
 
 
 def given_start(

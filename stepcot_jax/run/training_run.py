@@ -17,7 +17,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.given import Given, write_given
 from stepcot_jax.run.more_epochs import describe_longer, remove_results
-from stepcot_jax.run.places import check_judge, make_place
+from stepcot_jax.run.places import Place, check_judge
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.run.writers import check_loggers, open_loggers
@@ -103,7 +103,7 @@ class Run:
         self.report: dict[str, Any] = {}
         self.terminal = Terminal(silent=not is_first())
         check_loggers(settings.loggers)
-        self.place = make_place(workdir, say=self.terminal.say)
+        self.place = Place(workdir, say=self.terminal.say)
         self.workdir = self.place.folder
         self.preemption = Preemption()
         with self.preemption.watch():  # of several processes jax itself would take the signal, and go on

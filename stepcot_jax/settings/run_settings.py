@@ -8,10 +8,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from stepcot_jax.host.addresses import is_address
+from stepcot_jax.host.download import check_scheme, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.host.stores import check_store_address
 from stepcot_jax.settings.configs import load_config
 from stepcot_jax.settings.fields import ADDED, RENAMED, Seed, describe_key, make
 from stepcot_jax.settings.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
@@ -189,12 +188,12 @@ class Settings:
 
 
 def _check_place(value: str, place: str) -> None:
-    """Refuse an address of another form than the setting takes, before anything is read."""
+    """Refuse an address of an unknown scheme before anything is read."""
     try:
         if is_address(value):
-            check_store_address(value)
+            check_scheme(value)
     except BadInput as error:
-        raise BadInput(f"config.{place}: {error}, or a path of this machine") from None
+        raise BadInput(f"config.{place}: {error}") from None
 
 
 POLICY_JOBS = ("sft", "grpo")
@@ -249,7 +248,7 @@ PLACES = (
     "policy.tokenizer",
     "start.checkpoint",
 )
-"""Settings that may name a folder of the machine or on a store, without "config."."""
+"""Settings that may name a folder of the machine or at an address, without "config."."""
 
 # Settings of a run as its workdir has them: written, read back also from earlier versions, and compared.
 

@@ -14,11 +14,11 @@ For research; not a medical device.
 import argparse
 import json
 
-from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.text import make_printable
+from stepcot_jax.tools.options import local_path
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,15 +32,13 @@ def main(arguments: list[str] | None = None) -> None:
     from absl import logging
 
     from stepcot_jax.data.images.boxed_pictures import write_png
-    from stepcot_jax.host.outputs import writing_file
-    from stepcot_jax.host.store_cache import find_files
-    from stepcot_jax.reading.loading import find_folder
+    from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.policy_reader import load_reader
 
     use_compilation_cache()
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
-    image = find_files(options.image, "IMAGE", holds="a radiograph", may_be_file=True)
-    reader = load_reader(find_folder(options.checkpoint), phase=options.phase)
+    image = find_path(options.image, "IMAGE")
+    reader = load_reader(find_path(options.checkpoint), phase=options.phase)
     answered = reader.answer(
         image,
         options.question,
@@ -56,8 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(make_printable(line) for line in str(answered).split("\n")))
     if options.out is not None:
         try:
-            with writing_file(options.out) as out:
-                write_whole(out.path, write_png(answered.draw()))
+            write_whole(options.out, write_png(answered.draw()))
         except OSError as error:
             raise BadInput(f"--out: {options.out} cannot be written ({error.strerror})") from None
 
@@ -78,8 +75,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     kinds = ("open", "closed", "single", "multi")
     parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
-    picture = "write the picture with the boxes there; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, metavar="FILE.png", help=picture)
+    picture = "write the picture with the boxes there"
+    parser.add_argument("--out", type=local_path, metavar="FILE.png", help=picture)
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
     parser.add_argument("--seed", type=int, help="of --sample, default 0")
     parser.add_argument("--temperature", type=float, help="of --sample, default 1")

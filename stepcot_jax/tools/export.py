@@ -18,9 +18,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stepcot_jax.host.addresses import is_address, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import find_extra
+from stepcot_jax.tools.options import local_path
 
 MODELS = ("student", "teacher")
 
@@ -37,9 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Export a trained model, with a loader that needs only jax and numpy.",
     )
     parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://, s3://")
-    parser.add_argument(
-        "--out", type=output_place, required=True, metavar="DIR", help="new or empty folder; or gs://, s3://"
-    )
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="new or empty folder")
     parser.add_argument(
         "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all networks of the run)"
     )
@@ -59,21 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
     if flags.push_to_hub:
         _find_hub().check_account(flags.push_to_hub)  # before the work
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.host.outputs import writing_folder
-    from stepcot_jax.host.store_cache import find_workdir
+    from stepcot_jax.host.download import find_path
 
-    flags.checkpoint = find_workdir(flags.checkpoint, "--checkpoint")
-    with writing_folder(flags.out, is_new=True) as out:
-        report = {**_export(flags, out.path, names), "folder": out.name}
+    flags.checkpoint = find_path(flags.checkpoint, "--checkpoint")
+    report = {**_export(flags, flags.out, names), "folder": str(flags.out)}
     if not flags.json:
         print(describe_report(report))
     if flags.push_to_hub:
-        folder = find_workdir(out.name, "--out")
         hub, own = _find_hub(), {"private": flags.private, "licence": flags.license}
-        address = hub.push_export(folder, flags.push_to_hub, **own, name=out.name)
+        address = hub.push_export(flags.out, flags.push_to_hub, **own)
         report["address"] = address
         if not flags.json:
-            print(hub.describe_address(address, folder))
+            print(hub.describe_address(address, flags.out))
     if flags.json:
         print(json.dumps(report))
     return 0
@@ -114,9 +109,6 @@ def describe_report(report: Mapping[str, Any]) -> str:
         pairs = (f"{key.replace('_', ' ')} {value}" for key, value in zip(facts, shown, strict=True))
         lines.append(f"{name}: {', '.join(pairs)}")
     folder = shlex.quote(report["folder"])
-    if is_address(folder):
-        lines.append(f"next: stepcot data fetch {folder} DIR")
-        folder = "DIR"
     if "load.py" in report["files"]:
         lines.append(f"next: python {folder}/load.py {folder}  (checks that a machine computes the same)")
     else:

@@ -6,16 +6,15 @@ stepcot features import FILE --root ROOT --store DIR [--ids IDS]
 """
 
 import argparse
+import contextlib
 import sys
 
 from absl import app, flags, logging
 
-from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.download import is_address
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import make_workdir
-from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.tools.options import define_flags, parse
+from stepcot_jax.tools.options import define_flags, local_path, parse
 
 
 def fill(arguments: list[str]) -> None:
@@ -26,11 +25,11 @@ def fill(arguments: list[str]) -> None:
             raise BadInput(f"{arguments[1]}: unexpected argument; expected only flags, or `import FILE ...`")
         if not flags.FLAGS.workdir:
             raise BadInput("--workdir is required (a writable folder)")
-        config, place = flags.FLAGS.config, flags.FLAGS.workdir
+        config, workdir = flags.FLAGS.config, flags.FLAGS.workdir
         if flags.FLAGS.encoder:
             config.image_encoder.name, config.image_encoder.weights = "pretrained", flags.FLAGS.encoder
-        if is_store_address(place) and not config.features.folder:
-            config.features.folder = f"{place.rstrip('/')}/features"
+        if is_address(workdir) and not config.features.folder:
+            config.features.folder = f"{workdir.rstrip('/')}/features"
         settings = make_settings(config)
         if settings.trains_policy:
             raise BadInput(
@@ -44,26 +43,31 @@ def fill(arguments: list[str]) -> None:
                 f"config.features.store={settings.features.store}"
             )
         # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
-        from stepcot_jax.data.dataset import ACCOUNT_FILES, write_account
-        from stepcot_jax.host.outputs import writing_folder
-        from stepcot_jax.host.ray_blocks import Cluster
+        from stepcot_jax.data.dataset import write_account
+        from stepcot_jax.host.extras import find_extra
         from stepcot_jax.host.terminal import Terminal
         from stepcot_jax.run.inputs import load_inputs
+        from stepcot_jax.run.places import Place
 
-        given = flags.FLAGS
-        cluster = None
-        if given.engine == "ray":
-            cluster = Cluster(given.ray_address, given.ray_workers, given.ray_cpus, given.ray_gpus)
+        given, map_blocks = flags.FLAGS, None
+        if given.engine != "local":
+            map_blocks = find_extra("engine", given.engine, packages="ray")(
+                address=given.ray_address,
+                num_workers=given.ray_workers,
+                num_cpus=given.ray_cpus,
+                num_gpus=given.ray_gpus,
+            )
 
         logging.set_verbosity(logging.WARNING)
         terminal = Terminal()
-        with writing_folder(place, "--workdir", is_workdir=True, needs=ACCOUNT_FILES) as out:
-            make_workdir(out.path)
-            dataset = load_inputs(settings, out.path, terminal, cluster=cluster).dataset
-            account = write_account(dataset, out.path)
+        place = Place(workdir, say=terminal.say)
+        with place.hold() if place.is_remote else contextlib.nullcontext():
+            dataset = load_inputs(settings, place.folder, terminal, map_blocks=map_blocks).dataset
+            account = write_account(dataset, place.folder)
+            place.finish()
         if account:
-            terminal.say(out.show(account))
-        if is_store_address(place):
+            terminal.say(account.replace(str(place.folder), place.name))
+        if place.is_remote:
             terminal.say(f"next: train with --config.features.folder={settings.features.folder}")
 
     run_tool(run)
@@ -73,12 +77,12 @@ def main(arguments: list[str]) -> None:
     """Import features for the cases of a folder: the command `import`."""
     parser = argparse.ArgumentParser(
         prog="stepcot features import",
-        description="Import features made elsewhere. FILE, IDS, ROOT and DIR may be on gs:// or s3://.",
+        description="Import features made elsewhere. FILE, IDS and ROOT may be on gs:// or s3://.",
     )
     parser.add_argument("file", metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
     parser.add_argument("--ids", help=".txt, .csv or .json with the image path of each row")
     parser.add_argument("--root", required=True, help="folder of the cases")
-    parser.add_argument("--store", type=output_place, required=True, metavar="DIR", help="folder for the features")
+    parser.add_argument("--store", type=local_path, required=True, metavar="DIR", help="folder for the features")
     parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
     parser.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
@@ -86,12 +90,11 @@ def main(arguments: list[str]) -> None:
     from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
     from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.features.importing import import_features
-    from stepcot_jax.host.outputs import resuming_folder
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.download import find_path
 
-    file = find_files(options.file, "FILE", holds="features", may_be_file=True)
-    ids = options.ids and find_files(options.ids, "--ids", holds="image paths", may_be_file=True)
-    root = find_files(options.root, "--root", holds="a folder of cases")
+    file = find_path(options.file, "FILE")
+    ids = options.ids and find_path(options.ids, "--ids")
+    root = find_path(options.root, "--root")
 
     # The images are not needed, and may be elsewhere.
     collection = read_source(
@@ -101,10 +104,9 @@ def main(arguments: list[str]) -> None:
         on_bad_record=options.on_bad_record,
         require_images=False,
     )
-    with resuming_folder(options.store, "--store") as out:
-        counts = import_features(file, ids, collection.cases, out.path)
+    counts = import_features(file, ids, collection.cases, options.store)
     prompts = f" and {counts.prompts} prompts" if counts.prompts else ""
-    print(f"features of {counts.images} images{prompts}, width {counts.width}, in {out.name}")
+    print(f"features of {counts.images} images{prompts}, width {counts.width}, in {options.store}")
 
 
 if __name__ == "__main__":

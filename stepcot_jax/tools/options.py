@@ -1,22 +1,36 @@
-"""Command-line flags of a run. A wrong flag, key or config file ends the program with one line and exit code 2."""
+"""Options that several commands share: the flags of a run, and paths of this machine.
 
+A wrong flag, key or config file ends the program with one line and exit code 2.
+"""
+
+import argparse
 import contextlib
+import pathlib
 import re
 import sys
 
-from absl import flags
-from ml_collections import config_flags
-
+from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
-from stepcot_jax.settings.configs import configs_importable, find_config, load_config
-from stepcot_jax.settings.fields import describe_key
-from stepcot_jax.settings.run_settings import Settings
 
 _CONFIG_FLAGS = ("config", "target_config")
 
 
+def local_path(text: str) -> pathlib.Path:
+    """Return the path that an argument names; the `type=` of argparse for every folder and file that is written."""
+    try:
+        refuse_address(text)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not text:
+        raise argparse.ArgumentTypeError("'' names nothing; expected a path")
+    return pathlib.Path(text)
+
+
 def define_flags() -> None:
     """Define the flags of a run: `--config`, one flag for each of its keys, `--workdir` and the process flags."""
+    from absl import flags  # here, as below, so that --help of commands without these flags is fast
+    from ml_collections import config_flags
+
     config_flags.DEFINE_config_file("config", None, "Name of a shipped config, such as quickstart, or path of a file.")
     flags.DEFINE_string("workdir", None, "Folder for checkpoints, logs and the report; or gs://, s3://.")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0; needed where the platform does not provide it.")
@@ -30,6 +44,12 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
 
     A wrong flag prints one line and exits with 2; `--help` exits with 0.
     """
+    from absl import flags
+
+    from stepcot_jax.settings.configs import configs_importable, find_config
+    from stepcot_jax.settings.fields import describe_key
+    from stepcot_jax.settings.run_settings import Settings
+
     accepted: dict[str, tuple[str, str]] = {}
     try:
         for each in arguments[1:]:
@@ -72,6 +92,8 @@ def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
 
 def _resolve_configs(arguments: list[str]) -> list[str]:
     """Replace each config's name by its absolute path."""
+    from stepcot_jax.settings.configs import find_config, load_config
+
     resolved = list(arguments)
     for position, value in _find_configs(arguments):
         load_config(value)

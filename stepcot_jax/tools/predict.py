@@ -15,22 +15,19 @@ For research; not a medical device.
 """
 
 import argparse
-import contextlib
-import dataclasses
 import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import find_extra
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.machine import use_compilation_cache
+from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
-    from stepcot_jax.host.staged_outputs import Output
     from stepcot_jax.reading.image_reader import Given, ImageReader
     from stepcot_jax.reading.radiographs import Complaints
     from stepcot_jax.reading.readings import ChainReading
@@ -50,12 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
-    from stepcot_jax.host.outputs import resuming_folder, writing_file
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.answer_sheet import is_sheet
     from stepcot_jax.reading.corrections import read_corrections
     from stepcot_jax.reading.image_reader import load
-    from stepcot_jax.reading.loading import find_folder
     from stepcot_jax.reading.radiographs import Complaints, find_images
 
     use_compilation_cache()
@@ -66,24 +61,19 @@ def main(arguments: list[str] | None = None) -> int:
     flag = "--ask" if options.ask else "--json" if options.json else ""
     has_rows = options.out is not None and is_sheet(pathlib.Path(options.out), flag=flag)
     complaints = Complaints()
-    images = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
+    images = [find_path(each, "IMAGE") for each in options.images]
     paths = find_images(images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
     if options.ask and len(paths) > 1:
         raise BadInput(f"--ask: found {len(paths)} images, expected 1")
     reader = load(
-        find_folder(options.checkpoint),
+        find_path(options.checkpoint),
         model=options.model,
         batch_size=min(BATCH_SIZE, len(paths)),
         pairs=options.pairs,
     )
-    with contextlib.ExitStack() as stack:
-        if options.dicom_out is not None:
-            options.dicom_out = stack.enter_context(resuming_folder(options.dicom_out, "--dicom-out"))
-        if options.out is not None:
-            options.out = stack.enter_context(writing_file(options.out)).path
-        _read_and_write(options, reader, paths, complaints, given=given, has_rows=has_rows)
+    _read_and_write(options, reader, paths, complaints, given=given, has_rows=has_rows)
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 
@@ -123,19 +113,14 @@ def _read_and_write(
 
 
 def _reporting(
-    folder: "Output | None", reader: "ImageReader", complaints: "Complaints"
+    folder: pathlib.Path | None, reader: "ImageReader", complaints: "Complaints"
 ) -> "Callable[[Iterable[ChainReading]], Iterator[ChainReading]]":
     """Return what passes readings on and, with a folder, writes a structured report of each."""
     if folder is None:
         return iter
     report_folder = find_extra("output", "dicom", packages="sr")
-    reports = report_folder(folder.path, reader.network, max_pixels=reader.trained.max_pixels)
-
-    def attach(readings: "Iterable[ChainReading]") -> "Iterator[ChainReading]":
-        for reading in reports.attach(readings, refuse=complaints.refuse):
-            yield dataclasses.replace(reading, report=folder.show(reading.report))
-
-    return attach
+    reports = report_folder(folder, reader.network, max_pixels=reader.trained.max_pixels)
+    return functools.partial(reports.attach, refuse=complaints.refuse)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -170,18 +155,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--dicom-out",
-        type=output_place,
+        type=local_path,
         metavar="DIR",
-        help="also write a structured report of each DICOM image there, or to gs://, s3://, in the image's study; "
-        "holds the patient's data",
+        help="also write a structured report of each DICOM image there, in the image's study; holds the patient's data",
     )
     parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
     parser.add_argument(
         "--out",
-        type=output_place,
+        type=local_path,
         metavar="FILE",
-        help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image; or gs://, s3://",
+        help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image",
     )
     return parser.parse_args(arguments)
 

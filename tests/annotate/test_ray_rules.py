@@ -13,7 +13,7 @@ import pytest
 from annotate.test_sharding import TEXTS, files, write_source
 from ray_cluster import run_cluster
 
-from stepcot_jax.annotate.ray_rules import BLOCK_SIZE
+from stepcot_jax.annotate.blocks import BLOCK_SIZE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
 

@@ -1,7 +1,7 @@
 """`data fetch`: a folder of cases from a store, continued after an interruption."""
 
 import pytest
-from host.memory_store import new_address, put_files
+from cloud.memory_store import new_address, put_files
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import read_source
@@ -21,17 +21,18 @@ def test_a_fetched_folder_is_read_as_the_one_that_was_uploaded(address, tmp_path
     options = {"layout": "auto", "step_names": PUBLISHED_STEP_NAMES, "on_bad_record": "stop"}
     assert len(read_source(out, **options).cases) == len(read_source(tmp_path / "cases", **options).cases) == 30
     assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "cases").iterdir()}
-    (out / "data.json").write_bytes(b"cut off")
+    (out / "data.json").unlink()
     (out / "mine").write_bytes(b"")
     capsys.readouterr()
     main(["fetch", address, str(out)])
-    assert capsys.readouterr().out == f"{out}: 1 files copied\n"
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[-1]) == (f"{address} is in {out}\n", f"{out}: 1 files copied")
     assert (out / "data.json").read_bytes() == (tmp_path / "cases" / "data.json").read_bytes()
     assert (out / "mine").exists()
 
 
 def test_an_empty_address_and_a_path_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match="holds no files; expected a folder of cases"):
+    with pytest.raises(BadInput, match="holds no files"):
         main(["fetch", new_address(monkeypatch), str(tmp_path / "here")])
-    with pytest.raises(BadInput, match="not the address of a folder on a store"):
+    with pytest.raises(BadInput, match="not an address"):
         main(["fetch", str(tmp_path), str(tmp_path / "here")])

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grain
 import numpy as np
 import pytest
-from host.memory_store import new_address
+from cloud.memory_store import put_files
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
@@ -27,8 +27,8 @@ from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.tfds.preparing import Reading
 from stepcot_jax.data.tfds.source import check_prepared_from, open_prepared
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.tools.data.tfds import main
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
@@ -487,14 +487,9 @@ def test_the_command_prepares_and_counts(sources, tmp_path, capsys):
 
 def test_a_dataset_on_a_store_is_read_there(sources, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    address = new_address(monkeypatch)
-    main([str(sources), address])
-    folder = f"{address}/step_cot/1.1.0"
-    assert f"12 cases in {folder}: 10 train" in capsys.readouterr().out
-    prepared = open_prepared(find_files(folder, holds="a dataset"))
-    assert prepared.collection.cases == open_prepared(prepare(sources, tmp_path / "here")).collection.cases
-    with pytest.raises(BadInput, match=rf"^DIR: {address} is not empty"):
-        main([str(sources), address])
+    here = prepare(sources, tmp_path / "here")
+    prepared = open_prepared(find_path(f"{put_files(tmp_path / 'here', monkeypatch)}/step_cot/1.1.0"))
+    assert prepared.collection.cases == open_prepared(here).collection.cases
 
 
 def test_the_real_sample(shared, tmp_path):

@@ -15,10 +15,10 @@ import types
 
 from features.fake_encoders import FakeImageEncoder, draw
 
+from stepcot_jax.contrib.cloud.ray_blocks import RayCluster
+from stepcot_jax.features.blocks import encode_in_blocks
 from stepcot_jax.features.encode import image_keys
-from stepcot_jax.features.ray_engine import encode_with_ray
 from stepcot_jax.features.store import FeatureStore, describe_image_store, digest_pixels
-from stepcot_jax.host.ray_blocks import Cluster
 
 BATCH_SIZE, SHARD_SIZE = 4, 8
 
@@ -58,12 +58,12 @@ def make_dataset(num_images):
 def encode(folder, log, num_images, num_workers, seconds=0.0):
     dataset, keys = make_dataset(num_images)
     store = FeatureStore(folder, describe_image_store(FakeImageEncoder()))
-    return encode_with_ray(
+    return encode_in_blocks(
         functools.partial(load, str(log), seconds),
         dataset,
         keys,
         store,
-        Cluster("", num_workers, 1.0),
+        RayCluster("", num_workers, 1.0),
         batch_size=BATCH_SIZE,
         shard_size=SHARD_SIZE,
         num_threads=1,

@@ -1,16 +1,14 @@
 """The command `features` with a workdir on a store: shards and splits are there, and another machine goes on."""
 
 import pytest
+from cloud.memory_store import new_address, objects
 from features.test_inputs import FakeEncoder, FakeTextEncoder
-from host.memory_store import ended_process, new_address, objects
 
 from configs import paper
+from stepcot_jax.contrib.cloud.copies import MANIFEST, Remote
+from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.features import frozen_encoders
-from stepcot_jax.host import leases
-from stepcot_jax.host.leases import LEASE_FILE, Lease
-from stepcot_jax.host.mirrors import MANIFEST, Mirror
-from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.run import inputs
 from stepcot_jax.tools import features as command
 
@@ -67,7 +65,6 @@ def features_of(folder):
 
 
 def test_features_on_a_store_are_those_of_a_folder_and_are_encoded_once(fill, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
     address = new_address(monkeypatch)
     assert fill("a", tmp_path / "here") == (0, 24)
     code, seen = fill("b", address)
@@ -77,32 +74,24 @@ def test_features_on_a_store_are_those_of_a_folder_and_are_encoded_once(fill, tm
     assert objects(address).keys() == {*here, MANIFEST}
     assert f"train with --config.features.folder={address}/features" in capsys.readouterr().err
     assert fill("c", f"{address}/") == (0, 0)
-    (tmp_path / "run").mkdir()
-    mirror = Mirror(tmp_path / "run", StoreFolder(address))
-    mirror.prepare()  # `main` takes it as a workdir
-    mirror.fetch()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["splits.json"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "d"))
+    run = Remote(address, say=print)
+    run.start()  # `main` takes it as a workdir
+    assert [path.name for path in run.folder.iterdir()] == ["splits.json"]
 
 
 def test_a_killed_command_goes_on_elsewhere_from_its_shards(fill, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
     address = new_address(monkeypatch)
     code, seen = fill("a", address, stop_after=16)
     assert (code, seen) == (130, 16)
-    StoreFolder(address).write(LEASE_FILE, ended_process())
     code, rest = fill("b", address)
     assert (code, rest) == (0, 8)
     assert fill("c", tmp_path / "here") == (0, 24)
     assert objects(address)["splits.json"] == (tmp_path / "here" / "splits.json").read_bytes()
 
 
-def test_a_second_command_is_refused_and_other_folders_too(fill, monkeypatch, capsys):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(leases, "LAPSE_SECONDS", 3.0)
+def test_a_folder_of_other_files_is_refused(fill, monkeypatch, capsys):
     address = new_address(monkeypatch)
-    with Lease(StoreFolder(address), say=print).hold():
-        assert fill("a", address) == (2, 0)
-    assert f"--workdir: {address}: in use by process" in capsys.readouterr().err
     StoreFolder(address).write("data.json", b"[]")
     assert fill("a", address) == (2, 0)
     assert "holds data.json and no mirror.json" in capsys.readouterr().err

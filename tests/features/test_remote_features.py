@@ -5,15 +5,14 @@ import pickle
 import shutil
 
 import pytest
+from cloud.memory_store import new_address, objects, put_files
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
-from host.memory_store import new_address, objects, put_files
 
+from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.features import encode, frozen_encoders, ray_engine
+from stepcot_jax.features import encode, frozen_encoders
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.ray_blocks import Cluster
-from stepcot_jax.host.stores import StoreError, StoreFolder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
 
@@ -105,39 +104,26 @@ def test_a_store_that_cannot_be_read_is_named_with_the_setting(load, monkeypatch
         load("a")
 
 
-def test_workers_on_another_machine_copy_their_shards_to_the_store(load, tmp_path, monkeypatch):
-    def on_another_machine(blocks, make, cluster):
-        with monkeypatch.context() as patch:
-            patch.setenv("XDG_CACHE_HOME", str(tmp_path / "worker"))
-            work = make()
-            yield from [(place, work(block)) for place, block in enumerate(blocks)]
-
-    monkeypatch.setattr(ray_engine, "map_blocks", on_another_machine)
-    found, seen = load("driver", cluster=Cluster())
-    assert seen == (48, 7)
-    by_workers = objects(load.address)
-    again, seen = load("driver", cluster=Cluster())
-    assert (seen, same(found, again), objects(load.address)) == ((0, 0), True, by_workers)
-    shard = max((tmp_path / "driver").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
-    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    healed, seen = load("driver", cluster=Cluster())
-    assert (seen[0] > 0, same(found, healed), objects(load.address)) == (True, True, by_workers)
-    alone, _ = load.elsewhere("alone")
-    assert same(found, alone)
-    assert {name.partition("/")[2] for name in by_workers} == {
-        path.name for path in (tmp_path / "elsewhere").rglob("*") if path.suffix in (".safetensors", ".json")
-    }
-
-
-def test_workers_on_another_machine_bring_the_images_there(load, folder, tmp_path, monkeypatch):
-    def on_another_machine(blocks, make, cluster):
-        shutil.rmtree(tmp_path / "driver" / "stepcot_jax" / "stores")  # what the driver alone has
+def test_shards_of_an_engine_are_those_of_the_local_engine_and_a_bad_one_is_replaced(
+    load, folder, tmp_path, monkeypatch
+):
+    def on_another_machine(blocks, make):
+        shutil.rmtree(tmp_path / "driver" / "stepcot_jax" / "stores", ignore_errors=True)  # what the driver alone has
         work = pickle.loads(pickle.dumps(make))()  # noqa: S301
-        assert [path.name for path in (tmp_path / "driver").rglob("data.json")] == ["data.json"]
         yield from [(place, work(block)) for place, block in enumerate(blocks)]
 
-    monkeypatch.setattr(ray_engine, "map_blocks", on_another_machine)
-    found, seen = load("driver", root=put_files(folder, monkeypatch), cluster=Cluster())
+    root = put_files(folder, monkeypatch)
+    found, seen = load("driver", root=root, map_blocks=on_another_machine)
     assert seen == (48, 7)
+    there = objects(load.address)
+    again, seen = load("driver", root=root, map_blocks=on_another_machine)
+    assert (seen, same(found, again), objects(load.address)) == ((0, 0), True, there)
+    shard = max((tmp_path / "driver").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    healed, seen = load("driver", root=root, map_blocks=on_another_machine)
+    assert (seen[0] > 0, same(found, healed), objects(load.address)) == (True, True, there)
     alone, _ = load.elsewhere("alone")
     assert same(found, alone)
+    assert {name.partition("/")[2] for name in there} == {
+        path.name for path in (tmp_path / "elsewhere").rglob("*") if path.suffix in (".safetensors", ".json")
+    }

@@ -101,8 +101,8 @@ def test_a_user_without_a_home_trains(tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout.strip()
 
-    code = "from stepcot_jax.host.store_cache import staging_folder; print(staging_folder('run', 'gs://bucket/run'))"
-    assert pathlib.Path(start("-c", code)).parent.parent == work / "stepcot_jax-1000"
+    code = "from stepcot_jax.contrib.cloud.copies import _cache_folder; print(_cache_folder('runs'))"
+    assert pathlib.Path(start("-c", code)).parent == work / "stepcot_jax-1000"
     settings = {"phantom.num_cases": 60, "training.teacher_epochs": 1, "training.joint_epochs": 1}
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
     start("-m", "stepcot_jax.main", "--config=quickstart", f"--workdir={work / 'run'}", *flags)

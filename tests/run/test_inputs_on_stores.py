@@ -1,21 +1,20 @@
 """Cases, records and weights on a store: the same data and runs as from their folder, downloaded once."""
 
 import json
-import pathlib
 
 import jax
 import numpy as np
 import pytest
-from host.memory_store import new_address, put_files
+from cloud.memory_store import new_address, put_files
 from run.small_run import small_run, small_settings
 
+from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.run import inputs
@@ -76,12 +75,12 @@ def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, a
 def test_what_a_store_does_not_have_is_named_with_its_setting(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     address = new_address(monkeypatch)
-    with pytest.raises(BadInput, match=rf"^config\.data\.root: {address}: holds no files; expected a folder of cases"):
+    with pytest.raises(BadInput, match=rf"^config\.data\.root: {address}: holds no files"):
         load_dataset(of_root(address), preprocessing=Preprocessing(size=32))
     settings = load_settings("base", **{"job": "sft", "vqa.source": "folder", "vqa.root": address})
-    with pytest.raises(BadInput, match=rf"^config\.vqa\.root: {address}: holds no files; expected a folder with"):
+    with pytest.raises(BadInput, match=rf"^config\.vqa\.root: {address}: holds no files"):
         load_vqa_dataset(settings)
-    with pytest.raises(BadInput, match=rf"{address}: holds no files; expected a folder of weights"):
+    with pytest.raises(BadInput, match=rf"{address}: holds no files"):
         load_image_encoder(address)
 
 
@@ -155,10 +154,8 @@ def test_check_stats_and_shards_read_a_folder_on_a_store(folder, address, tmp_pa
     for name in ("stats", "shards"):
         names = [{path.name for path in (tmp_path / f"{name}{number}").iterdir()} for number in (0, 1)]
         assert names[0] == names[1]
-    with pytest.raises(BadInput, match=r"^ROOT: https://x\.org/run is an address, not a path"):
+    with pytest.raises(BadInput, match=r"^ROOT: https://x\.org/run: unknown scheme"):
         data(["check", "https://x.org/run"])
-    with pytest.raises(BadInput, match=rf"^ROOT: {address}/data\.json: holds no files; expected a folder of cases"):
-        data(["check", f"{address}/data.json"])
 
 
 def test_reports_may_be_one_file_on_a_store(tmp_path, monkeypatch, capsys):
@@ -174,14 +171,14 @@ def test_reports_may_be_one_file_on_a_store(tmp_path, monkeypatch, capsys):
         annotate([reports, f"--out={tmp_path / out}", "--images=none"])
     assert (tmp_path / "here" / "data.json").read_bytes() == (tmp_path / "there" / "data.json").read_bytes()
     assert "downloading 1 files" in capsys.readouterr().err
-    with pytest.raises(BadInput, match=rf"^REPORTS: {address}2: holds no files; expected reports"):
+    with pytest.raises(BadInput, match=rf"^REPORTS: {address}2: holds no files"):
         annotate([f"{address}2", f"--out={tmp_path / 'none'}"])
     assert not (tmp_path / "none").exists()
 
 
 class _Ran:
     def __init__(self, folder):
-        self.place = Place(pathlib.Path(folder))
+        self.place = Place(folder, say=print)
 
     def execute(self):
         return {}

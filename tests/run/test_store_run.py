@@ -1,18 +1,16 @@
-"""A run whose workdir is on a store: the same results, resumed from the store alone, one run at a time."""
+"""A run whose workdir is on a store: the same results, resumed from the store alone."""
 
 import json
 import shutil
 
 import jax
 import pytest
-from host.memory_store import ended_process, new_address, objects
+from cloud.memory_store import Killed, disturb, new_address, objects
 from run.small_run import entries, final_state, small_run
 
-from stepcot_jax.host import leases
+from stepcot_jax.contrib.cloud.copies import MANIFEST
+from stepcot_jax.contrib.cloud.stores import StoreError
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.leases import LEASE_FILE, Lease
-from stepcot_jax.host.mirrors import MANIFEST
-from stepcot_jax.host.stores import StoreError, StoreFolder
 from stepcot_jax.run import training_run
 
 
@@ -30,28 +28,7 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def address(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
     return new_address(monkeypatch)
-
-
-class Killed(BaseException):
-    pass
-
-
-def disturb(patch, method, number, error):
-    """Let the number-th call of a method of stores do half of its work, and raise an error."""
-    real, seen = getattr(StoreFolder, method), []
-
-    def call(store, given, *content):
-        is_lease = given == LEASE_FILE or given == [LEASE_FILE]
-        seen.extend([] if is_lease else [method])
-        if is_lease or len(seen) != number:
-            return real(store, given, *content)
-        if method == "upload":
-            real(store, dict(list(given.items())[: len(given) // 2]))
-        raise error
-
-    patch.setattr(StoreFolder, method, call)
 
 
 def check_same(run, whole, monkeypatch, tmp_path):
@@ -93,7 +70,6 @@ def test_a_run_killed_while_it_copies_resumes_elsewhere_to_the_same_bits(
         run = small_run(address, patch)
         with pytest.raises(Killed):
             run.execute()
-    StoreFolder(address).write(LEASE_FILE, ended_process())
     shutil.rmtree(tmp_path / "cache")  # another machine
     check_same(small_run(address, monkeypatch), whole, monkeypatch, tmp_path)
 
@@ -112,24 +88,7 @@ def test_a_store_that_fails_once_is_tried_again_and_at_the_end_the_run_stops(
             run.execute()
 
 
-def test_a_second_run_is_refused_and_one_that_lost_its_lease_writes_nothing(address, monkeypatch):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
-    with Lease(StoreFolder(address), say=print).hold(), pytest.raises(BadInput, match="in use by process"):
-        small_run(address, monkeypatch)
+def test_a_second_run_of_this_machine_is_refused(address, monkeypatch):
     run = small_run(address, monkeypatch)
-    before = objects(address)
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
-    taken = b'{"host": "other", "machine": "m", "process": 1, "token": "t"}'
-    with run.place.hold():
-        StoreFolder(address).write(LEASE_FILE, taken)
-        (run.workdir / "metrics.jsonl").write_text("{}")
-        with pytest.raises(RunStopped, match="the lease of this run is held by process 1 of other"):
-            run.place.finish()
-    assert objects(address) == before | {LEASE_FILE: taken}
-
-
-def test_a_folder_with_other_files_is_refused(address, monkeypatch):
-    StoreFolder(address).write("data.json", b"[]")
-    with pytest.raises(BadInput, match=r"holds data\.json and no mirror\.json; expected an empty folder"):
+    with run.place.hold(), pytest.raises(BadInput, match="in use by another process"):
         small_run(address, monkeypatch)
-    assert objects(address) == {"data.json": b"[]"}

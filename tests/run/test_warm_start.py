@@ -5,13 +5,13 @@ import json
 
 import numpy as np
 import pytest
-from host.memory_store import objects, put_workdir
+from cloud.memory_store import objects, put_workdir
 from run.small_run import first_params, small_run, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
+from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data import loading
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.run.start import read_warm_start
 from stepcot_jax.settings.run_settings import write_settings
 from stepcot_jax.training.state import flatten
@@ -87,7 +87,7 @@ def test_a_run_whose_start_was_on_a_store_resumes_without_it(trained, tmp_path, 
     report = small_run(tmp_path / "warm", monkeypatch, **changes).execute()
     StoreFolder(address).remove(objects(address))
     assert small_run(tmp_path / "warm", monkeypatch, **changes).execute()["test"] == report["test"]
-    with pytest.raises(BadInput, match=rf"^config\.start\.checkpoint: {address}: holds no files; expected the workdir"):
+    with pytest.raises(BadInput, match=rf"^config\.start\.checkpoint: {address}: holds no files"):
         small_run(tmp_path / "new", monkeypatch, **changes)
     lost = small_run(tmp_path / "chained", monkeypatch, **CHANGES, start__checkpoint=str(tmp_path / "warm"))
     assert lost.task.start.notes[0].startswith(f"an earlier start cannot be read ({address}: holds no files")

@@ -301,5 +301,5 @@ def test_messages_quote_the_start_of_long_names_and_values():
 def test_a_folder_of_transformers_is_no_address():
     frozen = {"image_encoder.name": "pretrained", "image_encoder.weights": "transformers:/models/rad-dino"}
     assert load_settings("base", **frozen).image_encoder.weights == "transformers:/models/rad-dino"
-    with pytest.raises(BadInput, match=r"config\.image_encoder\.weights: .*not the address of a folder on a store"):
+    with pytest.raises(BadInput, match=r"config\.image_encoder\.weights: .*unknown scheme"):
         load_settings("base", **frozen | {"image_encoder.weights": "ftp://models/rad-dino"})

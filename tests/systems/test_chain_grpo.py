@@ -5,7 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from host.memory_store import put_workdir
+from cloud.memory_store import put_workdir
 from PIL import Image
 from run.small_run import LinearEncoder, leaves, small_run
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
-from host.memory_store import new_address
+from cloud.memory_store import new_address
 from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
@@ -18,7 +18,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 def test_a_folder_on_a_store_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(BadInput, match=r"config.policy.start: memory://.*/run: holds no files; expected the workdir"):
+    with pytest.raises(BadInput, match=r"config.policy.start: memory://.*/run: holds no files"):
         read_start(new_address(monkeypatch), small_settings(job="chain_grpo"))
 
 

@@ -223,7 +223,7 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
 class Finishing:
     def __init__(self, cells, cell):
         self.cells, self.cell = cells, cell
-        self.place = Place(cells.folder(cell))
+        self.place = Place(cells.folder(cell), say=print)
 
     def execute(self):
         finish(self.cells, self.cell, {"teacher": 0.5, "student": 0.5})

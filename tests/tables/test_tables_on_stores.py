@@ -4,14 +4,10 @@ import shutil
 
 import jax
 import pytest
-from host.memory_store import Killed, ended_process, new_address, objects
+from cloud.memory_store import Killed, disturb, new_address, objects
 from run.small_run import LinearEncoder, share_programs, small_settings
-from run.test_store_run import disturb
 
-from stepcot_jax.host import leases
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.leases import LEASE_FILE, Lease
-from stepcot_jax.host.stores import StoreFolder
+from stepcot_jax.contrib.cloud.copies import MANIFEST
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import training_run
 from stepcot_jax.tools.tables import cell_networks
@@ -23,7 +19,6 @@ from stepcot_jax.tools.tables.plan import Plan
 @pytest.fixture(autouse=True)
 def _small(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
     share_programs(monkeypatch)
     monkeypatch.setattr(cell_networks, "make_resnet", lambda name: LinearEncoder())
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
@@ -47,15 +42,9 @@ def make(workdir, names=("steps",)):
 
 
 def tables_of(files):
-    return {name: content for name, content in files.items() if name.startswith("tables/")}
-
-
-def forget_this_machine(tmp_path, address):
-    """The store as a killed process of another machine left it."""
-    shutil.rmtree(tmp_path / "cache")
-    left = [name for name in objects(address) if name.endswith(LEASE_FILE)]
-    for name in left:
-        StoreFolder(address).write(name, ended_process())
+    return {
+        name: content for name, content in files.items() if name.startswith("tables/") and not name.endswith(MANIFEST)
+    }
 
 
 def test_tables_on_a_store_are_those_of_a_folder_and_go_on_elsewhere(tmp_path, monkeypatch):
@@ -72,7 +61,7 @@ def test_tables_on_a_store_are_those_of_a_folder_and_go_on_elsewhere(tmp_path, m
     assert tables_of(objects(address)) == {}
     finished = {name.split("/")[1] for name in objects(address) if name.endswith("/report.json")}
     assert 0 < len(finished) < 3
-    forget_this_machine(tmp_path, address)
+    shutil.rmtree(tmp_path / "cache")  # another machine
     plan = make(address)
     there = objects(address)
     assert tables_of(there) == here
@@ -81,7 +70,7 @@ def test_tables_on_a_store_are_those_of_a_folder_and_go_on_elsewhere(tmp_path, m
     assert {name for name in there if name.count("/") == 2 and name.startswith("encoders/")} != set()
     assert str(tmp_path) not in str({name: there[name] for name in there if name.endswith("settings.json")})
 
-    forget_this_machine(tmp_path, address)
+    shutil.rmtree(tmp_path / "cache")  # another machine
     monkeypatch.setattr(training_run.Run, "execute", lambda run: pytest.fail("trains"))
     before = objects(address)
     make(address)
@@ -90,20 +79,10 @@ def test_tables_on_a_store_are_those_of_a_folder_and_go_on_elsewhere(tmp_path, m
     assert plan.cells.folder(plan.main(0)).is_relative_to(tmp_path / "cache")
 
 
-def test_a_workdir_that_another_command_holds_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(leases, "LAPSE_SECONDS", 3.0)
-    address = new_address(monkeypatch)
-    refused = pytest.raises(BadInput, match=rf"^--workdir: {address}: in use by process")
-    with Lease(StoreFolder(address), say=print).hold(), refused, making._holding(address):
-        pass
-    with making._holding(address):
-        assert objects(address).keys() == {LEASE_FILE}
-    assert objects(address) == {}
-
-
 def test_published_figures_are_written_to_a_store(tmp_path, monkeypatch):
     address = new_address(monkeypatch)
     making.make_tables(["vqa"], None, command=["python"], folder=tmp_path / "here")
     making.make_tables(["vqa"], None, command=["python"], folder=address)
-    assert objects(address) == {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    there = objects(address)
+    there.pop(MANIFEST)
+    assert there == {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}

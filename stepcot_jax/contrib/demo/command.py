@@ -73,10 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.host.store_cache import find_files, find_workdir
+    from stepcot_jax.host.download import find_path
 
     if options.examples is not None:
-        options.examples = find_files(options.examples, "--examples", holds="a folder of radiographs")
+        options.examples = find_path(options.examples, "--examples")
         if not options.examples.is_dir():
             raise BadInput(
                 f"--examples: {options.examples} is not a folder; expected one with PNG, JPEG or DICOM files"
@@ -87,8 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.reading.trained_model import load_trained
     from stepcot_jax.run.stored import read_stored
 
-    checkpoint = find_workdir(options.checkpoint, "--checkpoint")
-    policy = None if options.policy is None else find_workdir(options.policy, "--policy")
+    checkpoint = find_path(options.checkpoint, "--checkpoint")
+    policy = None if options.policy is None else find_path(options.policy, "--policy")
     is_policy = policy is None and read_stored(checkpoint).trains_policy
     gradio = import_gradio()  # takes seconds, as does jax
     explainer = None

@@ -23,9 +23,9 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_chan
 from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
-from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of
 from stepcot_jax.settings.run_settings import Settings
@@ -213,7 +213,7 @@ def load_folder(
     depend on it.
     """
     data = settings.data
-    root = find_files(settings.vqa.root, "config.vqa.root", holds="a folder with records.jsonl")
+    root = find_path(settings.vqa.root, "config.vqa.root")
     collection = read_vqa_records(root, on_bad_record=data.on_bad_record)
     split = split_records(collection, settings=data)
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]

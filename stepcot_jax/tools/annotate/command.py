@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.endpoint import Endpoint
-from stepcot_jax.host.addresses import refuse_source
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.tools.annotate.parsers import (
     TASK_FLAGS,
@@ -34,51 +33,42 @@ from stepcot_jax.tools.annotate.review import COMPARISONS, run_comparison
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.request_files import BatchLimits
     from stepcot_jax.annotate.runs import Plan
-    from stepcot_jax.host.ray_blocks import Cluster
+    from stepcot_jax.host.extras import MapBlocks
 
 
 def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     # Imported here, as below, to keep --help and the other subcommands fast.
     from stepcot_jax.annotate.alignment import read_annotator
-    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown, read_shard
+    from stepcot_jax.annotate.output import as_markdown, read_shard
     from stepcot_jax.annotate.pipeline import annotate_source
     from stepcot_jax.chain import DEFAULT_CHAIN
-    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
 
     shard = None if options.shard is None else read_shard(options.shard)
     chain = read_annotator(find_input(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
     plan = _make_plan(options)
-    refuse_source(options.reports, options.out, "data.json")
     reports = find_input(options.reports, "REPORTS")
-    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
-        options.show = out.show
-        result = annotate_source(reports, out.path, plan, Terminal(), chain=chain, shard=shard)
+    result = annotate_source(reports, options.out, plan, Terminal(), chain=chain, shard=shard)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records in {out.name}" + (f", shard {shard}" if shard else ""))
+    print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
 
 
 def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
-    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown, merge_shards
-    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.annotate.output import as_markdown, merge_shards
 
-    for shard in options.shards:
-        refuse_source(shard, options.out)
     shards = [find_input(each, "SHARD") for each in options.shards]
-    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
-        result = merge_shards(shards, out.path, overwrite=options.overwrite)
+    result = merge_shards(shards, options.out, overwrite=options.overwrite)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records of {len(shards)} shards in {out.name}")
+    print(f"{len(result.records)} records of {len(shards)} shards in {options.out}")
 
 
 def annotate_vqa(options: argparse.Namespace) -> None:
     """Make reasoning records from questions or boxes."""
-    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
+    from stepcot_jax.annotate.output import as_markdown
     from stepcot_jax.annotate.vqa.items import TaskSettings
     from stepcot_jax.annotate.vqa.vqa_pipeline import VqaSource, annotate_questions
-    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
 
     given = vars(options)
@@ -91,27 +81,24 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         if not given["masks"].is_dir():
             raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
     box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
-    refuse_source(options.source, options.out, "records.jsonl")
     plan, source = _make_plan(options), find_input(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
-    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
-        options.show = out.show
-        result = annotate_questions(
-            VqaSource(source, box_size, options.question_seed, options.with_normal),
-            plan,
-            Terminal(),
-            task=options.task,
-            settings=TaskSettings(
-                root=source,
-                folder=out.path,
-                seed=options.question_seed,
-                sends_pictures=options.send_images,
-                **of_task,
-            ),
-            num_regenerations=options.regenerate,
-        )
+    result = annotate_questions(
+        VqaSource(source, box_size, options.question_seed, options.with_normal),
+        plan,
+        Terminal(),
+        task=options.task,
+        settings=TaskSettings(
+            root=source,
+            folder=options.out,
+            seed=options.question_seed,
+            sends_pictures=options.send_images,
+            **of_task,
+        ),
+        num_regenerations=options.regenerate,
+    )
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records in {out.name}")
+    print(f"{len(result.records)} records in {options.out}")
 
 
 def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
@@ -121,7 +108,7 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
     try:
         run(options)
     except RoundWritten as written:
-        print(options.show(written))
+        print(written)
         again = "this command again for the next round"
         print(f"next: send the files, stepcot annotate replies {options.out} FILE ..., then {again}")
 
@@ -129,12 +116,9 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
 def take_replies(options: argparse.Namespace) -> None:
     """Take the replies of a batch into the ledgers."""
     from stepcot_jax.annotate.llm.request_files import describe_replies, take_from_files
-    from stepcot_jax.annotate.output import PAID_FOLDERS
-    from stepcot_jax.host.outputs import resuming_folder
 
     files = [find_input(each, "FILE") for each in options.files]
-    with resuming_folder(options.out, "DIR", paid=PAID_FOLDERS) as out:
-        taken = take_from_files(files, out.path)
+    taken = take_from_files(files, options.out)
     print("\n".join(describe_replies(taken)))
     if taken.unreadable:
         more = f" and {taken.unreadable - 1} more lines" if taken.unreadable > 1 else ""
@@ -186,15 +170,17 @@ def _make_plan(options: argparse.Namespace) -> "Plan":
         images=options.images,
         overwrite=options.overwrite,
         batch=_read_limits(options),
-        cluster=_read_cluster(options),
+        map_blocks=_find_engine(options),
     )
 
 
-def _read_cluster(options: argparse.Namespace) -> "Cluster | None":
-    from stepcot_jax.host.ray_blocks import Cluster
+def _find_engine(options: argparse.Namespace) -> "MapBlocks | None":
+    from stepcot_jax.host.extras import find_extra
 
-    is_ray = getattr(options, "engine", "local") == "ray"
-    return Cluster(options.ray_address, options.ray_workers) if is_ray else None
+    if getattr(options, "engine", "local") == "local":
+        return None
+    make_engine = find_extra("engine", options.engine, packages="ray")
+    return make_engine(address=options.ray_address, num_workers=options.ray_workers)
 
 
 def _read_limits(options: argparse.Namespace) -> "BatchLimits | None":

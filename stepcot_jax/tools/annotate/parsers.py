@@ -4,9 +4,9 @@ import argparse
 import pathlib
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
-from stepcot_jax.host.addresses import output_place
+from stepcot_jax.tools.options import local_path
 
-_OUT = "folder of result and ledgers; or gs://, s3://"
+_OUT = "folder of result and ledgers"
 
 VOTER_FIELDS = ("base-url", "key-variable")
 TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ", "masks")}
@@ -41,7 +41,7 @@ def merge_parser() -> argparse.ArgumentParser:
     prog = "stepcot annotate merge"
     parser = argparse.ArgumentParser(prog=prog, description="Merge the folders of all shards into one result.")
     parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://, s3://")
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=_OUT)
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=_OUT)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
     return parser
 
@@ -63,8 +63,8 @@ def replies_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate replies`."""
     prog = "stepcot annotate replies"
     parser = argparse.ArgumentParser(prog=prog, description="Take the replies of a batch into the ledgers.")
-    out = "folder that `requests` was given as --out; or gs://, s3://"
-    parser.add_argument("out", type=output_place, metavar="DIR", help=out)
+    out = "folder that `requests` was given as --out"
+    parser.add_argument("out", type=local_path, metavar="DIR", help=out)
     files = "output or error file of a batch; or gs://, s3://"
     parser.add_argument("files", nargs="+", metavar="FILE", help=files)
     return parser
@@ -99,7 +99,7 @@ def vqa_parser() -> argparse.ArgumentParser:
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=_OUT)
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=_OUT)
     parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
     parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
@@ -156,13 +156,12 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
         sample = "reasoning records: most of each kind, default 200"
         parser.add_argument("--sample", type=int, default=200, metavar="N", help=sample)
         parser.add_argument("--seed", type=int, default=0, help="reasoning records: of the sample, default 0")
-    written = f"{written}; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, required=is_review, metavar=metavar, help=written)
+    parser.add_argument("--out", type=local_path, required=is_review, metavar=metavar, help=written)
     return parser
 
 
 def find_input(source: str, name: str) -> pathlib.Path:
     """Return an input; one on a store is downloaded first."""
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.download import find_path
 
-    return find_files(source, name, holds="reports, records or replies", may_be_file=True)
+    return find_path(source, name)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepcot_jax.export.authors import NETWORKS, to_torch_networks
-from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.tools.conformance.golden import Golden, groups
+from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.tools.conformance.computation import Computation, Numbers

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_KEY_VARIABLE, Endpoint
-from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
+from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.client import Budget
@@ -37,19 +37,15 @@ def main(arguments: list[str] | None = None) -> None:
     endpoint = _make_endpoint(options)
     _check(options)
     # Imported here, as below, so that --help and a wrong flag are fast.
-    from stepcot_jax.annotate.output import PAID_FOLDERS
     from stepcot_jax.evaluation.published import FILE_NAME
-    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.tools.constrain.asking_levels import REPLIES_NAME
     from stepcot_jax.tools.constrain.results import PAGE_NAME, TABLE_NAMES
 
     source = _open_cases(options)
-    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
-        options.out = out.path
-        text, size = _measure(options, endpoint, source)
+    text, size = _measure(options, endpoint, source)
     print(text)
     names = f"{FILE_NAME}, {PAGE_NAME} ({size / 1e6:.1f} MB), {REPLIES_NAME}, {', '.join(TABLE_NAMES)}"
-    print(f"in {out.name}: {names}")
+    print(f"in {options.out}: {names}")
 
 
 def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "CaseSource") -> tuple[str, int]:
@@ -137,12 +133,12 @@ def _check(options: argparse.Namespace) -> None:
 
 def _open_cases(options: argparse.Namespace) -> "CaseSource":
     from stepcot_jax.chain import DEFAULT_CHAIN
-    from stepcot_jax.host.store_cache import find_files, find_workdir
+    from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.cases import CaseSource, open_data, open_run
 
-    data = None if options.data is None else find_files(options.data, "DATA", holds="a folder of cases")
+    data = None if options.data is None else find_path(options.data, "DATA")
     if options.workdir is not None:
-        workdir = find_workdir(options.workdir, "--workdir")
+        workdir = find_path(options.workdir, "--workdir")
         return open_run(workdir, options.split or "test", root=data)
     if data is not None:
         layout = {"layout": options.layout} if options.layout else {}
@@ -216,8 +212,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     root = "a data root in any layout, also of gs:// or s3://; default phantoms"
     parser.add_argument("data", nargs="?", metavar="DATA", help=root)
-    out = "folder of results and ledger; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    out = "folder of results and ledger"
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
     run = "cases that a finished run has predicted, to compare with its networks; DATA overrides its data root"
     parser.add_argument("--workdir", metavar="RUN", help=run)
     parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")

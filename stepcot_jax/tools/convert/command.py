@@ -9,7 +9,7 @@ state_dict of one network. Ours is a .safetensors of '/'-joined Flax paths such 
 teacher/heads/fusion_0/linear/kernel. With --to torch, SOURCE may be the workdir of a run: the best weights of each
 network are converted.
 
-SOURCE, --chain and DEST may be on gs:// or s3://.
+SOURCE and --chain may be on gs:// or s3://.
 
 With --to jax, a DEST without a suffix becomes a workdir, which predict, demo, explain, export and
 config.start.checkpoint read like that of a run. The authors' file holds neither the questions nor the frozen encoders,
@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepcot_jax.export.authors import NETWORKS, drop_ignored, group_by_network, to_jax_tensors, to_torch_tensors
-from stepcot_jax.host.addresses import is_address, output_place
+from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.outputs import writing_file, writing_folder
-from stepcot_jax.host.store_cache import find_files, find_workdir
 from stepcot_jax.tools.convert.converted_workdir import SUFFIXES, check_destination, read_tensors, write_tensors
+from stepcot_jax.tools.options import local_path
 from stepcot_jax.training.state import flatten
 
 if TYPE_CHECKING:
@@ -61,19 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
     flags = _parse(arguments)
     to_workdir = flags.to == "jax" and not pathlib.PurePath(flags.dest).suffix
     _check_flags(flags, to_workdir=to_workdir)
-    writing = writing_folder(flags.dest, "DEST", is_new=True) if to_workdir else writing_file(flags.dest, "DEST")
-    with writing as out:
-        flags.dest = out.path
-        lines = _convert(flags, to_workdir=to_workdir)
-    print("\n".join(map(out.show, lines)))
+    print("\n".join(_convert(flags, to_workdir=to_workdir)))
     return 0
 
 
 def _find_source(flags: argparse.Namespace) -> pathlib.Path:
     """Return the file of tensors or, with --to torch, the workdir; one on a store is downloaded first."""
     if flags.to == "torch" and pathlib.PurePath(flags.source).suffix not in SUFFIXES:
-        return find_workdir(flags.source, "SOURCE")
-    return find_files(flags.source, "SOURCE", holds="a file of tensors", may_be_file=True)
+        return find_path(flags.source, "SOURCE")
+    return find_path(flags.source, "SOURCE")
 
 
 def _convert(flags: argparse.Namespace, *, to_workdir: bool) -> list[str]:
@@ -113,8 +108,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Convert parameters between the authors' PyTorch names and layouts and ours.",
     )
     parser.add_argument("source", help="file to read; with --to torch also a run's workdir; or gs://, s3://")
-    dest = "file to write; with --to jax also a new folder, a workdir; or gs://, s3://"
-    parser.add_argument("dest", type=output_place, help=dest)
+    dest = "file to write; with --to jax also a new folder, a workdir"
+    parser.add_argument("dest", type=local_path, help=dest)
     parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
     parser.add_argument(
         "--network", choices=tuple(NETWORKS), help="the authors' side is the bare state_dict of this network"
@@ -151,7 +146,7 @@ def _check_flags(flags: argparse.Namespace, *, to_workdir: bool) -> None:
 
 def _make_recipe(flags: argparse.Namespace) -> "Recipe":
     """Return what a workdir needs beside the tensors; a chain on a store is downloaded first."""
-    chain = find_files(flags.chain, "--chain", holds="a data folder or chain.json", may_be_file=True)
+    chain = find_path(flags.chain, "--chain")
     if not chain.exists():
         raise BadInput(f"--chain: {flags.chain} does not exist")
     root = flags.chain.rstrip("/").rpartition("/")[0] if is_address(flags.chain) else str(chain.parent)

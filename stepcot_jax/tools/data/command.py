@@ -10,12 +10,12 @@ from typing import Any
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
-from stepcot_jax.host.addresses import output_place, refuse_source
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tools.data.fetching import add_fetch
 from stepcot_jax.tools.data.vqa import add_vqa
+from stepcot_jax.tools.options import local_path
 
 EXIT_WOULD_STOP = 1
 
@@ -43,11 +43,9 @@ def main(arguments: list[str] | None = None) -> int | None:
         if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
             raise BadInput(f"--{name.replace('_', '-')} must be above 0; got {getattr(options, name)}")
     if hasattr(options, "root"):
-        if options.run is _make_shards:
-            refuse_source(options.root, options.out)
-        from stepcot_jax.host.store_cache import find_files
+        from stepcot_jax.host.download import find_path
 
-        options.root = find_files(options.root, "ROOT", holds="a folder of cases or reasoning records")
+        options.root = find_path(options.root, "ROOT")
     code: int | None = options.run(options)
     return code
 
@@ -60,8 +58,8 @@ def _add_check(commands: Any) -> None:
         f"run can use it; 1: something would stop a run; 2: it cannot be read at all. {_RECORDS}",
     )
     _add_reading_options(parser)
-    json = "also write the facts as JSON, or gs://, s3://; - prints JSON instead of tables"
-    parser.add_argument("--json", type=output_place, metavar="FILE", help=json)
+    json = "also write the facts as JSON; - prints JSON instead of tables"
+    parser.add_argument("--json", type=local_path, metavar="FILE", help=json)
     parser.add_argument(
         "--images",
         choices=("decode", "exists", "none"),
@@ -84,7 +82,6 @@ def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.checks.check_printing import print_facts, write_facts
     from stepcot_jax.data.checks.vqa_check import check_vqa, list_vqa_tables
     from stepcot_jax.data.grounded.record_files import holds_records
-    from stepcot_jax.host.outputs import writing_file
     from stepcot_jax.tools.data.missing_images import name_option
 
     check_options = CheckOptions(
@@ -110,8 +107,7 @@ def _check(options: argparse.Namespace) -> int:
     else:
         if options.json:
             try:
-                with writing_file(options.json, "--json") as out:
-                    write_whole(out.path, write_facts(facts).encode())
+                write_whole(options.json, write_facts(facts).encode())
             except OSError as error:
                 raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
         print_facts(facts, tables=tables)
@@ -127,8 +123,8 @@ def _add_stats(commands: Any) -> None:
         f"boxes, stages, lengths, the majority answer of each topic, and examples with their boxes. {_RECORDS}",
     )
     _add_reading_options(parser)
-    out = "folder for tables and pictures; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    out = "folder for tables and pictures"
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
     parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
     parser.set_defaults(run=_write_statistics)
 
@@ -142,7 +138,6 @@ def _write_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.data.splits.making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
-    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.tools.data.counts import compute_statistics, write_tables
     from stepcot_jax.tools.data.pictures import write_pictures
@@ -152,42 +147,39 @@ def _write_statistics(options: argparse.Namespace) -> None:
     if splits is None:
         splits = make_splits(collection.cases, seed=options.split_seed)
         source = f"made from seed {options.split_seed}, there being no tables"
-    with writing_folder(options.out) as out:
-        make_workdir(out.path)
-        statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
-        tables = write_tables(out.path, statistics)
-        pictures, missing = write_pictures(out.path, statistics)
+    make_workdir(options.out)
+    statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
+    tables = write_tables(options.out, statistics)
+    pictures, missing = write_pictures(options.out, statistics)
     if collection.set_aside:
         print(f"{len(collection.set_aside)} records are set aside; `check` shows why")
     if "reasoning_length.png" not in pictures:
         print("no case has reasoning: reasoning_length is not drawn")
     if missing:
         print(f"no installed font has {make_printable(missing[:40])}: boxes in the .png, text in the .svg")
-    print(make_printable(f"{statistics.num_cases:,} cases in {out.name}: {', '.join((*tables, *pictures))}"))
+    print(make_printable(f"{statistics.num_cases:,} cases in {options.out}: {', '.join((*tables, *pictures))}"))
 
 
 def _write_vqa_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.data.grounded.record_files import read_vqa_records
-    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.tools.data.vqa_statistics import write_vqa_statistics
 
     collection = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
-    with writing_folder(options.out) as out:
-        make_workdir(out.path)
-        names, num_missing = write_vqa_statistics(out.path, collection)
+    make_workdir(options.out)
+    names, num_missing = write_vqa_statistics(options.out, collection)
     if collection.set_aside:
         print(f"{len(collection.set_aside)} lines are set aside; `check` shows why")
     if num_missing:
         print(f"{num_missing} images of the examples cannot be read: drawn as empty")
-    print(make_printable(f"{len(collection.records):,} records in {out.name}: {', '.join(names)}"))
+    print(make_printable(f"{len(collection.records):,} records in {options.out}: {', '.join(names)}"))
 
 
 def _add_shards(commands: Any) -> None:
     parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
     _add_reading_options(parser)
-    out = "new folder, or one to resume; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    out = "new folder, or one to resume"
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
     parser.add_argument("--shard-megabytes", type=float, default=256.0, help="size of a shard, default 256")
     _add_image_options(parser)
     parser.set_defaults(run=_make_shards)
@@ -195,24 +187,22 @@ def _add_shards(commands: Any) -> None:
 
 def _make_shards(options: argparse.Namespace) -> None:
     from stepcot_jax.data.images.shards import make_shards
-    from stepcot_jax.host.outputs import resuming_folder
 
-    with resuming_folder(options.out) as out:
-        said = make_shards(
-            options.root,
-            out.path,
-            reading=_reading_arguments(options),
-            max_pixels=int(options.max_megapixels * 1e6),
-            shard_bytes=int(options.shard_megabytes * 2**20),
-            num_threads=options.num_threads,
-            terminal=Terminal(),
-        )
-    print(out.show("\n".join(said)))
+    said = make_shards(
+        options.root,
+        options.out,
+        reading=_reading_arguments(options),
+        max_pixels=int(options.max_megapixels * 1e6),
+        shard_bytes=int(options.shard_megabytes * 2**20),
+        num_threads=options.num_threads,
+        terminal=Terminal(),
+    )
+    print("\n".join(said))
 
 
 def _add_phantom(commands: Any) -> None:
     parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
-    parser.add_argument("folder", type=output_place, metavar="DIR", help="new or empty folder; or gs://, s3://")
+    parser.add_argument("folder", type=local_path, metavar="DIR", help="new or empty folder")
     parser.add_argument("--num-cases", type=int, default=1000, help="default 1000")
     parser.add_argument("--size", type=int, default=256, help="height and width in pixels, default 256")
     parser.add_argument("--prevalence", choices=("published", "flat"), default="published", help="of the diagnoses")
@@ -222,19 +212,17 @@ def _add_phantom(commands: Any) -> None:
 
 def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
-    from stepcot_jax.host.outputs import writing_folder
 
-    with writing_folder(options.folder, "DIR", is_new=True) as out:
-        make_new_folder(out.path)
-        export_phantom(
-            out.path,
-            num_cases=options.num_cases,
-            seed=options.seed,
-            size=options.size,
-            prevalence=options.prevalence,
-            progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
-        )
-    print(f"{options.num_cases} cases in {out.name}")
+    make_new_folder(options.folder)
+    export_phantom(
+        options.folder,
+        num_cases=options.num_cases,
+        seed=options.seed,
+        size=options.size,
+        prevalence=options.prevalence,
+        progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
+    )
+    print(f"{options.num_cases} cases in {options.folder}")
 
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:

@@ -5,17 +5,16 @@ import pathlib
 
 from stepcot_jax.data.tfds.preparing import Reading, import_tfds
 from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
-from stepcot_jax.host.addresses import output_place
-from stepcot_jax.host.outputs import writing_folder
-from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.host.download import find_path
+from stepcot_jax.tools.options import local_path
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prepare the folder from the command line and print the numbers of cases."""
     parser = argparse.ArgumentParser(prog="stepcot data tfds", description=__doc__)
     parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://, s3://")
-    data_dir = "where datasets are kept; or gs://, s3://, then a new or empty folder"
-    parser.add_argument("data_dir", type=output_place, metavar="DIR", help=data_dir)
+    data_dir = "where datasets are kept"
+    parser.add_argument("data_dir", type=local_path, metavar="DIR", help=data_dir)
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     parser.add_argument("--split-seed", type=int, default=0, help="of splits that are made; default 0")
     parser.add_argument(
@@ -24,13 +23,12 @@ def main(arguments: list[str] | None = None) -> None:
     options = vars(parser.parse_args(arguments))
     root, data_dir = options.pop("root"), options.pop("data_dir")
     import_tfds()
-    root = find_files(root, "ROOT", holds="a folder with data.json and images")
+    root = find_path(root, "ROOT")
     from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
 
-    with writing_folder(data_dir, "DIR", is_new=True) as out:
-        folder = prepare(root, out.path, Reading(**options))
-        lines = _describe(folder)
-    print("\n".join(map(out.show, lines)))
+    folder = prepare(root, data_dir, Reading(**options))
+    lines = _describe(folder)
+    print("\n".join(lines))
 
 
 def _describe(folder: pathlib.Path) -> list[str]:

@@ -7,12 +7,11 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_new_folder
-from stepcot_jax.host.outputs import writing_folder
-from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.data.sources.intake import Readers
@@ -32,7 +31,7 @@ def add_vqa(commands: Any) -> None:
         description="Writes records.jsonl, images and masks: a question of each of four kinds about each image, split "
         "by patient; or the questions of GEMeX or MEDSAGE as released, with their splits.",
     )
-    parser.add_argument("out", type=output_place, metavar="OUT", help="new or empty folder; or gs://, s3://")
+    parser.add_argument("out", type=local_path, metavar="OUT", help="new or empty folder")
     source = (
         "phantom, or a folder with a detection list (ChestX-ray8, PadChest-GR, VinBigData, phantoms), GEMeX or MEDSAGE"
     )
@@ -69,12 +68,11 @@ def _make_vqa(options: argparse.Namespace) -> None:
     is_phantom = options.source == "phantom"
     _refuse_other(options, _OF_FOLDER if is_phantom else _OF_PHANTOM, "phantom" if is_phantom else "FOLDER")
     if not is_phantom:
-        options.source = find_files(options.source, "--source", holds="a detection list, GEMeX or MEDSAGE")
-    with writing_folder(options.out, "OUT", is_new=True) as out, _filling(out.path):
-        options.out = out.path
+        options.source = find_path(options.source, "--source")
+    with _filling(options.out):
         if is_phantom:
             records = make_phantom_records(
-                out.path,
+                options.out,
                 num_cases=2000 if options.num_cases is None else options.num_cases,
                 size=64 if options.size is None else options.size,
                 seed=options.seed,
@@ -83,8 +81,10 @@ def _make_vqa(options: argparse.Namespace) -> None:
             )
         else:
             records = _read_images_or_say(options)
-        number = write_records(out.path, records, dialect=options.dialect)
-    print(f"{len(records):,} records in {out.name}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else ""))
+        number = write_records(options.out, records, dialect=options.dialect)
+    print(
+        f"{len(records):,} records in {options.out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else "")
+    )
 
 
 def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str) -> None:

@@ -11,9 +11,9 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
+from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.data.grounded.record_files import VqaCollection
@@ -26,9 +26,9 @@ _DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a tes
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[VqaRecord]]":
     """Return the records of a file, and those of the chosen split."""
     from stepcot_jax.data.grounded.record_files import read_vqa_records
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.download import find_path
 
-    records = find_files(options.records, "RECORDS", holds="reasoning records", may_be_file=True)
+    records = find_path(options.records, "RECORDS")
     collection = read_vqa_records(records, on_bad_record=options.on_bad_record)
     if collection.set_aside:
         print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
@@ -45,8 +45,6 @@ def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Vq
 def score(options: argparse.Namespace) -> None:
     """Score files of replies."""
     # Imported here and below, so that --help is fast.
-    from stepcot_jax.annotate.output import PAID_FOLDERS
-    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.tools.evaluate_replies.scored_files import score_files
 
     records = choose_records(options)
@@ -54,52 +52,45 @@ def score(options: argparse.Namespace) -> None:
     options.perturbed = [_find_replies(each, "--perturbed") for each in options.perturbed]
     if options.perturbed_records is not None:
         options.perturbed_records = _find_replies(options.perturbed_records, "--perturbed-records")
-    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
-        options.out = out.path
-        table = out.show(score_files(options, *records))
-    print(table, end="")
+    print(score_files(options, *records), end="")
 
 
 def _find_replies(source: str, name: str) -> pathlib.Path:
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.download import find_path
 
-    return find_files(source, name, holds="replies or perturbed records", may_be_file=True)
+    return find_path(source, name)
 
 
 def prompts(options: argparse.Namespace) -> None:
     """Write the prompts of a split."""
-    from stepcot_jax.host.outputs import writing_file
     from stepcot_jax.tools.evaluate_replies.robustness import write_prompts
 
     collection, chosen = choose_records(options)
     form = {"dialect": options.dialect, "with_thinking": options.with_thinking}
-    with writing_file(options.out) as out:
-        make_workdir(out.path.parent)
-        write_prompts(out.path, chosen, root=collection.root, **form)
-    print(f'{out.name}: {len(chosen)} prompts; answer with lines of {{"id": .., "reply": ..}}')
+    make_workdir(options.out.parent)
+    write_prompts(options.out, chosen, root=collection.root, **form)
+    print(f'{options.out}: {len(chosen)} prompts; answer with lines of {{"id": .., "reply": ..}}')
 
 
 def perturb(options: argparse.Namespace) -> None:
     """Write perturbed records and their prompts."""
-    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.tools.evaluate_replies.robustness import write_rounds
 
     if options.rounds < 1:
         raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
     collection, chosen = choose_records(options)
-    with writing_folder(options.out) as out:
-        make_workdir(out.path)
-        written = write_rounds(
-            out.path,
-            chosen,
-            collection,
-            num_rounds=options.rounds,
-            seed=options.seed,
-            negated_answer=options.negated_answer,
-            dialect=options.dialect,
-            with_thinking=options.with_thinking,
-        )
-    print(f"in {out.name}: {', '.join(path.name for path in written)}")
+    make_workdir(options.out)
+    written = write_rounds(
+        options.out,
+        chosen,
+        collection,
+        num_rounds=options.rounds,
+        seed=options.seed,
+        negated_answer=options.negated_answer,
+        dialect=options.dialect,
+        with_thinking=options.with_thinking,
+    )
+    print(f"in {options.out}: {', '.join(path.name for path in written)}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -132,8 +123,8 @@ def _score_parser() -> argparse.ArgumentParser:
     _add_common(parser)
     replies = "JSON lines with id and reply; or gs://, s3://"
     parser.add_argument("replies", nargs="+", metavar="REPLIES", help=replies)
-    out = "folder of the results; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
+    out = "folder of the results"
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
     parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
     parser.add_argument("--missing", choices=("wrong", "stop", "skip"), default="wrong", help="replies, default wrong")
     scores = ("relative", "within_two", "exact", "token_f1")
@@ -164,7 +155,7 @@ def _score_parser() -> argparse.ArgumentParser:
 def _prompts_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{_PROGRAM} prompts", description="Write the prompts of a split.")
     _add_common(parser)
-    parser.add_argument("--out", type=output_place, required=True, metavar="FILE", help="JSON lines; or gs://, s3://")
+    parser.add_argument("--out", type=local_path, required=True, metavar="FILE", help="JSON lines")
     parser.set_defaults(run=prompts)
     return parser
 
@@ -174,7 +165,7 @@ def _perturb_parser() -> argparse.ArgumentParser:
         prog=f"{_PROGRAM} perturb", description="Write perturbed closed and single-choice questions, and their prompts."
     )
     _add_common(parser)
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help="folder; or gs://, s3://")
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="folder")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--seed", type=int, default=0, help="of the draws, default 0")
     negated = 'whether "isn\'t" turns the answer, default flip'

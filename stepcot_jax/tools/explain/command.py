@@ -13,9 +13,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
+from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.reading.trained_model import Trained
@@ -46,12 +46,11 @@ def explain(arguments: list[str]) -> int:
     images = "files, or folders of them; also on gs:// or s3://"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     _add_network(parser)
-    written = "folder for pictures and JSON; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=written)
+    written = "folder for pictures and JSON"
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=written)
     parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
     options = parser.parse_args(arguments)
-    from stepcot_jax.host.outputs import writing_folder
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.download import find_path
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.reading.corrections import read_corrections
     from stepcot_jax.reading.radiographs import Complaints, find_images
@@ -59,20 +58,19 @@ def explain(arguments: list[str]) -> int:
 
     given = read_corrections(options.given)
     complaints = Complaints()
-    found = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
+    found = [find_path(each, "IMAGE") for each in options.images]
     paths = find_images(found, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
     trained = _load(options)
-    with writing_folder(options.out) as out:
-        make_workdir(out.path)
-        explained = write_explanations(
-            trained, paths, model=options.model, given=given, out=out.path, refuse=complaints.refuse
-        )
-        for path, reading in explained:
-            print(out.show(path))
-            for warning in reading.warnings:
-                print(make_printable(f"{reading.source}: warning: {warning}"), file=sys.stderr)
+    make_workdir(options.out)
+    explained = write_explanations(
+        trained, paths, model=options.model, given=given, out=options.out, refuse=complaints.refuse
+    )
+    for path, reading in explained:
+        print(path)
+        for warning in reading.warnings:
+            print(make_printable(f"{reading.source}: warning: {warning}"), file=sys.stderr)
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 
@@ -88,29 +86,25 @@ def score(arguments: list[str]) -> int:
     box_list = "ChestX-ray8's box list for images of --data; or gs://, s3://"
     parser.add_argument("--boxes", metavar="FILE", help=box_list)
     parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
-    parser.add_argument(
-        "--json", type=output_place, metavar="FILE", help="also write the figures as JSON; or gs://, s3://"
-    )
+    parser.add_argument("--json", type=local_path, metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     if options.boxes is not None and options.data is None:
         raise BadInput("--data is required with --boxes (the folder of the boxes' images)")
+    from stepcot_jax.host.download import find_path
     from stepcot_jax.host.files import write_whole
-    from stepcot_jax.host.outputs import writing_file
-    from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.tools.explain.scoring import describe_scores, score_network, write_scores
 
-    data = options.data and find_files(options.data, "--data", holds="a folder of radiographs with boxes")
-    boxes = options.boxes and find_files(options.boxes, "--boxes", holds="a box list", may_be_file=True)
+    data = options.data and find_path(options.data, "--data")
+    boxes = options.boxes and find_path(options.boxes, "--boxes")
     trained = _load(options)
     found = score_network(trained, model=options.model, data=data, box_list=boxes, num_cases=options.num_cases)
     found = found if options.data is None else {**found, "data": options.data}
     print(describe_scores(found))
     if options.json is not None:
         try:
-            with writing_file(options.json, "--json") as out:
-                write_whole(out.path, write_scores(found))
+            write_whole(options.json, write_scores(found))
         except OSError as error:
             raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
     return 0
@@ -119,10 +113,10 @@ def score(arguments: list[str]) -> int:
 def _load(options: argparse.Namespace) -> "Trained":
     from absl import logging
 
-    from stepcot_jax.host.store_cache import find_workdir
+    from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.trained_model import load_trained, read_default_model
 
-    options.checkpoint = find_workdir(options.checkpoint, "--checkpoint")
+    options.checkpoint = find_path(options.checkpoint, "--checkpoint")
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     options.model = options.model or read_default_model(options.checkpoint)
     return load_trained(options.checkpoint, names=(options.model,))

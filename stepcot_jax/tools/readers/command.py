@@ -8,9 +8,9 @@ stepcot readers score DIR FORM... --out DIR2 [--predictions RUN/predictions/test
 import argparse
 import pathlib
 
-from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.store_cache import find_files, find_workdir
+from stepcot_jax.tools.options import local_path
 
 _READING = ("layout", "step_names", "on_bad_record", "max_megapixels")
 _MAX_MEGAPIXELS = 64.0
@@ -19,7 +19,6 @@ _MAX_MEGAPIXELS = 64.0
 def sample(options: argparse.Namespace) -> None:
     """Write forms, images and the key."""
     # Imported here and below, so that --help is fast.
-    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.reading.cases import open_data, open_run
     from stepcot_jax.tools.readers.forms import FORM_NAME, KEY_NAME, check_names, write_sample
@@ -30,7 +29,7 @@ def sample(options: argparse.Namespace) -> None:
     check_names(readers)
     if options.workdir is not None:
         _refuse(options, _READING, "without --workdir; the settings of the run apply")
-        workdir, root = find_workdir(options.workdir, "--workdir"), _find_data(options.data)
+        workdir, root = find_path(options.workdir, "--workdir"), _find_data(options.data)
         source = open_run(workdir, options.split or "test", root=root)
     else:
         data = _find_data(options.data)
@@ -43,50 +42,45 @@ def sample(options: argparse.Namespace) -> None:
             reading["step_names"] = tuple(reading["step_names"])
         source = open_data(data, max_pixels=max_pixels, **reading)
     num_aside = len(source.cases) - len(source.diagnosed)
-    with writing_folder(options.out, is_new=True) as out:
-        write_sample(
-            out.path,
-            source,
-            readers=readers,
-            num_cases=options.num_cases,
-            seed=options.seed,
-            with_undiagnosed=options.with_undiagnosed,
-            progress=lambda cases: Terminal().watch(cases, "writing images"),
-        )
+    write_sample(
+        options.out,
+        source,
+        readers=readers,
+        num_cases=options.num_cases,
+        seed=options.seed,
+        with_undiagnosed=options.with_undiagnosed,
+        progress=lambda cases: Terminal().watch(cases, "writing images"),
+    )
     if num_aside and not options.with_undiagnosed:
         print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were left out")
-    print(f"{options.num_cases} cases of {source.name} in {out.name}")
+    print(f"{options.num_cases} cases of {source.name} in {options.out}")
     for name in readers:
-        print(f"for {name}: {out.show(out.path / name)}")
-    print(f"not for readers: {out.show(out.path / KEY_NAME)}")
+        print(f"for {name}: {options.out / name}")
+    print(f"not for readers: {options.out / KEY_NAME}")
 
 
 def _find_data(source: str | None) -> pathlib.Path | None:
-    return None if source is None else find_files(source, "DATA", holds="a folder of cases")
+    return None if source is None else find_path(source, "DATA")
 
 
 def score(options: argparse.Namespace) -> None:
     """Read filled forms and compare."""
-    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.pages.sheets import to_markdown
     from stepcot_jax.tools.readers.forms import read_forms, read_key
     from stepcot_jax.tools.readers.scores import compare_readers, tabulate_accuracy, write_comparison
 
-    folder = find_files(options.sample, "DIR", holds="the output of `sample`")
+    folder = find_path(options.sample, "DIR")
     key = read_key(folder)
-    filled = [find_files(form, "FORM", holds="a filled form", may_be_file=True) for form in options.forms]
+    filled = [find_path(form, "FORM") for form in options.forms]
     forms = read_forms(key, folder, filled)
-    predictions = options.predictions and find_files(
-        options.predictions, "--predictions", holds="predictions of a run", may_be_file=True
-    )
+    predictions = options.predictions and find_path(options.predictions, "--predictions")
     comparison = compare_readers(key, forms, predictions, num_resamples=options.num_resamples, seed=options.seed)
-    with writing_folder(options.out) as out:
-        names = write_comparison(out.path, comparison)
+    names = write_comparison(options.out, comparison)
     print(to_markdown(tabulate_accuracy(comparison)), end="")
     absent = [reader.name for reader in key.readers if reader.name not in {form.reader for form in forms}]
     if absent:
         print(f"without the forms of {', '.join(absent)}")
-    print(f"in {out.name}: {', '.join(names)}")
+    print(f"in {options.out}: {', '.join(names)}")
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], accepted: str) -> None:
@@ -114,7 +108,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     source = "folder or file in any supported layout; or a folder of gs:// or s3://"
     parser.add_argument("data", nargs="?", metavar="DATA", help=source)
     parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help="a new folder; or gs://, s3://")
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
     parser.add_argument("--format", default="csv", metavar="csv", help="of the forms: CSV alone")
@@ -134,12 +128,12 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers, teacher and "
     parser.description += "student step by step."
-    parser.description += " Each of DIR, FORM and FILE may be on gs:// or s3://."
+    parser.description += " Each of DIR, FORM and FILE, but no output, may be on gs:// or s3://."
     parser.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
     parser.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
     parser.add_argument("--predictions", metavar="FILE", help="of a run: RUN/predictions/test.npz")
-    out = "folder for the tables; or gs://, s3://"
-    parser.add_argument("--out", type=output_place, required=True, metavar="DIR2", help=out)
+    out = "folder for the tables"
+    parser.add_argument("--out", type=local_path, required=True, metavar="DIR2", help=out)
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
     parser.set_defaults(run=score)

@@ -9,14 +9,11 @@ The page is a single file that loads nothing. It holds pictures and reports of t
 
 import argparse
 import pathlib
-from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import is_address, output_place
+from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-
-if TYPE_CHECKING:
-    from stepcot_jax.host.staged_outputs import Output
+from stepcot_jax.tools.options import local_path
 
 _PAGE = "report.html"
 
@@ -27,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog="stepcot report", description="Write a finished run as one web page that loads nothing."
     )
     parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://, s3://")
-    page = f"or gs://, s3://; default: {_PAGE} in the workdir"
-    parser.add_argument("--out", metavar="FILE", type=output_place, help=page)
+    page = f"default: {_PAGE} in the workdir; required if that is an address"
+    parser.add_argument("--out", metavar="FILE", type=local_path, help=page)
     shown = "most cases, or replies of a policy, to show (default: 200)"
     parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
     parser.add_argument(
@@ -42,24 +39,22 @@ def main(arguments: list[str] | None = None) -> int:
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.host.outputs import writing_file
-    from stepcot_jax.host.store_cache import find_workdir
     from stepcot_jax.settings.run_settings import POLICY_JOBS, read_settings
 
     source = options.workdir
-    beside = f"{source.rstrip('/')}/{_PAGE}" if is_address(source) else pathlib.Path(source, _PAGE)
-    place = options.out or beside
-    options.workdir = find_workdir(options.workdir, "WORKDIR")
+    if options.out is None and is_address(source):
+        raise BadInput(f"{source} is an address: --out=FILE is required (a file of this machine)")
+    out: pathlib.Path = options.out or pathlib.Path(source, _PAGE)
+    options.workdir = find_path(options.workdir, "WORKDIR")
     if not options.workdir.is_dir():
         raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
     write = _write_policy if read_settings(options.workdir / "settings.json").job in POLICY_JOBS else _write_networks
-    with writing_file(place) as out:
-        size = write(options, out)
-    print(f"{out.name}: {size / 1e6:.1f} MB")
+    size = write(options, out)
+    print(f"{out}: {size / 1e6:.1f} MB")
     return 0
 
 
-def _write_networks(options: argparse.Namespace, out: "Output") -> int:
+def _write_networks(options: argparse.Namespace, out: pathlib.Path) -> int:
     """Write the page of a run of networks; return its size in bytes."""
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
@@ -69,7 +64,7 @@ def _write_networks(options: argparse.Namespace, out: "Output") -> int:
 
     run, model = read_run(options.workdir), options.model or read_default_model(options.workdir)
     run.check_model(model)
-    make_workdir(out.path.parent)
+    make_workdir(out.parent)
     page = assemble(
         run,
         model=model,
@@ -78,11 +73,11 @@ def _write_networks(options: argparse.Namespace, out: "Output") -> int:
         with_maps=not options.without_maps,
         terminal=Terminal(),
     ).encode()
-    write_whole(out.path, page)
+    write_whole(out, page)
     return len(page)
 
 
-def _write_policy(options: argparse.Namespace, out: "Output") -> int:
+def _write_policy(options: argparse.Namespace, out: pathlib.Path) -> int:
     """Write the page of a policy's run; return its size in bytes."""
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tools.report.policy_page import read_policy_run, write_policy_page
@@ -90,9 +85,9 @@ def _write_policy(options: argparse.Namespace, out: "Output") -> int:
     if options.model is not None or options.without_maps:
         raise BadInput(f"{options.workdir} is of a policy, to which --model and --without-maps do not apply")
     run = read_policy_run(options.workdir)
-    make_workdir(out.path.parent)
+    make_workdir(out.parent)
     return write_policy_page(
-        run, out.path, num_cases=options.num_cases, with_data=not options.without_data, terminal=Terminal()
+        run, out, num_cases=options.num_cases, with_data=not options.without_data, terminal=Terminal()
     )
 
 

@@ -15,15 +15,11 @@ from typing import Any
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
-from stepcot_jax.host.addresses import name_place
+from stepcot_jax.host.download import find_path, is_address, name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file
-from stepcot_jax.host.outputs import writing_folder
-from stepcot_jax.host.store_cache import find_files, staging_folder
-from stepcot_jax.host.store_uploads import is_whole
-from stepcot_jax.host.stores import StoreFolder, is_store_address
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.places import Place, make_place
+from stepcot_jax.run.places import Place
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
 
@@ -58,19 +54,18 @@ class Cells:
     """The cells below a workdir.
 
     Args:
-      workdir: of the tables; a cell's folder is `cells/DIGEST` in it. On a store each cell is a run with a workdir
-        there, see `places.StorePlace`.
+      workdir: of the tables; a cell's folder is `cells/DIGEST` in it. At an address each cell is a run with a workdir
+        there, see `run.places`.
 
     Attributes:
       place: the workdir as the user names it, without a slash at its end.
-      workdir: the folder of this machine for what need not be on a store.
+      workdir: the folder of this machine for what is not sent to an address.
     """
 
     def __init__(self, workdir: pathlib.Path | str, terminal: Terminal) -> None:
-        self._is_on_store = is_store_address(workdir)
-        self.place = str(workdir).rstrip("/") if self._is_on_store else str(workdir)
-        self.workdir = staging_folder("tables", self.place) if self._is_on_store else pathlib.Path(workdir)
-        self._terminal = terminal
+        self._is_remote, self._terminal = is_address(workdir), terminal
+        self.place = str(workdir).rstrip("/") if self._is_remote else str(workdir)
+        self.workdir = self._open("cells").folder if self._is_remote else pathlib.Path(workdir)
 
     def digest(self, cell: Cell) -> str:
         """Return the digest of a cell's settings without the `UNIMPORTANT` ones."""
@@ -78,9 +73,9 @@ class Cells:
         for key in UNIMPORTANT:
             *groups, name = key.split(".")
             functools.reduce(operator.getitem, groups, found).pop(name)
-        root = pathlib.PurePosixPath(name_place(self.place))
+        root = pathlib.PurePosixPath(name_source(self.place))
         for section, name in (("image_encoder", "weights"), ("policy", "start")):
-            path = pathlib.PurePosixPath(name_place(found[section][name]))
+            path = pathlib.PurePosixPath(name_source(found[section][name]))
             if found[section][name] and path.is_relative_to(root):
                 # The workdir may be moved.
                 found[section][name] = f"in the workdir: {path.relative_to(root)}"
@@ -88,26 +83,36 @@ class Cells:
 
     def folder(self, cell: Cell) -> pathlib.Path:
         """Return the folder of this machine with the files of a cell's run."""
-        return self._open(cell).folder if self._is_on_store else pathlib.Path(self.source(cell))
+        name = self._name_folder(cell)
+        return self._open(name).folder if self._is_remote else pathlib.Path(self.name(name))
 
     def source(self, cell: Cell) -> str:
         """Return the workdir of a cell's run, as settings name it."""
-        return self.name(f"cells/{self.digest(cell)}")
+        return self.name(self._name_folder(cell))
+
+    def _name_folder(self, cell: Cell) -> str:
+        return f"cells/{self.digest(cell)}"
 
     def name(self, part: str) -> str:
         """Return the path or the address of a part of the workdir, such as "features"."""
-        return f"{self.place}/{part}" if self._is_on_store else str(self.workdir / part)
+        return f"{self.place}/{part}" if self._is_remote else str(self.workdir / part)
 
-    def _open(self, cell: Cell) -> Place:
-        return make_place(self.source(cell), say=self._terminal.say)
+    def _open(self, part: str) -> Place:
+        return Place(self.name(part), say=self._terminal.say)
 
     def make_folder(self, name: str, make: Callable[[pathlib.Path], None]) -> None:
-        """Make a folder that cells read, such as an encoder's, unless it is there."""
-        if not self._is_on_store:
+        """Make a folder that cells read, such as an encoder's, unless it is there.
+
+        Args:
+          make: does nothing if the folder is complete.
+        """
+        if not self._is_remote:
             make(self.workdir / name)
-        elif not is_whole(StoreFolder(self.name(name))):
-            with writing_folder(self.name(name), "--workdir") as out:
-                make(out.path)
+            return
+        place = self._open(name)
+        place.bring()
+        make(place.folder)
+        place.finish()
 
     def is_finished(self, cell: Cell) -> bool:
         """Return whether the cell has its report and predictions, or replies."""
@@ -121,9 +126,9 @@ class Cells:
         """Run the unfinished cells in order, each once; interrupted ones resume."""
         by_digest = {self.digest(cell): cell for cell in reversed(cells)}  # of equal ones the first stays
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
-        if self._is_on_store:
+        if self._is_remote:
             for cell in wanted:
-                self._open(cell).bring()
+                self._open(self._name_folder(cell)).bring()
         waiting = [cell for cell in wanted if not self.is_finished(cell)]
         for cell in wanted:
             self._check_records(cell)
@@ -145,7 +150,7 @@ class Cells:
         if not root or not path.is_file():
             return
         written = read_file(path, max_bytes=_MOST_DIGEST_BYTES, accepted="a digest").decode("utf-8").strip()
-        if written != digest_records(find_files(root, key, holds="a folder of cases")):
+        if written != digest_records(find_path(root, key)):
             raise BadInput(
                 f"cell {cell.name!r} in {self.source(cell)}: the records in {root} have changed since it ran; restore "
                 "them or use a new --workdir"
@@ -161,7 +166,7 @@ class Cells:
         if cell.prepare is not None:
             cell.prepare()
         key, root = _record_root(cell.settings)
-        records = digest_records(find_files(root, key, holds="a folder of cases")) if root else ""
+        records = digest_records(find_path(root, key)) if root else ""
         with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
             run = Run(vary(self.share_features(cell.settings), {"resume": True}), self.source(cell))
             if records:

@@ -13,22 +13,20 @@ to DIR/tables, or to --out.
 Human readers have their own command, stepcot readers.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import pathlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from stepcot_jax.host.addresses import name_place, refuse_address
+from stepcot_jax.host.download import is_address, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settings
 from stepcot_jax.tools.options import define_flags, parse
 
@@ -105,22 +103,23 @@ def make_tables(
 ) -> list[str]:
     """Run the unfinished cells, then make and write the tables."""
     # Imported here: jax takes seconds, and --help and a wrong flag should not.
-    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.pages.sheets import write_table
+    from stepcot_jax.run.places import Place
 
     tables: dict[str, Any] = {name: importlib.import_module(f"stepcot_jax.tools.tables.{name}_table") for name in names}
     terminal = Terminal()
     written = []
-    with writing_folder(folder) as out:
-        make_workdir(out.path)
-        if plan is not None:
-            plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
-        for name, module in tables.items():
-            terminal.say(f"table {name}")
-            for table in module.make_tables(plan):
-                notes = (*table.notes, f"Made by: {shlex.join(command)}")
-                written += write_table(out.path, dataclasses.replace(table, notes=notes))
+    place = Place(folder, say=terminal.say)
+    place.bring()
+    if plan is not None:
+        plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
+    for name, module in tables.items():
+        terminal.say(f"table {name}")
+        for table in module.make_tables(plan):
+            notes = (*table.notes, f"Made by: {shlex.join(command)}")
+            written += write_table(place.folder, dataclasses.replace(table, notes=notes))
+    place.finish()
     return written
 
 
@@ -132,13 +131,12 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
     target = make_settings(values.target_config) if values.target_config else None
     from stepcot_jax.evaluation.published import read_constrained
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.download import find_path
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tools.tables.cells import Cells
     from stepcot_jax.tools.tables.plan import Plan
 
-    holds = "what constrain wrote"
-    folders = [find_files(each, "--constrained", holds=holds, may_be_file=True) for each in values.constrained]
+    folders = [find_path(each, "--constrained") for each in values.constrained]
     constrained = tuple(map(read_constrained, folders))
     models = [found.model for found in constrained]
     if len(set(models)) < len(models):
@@ -160,32 +158,18 @@ def main(arguments: list[str]) -> None:
             raise BadInput(f"--constrained is accepted only with {accepted}; got {', '.join(names)}")
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
-        workdir = values.workdir.rstrip("/") if is_store_address(values.workdir) else values.workdir
+        workdir = values.workdir.rstrip("/") if is_address(values.workdir) else values.workdir
+        if values.out:
+            refuse_address(values.out)
         folder = values.out or f"{workdir}/tables"
-        if is_store_address(folder) and name_place(folder) == name_place(workdir):
-            raise BadInput(f"--out: {folder} is the workdir; expected another folder, such as {workdir}/tables")
         command = ["stepcot", "tables", *sys.argv[1:]]
-        if not is_store_address(workdir):
-            refuse_address(workdir, "--workdir", is_output=True)
         plan = None if values.published else _make_plan(workdir)
-        with _holding(workdir):
-            written = make_tables(names, plan, command=command, folder=folder)
+        if not is_address(workdir):
+            make_workdir(pathlib.Path(workdir))
+        written = make_tables(names, plan, command=command, folder=folder)
         print(f"written to {folder}: {', '.join(written)}")
 
     run_tool(run)
-
-
-@contextlib.contextmanager
-def _holding(workdir: str) -> Iterator[None]:
-    """Make a workdir; on a store, keep other commands out of it."""
-    if is_store_address(workdir):
-        from stepcot_jax.host.outputs import holding_folder
-
-        with holding_folder(workdir, "--workdir"):
-            yield
-        return
-    make_workdir(pathlib.Path(workdir))
-    yield
 
 
 def define_table_flags() -> None:
@@ -194,7 +178,7 @@ def define_table_flags() -> None:
     flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
     large = "Folders of stepcot constrain: large models beside the networks, in diagnosis and steps."
     flags.DEFINE_list("constrained", [], large)
-    flags.DEFINE_string("out", None, "Folder for the tables, or gs://, s3://; WORKDIR/tables by default.")
+    flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(PUBLISHED_NAMES)} alone.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tools.options import local_path
 
 BATCH_SIZES = (1, 4, 32)
 """One image, the paper's batch of four, and a large batch for the throughput."""

@@ -16,9 +16,8 @@ import numpy as np
 
 from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, has_text_encoder, resolve
 from stepcot_jax.features.store import DESCRIPTION_FILE
+from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.sections import TRANSFORMERS
 from stepcot_jax.tools.tables.cells import Cell, Cells
@@ -87,8 +86,8 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
 def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
     """An encoder that the user names, with its own text features if it has any, else the config's."""
     folder, source = pathlib.Path(weights), str(pathlib.Path(weights))
-    if is_store_address(weights):
-        source, folder = weights, find_files(weights, "--encoders", holds="a folder of weights or of imported features")
+    if is_address(weights) and not weights.startswith(TRANSFORMERS):
+        source, folder = weights, find_path(weights, "--encoders")
     prompts: dict[str, Any] = {}
     if (folder / "images" / DESCRIPTION_FILE).is_file():
         changes, whose = _frozen("imported", source), "imported with the images' features"

@@ -17,7 +17,7 @@ from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, Comparison, 
 from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.evaluation.published import TRANSFER_SAMPLES
 from stepcot_jax.features.store import digest_pixels
-from stepcot_jax.host.addresses import name_place
+from stepcot_jax.host.download import name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT
@@ -131,7 +131,7 @@ def _has_same_patients(source: Settings, target: Settings) -> bool:
 
 def _folder(root: str) -> str:
     path = pathlib.Path(root)
-    return name_place(str(path.parent) if path.is_file() else root)
+    return name_source(str(path.parent) if path.is_file() else root)
 
 
 def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool, by_pixels: bool) -> Iterator[str]:

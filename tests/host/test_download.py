@@ -1,4 +1,4 @@
-"""Addresses where a path of this machine is expected: refused by every command, setting and writer, never a folder."""
+"""Names that may be addresses: downloaded by an extra for their scheme, never taken for a folder."""
 
 import ast
 import operator
@@ -9,12 +9,15 @@ import subprocess
 import sys
 
 import pytest
+from cloud.memory_store import register_extra
 
 import stepcot_jax
-from stepcot_jax.host.addresses import is_address, local_path, output_place, refuse_address
+from stepcot_jax.host.download import find_path, is_address, open_remote, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.extras import list_extras
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.settings.run_settings import PLACES, load_settings
+from stepcot_jax.tools.options import local_path
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
 STANDALONE = {"exported_models.py", "policy_loader.py"}
@@ -25,8 +28,10 @@ STANDALONE = {"exported_models.py", "policy_loader.py"}
 def test_an_address_stays_one_after_pathlib_has_dropped_a_slash(place):
     assert is_address(place)
     assert is_address(pathlib.Path(place))
-    with pytest.raises(BadInput, match=r"config\.data\.root: .* is an address, not a path; expected a folder"):
-        refuse_address(pathlib.Path(place), "config.data.root")
+    with pytest.raises(BadInput, match=r"is an address; expected a folder or file of this machine .*stepcot sync"):
+        refuse_address(pathlib.Path(place))
+    with pytest.raises(BadInput, match=r"^config\.x: .*: not an address with :// \(pass it as text"):
+        find_path(pathlib.Path(place), "config.x")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ def test_paths_and_hugging_face_names_are_no_addresses(place):
 @pytest.mark.parametrize("write", [make_workdir, make_new_folder, lambda path: write_whole(path / "file", b"")])
 def test_no_folder_is_made_of_an_address(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="is an address, not a path"):
+    with pytest.raises(BadInput, match="is an address; expected a folder"):
         write(pathlib.Path("gs://bucket/run"))
     assert list(tmp_path.iterdir()) == []
 
@@ -57,9 +62,29 @@ NEEDS = {
 def test_every_setting_that_names_a_place_keeps_its_address_and_refuses_others(place):
     settings = load_settings("base", **NEEDS.get(place, {}), **{place: "gs://bucket/data"})
     assert operator.attrgetter(place)(settings) == "gs://bucket/data"
-    for address in ("https://x.org/run", "gs://bucket", "s3://bucket/../x", "hf://ann/chest"):
-        with pytest.raises(BadInput, match=rf"config\.{place}: {re.escape(address)}: not the address of a folder on a"):
+    for address in ("https://x.org/run", "az://bucket/x"):
+        with pytest.raises(BadInput, match=rf"config\.{place}: {re.escape(address)}: unknown scheme; expected a path"):
             load_settings("base", **NEEDS.get(place, {}), **{place: address})
+
+
+def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tmp_path, monkeypatch):
+    assert find_path("runs/q", "flag") == find_path(pathlib.Path("runs/q")) == pathlib.Path("runs/q")
+    register_extra(monkeypatch, "scheme", "ours", f"{__name__}:_download")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[_download.__module__])
+    assert find_path("ours://b/run") == pathlib.Path("ours://b/run here")
+    with pytest.raises(BadInput, match=r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$"):
+        find_path("az://b/run")
+    monkeypatch.delitem(list_extras("scheme"), "s3", raising=False)
+    with pytest.raises(
+        BadInput, match=r"^--x: s3: this scheme is an extra that is not installed: pip install .*\[s3\]"
+    ):
+        find_path("s3://b/run", "--x")
+    with pytest.raises(BadInput, match=r"^hf://b/run: nothing is written to hf://; expected"):
+        open_remote("hf://b/run", say=print)
+
+
+def _download(address, folder):
+    return pathlib.Path(f"{address} here")
 
 
 def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
@@ -67,20 +92,16 @@ def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
     from stepcot_jax.tools.report.command import main as report
 
     for main, arguments, message in (
-        (report, ["runs/q", "--out=hf://ann/page.html"], "argument --out: hf://ann/page.html: not the address of a"),
-        (
-            report,
-            ["runs/q", "--out=s3://bucket"],
-            "argument --out: s3://bucket: not the address of a folder",
-        ),
-        (conformance, ["s3://bucket/run/x.npz"], "s3://bucket/run/x.npz is an address, not a path; expected"),
+        (report, ["runs/q", "--out=s3://bucket/page.html"], "argument --out: s3://bucket/page.html is an address; exp"),
+        (report, ["s3://bucket/run"], "s3://bucket/run is an address: --out=FILE is required"),
+        (report, ["runs/q", "--out="], "'' names nothing; expected a path"),
+        (conformance, ["s3://bucket/run/x.npz"], "s3://bucket/run/x.npz is an address; expected"),
     ):
         with pytest.raises(SystemExit) as ended:
             run_tool(lambda main=main, arguments=arguments: main(arguments))
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
-    assert local_path("runs/q") == output_place("runs/q") == pathlib.Path("runs/q")
-    assert output_place("s3://bucket/run") == "s3://bucket/run"
+    assert local_path("runs/q") == pathlib.Path("runs/q")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +115,7 @@ def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(module, a
     program = [sys.executable, "-m", "stepcot_jax", *module.split("."), *arguments]
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     found = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
-    assert (found.returncode, "--workdir: hf://b/x" in found.stderr) == (2, True), found.stderr
+    assert (found.returncode, "nothing is written to hf://" in found.stderr) == (2, True), found.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Map blocks of work over the processes of a Ray cluster (extra `ray`), with Ray Data."""
+"""The engine `ray`: map blocks of rows over the processes of a Ray cluster, with Ray Data."""
 
 import dataclasses
 import logging
@@ -13,8 +13,8 @@ from stepcot_jax.host.text import install_extra, one_line
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
-    """The processes that work for a run.
+class RayCluster:
+    """The processes that work for a run; called as `host.extras.MapBlocks` says.
 
     Attributes:
       address: of a Ray cluster; "" for the one of the environment variable RAY_ADDRESS, or else a local one of its own.
@@ -33,42 +33,32 @@ class Cluster:
         if not (0 <= self.num_cpus < math.inf and 0 <= self.num_gpus < math.inf):
             raise BadInput(f"cores and GPUs of a Ray worker must be at least 0; got {self.num_cpus}, {self.num_gpus}")
 
-
-def map_blocks(
-    blocks: Sequence[Any], make: Callable[[], Callable[[Any], Any]], cluster: Cluster
-) -> Iterator[tuple[int, Any]]:
-    """Yield the place and the result of each block, as they are finished.
-
-    A worker that dies is replaced, and its blocks are done again: what a block writes must not depend on how often it
-    is done.
-
-    Args:
-      make: called once in each worker; returns the function that does a block. Any callable that can be pickled.
-    """
-    if not blocks:
-        return
-    ray = _start(cluster)
-    shared = ray.put(ray.cloudpickle.dumps((make, os.getcwd())))  # noqa: PTH109
-    rows = [{"place": place, "block": pickle.dumps(block)} for place, block in enumerate(blocks)]
-    # Each block of work is one of Ray's, so that it is handed out alone.
-    results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _Worker,
-        batch_size=1,
-        batch_format="numpy",
-        fn_constructor_args=(shared,),
-        compute=ray.data.ActorPoolStrategy(size=min(cluster.num_workers, len(rows)), max_tasks_in_flight_per_actor=2),
-        num_cpus=cluster.num_cpus,
-        num_gpus=cluster.num_gpus,
-    )
-    try:
-        for row in results.iter_rows():
-            result = pickle.loads(row["result"])  # noqa: S301, from our own workers
-            if isinstance(result, BadInput):
-                raise result
-            yield int(row["place"]), result
-    except ray.exceptions.RayError as error:
-        why = str(error).strip().rpartition("\n")[2][:300]
-        raise RunStopped(f"a Ray worker failed ({why}); finished blocks are kept, rerun the command") from error
+    def __call__(self, blocks: Sequence[Any], make: Callable[[], Callable[[Any], Any]]) -> Iterator[tuple[int, Any]]:
+        """Yield the position and the result of each block, as they are finished; a worker that dies is replaced."""
+        if not blocks:
+            return
+        ray = _start(self)
+        shared = ray.put(ray.cloudpickle.dumps((make, os.getcwd())))  # noqa: PTH109
+        rows = [{"position": position, "block": pickle.dumps(block)} for position, block in enumerate(blocks)]
+        # Each block of work is one of Ray's, so that it is handed out alone.
+        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            _Worker,
+            batch_size=1,
+            batch_format="numpy",
+            fn_constructor_args=(shared,),
+            compute=ray.data.ActorPoolStrategy(size=min(self.num_workers, len(rows)), max_tasks_in_flight_per_actor=2),
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+        )
+        try:
+            for row in results.iter_rows():
+                result = pickle.loads(row["result"])  # noqa: S301, from our own workers
+                if isinstance(result, BadInput):
+                    raise result
+                yield int(row["position"]), result
+        except ray.exceptions.RayError as error:
+            why = str(error).strip().rpartition("\n")[2][:300]
+            raise RunStopped(f"a Ray worker failed ({why}); finished blocks are kept, rerun the command") from error
 
 
 class _Worker:
@@ -94,10 +84,10 @@ class _Worker:
                 results.append(pickle.dumps(self._work(pickle.loads(block))))  # noqa: S301
             except BadInput as error:
                 results.append(pickle.dumps(BadInput(str(error))))
-        return {"place": batch["place"], "result": results}
+        return {"position": batch["position"], "result": results}
 
 
-def _start(cluster: Cluster) -> Any:
+def _start(cluster: RayCluster) -> Any:
     try:
         import ray
         import ray.data
@@ -122,10 +112,10 @@ def _start(cluster: Cluster) -> Any:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     resources = ray.cluster_resources()
-    for name, each in (("CPU", cluster.num_cpus), ("GPU", cluster.num_gpus)):
-        if each * cluster.num_workers > resources.get(name, 0):
+    for name, share in (("CPU", cluster.num_cpus), ("GPU", cluster.num_gpus)):
+        if share * cluster.num_workers > resources.get(name, 0):
             raise BadInput(
-                f"{cluster.num_workers} Ray workers of {each:g} {name} do not fit into the cluster, which has "
+                f"{cluster.num_workers} Ray workers of {share:g} {name} do not fit into the cluster, which has "
                 f"{resources.get(name, 0):g}"
             )
     return ray

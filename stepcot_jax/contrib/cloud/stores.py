@@ -1,14 +1,14 @@
 """Folders on object stores, gs://BUCKET/FOLDER and s3://BUCKET/FOLDER, through fsspec.
 
-A store has no appends, renames or locks. What it has: an object is written whole or not at all, replaces the one of the
-same name, and can be created only if there is none. Credentials are those of the machine, which gcsfs and s3fs find.
+A store has no appends, renames or locks. An object is written whole or not at all, and replaces the one of the same
+name. Credentials are those of the machine, which gcsfs and s3fs find.
 """
 
 import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line, shorten
 
 EXTRAS = {"gs": "gcs", "s3": "s3"}
-"""Schemes of stores -> the extra that reads and writes them."""
+"""Schemes of stores -> the optional dependencies that read and write them."""
 
 _FORM = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<folder>\w[\w.-]*(?:/[^/\\\s?#*\[\]{}]+)+)/?")
@@ -40,36 +40,19 @@ class Stored:
     tag: str
 
 
-def is_store_address(source: object) -> bool:
-    """Return whether a source is an address of an object store, and not a path.
-
-    >>> is_store_address("gs://bucket/runs/q"), is_store_address("runs/q"), is_store_address("hf://ann/chest")
-    (True, False, False)
-    """
-    return isinstance(source, str) and source.partition("://")[0] in EXTRAS and "://" in source
-
-
-def check_store_address(address: str) -> re.Match[str]:
-    """Return the scheme and the folder of an address, without opening the store."""
-    found = _ADDRESS.fullmatch(address)
-    if not is_store_address(address) or found is None or {".", ".."} & set(found["folder"].split("/")):
-        raise BadInput(f"{shorten(address)}: not the address of a folder on a store; expected {_FORM}")
-    return found
-
-
 class StoreFolder:
     """A folder on an object store.
 
     Attributes:
       address: of the folder, without a slash at its end.
-      compares: whether `replace` is one step. S3 has conditional writes (If-Match); gcsfs has none but `create`.
     """
 
     def __init__(self, address: str) -> None:
-        found = check_store_address(address)
+        found = _ADDRESS.fullmatch(address)
+        if found is None or found["scheme"] not in EXTRAS or {".", ".."} & set(found["folder"].split("/")):
+            raise BadInput(f"{shorten(address)}: not the address of a folder on a store; expected {_FORM}")
         self.address = address.rstrip("/")
         self._root = found["folder"]
-        self.compares = found["scheme"] == "s3"
         try:
             import fsspec  # with its stores a second; most runs are in folders of the machine
 
@@ -93,8 +76,17 @@ class StoreFolder:
                 continue
             if "\\" in name or {"", ".", ".."} & set(name.split("/")):
                 raise StoreError(f"{self.address}: {shorten(name)!r} is not the name of a file")
-            objects[name] = Stored(int(facts["size"]), _find_tag(facts))
+            objects[name] = _describe_object(facts)
         return objects
+
+    def look_up(self, name: str) -> Stored | None:
+        """Return the size and tag of an object; None if there is no such object."""
+        with self._explain("read"):
+            try:
+                facts = self._files.info(f"{self._root}/{name}")
+            except FileNotFoundError:
+                return None
+        return None if facts.get("type") == "directory" else _describe_object(facts)
 
     def read(self, name: str) -> bytes | None:
         """Return the content of an object; None if there is none."""
@@ -110,52 +102,6 @@ class StoreFolder:
         with self._explain("written"):
             self._files.pipe_file(f"{self._root}/{name}", content)
 
-    def create(self, name: str, content: bytes) -> bool:
-        """Write an object if there is none of its name; return whether there was none."""
-        with self._explain("written"):
-            try:
-                self._files.pipe_file(f"{self._root}/{name}", content, mode="create")
-            except FileExistsError:
-                return False
-            except Exception:
-                if self._files.exists(f"{self._root}/{name}"):  # stores differ in how they say so
-                    return False
-                raise
-            return True
-
-    def look_up(self, name: str) -> Stored | None:
-        """Return the size and tag of an object; None if there is no such object."""
-        with self._explain("read"):
-            try:
-                facts = self._files.info(f"{self._root}/{name}")
-            except FileNotFoundError:
-                return None
-        return None if facts.get("type") == "directory" else Stored(int(facts["size"]), _find_tag(facts))
-
-    def tag(self, name: str) -> str | None:
-        """Return what changes with an object's content; None if there is no such object."""
-        found = self.look_up(name)
-        return None if found is None else found.tag
-
-    def replace(self, name: str, content: bytes, tag: str) -> bool:
-        """Write an object if it still has a tag; return whether it had.
-
-        Without `compares`, another may write between the comparison and the write, and is overwritten.
-        """
-        if not self.compares:
-            if self.tag(name) != tag:
-                return False
-            self.write(name, content)
-            return True
-        with self._explain("written"):
-            try:
-                self._files.pipe_file(f"{self._root}/{name}", content, IfMatch=tag)
-            except Exception:
-                if self.tag(name) != tag:  # "precondition failed", in the words of each server
-                    return False
-                raise
-            return True
-
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; one that is not there is no error."""
 
@@ -164,12 +110,12 @@ class StoreFolder:
                 self._files.rm_file(f"{self._root}/{name}")
 
         with self._explain("written"):
-            _each(remove_one, names)
+            _call_all(remove_one, names)
 
     def upload(self, files: Mapping[str, pathlib.Path]) -> None:
         """Write files as objects: name -> file."""
         with self._explain("written"):
-            _each(lambda pair: self._files.put_file(str(pair[1]), f"{self._root}/{pair[0]}"), files.items())
+            _call_all(lambda pair: self._files.put_file(str(pair[1]), f"{self._root}/{pair[0]}"), files.items())
 
     def download(self, files: Mapping[str, pathlib.Path]) -> None:
         """Copy objects to files, whose folders are made: name -> file."""
@@ -179,7 +125,7 @@ class StoreFolder:
             self._files.get_file(f"{self._root}/{pair[0]}", str(pair[1]))
 
         with self._explain("read"):
-            _each(get_one, files.items())
+            _call_all(get_one, files.items())
 
     @contextlib.contextmanager
     def _explain(self, done: str) -> Iterator[None]:
@@ -190,11 +136,11 @@ class StoreFolder:
             raise StoreError(f"{self.address}: cannot be {done} ({_describe(error)})") from error
 
 
-def _find_tag(facts: Mapping[str, Any]) -> str:
-    return next((str(facts[key]) for key in _TAGS if facts.get(key) is not None), "")
+def _describe_object(facts: Mapping[str, Any]) -> Stored:
+    return Stored(int(facts["size"]), next((str(facts[key]) for key in _TAGS if facts.get(key) is not None), ""))
 
 
-def _each(call: Any, items: Iterable[Any]) -> None:
+def _call_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:
     """Call a function for each item, on several threads; the first error ends it."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         for _ in pool.map(call, items):

@@ -1,4 +1,4 @@
-"""Annotate by rules on a Ray cluster; finished blocks are kept in a folder, so that a stopped run goes on."""
+"""Annotate by rules in the processes of an engine; finished blocks are kept, so that a stopped run resumes."""
 
 import dataclasses
 import hashlib
@@ -12,8 +12,8 @@ import msgspec
 from stepcot_jax import __version__
 from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Outcome, Provenance, Report
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.files import read_file, write_whole
-from stepcot_jax.host.ray_blocks import Cluster, map_blocks
 
 FOLDER = "blocks"
 BLOCK_SIZE = 256
@@ -60,16 +60,16 @@ def _annotate(report: Report, annotate: Annotate) -> _Done:
     return _Done(made, provenance, None)
 
 
-def annotate_with_ray(
+def annotate_in_blocks(
     reports: Iterable[Report],
     make: Callable[[], Annotate],
-    cluster: Cluster,
+    map_blocks: MapBlocks,
     *,
     folder: Path,
     settings: str,
     watch: Callable[[int], None],
 ) -> Iterator[Outcome[Report, Annotation]]:
-    """Yield the outcome of each report, in order, annotated in the workers of a cluster.
+    """Yield the outcome of each report, in order, annotated in the processes of an engine.
 
     Each finished block is written to `folder`, named by its reports and the settings; a later run does the others only.
     `forget_blocks` removes them.
@@ -82,7 +82,7 @@ def annotate_with_ray(
     paths = [folder / FOLDER / f"{_name_block(block, settings)}.json" for block in blocks]
     missing = [place for place, path in enumerate(paths) if not path.exists()]
     num_done = sum(map(len, blocks)) - sum(len(blocks[place]) for place in missing)
-    for place, content in map_blocks([blocks[place] for place in missing], RulesOfWorker(make), cluster):
+    for place, content in map_blocks([blocks[place] for place in missing], RulesOfWorker(make)):
         write_whole(paths[missing[place]], content)
         num_done += len(blocks[missing[place]])
         watch(num_done)

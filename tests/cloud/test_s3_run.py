@@ -9,12 +9,11 @@ import sys
 import time
 
 import pytest
-from host.s3_server import BUCKET, s3_server
+from cloud.s3_server import BUCKET, s3_server
 from run.test_two_process_run import SMALL, numbers
 
-from stepcot_jax.host.mirrors import MANIFEST
-from stepcot_jax.host.store_cache import find_workdir
-from stepcot_jax.host.stores import StoreFolder
+from stepcot_jax.contrib.cloud.copies import MANIFEST, download
+from stepcot_jax.contrib.cloud.stores import StoreFolder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -88,7 +87,7 @@ def check_killed(tmp_path, server, monkeypatch):
     assert "resuming from step" in logs
     assert "never-printed" not in logs
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = find_workdir(address)
+    found = download(address)
     for kind in ("train", "val", "test"):
         assert numbers(found, kind) == numbers(tmp_path / "local", kind) != []
     reports = [json.loads((folder / "report.json").read_text())["test"] for folder in (found, tmp_path / "local")]

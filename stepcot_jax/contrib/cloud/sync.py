@@ -1,0 +1,37 @@
+"""Send a folder of this machine to gs:// or s3://: files that are there already are not sent again.
+
+stepcot sync FOLDER gs://BUCKET/FOLDER
+stepcot sync FOLDER s3://BUCKET/FOLDER
+
+`stepcot data fetch ADDRESS DIR` brings a folder back. Nothing keeps a second process from writing to the same address.
+"""
+
+import argparse
+import pathlib
+
+from stepcot_jax.contrib.cloud.copies import upload
+from stepcot_jax.contrib.cloud.stores import StoreError
+from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
+from stepcot_jax.tools.options import local_path
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Upload the folder that the command line names."""
+    parser = argparse.ArgumentParser(prog="stepcot sync", description="Send a folder to gs:// or s3://.")
+    parser.add_argument("folder", type=local_path, metavar="FOLDER", help="of this machine")
+    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER or s3://BUCKET/FOLDER")
+    options = parser.parse_args(arguments)
+    folder: pathlib.Path = options.folder
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: not a folder; expected one of this machine")
+    try:
+        sent, same = upload(folder, options.address)
+    except StoreError as error:
+        raise RunStopped(f"{error}; {folder} is unchanged, and the same command sends what is missing") from None
+    num_links = sum(path.is_symlink() for path in folder.rglob("*"))
+    links = f"; {num_links} symbolic links are not sent" if num_links else ""
+    print(f"{options.address}: {sent} files sent, {same} were there{links}")
+
+
+if __name__ == "__main__":
+    run_tool(main)

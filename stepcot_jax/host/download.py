@@ -1,0 +1,180 @@
+"""Where names of folders and files become paths: what has an address is downloaded, by an extra for its scheme.
+
+No other module of the library looks for addresses. Below are downloads by id from the Hugging Face hub, into
+huggingface_hub's cache: nothing that is downloaded is run here or by huggingface_hub. `HF_ENDPOINT` names another
+server, `HF_TOKEN` or `hf auth login` the account, `HF_HUB_OFFLINE=1` forbids the network.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.extras import find_extra, list_extras
+from stepcot_jax.host.text import one_line, shorten
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_PACKAGES = {"gs": "gcs", "hf": "hub", "s3": "s3"}
+"""Schemes -> optional dependencies of pyproject.toml that read them."""
+
+
+def is_address(name: object) -> bool:
+    """Return whether a name begins with a scheme, as "gs://..." does, also after `pathlib` has dropped a slash.
+
+    >>> is_address("s3://bucket/run"), is_address(pathlib.Path("s3://bucket/run")), is_address("runs/s3")
+    (True, True, False)
+    """
+    return isinstance(name, str | os.PathLike) and _ADDRESS.match(os.fspath(name)) is not None
+
+
+def refuse_address(name: str | os.PathLike[str]) -> None:
+    """Refuse an address where something is written: `pathlib` would make a folder "gs:" in the working directory."""
+    if is_address(name):
+        raise BadInput(
+            f"{shorten(os.fspath(name))} is an address; expected a folder or file of this machine (write there, then "
+            "send it: stepcot sync FOLDER ADDRESS)"
+        )
+
+
+def check_scheme(address: str) -> str:
+    """Return the scheme of an address; refuse one that no extra reads."""
+    scheme, mark, _ = address.partition("://")
+    if not mark:
+        raise BadInput(f"{shorten(address)}: not an address with :// (pass it as text; pathlib drops a slash)")
+    known = sorted({*_PACKAGES, *list_extras("scheme")})
+    if scheme not in known:
+        raise BadInput(
+            f"{shorten(address)}: unknown scheme; expected a path of this machine, or an address of "
+            f"{', '.join(f'{name}://' for name in known)}"
+        )
+    return scheme
+
+
+def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
+    """Download what an address names and return its path.
+
+    Args:
+      folder: receives the files; those that it has are not downloaded again. None for the user's cache.
+    """
+    return _find_extra("scheme", address)(address, folder)
+
+
+def find_path(name: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
+    """Return the folder or file of this machine that is named; what an address names is downloaded first.
+
+    Args:
+      flag: option or setting that names it, for messages.
+    """
+    if not is_address(name):
+        return pathlib.Path(name)
+    try:
+        return download(os.fspath(name))
+    except BadInput as error:
+        raise type(error)(f"{flag}: {error}" if flag else str(error)) from error
+
+
+def open_remote(address: str, *, say: Callable[[str], None], part: str = "", only_adds: bool = False) -> Any:
+    """Return what keeps a folder of this machine like one at an address; see the kind `remote` of extras."""
+    scheme = check_scheme(address)
+    if scheme not in ("gs", "s3") and scheme not in list_extras("remote"):
+        raise BadInput(
+            f"{address}: nothing is written to {scheme}://; expected a folder of this machine, gs:// or s3://"
+        )
+    return _find_extra("remote", address)(address, say=say, part=part, only_adds=only_adds)
+
+
+def name_source(name: str) -> str:
+    """Return one name for the same folder or file: an address without a slash at its end, or a path without links."""
+    return name.rstrip("/") if is_address(name) else str(pathlib.Path(name).resolve())
+
+
+def _find_extra(kind: str, address: str) -> Any:
+    scheme = check_scheme(address)
+    return find_extra(kind, scheme, packages=_PACKAGES.get(scheme, scheme))
+
+
+# The Hugging Face hub.
+
+
+def fetch(
+    source: str,
+    repository: str,
+    revision: str | None,
+    *,
+    allow: Sequence[str],
+    ignore: Sequence[str] = (),
+    most_bytes: int | None = None,
+) -> pathlib.Path:
+    """Download files of a repository into huggingface_hub's cache, and return their folder, named by the commit."""
+    import huggingface_hub  # seconds; most loads are of folders
+    from huggingface_hub import errors
+
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": list(allow)}
+    wanted |= {"ignore_patterns": list(ignore)} if ignore else {}
+    try:
+        if most_bytes is not None:
+            with contextlib.suppress(errors.DryRunError):  # no network: the cache may have the files
+                files = huggingface_hub.snapshot_download(repository, **wanted, dry_run=True, tqdm_class=_no_bar())
+                _check_sizes(source, files, most_bytes)
+        return pathlib.Path(huggingface_hub.snapshot_download(repository, **wanted))
+    except BadInput:
+        raise
+    except Exception as error:  # the hub, its HTTP library and the system raise a dozen kinds
+        raise BadInput(explain_failure(source, error)) from None
+
+
+def _no_bar() -> Any:
+    """Return a progress bar that shows nothing, for listing files."""
+    from huggingface_hub.utils import tqdm
+
+    class NoBar(tqdm):
+        def __init__(self, *values: Any, **options: Any) -> None:
+            super().__init__(*values, **{**options, "disable": True})
+
+    return NoBar
+
+
+def _check_sizes(address: str, files: Any, most_bytes: int) -> None:
+    total = sum(file.file_size or 0 for file in files)
+    if not files:
+        raise BadInput(f"{address}: the repository has none of the expected files")
+    if total > most_bytes:
+        raise BadInput(f"{address}: the files take {total} bytes; the limit is {most_bytes}")
+
+
+def explain_failure(address: str, error: Exception, *, writing: bool = False) -> str:
+    """Return what to do about an error of huggingface_hub, on one line."""
+    from huggingface_hub import errors
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    name = type(error).__name__
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{address}: the repository has no such revision; expected one of its branches, tags or commits"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{address}: access is gated; accept its conditions on the hub, then run hf auth login"
+    if writing and status in (401, 403):
+        return f"{address}: the token may not write there (HTTP {status}); expected your own name or an organisation's"
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
+        return (
+            f"{address}: no such repository, or a private one that this account may not read (HTTP {status}); check "
+            "the name, or run hf auth login"
+        )
+    if isinstance(error, errors.IncompleteSnapshotError):
+        return f"{address}: the hub cannot be reached, and an earlier download in the cache is incomplete; run it again"
+    if isinstance(error, errors.LocalEntryNotFoundError) or "Connect" in name or name == "OfflineModeIsEnabled":
+        also = "nothing was committed" if writing else "the cache does not have this revision"
+        return f"{address}: the hub cannot be reached ({_root(error)}), and {also}"
+    if isinstance(error, errors.HFValidationError):
+        return f"{address}: {one_line(error)}"
+    what = "upload" if writing else "download"
+    return f"{address}: the {what} broke off ({name}: {one_line(error)}); running it again continues it"
+
+
+def _root(error: BaseException) -> str:
+    """Return the kind of the first error of a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return type(error).__name__

@@ -1,0 +1,70 @@
+"""fsspec's store in memory, as if it were one of the stores that a run may use."""
+
+import importlib.metadata
+import pathlib
+import uuid
+
+import fsspec
+
+from stepcot_jax.contrib.cloud import copies, stores
+from stepcot_jax.contrib.cloud.stores import StoreFolder
+from stepcot_jax.host.extras import GROUP, list_extras
+
+
+def new_address(monkeypatch) -> str:
+    """An address in memory that no other test has."""
+    monkeypatch.setitem(stores.EXTRAS, "memory", "none")
+    register_extra(monkeypatch, "scheme", "memory", "stepcot_jax.contrib.cloud.copies:download")
+    register_extra(monkeypatch, "remote", "memory", "stepcot_jax.contrib.cloud.copies:Remote")
+    return f"memory://bucket/{uuid.uuid4().hex}/run"
+
+
+def register_extra(monkeypatch, kind: str, name: str, value: str) -> None:
+    """Register an extra as its package's entry point does, installed or not."""
+    monkeypatch.setitem(list_extras(kind), name, importlib.metadata.EntryPoint(f"{kind}.{name}", value, GROUP))
+
+
+def put_workdir(folder: pathlib.Path, monkeypatch) -> str:
+    """The address of a copy of a run's folder."""
+    address = new_address(monkeypatch)
+    copies.upload(folder, address)
+    return address
+
+
+def put_files(folder: pathlib.Path, monkeypatch) -> str:
+    """The address of a copy of any folder, as another program uploads it."""
+    store = StoreFolder(new_address(monkeypatch))
+    store.upload({path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()})
+    return store.address
+
+
+def objects(address: str) -> dict[str, bytes]:
+    """Name below the address -> content."""
+    files, root = fsspec.filesystem("memory"), address.removeprefix("memory:/")
+    return {path.removeprefix(root).lstrip("/"): files.cat_file(path) for path in files.find(root)}
+
+
+class Killed(BaseException):
+    """In the place of a kill."""
+
+
+def disturb(patch, method: str, number: int, error: BaseException) -> None:
+    """Let the number-th call of a method of stores do half of its work, and raise an error."""
+    real, seen = getattr(StoreFolder, method), []
+
+    def call(store, given, *content):
+        seen.append(method)
+        if len(seen) != number:
+            return real(store, given, *content)
+        if method == "upload":
+            real(store, dict(list(given.items())[: len(given) // 2]))
+        raise error
+
+    patch.setattr(StoreFolder, method, call)
+
+
+def count_downloads(monkeypatch) -> list[str]:
+    """Names of the objects that are downloaded from now on."""
+    found, download = [], StoreFolder.download
+    monkeypatch.setattr(StoreFolder, "download", lambda store, files: (found.extend(files), download(store, files)))
+    return found

@@ -1,0 +1,76 @@
+"""Folders on a store through s3fs and a local server of S3."""
+
+import pathlib
+
+import pytest
+from cloud.s3_server import BUCKET, s3_server
+
+from stepcot_jax.contrib.cloud.copies import Remote, download
+from stepcot_jax.contrib.cloud.stores import StoreError, StoreFolder
+from stepcot_jax.contrib.cloud.sync import main as sync
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server():
+    with s3_server():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_objects_are_written_whole_and_removed(tmp_path):
+    store = StoreFolder(f"s3://{BUCKET}/objects")
+    assert (store.list(), store.read("a"), store.look_up("a")) == ({}, None, None)
+    store.write("a", b"1")
+    (tmp_path / "x").write_bytes(bytes(2**20))
+    store.upload({f"deep/{number}": tmp_path / "x" for number in range(20)})
+    before = store.list()
+    assert len(before) == 21
+    store.write("a", b"3")
+    assert store.list()["a"] == store.look_up("a") != before["a"]
+    store.download({"deep/3": tmp_path / "new" / "y"})
+    assert (tmp_path / "new" / "y").read_bytes() == bytes(2**20)
+    store.remove([*before, "never"])
+    assert store.list() == {}
+
+
+def test_a_bucket_that_is_missing_is_one_line_without_the_key():
+    with pytest.raises(StoreError, match="s3://no-such-bucket/run: cannot be written") as found:
+        StoreFolder("s3://no-such-bucket/run").write("a", b"")
+    assert "never-printed" not in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def make(folder: pathlib.Path) -> pathlib.Path:
+    for name in ("log", "checkpoints/1/a", "checkpoints/1/deep/b"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def texts(folder: pathlib.Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_goes_there_and_back(tmp_path, monkeypatch):
+    address = f"s3://{BUCKET}/run"
+    one = Remote(address, say=print)
+    one.start()
+    make(one.folder)
+    one.finish()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    two = Remote(address, say=print)
+    two.start()
+    assert texts(two.folder) == texts(one.folder) == texts(download(address))
+
+
+def test_a_folder_is_sent_and_fetched_and_a_file_is_read_alone(tmp_path, capsys):
+    address = f"s3://{BUCKET}/folder"
+    for expected in ("3 files sent, 0 were there", "0 files sent, 3 were there"):
+        sync([str(make(tmp_path / "here") if "3 files sent" in expected else tmp_path / "here"), address])
+        assert expected in capsys.readouterr().out
+    assert texts(download(address, tmp_path / "there")) == texts(tmp_path / "here")
+    assert download(f"{address}/log").read_text() == "log"
