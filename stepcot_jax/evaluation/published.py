@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.chain import PUBLISHED_STEPS
-from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.metrics import FIGURES
+from stepcot_jax.evaluation.chains import FIGURES
+from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.pages.sheets import Figure
 
 DETECTION, DISTRIBUTION, _, LOCATION, _, SECONDARY_EFFECTS, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
 
@@ -116,9 +115,10 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float | None
 
     @property
-    def figure(self) -> Figure:
+    def figure(self) -> Interval:
         """The figure as an entry of a table."""
-        return Figure(*(math.nan if end is None else end for end in (self.value, self.low, self.high)))
+        value, low, high = (math.nan if end is None else end for end in (self.value, self.low, self.high))
+        return Interval(value, low, high, undefined=float(math.isnan(low)))
 
     @staticmethod
     def of(interval: Interval) -> "Estimate":

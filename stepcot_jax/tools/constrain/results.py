@@ -16,12 +16,19 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.chains import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.comparison import CORRECTED, Evidence, decide
-from stepcot_jax.evaluation.intervals import compare_accuracy, percentiles
-from stepcot_jax.evaluation.metrics import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.published import Constrained, Estimate, Level, Rates, digest_cases
 from stepcot_jax.evaluation.reply_page import ShownTable
-from stepcot_jax.evaluation.resamples import Weights, count_once, count_patients, resample, weighted_mean
+from stepcot_jax.evaluation.statistics import (
+    Weights,
+    compare_accuracy,
+    count_once,
+    count_patients,
+    percentiles,
+    resample,
+    weighted_mean,
+)
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.pages import figures

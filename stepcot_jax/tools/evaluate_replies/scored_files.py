@@ -20,6 +20,8 @@ from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     CHECKED_STAGES,
+    JUDGED,
+    OpenScore,
     ReplyScore,
     Results,
     ScoringSettings,
@@ -31,7 +33,6 @@ from stepcot_jax.evaluation.replies import (
 )
 from stepcot_jax.evaluation.reply_page import write_page
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
-from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture

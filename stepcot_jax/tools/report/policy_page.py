@@ -11,10 +11,19 @@ from markupsafe import Markup
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
-from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, as_columns, score_all
+from stepcot_jax.evaluation.replies import (
+    BASELINE,
+    HEADED_FIGURES,
+    Key,
+    ReplyScore,
+    ScoringSettings,
+    as_columns,
+    score_all,
+    score_difference,
+    score_models,
+)
 from stepcot_jax.evaluation.reply_page import ShownTable, write_page
-from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES, Key, score_difference, score_models
+from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.terminal import Terminal

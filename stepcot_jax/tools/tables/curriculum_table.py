@@ -2,16 +2,9 @@
 
 from typing import Any
 
-from stepcot_jax.evaluation.comparison import (
-    CORRECTED,
-    DESCRIPTION,
-    INTERVALS,
-    MEANS,
-    ReplyComparison,
-    tabulate_differences,
-)
+from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, MEANS, ReplyComparison, tabulate_differences
 from stepcot_jax.evaluation.replies import BASELINE, as_columns
-from stepcot_jax.pages.sheets import Column, Table, columns
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
 from stepcot_jax.tools.tables.policy_cells import read_test_records, score_cell, score_constant, sft_cell
@@ -65,7 +58,9 @@ def make_tables(plan: Plan) -> list[Table]:
         "the other. Adaptive: the formulas of MedCLM's public code. Only: every row the same stage.",
         "No published figures: our copy of MedCLM's text lacks its tables.",
     )
-    rows = [(name, *(comparison.figure(name, key) for _, key in MEANS)) for name in (BASELINE, *SCHEDULES)]
+    rows: list[tuple[Entry, ...]] = [
+        (name, *(comparison.figure(name, *key) for _, key in MEANS)) for name in (BASELINE, *SCHEDULES)
+    ]
     heads = (Column("schedule"), *columns("percent", *(heading for heading, _ in MEANS)))
     others, found = tabulate_differences(comparison, [(name, CONTROL) for name in SCHEDULES if name != CONTROL])
     return [

@@ -2,14 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Sequence
 
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, ReplyComparison, tabulate_differences
-from stepcot_jax.evaluation.replies import BASELINE, as_columns
-from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
+from stepcot_jax.evaluation.replies import BASELINE, HEADED_FIGURES, as_columns
+from stepcot_jax.evaluation.statistics import mean_of_seeds
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Column, Entry, Figure, Table, columns
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
@@ -109,8 +108,8 @@ def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> tuple[Entry,
     rates: list[Entry] = [None] * len(RATES)
     if name in ALPHAS:
         found = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]
-        rates = [_mean_of_seeds([each[rate] for each in found]) for rate in RATES]
-    return (*(comparison.figure(name, key) for _, key in SHOWN), *rates)
+        rates = [mean_of_seeds([each[rate] for each in found]) for rate in RATES]
+    return (*(comparison.figure(name, *key) for _, key in SHOWN), *rates)
 
 
 def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
@@ -125,11 +124,6 @@ def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
         values = [entry[key] for entry in last if isinstance(entry.get(key), int | float)]
         rates[name] = statistics.fmean(values) if values else math.nan
     return rates
-
-
-def _mean_of_seeds(values: Sequence[float]) -> Figure:
-    known = len(values) > 1 and not any(map(math.isnan, values))
-    return Figure(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
 
 
 def tabulate_three_sets(name: str, title: str, figures: dict[str, tuple[dict[str, float], float]], note: str) -> Table:

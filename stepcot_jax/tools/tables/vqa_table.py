@@ -4,8 +4,7 @@ from typing import Any
 
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, ReplyComparison, tabulate_differences
-from stepcot_jax.evaluation.replies import BASELINE, as_columns
-from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
+from stepcot_jax.evaluation.replies import BASELINE, HEADED_FIGURES, as_columns
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
@@ -76,7 +75,7 @@ def _tabulate_ours(plan: Plan, comparison: ReplyComparison) -> Table:
     empty: tuple[Entry, ...] = (None,) * len(heads)
     rows: list[tuple[Entry, ...]] = []
     for name in comparison.splits[0]:
-        ours = [comparison.figure(name, key) for _, key in HEADED_FIGURES]
+        ours = [comparison.figure(name, *key) for _, key in HEADED_FIGURES]
         counterpart = COUNTERPARTS.get(name)
         rows.append((name, *ours, counterpart, *(empty if counterpart is None else known[counterpart])))
     alone = [name for name in known if name not in COUNTERPARTS.values()]
