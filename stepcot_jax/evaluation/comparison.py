@@ -35,7 +35,6 @@ from stepcot_jax.evaluation.statistics import (
     count_patients,
     summarise,
 )
-from stepcot_jax.pages.sheets import Column, Entry, columns
 
 # When a difference counts as significant: sample size, seeds, Holm correction.
 #
@@ -357,20 +356,3 @@ DESCRIPTION = (
     "A: right answers, mean A unweighted over the kinds of question. V: mean IoU of the boxes. Passed: replies whose "
     "boxes earn the grounding reward. Well formed: replies that follow the dialect; all others earn nothing."
 )
-
-
-def tabulate_differences(
-    comparison: ReplyComparison, pairs: Sequence[tuple[str, str]]
-) -> tuple[tuple[Column, ...], tuple[tuple[Entry, ...], ...]]:
-    """Return columns and rows of paired differences, with verdicts on mean A, V and V on findings."""
-    said = comparison.verdicts([(*pair, *key) for pair in pairs for _, key in JUDGED])
-    rows: list[tuple[Entry, ...]] = []
-    for place, pair in enumerate(pairs):
-        own = said[place * len(JUDGED) : (place + 1) * len(JUDGED)]
-        rows.append((*pair, *(comparison.difference(*pair, *key) for _, key in MEANS), *own))
-    heads = (
-        *columns("text", "training", "less"),
-        *columns("points", *(heading for heading, _ in MEANS)),
-        *columns("text", *(f"{heading}: verdict" for heading, _ in JUDGED)),
-    )
-    return heads, tuple(rows)

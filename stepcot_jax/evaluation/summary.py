@@ -17,7 +17,18 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
 from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.chains import BY_ANSWER, COVERAGES, SUREST, ModelIntervals, ModelMetrics, StepMetrics, bootstrap, evaluate, step_cases, step_statistics
+from stepcot_jax.evaluation.chains import (
+    BY_ANSWER,
+    COVERAGES,
+    SUREST,
+    ModelIntervals,
+    ModelMetrics,
+    StepMetrics,
+    bootstrap,
+    evaluate,
+    step_cases,
+    step_statistics,
+)
 from stepcot_jax.evaluation.consistency import Rules, answer_and_decode, decoding_figures, inconsistent
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.evaluation.statistics import (

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, fit_calibration, fit_temperature
+from stepcot_jax.evaluation.calibration import (
+    Calibration,
+    answer_sets,
+    calibrated_probabilities,
+    fit_calibration,
+    fit_temperature,
+)
 from stepcot_jax.evaluation.conformal import conformal_threshold, spread_of_coverage
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.chains import FIGURES, bootstrap, bootstrap_differences, evaluate, prepare_metrics, step_figures, step_metrics
+from stepcot_jax.evaluation.chains import (
+    FIGURES,
+    bootstrap,
+    bootstrap_differences,
+    evaluate,
+    prepare_metrics,
+    step_figures,
+    step_metrics,
+)
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.evaluation.statistics import Interval, draw_weights
 

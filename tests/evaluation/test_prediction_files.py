@@ -11,7 +11,14 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, join_models, read_predictions, write_predictions
+from stepcot_jax.evaluation.predictions import (
+    FACTS,
+    Predictions,
+    SplitPredictions,
+    join_models,
+    read_predictions,
+    write_predictions,
+)
 from stepcot_jax.host.errors import BadInput
 
 SPLIT = make_split()

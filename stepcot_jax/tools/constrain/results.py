@@ -417,13 +417,6 @@ def draw_curve(found: Constrained) -> bytes:
     return content.getvalue()
 
 
-def to_shown(table: Table) -> ShownTable:
-    """Return a table for the page."""
-    return ShownTable(
-        table.title, tuple(column.heading for column in table.columns), tuple(map(tuple, table.show())), table.notes
-    )
-
-
 def to_text(found: Constrained) -> str:
     """Return the accuracy by level for a terminal, one line a level."""
     lines = [f"{found.model}: accuracy of the diagnosis in %, {found.num_cases} cases of {found.source}", ""]
@@ -480,7 +473,7 @@ def write_level_page(
         title=f"{found.model} put through the steps",
         about=(f"{found.num_cases} cases of {found.num_patients} patients: {found.source}.", f"{found.about}."),
         curve=_draw_charts(found),
-        tables=[{"name": table.name, "link": _LINKS[table.name], "shown": to_shown(table)} for table in tables],
+        tables=[{"name": table.name, "link": _LINKS[table.name], "shown": ShownTable.of(table)} for table in tables],
         matrices=_describe_confusion(found),
         system=SYSTEM,
         lead=f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",

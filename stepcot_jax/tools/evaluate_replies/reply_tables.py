@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, Results
-from stepcot_jax.evaluation.reply_page import ShownTable
 from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns
 from stepcot_jax.reasoning.record import STAGE_NAMES
 
@@ -61,12 +60,6 @@ def _tabulate(
     ]
     heads = (*columns("text", "replies"), *columns(kind, *(heading for heading, _ in shown)))
     return Table(name, title, (*heads, *columns("number", *(["p"] if tests else []))), tuple(entries), tuple(notes))
-
-
-def to_shown(table: Table) -> ShownTable:
-    """Return a table for the page of replies."""
-    headings = tuple(column.heading for column in table.columns)
-    return ShownTable(table.title, headings, tuple(map(tuple, table.show())), table.notes)
 
 
 def to_text(table: Table) -> str:

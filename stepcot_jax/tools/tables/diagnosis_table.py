@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from stepcot_jax.evaluation.comparison import CORRECTED, HIGHER, INTERVALS, LOWER, NONE_SHOWN, AnswerComparison, Evidence, word_verdicts
+from stepcot_jax.evaluation.comparison import (
+    CORRECTED,
+    HIGHER,
+    INTERVALS,
+    LOWER,
+    NONE_SHOWN,
+    AnswerComparison,
+    Evidence,
+    word_verdicts,
+)
 from stepcot_jax.evaluation.published import DIAGNOSIS_FIGURES, Level
 from stepcot_jax.pages.sheets import Entry, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
