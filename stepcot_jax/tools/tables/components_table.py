@@ -127,7 +127,7 @@ def _describe(difference: Interval) -> str:
     if math.isnan(difference.value):
         return "is undefined"
     value, low, high = difference.value, difference.low, difference.high
-    if low is None or high is None or math.isnan(low + high):
+    if math.isnan(low + high):
         return f"{100 * value:+.1f} points (no interval)"
     return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
 
