@@ -21,7 +21,8 @@ from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
-from stepcot_jax.evaluation.predictions import Predictions, evaluate, own_probabilities
+from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.predictions import Predictions, own_probabilities
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.layers import GraphAttentionStack

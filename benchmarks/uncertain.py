@@ -19,7 +19,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.batches import training_batches
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.uncertain import UncertainAnswers
-from stepcot_jax.evaluation.intervals import bootstrap
+from stepcot_jax.evaluation.chains import bootstrap
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.terminal import Terminal

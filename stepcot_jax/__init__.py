@@ -30,7 +30,7 @@ _HOMES = {
     "annotate_report": "annotate.rules.annotator",
     "collect": "evaluation.predictions",
     "draw_phantom": "data.phantom.phantom:draw_case",
-    "evaluate": "evaluation.predictions",
+    "evaluate": "evaluation.chains",
     "explain_image": "reading.explain",
     "export_model": "export.folder",
     "fit": "run.fit",

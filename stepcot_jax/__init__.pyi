@@ -8,9 +8,9 @@ from stepcot_jax.data.dataset import Dataset as Dataset
 from stepcot_jax.data.phantom.phantom import draw_case as draw_phantom
 from stepcot_jax.data.sources.csv_table import read_chain as load_chain
 from stepcot_jax.encoders.resnet import make_resnet as make_resnet
+from stepcot_jax.evaluation.chains import evaluate as evaluate
 from stepcot_jax.evaluation.predictions import Predictions as Predictions
 from stepcot_jax.evaluation.predictions import collect as collect
-from stepcot_jax.evaluation.predictions import evaluate as evaluate
 from stepcot_jax.export.folder import export_model as export_model
 from stepcot_jax.losses.step_cot import Objective as Objective
 from stepcot_jax.models.student import Baseline as Baseline

@@ -16,10 +16,9 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
-from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.operating_points import OperatingPoint, OperatingPoints, Rule, describe_points
-from stepcot_jax.evaluation.report_table import write_report
-from stepcot_jax.evaluation.summary import without_nan
+from stepcot_jax.evaluation.statistics import Interval, as_plain
+from stepcot_jax.host.files import write_json
 from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
 from stepcot_jax.run.networks import make_networks
@@ -128,5 +127,5 @@ def write_operating_points(folder: pathlib.Path, *, chain=DEFAULT_CHAIN, thresho
                 at = Interval(threshold + 0.01 * place + 0.001 * answer, 0.2, 0.5)
                 points[model, step.name, option] = OperatingPoint(at, (9, 41), (8, 42), *shares)
     found = OperatingPoints(Rule("sensitivity", target=0.8), points)
-    write_report(folder / "statistics.json", {"operating_points": without_nan(describe_points(found))})
+    write_json(folder / "statistics.json", {"operating_points": as_plain(describe_points(found))})
     return found

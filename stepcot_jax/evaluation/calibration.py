@@ -29,10 +29,9 @@ import numpy.typing as npt
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.conformal import choose_one_each, conformal_threshold, spread_of_coverage
 from stepcot_jax.evaluation.predictions import Predictions, describe_difference, own_logits, own_probabilities, softmax
-from stepcot_jax.evaluation.report_table import write_report
-from stepcot_jax.evaluation.resamples import Weights, check_cases, count_once, divide, weighted_mean
+from stepcot_jax.evaluation.statistics import Weights, count_once, divide, weighted_mean
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.files import read_json, write_json
 
 UNFITTED = "temperature 1"
 """In the note of a step whose temperature could not be fitted."""
@@ -225,7 +224,7 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration, ch
     steps = list(enumerate(chain.steps))
     models = {model: [describe(model, *each) for each in steps] for model in calibration.temperatures}
     aims = {"coverage": calibration.coverage, "confidence": calibration.confidence}
-    write_report(path, {"layout": _LAYOUT, **aims, "models": models})
+    write_json(path, {"layout": _LAYOUT, **aims, "models": models})
 
 
 def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
@@ -509,9 +508,6 @@ def calibration_figures(
     Args:
       probabilities: [case, answer], each row summing to 1.
     """
-    check_cases(weights, probabilities=probabilities, labels=labels)
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be 1 or more; got {num_bins}")
     annotated = labels != NOT_ANNOTATED
     weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
     cases = np.arange(len(truth))

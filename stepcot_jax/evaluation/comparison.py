@@ -4,27 +4,21 @@ With several seeds a figure is their mean with their sample deviation, and the e
 the seeds' ends: the interval of a typical seed, which is wider than that of the mean.
 """
 
+import abc
 import dataclasses
 import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
-from stepcot_jax.evaluation.intervals import (
-    Interval,
-    ModelIntervals,
-    bootstrap,
-    bootstrap_differences,
-    compare_accuracy,
-)
+from stepcot_jax.evaluation.chains import ModelIntervals, bootstrap, bootstrap_differences
 from stepcot_jax.evaluation.predictions import SplitPredictions, join_models
-from stepcot_jax.evaluation.resamples import count_patients
-from stepcot_jax.evaluation.summary import MIN_PATIENTS
-from stepcot_jax.evaluation.vqa_metrics import (
+from stepcot_jax.evaluation.replies import (
     A_SCORE,
     HEADED_FIGURES,
     Key,
@@ -33,7 +27,14 @@ from stepcot_jax.evaluation.vqa_metrics import (
     score_difference,
     score_models,
 )
-from stepcot_jax.pages.sheets import Column, Entry, Figure, columns
+from stepcot_jax.evaluation.statistics import (
+    MIN_PATIENTS,
+    Interval,
+    compare_accuracy,
+    correct,
+    count_patients,
+    summarise,
+)
 
 # When a difference counts as significant: sample size, seeds, Holm correction.
 #
@@ -66,7 +67,7 @@ class Evidence:
       p: of a test that it must pass too; None without one.
     """
 
-    difference: Figure
+    difference: Interval
     values: tuple[float, ...]
     num_patients: int
     p: float | None = None
@@ -78,9 +79,9 @@ def decide(found: Sequence[Evidence]) -> list[str]:
     The rule is in the tables' note and in docs/tables.md. Differences with too few patients are not tested and do not
     count for the correction.
 
-    >>> decide([Evidence(Figure(0.02, 0.01, 0.03), (0.02,), 60), Evidence(Figure(0.02, -0.01, 0.05), (0.02,), 60)])
+    >>> decide([Evidence(Interval(0.02, 0.01, 0.03), (0.02,), 60), Evidence(Interval(0.02, -0.01, 0.05), (0.02,), 60)])
     ['higher', 'no difference shown']
-    >>> decide([Evidence(Figure(1.0, 1.0, 1.0), (1.0,), 2)])
+    >>> decide([Evidence(Interval(1.0, 1.0, 1.0), (1.0,), 2)])
     ['too few patients']
     """
     p_values = [math.nan if each.num_patients < MIN_PATIENTS else _p_of_all(each) for each in found]
@@ -91,7 +92,7 @@ def _say(found: Evidence, p: float) -> str:
     if found.num_patients < MIN_PATIENTS:
         return TOO_FEW
     low, high = found.difference.low, found.difference.high
-    if low is None or high is None or not p < ALPHA:
+    if not p < ALPHA:
         return NONE_SHOWN
     by_sign = len(found.values) < MIN_RUNS
     if low > 0 and (not by_sign or min(found.values) > 0):
@@ -108,7 +109,7 @@ def _p_of_all(found: Evidence) -> float:
     """
     value, low, high = found.difference.value, found.difference.low, found.difference.high
     besides = 0.0 if found.p is None else found.p
-    if low is None or high is None or math.isnan(value + low + high + besides):
+    if math.isnan(value + low + high + besides):
         return math.nan
     by_patient = max(value - low if value > 0 else high - value, (high - low) / 2) / _NORMAL
     num_runs = len(found.values)
@@ -122,28 +123,14 @@ def _p_of_all(found: Evidence) -> float:
     return max(p, 2.0 ** (1 - found.num_patients), besides)
 
 
-def correct(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)); NaN stays and does not count.
-
-    >>> [round(p, 3) for p in correct([0.02, 0.01, 0.04, math.nan])]
-    [0.04, 0.03, 0.04, nan]
-    """
-    order = sorted((place for place, p in enumerate(p_values) if not math.isnan(p)), key=lambda place: p_values[place])
-    corrected, largest = list(p_values), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * p_values[place]))
-        corrected[place] = largest
-    return corrected
-
-
 INTERVALS = "In brackets: 95 % intervals from a bootstrap by patient; ±: sample deviation over the seeds."
 MCNEMAR = (
     "p: exact McNemar test of the accuracies, which takes cases as independent although several may be of one patient; "
     "not corrected for the number of comparisons; the larger of two training runs, twice the median of three or more."
 )
 
-Question = tuple[str, str, str, int | None]
-"""First model, second model, figure, and step or None: is the first model's figure another than the second's?"""
+Question = tuple[str, str, str, Any]
+"""First model, second model, figure and its group: is the first model's figure another than the second's?"""
 
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
@@ -181,39 +168,97 @@ def choose_steps(split: SplitPredictions, positions: Sequence[int]) -> SplitPred
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Models on the same cases.
+class Comparison(abc.ABC):
+    """Models on the same cases, or on the same questions, over seeds.
+
+    A figure has a name and a group: the position of a step, None for the whole chain, or a kind of questions.
 
     Attributes:
-      splits: for each seed the models' predictions, all with the same models and cases.
+      splits: for each seed the results of all models, all with the same models and cases.
     """
 
-    splits: Sequence[SplitPredictions]
-    chain: Chain
+    splits: Sequence[Any]
     num_resamples: int = 1000
+
+    @abc.abstractmethod
+    def _measure(self, split: Any) -> Mapping[str, Any]:
+        """Return the figures of each model."""
+
+    @abc.abstractmethod
+    def _subtract(self, split: Any, first: str, second: str) -> Any:
+        """Return the figures of the first model less those of the second, in the same resamples."""
+
+    @abc.abstractmethod
+    def _pick(self, found: Any, figure: str, group: Any) -> Interval:
+        """Return one of the figures; an undefined one where there is none."""
+
+    @abc.abstractmethod
+    def num_patients(self, figure: str, group: Any = None) -> int:
+        """Return the number of annotated patients of a figure; of a mean, of its part with the fewest."""
+
+    def p_value(self, first: str, second: str, figure: str, group: Any = None) -> float | None:
+        """Return the p of a test that a difference must pass too; None without one."""
+        del first, second, figure, group
+        return None
+
+    @functools.cached_property
+    def _figures(self) -> list[Mapping[str, Any]]:
+        return [self._measure(split) for split in self.splits]
+
+    @functools.cached_property
+    def _differences(self) -> dict[tuple[str, str], list[Any]]:
+        return {}
+
+    def figure(self, model: str, figure: str, group: Any = None) -> Interval:
+        """Return a model's figure, the mean over the seeds."""
+        return summarise([self._pick(found[model], figure, group) for found in self._figures])
+
+    def difference(self, first: str, second: str, figure: str, group: Any = None) -> Interval:
+        """Return the paired difference of the first model's figure less the second's."""
+        return summarise(self._pair(first, second, figure, group))
+
+    def _pair(self, first: str, second: str, figure: str, group: Any) -> list[Interval]:
+        if (first, second) not in self._differences:
+            self._differences[first, second] = [self._subtract(split, first, second) for split in self.splits]
+        return [self._pick(found, figure, group) for found in self._differences[first, second]]
+
+    def evidence(self, first: str, second: str, figure: str, group: Any = None) -> Evidence:
+        """Return what `decide` needs to know of a difference."""
+        found = self._pair(first, second, figure, group)
+        p = self.p_value(first, second, figure, group)
+        return Evidence(summarise(found), tuple(each.value for each in found), self.num_patients(figure, group), p)
+
+    def verdicts(self, questions: Sequence[Question]) -> list[str]:
+        """Return the verdicts on differences, corrected together for their number."""
+        return word_verdicts([self.evidence(*question) for question in questions])
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerComparison(Comparison):
+    """Models that answer the steps of a chain; the splits are `SplitPredictions`."""
+
+    chain: Chain = dataclasses.field(kw_only=True)
+
+    def _measure(self, split: SplitPredictions) -> dict[str, ModelIntervals]:
+        return bootstrap(split, self.chain, num_resamples=self.num_resamples)
+
+    def _subtract(self, split: SplitPredictions, first: str, second: str) -> ModelIntervals:
+        return bootstrap_differences(split, self.chain, first=first, second=second, num_resamples=self.num_resamples)
+
+    def _pick(self, found: ModelIntervals, figure: str, group: int | None) -> Interval:
+        interval: Interval = getattr(found if group is None else found.steps[group], figure)
+        return interval
 
     @property
     def models(self) -> tuple[str, ...]:
         """Names of the models."""
         return tuple(self.splits[0].predictions.logits)
 
-    def last_step_alone(self) -> "Comparison":
-        """Return the comparison at the last step."""
-        return self.choose_steps([self.chain.num_steps - 1])
-
-    def choose_steps(self, positions: Sequence[int]) -> "Comparison":
+    def choose_steps(self, positions: Sequence[int]) -> "AnswerComparison":
         """Return the comparison at some steps."""
         splits = [choose_steps(split, positions) for split in self.splits]
         chain = Chain(tuple(self.chain.steps[position] for position in positions))
-        return Comparison(splits, chain, self.num_resamples)
-
-    @functools.cached_property
-    def _intervals(self) -> list[dict[str, ModelIntervals]]:
-        return [bootstrap(split, self.chain, num_resamples=self.num_resamples) for split in self.splits]
-
-    @functools.cached_property
-    def _differences(self) -> dict[tuple[str, str], list[ModelIntervals]]:
-        return {}
+        return AnswerComparison(splits, self.num_resamples, chain=chain)
 
     @functools.cached_property
     def _constant(self) -> ModelIntervals:
@@ -223,48 +268,24 @@ class Comparison:
             if (own != NOT_ANNOTATED).any():
                 logits[:, step, np.bincount(own[own != NOT_ANNOTATED]).argmax()] = 1
         alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits={"": logits}))
-        return bootstrap(alone, self.chain, num_resamples=self.num_resamples)[""]
+        return self._measure(alone)[""]
 
-    def constant(self, step: int | None = None) -> Figure:
+    def constant(self, step: int | None = None) -> Interval:
         """Return the accuracy of always giving a step's most frequent answer; of None the mean over the steps."""
-        return summarise([_pick(self._constant, "mean_accuracy" if step is None else "accuracy", step)])
+        return summarise([self._pick(self._constant, "mean_accuracy" if step is None else "accuracy", step)])
 
     def num_cases(self, step: int) -> int:
         """Return the number of annotated cases of a step."""
         return int((self.splits[0].predictions.labels[:, step] != NOT_ANNOTATED).sum())
 
-    def figure(self, model: str, figure: str, step: int | None = None) -> Figure:
-        """Return a model's figure: of a step, or "mean_accuracy" or "chain_accuracy"."""
-        return summarise([_pick(found[model], figure, step) for found in self._intervals])
-
-    def difference(self, first: str, second: str, figure: str, step: int | None = None) -> Figure:
-        """Return the paired difference of the first model's figure less the second's."""
-        if (first, second) not in self._differences:
-            self._differences[first, second] = [
-                bootstrap_differences(split, self.chain, first=first, second=second, num_resamples=self.num_resamples)
-                for split in self.splits
-            ]
-        return summarise([_pick(found, figure, step) for found in self._differences[first, second]])
-
-    def verdicts(self, questions: Sequence[Question]) -> list[str]:
-        """Return the verdicts of `judge` on questions about this comparison."""
-        return judge([(self, question) for question in questions])
-
-    def evidence(self, first: str, second: str, figure: str, step: int | None) -> Evidence:
-        """Return what `decide` needs to know of a difference."""
-        difference = self.difference(first, second, figure, step)
-        values = tuple(_pick(found, figure, step).value for found in self._differences[first, second])
-        p = self.p_value(first, second, step) if figure == "accuracy" and step is not None else None
-        return Evidence(difference, values, self.num_patients(figure, step), p)
-
-    def num_patients(self, figure: str, step: int | None = None) -> int:
+    def num_patients(self, figure: str, group: int | None = None) -> int:
         """Return the number of annotated patients of a figure; for "mean_accuracy" of its step with the fewest."""
         counts = []
         for split in self.splits:
             labels = split.predictions.labels
             annotated = labels != NOT_ANNOTATED
-            if step is not None:
-                parts = [annotated[:, step]]
+            if group is not None:
+                parts = [annotated[:, group]]
             elif figure == "mean_accuracy":
                 parts = [own for own in annotated[:, ~find_one_answer(labels)].T if own.any()]
             else:
@@ -272,56 +293,57 @@ class Comparison:
             counts += [count_patients(split.facts["patient_id"][own]) for own in parts]
         return min(counts, default=0)
 
-    def p_value(self, first: str, second: str, step: int) -> float:
-        """Return the p of the exact McNemar test for accuracy at a step; NaN without cases.
+    def p_value(self, first: str, second: str, figure: str, group: int | None = None) -> float | None:
+        """Return the p of the exact McNemar test for accuracy at a step; NaN without cases, None for other figures.
 
         Of two seeds it is the larger, of more twice the median, which is valid under any dependence of the runs
         (Rüger 1978) and does not grow with their number.
         """
-        if not self.num_cases(step):
+        if figure != "accuracy" or group is None:
+            return None
+        if not self.num_cases(group):
             return math.nan
         found = []
         for split in self.splits:
-            own = (split.predictions.logits[model][:, step] for model in (first, second))
-            one, other = (logits[:, : self.chain.steps[step].num_answers].argmax(axis=1) for logits in own)
-            labels = split.predictions.labels[:, step]
+            own = (split.predictions.logits[model][:, group] for model in (first, second))
+            one, other = (logits[:, : self.chain.steps[group].num_answers].argmax(axis=1) for logits in own)
+            labels = split.predictions.labels[:, group]
             found.append(compare_accuracy(labels=labels, first=one, second=other).exact_p)
         return max(found) if len(found) < MIN_RUNS else min(1.0, 2 * statistics.median_high(found))
 
 
-def judge(asked: Sequence[tuple[Comparison, Question]]) -> list[str]:
-    """Return the verdicts of `decide` on all questions of a table, corrected together.
+@dataclasses.dataclass(frozen=True)
+class ReplyComparison(Comparison):
+    """Models that answered the same questions; the splits are scored replies by model."""
 
-    Args:
-      asked: comparisons, all of the same number of training runs, for which the verdicts are worded, with a question.
-    """
-    return word_verdicts([comparison.evidence(*question) for comparison, question in asked])
+    def _measure(self, split: Mapping[str, ScoredReplies]) -> dict[str, dict[Key, Interval]]:
+        return score_models(split, num_resamples=self.num_resamples)
+
+    def _subtract(self, split: Mapping[str, ScoredReplies], first: str, second: str) -> dict[Key, Interval]:
+        kinds = find_scored_kinds(*split.values())
+        return score_difference(
+            first=split[first], second=split[second], mean_kinds=kinds, num_resamples=self.num_resamples
+        )
+
+    def _pick(self, found: Mapping[Key, Interval], figure: str, group: str) -> Interval:
+        return found.get((figure, group), Interval(math.nan))
+
+    def num_patients(self, figure: str, group: str | None = None) -> int:
+        """Return the number of patients of a figure; for the mean of the A-scores of the kind with the fewest."""
+        counts = []
+        for split in self.splits:
+            scored = next(iter(split.values()))
+            groups = scored.groups()
+            names = find_scored_kinds(*split.values()) if (figure, group) == (A_SCORE, "mean") else (group,)
+            members = [groups.get(str(name), np.zeros(len(scored.kinds), bool)) for name in names]
+            counts += [count_patients(scored.patients[own]) for own in members]
+        return min(counts, default=0)
 
 
 def word_verdicts(found: Sequence[Evidence]) -> list[str]:
     """Return the verdicts of `decide` on differences, each with the runs that it holds for."""
     runs = [{1: " in this run", 2: " in both runs"}.get(len(each.values), "") for each in found]
     return [f"{said}{of}" if said in (HIGHER, LOWER) else said for said, of in zip(decide(found), runs, strict=True)]
-
-
-def summarise(intervals: Sequence[Interval]) -> Figure:
-    """Summarise the intervals of all seeds as one figure.
-
-    >>> summarise([Interval(0.5, 0.4, 0.6)])
-    Figure(value=0.5, low=0.4, high=0.6, deviation=None)
-    """
-    values, lows, highs = ([getattr(interval, end) for interval in intervals] for end in ("value", "low", "high"))
-    deviation = statistics.stdev(values) if len(values) > 1 and not any(map(math.isnan, values)) else None
-    value, low, high = (math.fsum(each) / len(each) for each in (values, lows, highs))
-    return Figure(value, low, high, deviation)
-
-
-def _pick(found: ModelIntervals, figure: str, step: int | None) -> Interval:
-    interval: Interval = getattr(found if step is None else found.steps[step], figure)
-    return interval
-
-
-# Compare models that answered the same questions over seeds: figures, paired differences and verdicts.
 
 
 MEANS: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:6]
@@ -334,82 +356,3 @@ DESCRIPTION = (
     "A: right answers, mean A unweighted over the kinds of question. V: mean IoU of the boxes. Passed: replies whose "
     "boxes earn the grounding reward. Well formed: replies that follow the dialect; all others earn nothing."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplyComparison:
-    """Models that answered the same questions.
-
-    Attributes:
-      splits: for each seed the models' scored replies by name, all with the same models and questions.
-    """
-
-    splits: Sequence[Mapping[str, ScoredReplies]]
-    num_resamples: int = 1000
-
-    @functools.cached_property
-    def _intervals(self) -> list[dict[str, dict[Key, Interval]]]:
-        return [score_models(split, num_resamples=self.num_resamples) for split in self.splits]
-
-    @functools.cached_property
-    def _differences(self) -> dict[tuple[str, str], list[dict[Key, Interval]]]:
-        return {}
-
-    def _compare(self, first: str, second: str) -> list[dict[Key, Interval]]:
-        if (first, second) not in self._differences:
-            self._differences[first, second] = [
-                score_difference(
-                    first=split[first],
-                    second=split[second],
-                    mean_kinds=find_scored_kinds(*split.values()),
-                    num_resamples=self.num_resamples,
-                )
-                for split in self.splits
-            ]
-        return self._differences[first, second]
-
-    def figure(self, model: str, key: Key) -> Figure | None:
-        """Return a model's figure, the mean over the seeds; None if no question belongs to it."""
-        found = [of_seed[model] for of_seed in self._intervals]
-        return summarise([each[key] for each in found]) if all(key in each for each in found) else None
-
-    def difference(self, first: str, second: str, key: Key) -> Figure | None:
-        """Return the paired difference of the first model's figure less the second's."""
-        found = self._compare(first, second)
-        return summarise([each[key] for each in found]) if all(key in each for each in found) else None
-
-    def num_patients(self, key: Key) -> int:
-        """Return the number of patients of a figure; for the mean of the A-scores of the kind with the fewest."""
-        counts = []
-        for split in self.splits:
-            scored = next(iter(split.values()))
-            groups = scored.groups()
-            names = find_scored_kinds(*split.values()) if key == (A_SCORE, "mean") else (key[1],)
-            members = [groups.get(name, np.zeros(len(scored.kinds), bool)) for name in names]
-            counts += [count_patients(scored.patients[own]) for own in members]
-        return min(counts, default=0)
-
-    def verdicts(self, asked: Sequence[tuple[str, str, Key]]) -> list[str]:
-        """Return the verdicts on differences (first, second, figure), corrected together for their number."""
-        return word_verdicts([self._gather(*each) for each in asked])
-
-    def _gather(self, first: str, second: str, key: Key) -> Evidence:
-        found = [each.get(key, Interval(np.nan, np.nan, np.nan)) for each in self._compare(first, second)]
-        return Evidence(summarise(found), tuple(each.value for each in found), self.num_patients(key))
-
-
-def tabulate_differences(
-    comparison: ReplyComparison, pairs: Sequence[tuple[str, str]]
-) -> tuple[tuple[Column, ...], tuple[tuple[Entry, ...], ...]]:
-    """Return columns and rows of paired differences, with verdicts on mean A, V and V on findings."""
-    said = comparison.verdicts([(*pair, key) for pair in pairs for _, key in JUDGED])
-    rows = []
-    for place, pair in enumerate(pairs):
-        own = said[place * len(JUDGED) : (place + 1) * len(JUDGED)]
-        rows.append((*pair, *(comparison.difference(*pair, key) for _, key in MEANS), *own))
-    heads = (
-        *columns("text", "training", "less"),
-        *columns("points", *(heading for heading, _ in MEANS)),
-        *columns("text", *(f"{heading}: verdict" for heading, _ in JUDGED)),
-    )
-    return heads, tuple(rows)

@@ -14,7 +14,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.evaluation.resamples import name_patients
+from stepcot_jax.evaluation.statistics import name_patients
 
 _SEED = 0
 

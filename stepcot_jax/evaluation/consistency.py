@@ -36,13 +36,12 @@ from stepcot_jax.chain import (
     find_one_answer,
     fold,
 )
+from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
 from stepcot_jax.evaluation.interventions import as_distributions
-from stepcot_jax.evaluation.metrics import answer_accuracy, mean_over_steps
 from stepcot_jax.evaluation.predictions import Predictions, describe_difference, own_logits
-from stepcot_jax.evaluation.report_table import write_report
-from stepcot_jax.evaluation.resamples import Weights, count_once, weighted_mean
+from stepcot_jax.evaluation.statistics import Weights, count_once, weighted_mean
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.files import read_json, write_json
 
 MIN_EXPECTED = 20.0
 MAX_CONTRADICTING = 0.05
@@ -406,7 +405,7 @@ def write_pairs(
         ],
         "weights": {name: list(own) for name, own in (weights or {}).items()},
     }
-    write_report(path, report)
+    write_json(path, report)
 
 
 def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.predictions import softmax
-from stepcot_jax.evaluation.resamples import mean_where
+from stepcot_jax.evaluation.statistics import mean_where
 from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
 
 Probabilities = npt.NDArray[np.float64]

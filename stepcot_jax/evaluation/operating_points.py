@@ -20,9 +20,19 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.calibration import Calibration, calibrated_probabilities
-from stepcot_jax.evaluation.intervals import Interval, percentiles, widen_agreement
 from stepcot_jax.evaluation.predictions import SplitPredictions
-from stepcot_jax.evaluation.resamples import Weights, count_once, divide, name_patients, resample
+from stepcot_jax.evaluation.statistics import (
+    LEVEL,
+    Interval,
+    Weights,
+    as_plain,
+    count_once,
+    divide,
+    name_patients,
+    percentiles,
+    resample,
+    widen_agreement,
+)
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 
@@ -30,7 +40,6 @@ RuleName = Literal["youden", "sensitivity", "specificity", "cost"]
 
 FIGURES = ("sensitivity", "specificity", "ppv", "npv")
 
-_LEVEL = 0.95
 _SEED = 0
 _ROUNDING = 1e-9
 
@@ -107,13 +116,6 @@ def count_levels(weights: Weights, *, scores: npt.NDArray[np.float64], positive:
     Sensitivity is `hits` over its last column, false-positive rate `alarms` over its last, precision `hits` over the
     sum of both; these are the points of scikit-learn's `roc_curve` and `precision_recall_curve`.
     """
-    if scores.ndim != 1 or positive.shape != scores.shape or weights.shape[1:] != scores.shape:
-        raise ValueError(
-            "weights, scores and positive must have shapes [resample, case], [case] and [case]; "
-            f"got {weights.shape}, {scores.shape} and {positive.shape}"
-        )
-    if np.isnan(scores).any():
-        raise ValueError("scores must be numbers; got NaN")
     order = np.argsort(-scores, kind="stable")
     last_of_level = np.flatnonzero(np.diff(scores[order], append=-np.inf))
     ordered = weights[:, order]
@@ -198,7 +200,7 @@ def choose_operating_points(
         for place, number in enumerate(of_test[finding].count_patients(patients, at)):
             resampled = spreads[finding][:, place] if spreads else None
             found = _interval(float(measured[finding][0, place]), resampled)
-            yield widen_agreement(found, num_patients=number, level=_LEVEL)
+            yield widen_agreement(found, num_patients=number)
 
     return {
         finding: OperatingPoint(
@@ -269,13 +271,13 @@ def _resample(
 def _interval(value: float, resampled: npt.NDArray[np.float64] | None) -> Interval:
     """Return the interval of a figure; without ends where there are no resamples."""
     if resampled is None:
-        return Interval(value, math.nan, math.nan)
+        return Interval(value)
     defined = resampled[~np.isnan(resampled)]
     if not np.isinf(defined).any():
-        return percentiles(value, resampled, level=_LEVEL)
+        return percentiles(value, resampled)
     # A threshold above every score has no number: ends are resampled values, not means of two.
-    ends = np.quantile(defined, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], method="higher")
-    return Interval(value, float(ends[0]), float(ends[1]), 1 - len(defined) / len(resampled))
+    ends = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="higher")
+    return Interval(value, float(ends[0]), float(ends[1]), undefined=1 - len(defined) / len(resampled))
 
 
 # Operating points in `statistics.json`, from which reports and readings elsewhere take them.
@@ -293,7 +295,7 @@ class _FileInterval(msgspec.Struct, frozen=True):
     def as_interval(self, missing: float = math.nan) -> Interval:
         """Return the interval; a value of None is `missing`."""
         low, high = (math.nan if end is None else end for end in (self.low, self.high))
-        return Interval(missing if self.value is None else self.value, low, high, self.undefined)
+        return Interval(missing if self.value is None else self.value, low, high, undefined=self.undefined)
 
 
 class _FilePoint(msgspec.Struct, frozen=True):
@@ -345,11 +347,11 @@ class OperatingPoints:
 
 
 def describe_points(found: OperatingPoints) -> dict[str, Any]:
-    """Return the points as plain types; numbers that are not finite become None in strict JSON."""
+    """Return the points as plain types."""
     models: dict[str, dict[str, dict[str, Any]]] = {}
     for (model, step, answer), point in found.points.items():
-        models.setdefault(model, {}).setdefault(step, {})[answer] = dataclasses.asdict(point)
-    return {"rule": dataclasses.asdict(found.rule), "models": models}
+        models.setdefault(model, {}).setdefault(step, {})[answer] = as_plain(point)
+    return {"rule": as_plain(found.rule), "models": models}
 
 
 def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints | None:

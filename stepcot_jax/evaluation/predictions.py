@@ -14,15 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
-from stepcot_jax.evaluation.metrics import (
-    StepMetrics,
-    answer_accuracy,
-    majority_chain_accuracy,
-    mean_over_steps,
-    step_metrics,
-)
-from stepcot_jax.evaluation.resamples import count_once
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
@@ -111,25 +103,6 @@ class Predictions:
     logits: dict[str, npt.NDArray[np.float32]]
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelMetrics:
-    """Metrics of one model on a split, each in 0..1, NaN where undefined.
-
-    Attributes:
-      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
-      mean_majority_accuracy: mean of the steps' majority accuracy, over the same steps.
-      chain_accuracy: share of the cases whose annotated steps are all answered correctly.
-      majority_chain_accuracy: the same share of a constant chain (`metrics.majority_chain_accuracy`).
-      steps: metrics of each step, in the chain's order.
-    """
-
-    mean_accuracy: float
-    mean_majority_accuracy: float
-    chain_accuracy: float
-    majority_chain_accuracy: float
-    steps: tuple[StepMetrics, ...]
-
-
 def collect(predict: Callable[[Any], Mapping[str, Any]], batches: Iterable[Mapping[str, Any]]) -> Predictions:
     """Collect logits and labels of every case in the batches.
 
@@ -163,41 +136,6 @@ def collect(predict: Callable[[Any], Mapping[str, Any]], batches: Iterable[Mappi
         labels=np.concatenate([part.labels for part in parts])[order],
         logits={name: np.concatenate([part.logits[name] for part in parts])[order] for name in names},
     )
-
-
-def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
-    """Compute the metrics of each model.
-
-    Args:
-      predictions: labels and logits of the cases.
-      chain: the steps, which say how many of the padded answers are a step's own.
-
-    Returns:
-      The metrics by model name, in the order of `predictions.logits`.
-
-    Raises:
-      ValueError: the logits do not fit the chain.
-      FloatingPointError: a logit of a step's own answers is not finite.
-    """
-    labels, found = predictions.labels, {}
-    left_out = find_one_answer(labels)
-    for model, logits in predictions.logits.items():
-        probabilities = own_probabilities(logits, chain=chain, model=model)
-        steps = tuple(
-            step_metrics(step=step, probabilities=own, labels=truth)
-            for step, own, truth in zip(chain.steps, probabilities, labels.T, strict=True)
-        )
-        answers = np.stack([own.argmax(axis=1) for own in probabilities], axis=1)
-        accuracies, whole = answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)
-        majorities = np.array([[step.majority_accuracy for step in steps]])
-        found[model] = ModelMetrics(
-            mean_accuracy=float(mean_over_steps(accuracies, left_out=left_out)[0]),
-            mean_majority_accuracy=float(mean_over_steps(majorities, left_out=left_out)[0]),
-            chain_accuracy=float(whole[0]),
-            majority_chain_accuracy=majority_chain_accuracy(labels),
-            steps=steps,
-        )
-    return found
 
 
 def _collect_batch(predict: Callable[[Any], Mapping[str, Any]], batch: Mapping[str, Any]) -> Predictions:

@@ -1,45 +1,127 @@
-"""The paper's figures, as shares of 1, for the columns marked as published."""
+"""Figures as printed in the paper, in GEMeX-RMCoT and in MEDSAGE, for the columns marked as published.
+
+`published.json` has them: shares of 1 with the digits of the paper, stage scores from 1 to 5 as they are. Functions
+named `recompute_*` are this library's arithmetic on the printed figures, never the papers' own; tables mark them
+"recomputed".
+"""
 
 import hashlib
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from stepcot_jax.chain import PUBLISHED_STEPS
-from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.metrics import FIGURES
+from stepcot_jax.evaluation.chains import FIGURES
+from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.pages.sheets import Figure
 
-DETECTION, DISTRIBUTION, _, LOCATION, _, SECONDARY_EFFECTS, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
+*_, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
+TEACHER = "teacher"
+
+_PRINTED: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
 
-TEACHER, STUDENT = "teacher", "student"
-WITHOUT_MEMORY, WITHOUT_TEXT = "without memory", "without text"
+def _by_pair(name: str) -> dict[tuple[str, str], Any]:
+    """Return a table of rows in groups by group and row."""
+    return {(group, row): found for group, rows in _PRINTED[name].items() for row, found in rows.items()}
 
-DIAGNOSIS_FIGURES: dict[str, dict[str, float]] = {
-    TEACHER: {"accuracy": 0.783, "auc": 0.895, "sensitivity": 0.460, "specificity": 0.966},
-    STUDENT: {"accuracy": 0.775, "auc": 0.900, "sensitivity": 0.418, "specificity": 0.960},
-    "BiomedCLIP, without steps": {"accuracy": 0.693, "auc": 0.556, "sensitivity": 0.194, "specificity": 0.918},
-    "BiomedCLIP, with steps": {"accuracy": 0.731, "auc": 0.760, "sensitivity": 0.217, "specificity": 0.935},
-    "LLaVA-Med": {"accuracy": 0.427, "auc": 0.583, "sensitivity": 0.427, "specificity": 0.794},
-}
+
+Rows = dict[str, dict[str, float]]
+
+DIAGNOSIS_FIGURES: Rows = _PRINTED["diagnosis_figures"]
 """Table 3: diagnosis on the published data; AUC one-vs-rest; AUC, sensitivity and specificity are macro averages.
 
 Its cells are a(+b): a without steps, b the improvement with them.
 """
 
-COMPONENT_ACCURACY: dict[str, dict[str, float]] = {
-    WITHOUT_MEMORY: {DETECTION: 0.737, DISTRIBUTION: 0.696, LOCATION: 0.632, DIAGNOSIS: 0.655},
-    WITHOUT_TEXT: {DETECTION: 0.815, DISTRIBUTION: 0.761, LOCATION: 0.693, DIAGNOSIS: 0.721},
-    TEACHER: {DETECTION: 0.918, DISTRIBUTION: 0.846, LOCATION: 0.771, DIAGNOSIS: 0.783},
-    STUDENT: {DETECTION: 0.918, DISTRIBUTION: 0.834, LOCATION: 0.769, DIAGNOSIS: 0.775},
-}
+COMPONENT_ACCURACY: Rows = _PRINTED["component_accuracy"]
 """Tables 6 and 9: accuracy by step of ablations."""
+
+TRANSFER_SAMPLES: dict[str, tuple[int, int]] = {name: tuple(row) for name, row in _PRINTED["transfer_samples"].items()}
+"""Table 4, by the origin of the cases: number of cases with a single label and of their classes; no scores known."""
+
+READER_ACCURACY: Rows = _PRINTED["reader_accuracy"]
+"""Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures are not in the paper's text."""
+
+READER_F1: Rows = _PRINTED["reader_f1"]
+"""Table 10, as Section C.3 has it: F1, of which the paper says neither the average nor the positive answer."""
+
+READER_SENSITIVITY: Rows = _PRINTED["reader_sensitivity"]
+"""Table 10, as Section C.3 has it: sensitivity, likewise."""
+
+COST: dict[str, tuple[int, int, float, float]] = {name: tuple(row) for name, row in _PRINTED["cost"].items()}
+"""Table 11, on the authors' GPU: parameters of all networks that run, both towers of frozen encoders included;
+parameters of the trained networks; milliseconds a sample in batches of four; milliseconds a batch of four."""
+
+COST_OF_ENCODERS: dict[str, tuple[int | None, float | None]] = {
+    name: tuple(row) for name, row in _PRINTED["cost_of_encoders"].items()
+}
+"""Table 11, as Section C.4 has it: parameters, printed in millions with two digits; milliseconds a sample."""
+
+COST_MEGABYTES: float = _PRINTED["cost_megabytes"]
+"""Table 11: memory in MB, printed once."""
+
+NUM_QUESTIONS: dict[str, dict[str, int]] = _PRINTED["num_questions"]
+"""GEMeX-RMCoT, Table 2 and Section 5: questions by kind."""
+
+A_SCORES: Rows = _PRINTED["a_scores"]
+"""GEMeX-RMCoT, Table 4: A-score by kind; those of open questions are no share of right answers."""
+
+QUESTION_KINDS = tuple(next(iter(A_SCORES.values())))
+ZERO_SHOT, FULL, PLAIN, THINKING, THINKING_RFT = A_SCORES
+
+V_SCORES: Rows = _PRINTED["v_scores"]
+"""GEMeX-RMCoT, Table 4: V-score (mIoU) by kind."""
+
+A_AVERAGE: dict[str, float] = _PRINTED["a_average"]
+"""GEMeX-RMCoT, Table 4: unweighted mean of the four kinds."""
+
+PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair("perturbed")
+"""GEMeX-RMCoT, Table 5: A-score under perturbation, by kind of question and row of Table 4."""
+
+ROUNDS = tuple(next(iter(PERTURBED.values())))
+
+PERTURBED_STD: dict[tuple[str, str], float] = _by_pair("perturbed_std")
+"""GEMeX-RMCoT, Table 5: Std. of the three rounds."""
+
+BENCHMARK_GROUPS: dict[str, str] = _PRINTED["benchmark_groups"]
+"""MEDSAGE, Table 1: group of each method."""
+
+BENCHMARK_ACCURACY: Rows = _PRINTED["benchmark_accuracy"]
+"""MEDSAGE, Table 1: accuracy; InternVL3-8B has none on MMMU-Med."""
+
+BENCHMARKS = tuple(next(iter(BENCHMARK_ACCURACY.values())))
+MEDSAGE = "MEDSAGE"
+
+BENCHMARK_AVERAGE: dict[str, list[float]] = _PRINTED["benchmark_average"]
+"""MEDSAGE, Table 1: average and gap to MEDSAGE as printed; four averages are not the mean of their row."""
+
+STAGE_SCORES: dict[tuple[str, str], dict[str, float]] = _by_pair("stage_scores")
+"""MEDSAGE, Table 2: scores of a judge from 1 to 5, by model and data set."""
+
+STAGES = tuple(next(iter(STAGE_SCORES.values())))
+
+STAGE_AVERAGE: dict[tuple[str, str], float] = _by_pair("stage_average")
+"""MEDSAGE, Table 2: averages as printed; none is the mean of its row."""
+
+PATH_AUGMENTATION: dict[str, tuple[dict[str, float], float]] = _PRINTED["path_augmentation"]
+"""MEDSAGE, Table 3: accuracy by path augmentation, and overall as printed."""
+
+SELF_CHECK_WEIGHT: dict[float, tuple[dict[str, float], float]] = {
+    float(alpha): row for alpha, row in _PRINTED["self_check_weight"].items()
+}
+"""MEDSAGE, Table 4: accuracy by the weight alpha of the self-check; 0 is the base reward alone."""
+
+PARTS: dict[str, tuple[dict[str, float], float]] = _PRINTED["parts"]
+"""MEDSAGE, Table 5: accuracy as parts are added."""
+
+THREE_SETS = tuple(PARTS["SFT"][0])
 
 
 def step_figures(model: str, step: str) -> dict[str, float]:
@@ -56,47 +138,38 @@ def step_figures(model: str, step: str) -> dict[str, float]:
     return figures
 
 
-TRANSFER_SAMPLES: dict[str, tuple[int, int]] = {"NIH ChestX-ray8": (985, 8)}
-"""Table 4, by the origin of the cases: number of cases with a single label and of their classes; no scores known."""
+def round_half_up(value: float, digits: int = 4) -> float:
+    """Return a number rounded as the papers print it: 0.44135 to 0.4414 although its float lies below the tie.
 
-READER_ACCURACY: dict[str, dict[str, float]] = {
-    "clinician": {DETECTION: 0.7212, DISTRIBUTION: 0.6602, LOCATION: 0.6603, SECONDARY_EFFECTS: 0.9097},
-    TEACHER: {DETECTION: 0.8851, SECONDARY_EFFECTS: 0.7524},
-    STUDENT: {DETECTION: 0.8037, DISTRIBUTION: 0.7263, LOCATION: 0.6946, SECONDARY_EFFECTS: 0.7397},
-}
-"""Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures are not in the paper's text."""
-
-READER_F1: dict[str, dict[str, float]] = {
-    "clinician": {DETECTION: 0.3786},
-    TEACHER: {DETECTION: 0.5724},
-    STUDENT: {DETECTION: 0.5084},
-}
-"""Table 10, as Section C.3 has it: F1, of which the paper says neither the average nor the positive answer."""
-
-READER_SENSITIVITY: dict[str, dict[str, float]] = {
-    "clinician": {DETECTION: 0.3684},
-    TEACHER: {DETECTION: 0.5836},
-    STUDENT: {},
-}
-"""Table 10, as Section C.3 has it: sensitivity, likewise."""
+    >>> round_half_up((0.8513 + 0.3039 + 0.49 + 0.1202) / 4), round_half_up(-0.05125)
+    (0.4414, -0.0513)
+    """
+    shifted = abs(value) * 10**digits
+    return math.copysign(math.floor(shifted + 0.5 + 1e-6) / 10**digits, value)
 
 
-COST: dict[str, tuple[int, int, float, float]] = {
-    TEACHER: (283_664_427, 22_904_874, 22.81, 91.23),
-    STUDENT: (151_562_539, 285_226, 1.51, 6.02),
-}
-"""Table 11, on the authors' GPU: parameters of all networks that run, both towers of frozen encoders included;
-parameters of the trained networks; milliseconds a sample in batches of four; milliseconds a batch of four."""
+def recompute_mean(row: Mapping[str, float]) -> float:
+    """Return the unweighted mean of a printed row.
 
-COST_OF_ENCODERS: dict[str, tuple[int | None, float | None]] = {
-    "CLIP": (151_810_000, None),
-    "FLAVA": (242_540_000, None),
-    "BiomedCLIP": (530_000, 0.07),
-}
-"""Table 11, as Section C.4 has it: parameters, printed in millions with two digits; milliseconds a sample."""
+    >>> round(recompute_mean(BENCHMARK_ACCURACY[MEDSAGE]), 4)
+    0.682
+    """
+    return statistics.fmean(row.values())
 
-COST_MEGABYTES = 1219.72
-"""Table 11: memory in MB, printed once."""
+
+def recompute_gap(method: str) -> float:
+    """Return a method's mean minus MEDSAGE's, both recomputed from Table 1."""
+    return recompute_mean(BENCHMARK_ACCURACY[method]) - recompute_mean(BENCHMARK_ACCURACY[MEDSAGE])
+
+
+def recompute_std(row: Mapping[str, float]) -> float:
+    """Return the population standard deviation of the three rounds of Table 5 about their own mean.
+
+    >>> round(recompute_std(PERTURBED["closed", PLAIN]), 6)
+    0.032136
+    """
+    return statistics.pstdev(row[name] for name in ROUNDS[1:])
+
 
 # Results of `stepcot constrain` as a file: what the tables show of a large model beside networks.
 
@@ -116,9 +189,10 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float | None
 
     @property
-    def figure(self) -> Figure:
+    def figure(self) -> Interval:
         """The figure as an entry of a table."""
-        return Figure(*(math.nan if end is None else end for end in (self.value, self.low, self.high)))
+        value, low, high = (math.nan if end is None else end for end in (self.value, self.low, self.high))
+        return Interval(value, low, high, undefined=float(math.isnan(low)))
 
     @staticmethod
     def of(interval: Interval) -> "Estimate":
@@ -234,198 +308,3 @@ def _find_problem(level: Level, found: Constrained) -> str:
     if level.variant == "constraints" and missing:
         return f"steps {sorted(missing)} are missing"
     return ""
-
-
-# Figures of GEMeX-RMCoT and MEDSAGE as printed, and what follows from them where a printed figure does not fit.
-#
-# Shares of 1; stage scores from 1 to 5 as they are. Functions named `recompute_*` are this library's arithmetic on the
-# printed figures, never the papers' own; tables mark them "recomputed".
-
-
-QUESTION_KINDS = ("open", "closed", "single", "multi")
-
-
-def _shares(printed: str) -> tuple[float, ...]:
-    """Return printed percentages as shares with the digits of the paper."""
-    return tuple(round(float(number) / 100, 6) for number in printed.split())
-
-
-def _rows(names: Sequence[str], printed: str) -> dict[str, float]:
-    return dict(zip(names, _shares(printed), strict=True))
-
-
-NUM_QUESTIONS: dict[str, dict[str, int]] = {
-    "GEMeX-RMCoT": dict(zip(QUESTION_KINDS, (61_240, 36_432, 52_850, 51_862), strict=True)),
-    "GEMeX test": dict(zip(QUESTION_KINDS, (1_144, 543, 1_300, 973), strict=True)),
-}
-"""GEMeX-RMCoT, Table 2 and Section 5: questions by kind."""
-
-ZERO_SHOT, FULL, PLAIN = "zero-shot", "GEMeX-Full, SFT", "GEMeX-200K, SFT"
-THINKING, THINKING_RFT = "GEMeX-RMCoT-200K, SFT", "GEMeX-RMCoT-200K, SFT and RFT"
-
-A_SCORES: dict[str, dict[str, float]] = {
-    ZERO_SHOT: _rows(QUESTION_KINDS, "85.13 30.39 49.00 12.02"),
-    FULL: _rows(QUESTION_KINDS, "97.31 82.32 83.08 74.51"),
-    PLAIN: _rows(QUESTION_KINDS, "92.54 79.93 78.92 67.93"),
-    THINKING: _rows(QUESTION_KINDS, "94.71 87.11 80.08 70.20"),
-    THINKING_RFT: _rows(QUESTION_KINDS, "96.44 90.24 83.31 73.18"),
-}
-"""GEMeX-RMCoT, Table 4: A-score by kind; those of open questions are no share of right answers."""
-
-V_SCORES: dict[str, dict[str, float]] = {
-    ZERO_SHOT: _rows(QUESTION_KINDS, "12.31 20.23 27.81 7.59"),
-    FULL: _rows(QUESTION_KINDS, "60.51 69.32 67.38 55.98"),
-    PLAIN: _rows(QUESTION_KINDS, "56.59 66.04 61.39 49.71"),
-    THINKING: _rows(QUESTION_KINDS, "56.52 66.23 61.76 51.13"),
-    THINKING_RFT: _rows(QUESTION_KINDS, "59.63 68.39 64.52 54.49"),
-}
-"""GEMeX-RMCoT, Table 4: V-score (mIoU) by kind."""
-
-A_AVERAGE: dict[str, float] = _rows(tuple(A_SCORES), "44.14 84.31 79.83 83.03 85.79")
-"""GEMeX-RMCoT, Table 4: unweighted mean of the four kinds."""
-
-ROUNDS = ("original", "round 1", "round 2", "round 3")
-
-PERTURBED: dict[tuple[str, str], dict[str, float]] = {
-    ("closed", PLAIN): _rows(ROUNDS, "79.93 76.98 83.06 75.69"),
-    ("closed", THINKING): _rows(ROUNDS, "87.11 88.39 86.56 87.66"),
-    ("single", PLAIN): _rows(ROUNDS, "78.92 79.00 77.69 77.31"),
-    ("single", THINKING): _rows(ROUNDS, "80.08 80.15 80.00 79.69"),
-}
-"""GEMeX-RMCoT, Table 5: A-score under perturbation, by kind of question and row of Table 4."""
-
-PERTURBED_STD: dict[tuple[str, str], float] = dict(zip(PERTURBED, _shares("3.214 0.752 0.723 0.192"), strict=True))
-"""GEMeX-RMCoT, Table 5: Std. of the three rounds."""
-
-BENCHMARKS = ("VQA-RAD", "SLAKE", "PathVQA", "PMC-VQA", "MMMU-Med")
-MEDSAGE = "MEDSAGE"
-
-_BENCHMARK_TABLE = """
-proprietary | GPT-4.1 | 65.0 72.2 55.5 55.2 75.2 | 64.6 -5.2
-proprietary | Claude-Sonnet-4 | 67.6 70.6 54.2 54.4 74.6 | 64.3 -5.5
-proprietary | Gemini-2.5-Flash | 68.5 75.8 55.4 55.5 76.9 | 66.4 -3.4
-general | LLaVA-v1.5-8B | 54.2 59.4 54.1 36.4 38.2 | 48.5 -21.3
-general | LLaVA-Next-7B | 52.6 57.9 47.9 35.5 33.1 | 41.4 -28.4
-general | LLaVA-Next-13B | 55.8 58.9 51.9 36.6 39.3 | 44.5 -25.3
-general | Qwen2.5-VL-7B | 67.3 69.5 63.9 50.4 56.7 | 61.6 -8.2
-general | InternVL3-8B | 67.3 69.7 65.7 52.7 | 63.9 -5.9
-medical, no reasoning | Med-Flamingo | 45.4 43.5 54.7 23.3 28.3 | 39.0 -30.8
-medical, no reasoning | RadFM | 50.6 34.4 38.7 25.9 27.0 | 35.3 -34.5
-medical, no reasoning | LLaVA-Med-7B | 51.4 48.6 56.2 24.7 36.9 | 43.6 -26.2
-medical, no reasoning | HuatouGPT-V-8B (sic) | 59.4 66.8 59.8 51.4 56.7 | 58.8 -11.0
-medical, no reasoning | Lingshu-7B | 62.2 78.9 71.7 55.6 70.0 | 67.7 -2.1
-medical, reasoning | Med-R1 | 55.9 55.1 53.3 45.8 32.7 | 46.6 -23.2
-medical, reasoning | MedVLM-R1 | 61.4 56.1 55.2 44.8 35.5 | 50.6 -19.2
-medical, reasoning | ViTAR | 70.1 80.8 67.0 57.2 72.0 | 69.4 -0.4
-medical, reasoning | MedEyes | 70.7 79.1 64.8 55.3 59.7 | 65.9 -3.9
-medical, reasoning | MEDSAGE | 70.4 79.8 66.7 58.3 65.8 | 69.8 0.0
-"""
-_LINES = [[cell.strip() for cell in line.split("|")] for line in _BENCHMARK_TABLE.strip().splitlines()]
-
-BENCHMARK_GROUPS: dict[str, str] = {method: group for group, method, _, _ in _LINES}
-"""MEDSAGE, Table 1: group of each method."""
-
-BENCHMARK_ACCURACY: dict[str, dict[str, float]] = {
-    method: dict(zip(BENCHMARKS, _shares(printed), strict=False)) for _, method, printed, _ in _LINES
-}
-"""MEDSAGE, Table 1: accuracy; InternVL3-8B has none on MMMU-Med."""
-
-BENCHMARK_AVERAGE: dict[str, tuple[float, float]] = {
-    method: (average, gap) for _, method, _, printed in _LINES for average, gap in [_shares(printed)]
-}
-"""MEDSAGE, Table 1: average and gap to MEDSAGE as printed; four averages are not the mean of their row."""
-
-STAGES = ("localisation", "visual analysis", "knowledge", "reasoning")
-
-_STAGE_TABLE = """
-baseline | PathVQA | 2.706 2.412 3.059 2.529 | 3.033
-baseline | SLAKE | 3.014 2.350 3.623 2.614 | 3.033
-baseline | VQA-RAD | 2.751 2.320 2.911 2.421 | 3.033
-SFT | PathVQA | 2.961 2.625 3.612 3.365 | 3.037
-SFT | SLAKE | 3.446 2.629 3.965 3.036 | 3.073
-SFT | VQA-RAD | 3.256 2.927 3.422 3.140 | 3.033
-SFT and RL | PathVQA | 3.146 3.020 3.948 3.644 | 3.033
-SFT and RL | SLAKE | 3.637 2.921 4.096 3.347 | 3.034
-SFT and RL | VQA-RAD | 3.830 3.447 3.652 3.453 | 3.033
-"""
-_STAGE_LINES = [[cell.strip() for cell in line.split("|")] for line in _STAGE_TABLE.strip().splitlines()]
-
-STAGE_SCORES: dict[tuple[str, str], dict[str, float]] = {
-    (model, data): dict(zip(STAGES, map(float, printed.split()), strict=True))
-    for model, data, printed, _ in _STAGE_LINES
-}
-"""MEDSAGE, Table 2: scores of a judge from 1 to 5, by model and data set."""
-
-STAGE_AVERAGE: dict[tuple[str, str], float] = {
-    (model, data): float(average) for model, data, _, average in _STAGE_LINES
-}
-"""MEDSAGE, Table 2: averages as printed; none is the mean of its row."""
-
-THREE_SETS = ("SLAKE", "VQA-RAD", "PathVQA")
-
-PATH_AUGMENTATION: dict[str, tuple[dict[str, float], float]] = {
-    method: (_rows(THREE_SETS, printed), overall)
-    for method, printed, overall in (
-        ("Baseline-sft", "45.9 36.7 35.3", 0.393),
-        ("Baseline-sft+RL", "43.2 36.2 46.3", 0.419),
-        ("Low-level Aug-sft", "72.8 67.4 66.1", 0.688),
-        ("Low-level Aug-sft+RL", "77.8 68.4 66.1", 0.708),
-        ("RPA-sft", "77.4 67.3 64.7", 0.698),
-        ("RPA-sft+RL", "78.8 68.1 67.0", 0.713),
-    )
-}
-"""MEDSAGE, Table 3: accuracy by path augmentation, and overall as printed."""
-
-SELF_CHECK_WEIGHT: dict[float, tuple[dict[str, float], float]] = {
-    alpha: (_rows(THREE_SETS, printed), overall)
-    for alpha, printed, overall in (
-        (0.0, "78.3 69.9 63.8", 0.707),
-        (0.15, "78.8 70.3 64.4", 0.712),
-        (0.20, "79.1 70.7 64.8", 0.715),
-        (0.25, "78.5 69.8 64.2", 0.708),
-    )
-}
-"""MEDSAGE, Table 4: accuracy by the weight alpha of the self-check; 0 is the base reward alone."""
-
-PARTS: dict[str, tuple[dict[str, float], float]] = {
-    method: (_rows(THREE_SETS, printed), overall)
-    for method, printed, overall in (
-        ("SFT", "77.4 67.3 64.7", 0.698),
-        ("SFT + RL", "78.8 68.1 67.0", 0.713),
-        ("SFT + RL + Self", "79.8 70.4 66.7", 0.723),
-    )
-}
-"""MEDSAGE, Table 5: accuracy as parts are added."""
-
-
-def round_half_up(value: float, digits: int = 4) -> float:
-    """Return a number rounded as the papers print it: 0.44135 to 0.4414 although its float lies below the tie.
-
-    >>> round_half_up((0.8513 + 0.3039 + 0.49 + 0.1202) / 4), round_half_up(-0.05125)
-    (0.4414, -0.0513)
-    """
-    shifted = abs(value) * 10**digits
-    return math.copysign(math.floor(shifted + 0.5 + 1e-6) / 10**digits, value)
-
-
-def recompute_mean(row: Mapping[str, float]) -> float:
-    """Return the unweighted mean of a printed row.
-
-    >>> round(recompute_mean(BENCHMARK_ACCURACY[MEDSAGE]), 4)
-    0.682
-    """
-    return statistics.fmean(row.values())
-
-
-def recompute_gap(method: str) -> float:
-    """Return a method's mean minus MEDSAGE's, both recomputed from Table 1."""
-    return recompute_mean(BENCHMARK_ACCURACY[method]) - recompute_mean(BENCHMARK_ACCURACY[MEDSAGE])
-
-
-def recompute_std(row: Mapping[str, float]) -> float:
-    """Return the population standard deviation of the three rounds of Table 5 about their own mean.
-
-    >>> round(recompute_std(PERTURBED["closed", PLAIN]), 6)
-    0.032136
-    """
-    return statistics.pstdev(row[name] for name in ROUNDS[1:])

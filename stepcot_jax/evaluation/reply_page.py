@@ -10,6 +10,7 @@ from typing import Any
 from stepcot_jax.evaluation.replies import ReplyScore
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.machine import map_in_threads
+from stepcot_jax.pages.sheets import Table
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render_page
 from stepcot_jax.reasoning.record import VqaRecord
 
@@ -32,6 +33,12 @@ class ShownTable:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, table: Table) -> "ShownTable":
+        """Return a table as the page shows it."""
+        headings = tuple(column.heading for column in table.columns)
+        return cls(table.title, headings, tuple(map(tuple, table.show())), table.notes)
 
 
 _PARTS = ("page.css", "browse.css", "shared.js", "browse.js")

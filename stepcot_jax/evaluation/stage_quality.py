@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float64
 
-from stepcot_jax.evaluation.resamples import Weights, mean_defined, weighted_mean
 from stepcot_jax.evaluation.stage_claims import (
     CHECKED_FACTS,
     UNCHECKED,
@@ -19,7 +18,7 @@ from stepcot_jax.evaluation.stage_claims import (
     read_fact,
     states_answer_alone,
 )
-from stepcot_jax.evaluation.vqa_metrics import Figures
+from stepcot_jax.evaluation.statistics import Weights, mean_defined, weighted_mean
 from stepcot_jax.reasoning.record import STAGE_NAMES
 from stepcot_jax.reasoning.rules import find_rules, ruled_diagnosis
 
@@ -94,7 +93,9 @@ def step_quality(labels: Float64[np.ndarray, "reply stage"]) -> Float64[np.ndarr
     return np.column_stack([parts, together])
 
 
-def stage_figures(weights: Weights, *, labels: Float64[np.ndarray, "reply stage"]) -> Figures:
+def stage_figures(
+    weights: Weights, *, labels: Float64[np.ndarray, "reply stage"]
+) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
     """Return the mean value of each stage and the mean step quality in each resample."""
     keys = [("stage", name) for name in STAGE_NAMES]
     keys += [("step_quality", name) for name in ("description", "reasoning", "together")]

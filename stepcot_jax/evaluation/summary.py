@@ -7,8 +7,8 @@ with `num_cases_by_answer` and its interval.
 """
 
 import dataclasses
-import functools
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,205 +16,37 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
-from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, calibration_figures
+from stepcot_jax.evaluation.calibration import Calibration
+from stepcot_jax.evaluation.chains import (
+    BY_ANSWER,
+    COVERAGES,
+    SUREST,
+    ModelIntervals,
+    ModelMetrics,
+    StepMetrics,
+    bootstrap,
+    evaluate,
+    step_cases,
+    step_statistics,
+)
 from stepcot_jax.evaluation.consistency import Rules, answer_and_decode, decoding_figures, inconsistent
-from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, percentiles
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, evaluate, own_probabilities
-from stepcot_jax.evaluation.resamples import (
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
+from stepcot_jax.evaluation.statistics import (
+    MIN_PATIENTS,
     Weights,
-    check_cases,
+    as_plain,
     count_once,
     count_patients,
-    divide,
+    intervals,
     resample,
     weighted_mean,
 )
 from stepcot_jax.host.errors import BadInput
 
-# Statistics of one step beyond the metrics: calibration, answer sets and selective reading.
-
-
-COVERAGES = (0.5, 0.7, 0.9, 1.0)
-"""Shares of the cases that are read, the most confident first."""
-
-SUREST, BY_ANSWER = "accuracy_of_the_surest", "answer_set_coverage_by_answer"
-"""Figures of several numbers: one for each of `COVERAGES`, and one for each answer of the step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCases:
-    """A model's predictions on every case at one step.
-
-    Attributes:
-      raw: [case, answer], the model's own probabilities.
-      calibrated: [case, answer], after temperature scaling.
-      sets: [case, answer], True for an answer in the answer set.
-    """
-
-    name: str
-    labels: npt.NDArray[np.integer]
-    raw: npt.NDArray[np.float64]
-    calibrated: npt.NDArray[np.float64]
-    sets: npt.NDArray[np.bool_]
-
-
-def step_cases(predictions: Predictions, chain: Chain, *, model: str, calibration: Calibration) -> list[StepCases]:
-    """Return a model's predictions at each step of the chain."""
-    logits = predictions.logits[model]
-    calibrated = calibrated_probabilities(logits, model, calibration, chain)
-    sets = answer_sets(calibrated, model, calibration, chain)
-    return [
-        StepCases(
-            name=step.name,
-            labels=predictions.labels[:, position],
-            raw=raw,
-            calibrated=calibrated[:, position, : step.num_answers],
-            sets=sets[:, position, : step.num_answers],
-        )
-        for position, (step, raw) in enumerate(
-            zip(chain.steps, own_probabilities(logits, chain=chain, model=model), strict=True)
-        )
-    ]
-
-
-def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray[np.float64]]:
-    """Compute the statistics of one step in each resample.
-
-    Returns:
-      By figure name [resample]; `accuracy_of_the_surest` is [resample, share] in the order of `COVERAGES`,
-      `answer_set_coverage_by_answer` [resample, answer] is of the cases with each true answer. NaN where no annotated
-    """
-    raw, calibrated = (
-        calibration_figures(weights, probabilities=own, labels=cases.labels) for own in (cases.raw, cases.calibrated)
-    )
-    annotated = cases.labels != NOT_ANNOTATED
-    truth = np.where(annotated, cases.labels, 0)
-    covered = cases.sets[np.arange(len(truth)), truth]
-    covered_and_size = np.stack([covered, cases.sets.sum(axis=1)], axis=1)
-    sets = weighted_mean(
-        weights, values=covered_and_size, counted=np.broadcast_to(annotated[:, None], covered_and_size.shape)
-    )
-    has_answer = cases.labels[:, None] == np.arange(cases.sets.shape[1])
-    by_answer = weighted_mean(weights, values=np.repeat(covered[:, None], has_answer.shape[1], 1), counted=has_answer)
-    accuracies, area = selective_figures(weights, probabilities=cases.calibrated, labels=cases.labels, shares=COVERAGES)
-    return {
-        "ece": raw["ece"],
-        "ece_calibrated": calibrated["ece"],
-        "brier": raw["brier"],
-        "nll": raw["nll"],
-        "nll_calibrated": calibrated["nll"],
-        "answer_set_coverage": sets[:, 0],
-        "answer_set_size": sets[:, 1],
-        BY_ANSWER: by_answer,
-        SUREST: accuracies,
-        "selective_area": area,
-    }
-
-
-@dataclasses.dataclass(frozen=True)
-class SelectiveCurve:
-    """Accuracy of the most confident cases; cases of equal confidence are read together.
-
-    Attributes:
-      confidence: for each point the lowest confidence that is still read, falling.
-      coverage: for each point the share of the cases read, rising to 1.
-      accuracy: for each point the share of those that are correct.
-      area: mean accuracy over all numbers of cases read, from one to all; cases of equal confidence stand for every
-        order among themselves. It equals the accuracy where confidence carries no information; NaN without cases.
-    """
-
-    num_cases: int
-    confidence: tuple[float, ...]
-    coverage: tuple[float, ...]
-    accuracy: tuple[float, ...]
-    area: float
-
-
-def selective_curve(*, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> SelectiveCurve:
-    """Compute accuracy against coverage of one step (El-Yaniv and Wiener 2010), by the probability of the answer.
-
-    >>> curve = selective_curve(probabilities=[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], labels=[0, 1, 1])
-    >>> [f"{accuracy:.2f} of {share:.2f}" for accuracy, share in zip(curve.accuracy, curve.coverage)]
-    ['1.00 of 0.33', '1.00 of 0.67', '0.67 of 1.00']
-    """
-    distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
-    once = count_once(len(truth))
-    levels, num_read, num_correct = _read_by_confidence(once, probabilities=distributions, labels=truth)
-    num_cases = int((truth != NOT_ANNOTATED).sum())
-    return SelectiveCurve(
-        num_cases=num_cases,
-        confidence=tuple(levels.tolist()),
-        coverage=tuple((num_read[0] / max(num_cases, 1)).tolist()),
-        accuracy=tuple((num_correct[0] / num_read[0]).tolist()),
-        area=float(_area(num_read, num_correct)[0]),
-    )
-
-
-def selective_figures(
-    weights: Weights,
-    *,
-    probabilities: npt.NDArray[np.float64],
-    labels: npt.NDArray[np.integer],
-    shares: Sequence[float],
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Compute the accuracy among the most confident cases of one step, and the area, in each resample.
-
-    Args:
-      shares: smallest shares of the cases to read, above 0 and up to 1; cases of equal confidence are read together.
-
-    Returns:
-      Accuracies [resample, share] and `SelectiveCurve.area` [resample]; NaN where no case counts.
-    """
-    if not all(0 < share <= 1 for share in shares):
-        raise ValueError(f"shares must be above 0 and up to 1; got {list(shares)}")
-    _, num_read, num_correct = _read_by_confidence(weights, probabilities=probabilities, labels=labels)
-    accuracies = np.full((len(weights), len(shares)), np.nan)
-    if num_read.size:
-        coverage = num_read / np.maximum(num_read[:, -1:], 1)
-        rows = np.arange(len(weights))
-        for column, share in enumerate(shares):
-            # In a resample without cases no level suffices: the first one stands for it and gives NaN.
-            place = (coverage >= share).argmax(axis=1)
-            accuracies[:, column] = divide(num_correct[rows, place], num_read[rows, place])
-    return accuracies, _area(num_read, num_correct)
-
-
-def _read_by_confidence(
-    weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Levels of confidence [level], falling; numbers of cases read and correct down to each [resample, level]."""
-    check_cases(weights, probabilities=probabilities, labels=labels)
-    annotated = np.flatnonzero(labels != NOT_ANNOTATED)
-    confidence = probabilities[annotated].max(axis=1)
-    order = np.argsort(-confidence, kind="stable")
-    correct = (probabilities[annotated].argmax(axis=1) == labels[annotated])[order]
-    last_of_level = np.flatnonzero(np.diff(confidence[order], append=-1.0))
-    ordered = weights[:, annotated[order]]
-    num_read = np.cumsum(ordered, axis=1)[:, last_of_level]
-    num_correct = np.cumsum(ordered * correct, axis=1)[:, last_of_level]
-    return confidence[order][last_of_level], num_read, num_correct
-
-
-def _area(num_read: npt.NDArray[np.float64], num_correct: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mean accuracy [resample] over all numbers of cases read."""
-    if not num_read.size:
-        return np.full(len(num_read), np.nan)
-    total = num_read[:, -1]
-    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total.max(initial=0) + 1))])
-    earlier, earlier_correct = (np.pad(own[:, :-1], ((0, 0), (1, 0))) for own in (num_read, num_correct))
-    # Within a level the expected number of correct ones is a line, offset + slope * cases: its mean accuracies sum up
-    # to the correct ones of the level and the offset times the sum of 1 / cases.
-    slope = (num_correct - earlier_correct) / np.maximum(num_read - earlier, 1)
-    sums = harmonic[num_read.astype(np.intp)]
-    curved = (earlier_correct - slope * earlier) * np.diff(sums, prepend=0.0, axis=1)
-    return divide(num_correct[:, -1] + curved.sum(axis=1), total)
-
-
 # Figures of subgroups by origin, view, sex and age, with intervals.
 
 
 GROUPINGS = ("origin", "view", "sex", "age")
-MIN_PATIENTS = 10
 UNKNOWN = "unknown"
 
 _AGE_BANDS = ((18, "0-17"), (40, "18-39"), (65, "40-64"), (math.inf, "65+"))
@@ -244,7 +76,6 @@ def score_subgroups(
     groupings: tuple[str, ...] = GROUPINGS,
     min_patients: int = MIN_PATIENTS,
     num_resamples: int = 1000,
-    level: float = 0.95,
     seed: int = 0,
 ) -> tuple[Subgroup, ...]:
     """Compute the figures of every group, each with its own bootstrap by patient.
@@ -265,9 +96,9 @@ def score_subgroups(
         for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, _age_order(name), name)):
             part = _choose(split, names == name)
             num_patients = count_patients(part.facts["patient_id"])
-            scored = num_patients >= min_patients
-            measure = functools.partial(bootstrap, num_resamples=num_resamples, level=level, seed=seed)
-            models = measure(part, chain, left_out=left_out) if scored else None
+            models = None
+            if num_patients >= min_patients:
+                models = bootstrap(part, chain, num_resamples=num_resamples, seed=seed, left_out=left_out)
             found.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
     return tuple(found)
 
@@ -318,7 +149,6 @@ _DECODING = (
     "chain_accuracy_after",
 )
 _MAJORITIES = ("mean_majority_accuracy", "majority_chain_accuracy")
-_LEVEL = 0.95
 _SEED = 0  # one for all intervals, so that they share their resamples
 
 Statistics = dict[tuple[str, str, str], npt.NDArray[np.float64]]
@@ -334,9 +164,9 @@ def summarise(
       Plain types by model name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals` next to
     """
     compute = prepare_statistics(split, chain, calibration=calibration, rules=rules)
-    values, resampled, intervals = compute(count_once(len(split.predictions.labels))), None, {}
+    values, resampled, of_models = compute(count_once(len(split.predictions.labels))), None, {}
     if num_resamples:
-        intervals = bootstrap(split, chain, num_resamples=num_resamples, level=_LEVEL, seed=_SEED)
+        of_models = bootstrap(split, chain, num_resamples=num_resamples, seed=_SEED)
         resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=_SEED)
 
     options = {step.name: step.options for step in chain.steps}
@@ -346,7 +176,8 @@ def summarise(
         keys = {SUREST: [f"{share:.0%}" for share in COVERAGES], BY_ANSWER: options.get(step)}
         found = {name: _name_numbers(own[name][0].tolist(), keys.get(name)) for name in names or own}
         ends = resampled and {
-            name: _interval(value, resampled[model, step, name], keys.get(name)) for name, value in own.items()
+            name: _name_numbers(intervals(value[0], resampled[model, step, name]), keys.get(name))
+            for name, value in own.items()
         }
         return {**found, "intervals": ends}
 
@@ -358,7 +189,7 @@ def summarise(
         "models": {
             model: {
                 **{name: getattr(metrics[model], name) for name in _MAJORITIES},
-                "intervals": dataclasses.asdict(intervals[model]) if model in intervals else None,
+                "intervals": of_models.get(model),
                 "steps": {step.name: describe_figures(model, step.name) for step in chain.steps},
                 "consistent_decoding": describe_figures(model, "", _DECODING),
             }
@@ -367,9 +198,9 @@ def summarise(
         "subgroups": None,
     }
     if num_resamples:
-        groups = score_subgroups(split, chain, num_resamples=num_resamples, level=_LEVEL, seed=_SEED)
+        groups = score_subgroups(split, chain, num_resamples=num_resamples, seed=_SEED)
         found["subgroups"] = [_describe_subgroup(group) for group in groups]
-    return without_nan(found)
+    return as_plain(found)
 
 
 def _count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, Any]:
@@ -443,44 +274,124 @@ def _name_numbers(value: Any, keys: Sequence[str] | None) -> Any:
     return value if keys is None else dict(zip(keys, value, strict=True))
 
 
-def _interval(
-    value: npt.NDArray[np.float64], resampled: npt.NDArray[np.float64], keys: Sequence[str] | None = None
-) -> Any:
-    """The fields of an `Interval`, or one such mapping for each number of the figure."""
-    if value.ndim == 1:
-        return dataclasses.asdict(percentiles(float(value[0]), resampled, level=_LEVEL))
-    own = [_interval(value[:, place], resampled[:, place]) for place in range(value.shape[1])]
-    return _name_numbers(own, keys)
-
-
 def _describe_subgroup(group: Subgroup) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    models = group.models or {}
+    kept = ("num_cases", "accuracy", "auc", "share_incomplete")
+    steps = {
+        model: {step.name: {name: getattr(step, name) for name in kept} for step in own.steps}
+        for model, own in models.items()
+    }
+    return {
         "grouping": group.grouping,
         "name": group.name,
         "num_cases": group.num_cases,
         "num_patients": group.num_patients,
-        "mean_accuracy": None,
-        "steps": None,
+        "mean_accuracy": {model: own.mean_accuracy for model, own in models.items()} or None,
+        "steps": steps or None,
     }
-    if group.models is not None:
-        models = {model: dataclasses.asdict(own) for model, own in group.models.items()}
-        kept = ("num_cases", "accuracy", "auc", "share_incomplete")
-        found["mean_accuracy"] = {model: own["mean_accuracy"] for model, own in models.items()}
-        found["steps"] = {
-            model: {step["name"]: {name: step[name] for name in kept} for step in own["steps"]}
-            for model, own in models.items()
-        }
-    return found
-
-
-def without_nan(tree: Any) -> Any:
-    """Return a tree of plain values with None in place of numbers that are not finite, for strict JSON."""
-    if isinstance(tree, dict):
-        return {name: without_nan(value) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [without_nan(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.1f}"
+
+
+# Metrics as a text table and as `report.json`.
+
+
+_WIDTH = 110
+_COLUMNS = {
+    "accuracy": "accuracy",
+    "majority_accuracy": "majority",
+    "auc": "AUC",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "f1": "F1",
+    "precision": "precision",
+}
+_SPLITS = ("train", "val", "test")
+
+
+def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
+    """Format a text table for each model, in percent, followed by notes on what the averages leave out.
+
+    The mean line averages each column over the steps with two or more answers where it is defined.
+    """
+    ordered = _teacher_first(metrics)
+    blocks = [_format_model(name, model) for name, model in ordered.items()]
+    # The models answered the same cases: each note appears once for all of them.
+    notes = list(dict.fromkeys(note for model in ordered.values() for step in model.steps for note in _notes(step)))
+    silent = dict.fromkeys(step.name for model in ordered.values() for step in model.steps if not step.num_cases)
+    if silent:
+        notes.append(f"without labels, left out of the table: {', '.join(silent)}")
+    if notes:
+        blocks.append("\n".join(textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in notes))
+    return "\n\n".join(blocks)
+
+
+def report_dict(
+    *, metrics: Mapping[str, ModelMetrics], num_cases: Mapping[str, int], wall_seconds: float
+) -> dict[str, Any]:
+    """Return the content of `report.json`: plain types, None where a figure is undefined."""
+    return {
+        "num_cases": {split: int(num_cases[split]) for split in _SPLITS},
+        "wall_seconds": float(wall_seconds),
+        "test": as_plain(_teacher_first(metrics)),
+    }
+
+
+def _teacher_first(metrics: Mapping[str, ModelMetrics]) -> dict[str, ModelMetrics]:
+    """The paper's order, which a dict from a jitted function loses because JAX sorts its keys."""
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "teacher")}
+
+
+def _format_model(name: str, model: ModelMetrics) -> str:
+    # Two spaces before each column, and room for a number of cases of nine digits.
+    widths = [11, *(max(len(header), 5) + 2 for header in _COLUMNS.values())]
+    room = _WIDTH - sum(widths)
+    steps = [step for step in model.steps if step.num_cases]
+    names = [_shorten(label, room) for label in (f"{name} (%)", *(step.name for step in steps))]
+    first = max(len(label) for label in (*names, "mean"))
+
+    def line(label: str, cells: list[str]) -> str:
+        return label.ljust(first) + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+    rows = [
+        line(label, [str(step.num_cases), *(_percent(getattr(step, column)) for column in _COLUMNS)])
+        for label, step in zip(names[1:], steps, strict=True)
+    ]
+    rule = "-" * (first + sum(widths))
+    return "\n".join(
+        [
+            line(names[0], ["cases", *_COLUMNS.values()]),
+            rule,
+            *rows,
+            rule,
+            line("mean", ["", *(_percent(_mean_column(model, column)) for column in _COLUMNS)]),
+            f"all annotated steps of a case correct: {_percent(model.chain_accuracy)} "
+            f"(most frequent answers: {_percent(model.majority_chain_accuracy)})",
+        ]
+    )
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _mean_column(model: ModelMetrics, column: str) -> float:
+    if column in ("accuracy", "majority_accuracy"):
+        return float(getattr(model, f"mean_{column}"))
+    defined = [
+        value for step in model.steps if not step.has_one_answer and not math.isnan(value := getattr(step, column))
+    ]
+    return math.fsum(defined) / len(defined) if defined else math.nan
+
+
+def _notes(step: StepMetrics) -> list[str]:
+    notes = []
+    if step.left_out and step.num_cases:
+        notes.append(
+            f"{step.name}: left out of the macro averages because no case has them: {'; '.join(step.left_out)}"
+        )
+    if step.has_one_answer:
+        notes.append(f"{step.name}: every case has the same answer, left out of the mean line")
+    return notes

@@ -11,9 +11,10 @@ import jaxlib
 import msgspec
 
 from stepcot_jax import __version__
-from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap
+from stepcot_jax.evaluation.chains import ModelIntervals, ModelMetrics, bootstrap, evaluate
 from stepcot_jax.evaluation.operating_points import FIGURES
-from stepcot_jax.evaluation.predictions import ModelMetrics, evaluate, read_predictions
+from stepcot_jax.evaluation.predictions import read_predictions
+from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.export.carried_files import name_encoder, read_kept_statistics
 from stepcot_jax.export.program import Program
 from stepcot_jax.host.files import read_json

@@ -2,12 +2,13 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -122,3 +123,8 @@ def digest_file(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[in
             os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
+
+
+def write_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Write strict JSON, atomically."""
+    write_whole(path, (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())

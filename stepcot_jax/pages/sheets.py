@@ -25,22 +25,29 @@ _LATEX = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
-    """A number with its uncertainty.
+class Interval:
+    """A figure with its uncertainty.
 
     Attributes:
-      value: the number; NaN where undefined.
-      low: lower end of its interval; None without one.
+      value: the figure; NaN where undefined.
+      low: lower end of its interval; NaN without one, as where all resamples are of a single patient.
       deviation: sample standard deviation over seeds; None with one seed.
+      undefined: share of the resamples in which the figure is undefined; they do not count.
     """
 
     value: float
-    low: float | None = None
-    high: float | None = None
+    low: float = math.nan
+    high: float = math.nan
     deviation: float | None = None
+    undefined: float = 0.0
+
+    @property
+    def is_bootstrapped(self) -> bool:
+        """Whether there were resamples, defined or not."""
+        return self.undefined > 0 or not math.isnan(self.low)
 
 
-Entry = str | int | float | Figure | None
+Entry = str | int | float | Interval | None
 """An entry of a table; None if empty."""
 
 
@@ -141,17 +148,14 @@ _ATTRIBUTES = {"": "value", " low": "low", " high": "high", " deviation": "devia
 
 def _parts(entries: Sequence[Entry]) -> list[str]:
     """Suffixes of the CSV columns that a column becomes."""
-    figures = [entry for entry in entries if isinstance(entry, Figure)]
-    return [
-        suffix
-        for suffix, name in _ATTRIBUTES.items()
-        if not suffix or any(getattr(figure, name) is not None for figure in figures)
-    ]
+    figures = [entry for entry in entries if isinstance(entry, Interval)]
+    ends = [" low", " high"] if any(figure.is_bootstrapped for figure in figures) else []
+    return ["", *ends, *([" deviation"] if any(figure.deviation is not None for figure in figures) else [])]
 
 
 def _plain(entry: Entry, suffix: str) -> str:
     """An entry, or a part of it, in the CSV."""
-    if isinstance(entry, Figure):
+    if isinstance(entry, Interval):
         entry = getattr(entry, _ATTRIBUTES[suffix])
     elif suffix:
         return ""
@@ -209,12 +213,12 @@ def show_entry(entry: Entry, column: Column) -> str:
     if column.digits is not None and isinstance(entry, float) and not math.isnan(entry):
         number = entry if column.kind == "number" else 100 * entry
         return f"{number:{'+' if column.kind == 'points' and entry else ''}.{column.digits}f}"
-    if not isinstance(entry, Figure):
+    if not isinstance(entry, Interval):
         return _number(entry, column.kind, keeps_digits=column.keeps_digits)
     shown = _number(entry.value, column.kind)
-    if entry.deviation is not None and not math.isnan(entry.deviation):
+    if entry.deviation is not None:
         shown += f" ± {_number(entry.deviation, 'percent' if column.kind == 'points' else column.kind)}"
-    if entry.low is not None and entry.high is not None and not math.isnan(entry.low + entry.high):
+    if not math.isnan(entry.low + entry.high):
         shown += f" [{_number(entry.low, column.kind)}, {_number(entry.high, column.kind)}]"
     return shown
 

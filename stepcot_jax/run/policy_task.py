@@ -16,17 +16,18 @@ from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, DrawnBox, dr
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.replies import (
     BASELINE,
+    Key,
     ReplyScore,
     Results,
     ScoringSettings,
     as_columns,
     encode,
+    prepare_figures,
     score_text,
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.resamples import count_once
-from stepcot_jax.evaluation.vqa_metrics import Key, prepare_figures
+from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.sampling import reply_in_batches

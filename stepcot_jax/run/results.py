@@ -11,6 +11,7 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, write_calibration
+from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.consistency import (
     Counts,
     Rules,
@@ -22,9 +23,10 @@ from stepcot_jax.evaluation.consistency import (
 )
 from stepcot_jax.evaluation.interventions import describe_reliance, give_logits, measure_reliance
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points, describe_points
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, evaluate, write_predictions
-from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
-from stepcot_jax.evaluation.summary import describe, summarise, without_nan
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.statistics import as_plain
+from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
+from stepcot_jax.host.files import write_json
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE
 from stepcot_jax.settings.sections import EvaluationSettings
 from stepcot_jax.training.checkpoints import Best
@@ -140,11 +142,11 @@ def write_results(
     print("".join(f"consistency: {note}\n" for note in rules.notes), end="")
     reliance = {} if given is None else given.reliance
     statistics = _measure(splits, chain, calibration, rules, evaluation) | {"reliance": reliance or None}
-    write_report(workdir / STATISTICS_FILE, statistics)
+    write_json(workdir / STATISTICS_FILE, statistics)
     metrics = evaluate(predictions["test"], chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
     report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
-    write_report(workdir / REPORT, report)
+    write_json(workdir / REPORT, report)
     print(format_table(metrics))
     print()
     print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
@@ -167,5 +169,5 @@ def _measure(
     points = choose_operating_points(
         splits["val"], splits["test"], chain, calibration=calibration, rule=rule, num_resamples=num_resamples
     )
-    statistics["operating_points"] = without_nan(describe_points(OperatingPoints(rule, points)))
+    statistics["operating_points"] = as_plain(describe_points(OperatingPoints(rule, points)))
     return statistics

@@ -10,7 +10,8 @@ import optax
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.predictions import Predictions, evaluate
+from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.losses.step_cot import LossParts, batch_totals, teacher_objective
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher

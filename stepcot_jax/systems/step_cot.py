@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.predictions import Predictions, evaluate
+from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.losses.step_cot import Objective, Part
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher

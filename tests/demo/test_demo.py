@@ -24,8 +24,8 @@ from trained_workdir import make_trained_workdir, tiny_encoder
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.contrib.demo.command import main
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_json
 from stepcot_jax.reading.corrections import read_corrections
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "run"
     make_trained_workdir(folder)
     # The page marks a step as worth checking only if the run measured that later answers follow.
-    write_report(folder / "statistics.json", {"reliance": {"teacher": {"mean_movement": 0.2}}})
+    write_json(folder / "statistics.json", {"reliance": {"teacher": {"mean_movement": 0.2}}})
     return folder
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.metrics import majority_chain_accuracy, step_metrics
-from stepcot_jax.evaluation.predictions import Predictions, collect, evaluate
+from stepcot_jax.evaluation.chains import evaluate, majority_chain_accuracy, step_metrics
+from stepcot_jax.evaluation.predictions import Predictions, collect
 
 CHAIN = Chain(
     (

@@ -23,8 +23,7 @@ from stepcot_jax.evaluation.operating_points import (
     figures_at,
     read_points,
 )
-from stepcot_jax.evaluation.resamples import count_once, draw_weights
-from stepcot_jax.evaluation.summary import without_nan
+from stepcot_jax.evaluation.statistics import as_plain, count_once, draw_weights
 from stepcot_jax.host.errors import BadInput
 
 VAL = make_split(3, num_cases=120, num_patients=70)
@@ -207,7 +206,7 @@ def test_a_finding_that_is_best_never_called_has_an_infinite_threshold_and_comes
     assert all(points[finding].sensitivity.value == 0 for finding in never)
     assert all(points[finding].specificity.value == 1 for finding in never)
     path = tmp_path / "statistics.json"
-    content = without_nan(describe_points(OperatingPoints(rule, points)))
+    content = as_plain(describe_points(OperatingPoints(rule, points)))
     path.write_text(json.dumps({"num_cases": 3, "operating_points": content}, allow_nan=False))
     back = read_points(path, CHAIN)
     assert back.rule == rule
@@ -219,7 +218,7 @@ def test_a_finding_that_is_best_never_called_has_an_infinite_threshold_and_comes
 def test_what_is_written_comes_back(tmp_path, num_resamples):
     found = OperatingPoints(RULES[3], choose(RULES[3], num_resamples=num_resamples))
     path = tmp_path / "statistics.json"
-    path.write_text(json.dumps({"operating_points": without_nan(describe_points(found))}))
+    path.write_text(json.dumps({"operating_points": as_plain(describe_points(found))}))
     back = read_points(path, CHAIN)
     for finding, point in found.points.items():
         for name, value in dataclasses.asdict(point).items():
@@ -232,7 +231,7 @@ def test_a_run_without_points_and_damaged_files_are_told(tmp_path):
     path = tmp_path / "statistics.json"
     path.write_text("{}")
     assert read_points(path, CHAIN) is None
-    content = without_nan(describe_points(OperatingPoints(RULES[0], choose())))
+    content = as_plain(describe_points(OperatingPoints(RULES[0], choose())))
     content["models"]["teacher"]["Diagnosis"]["Fracture"] = content["models"]["teacher"]["Diagnosis"]["Mass"]
     path.write_text(json.dumps({"operating_points": content}))
     with pytest.raises(BadInput, match="operating points of teacher: 'Fracture' at 'Diagnosis' is no answer"):
@@ -240,10 +239,3 @@ def test_a_run_without_points_and_damaged_files_are_told(tmp_path):
     path.write_text('{"operating_points": {"rule": 3}}')
     with pytest.raises(BadInput, match=r"statistics\.json"):
         read_points(path, CHAIN)
-
-
-def test_bad_arrays_are_refused():
-    with pytest.raises(ValueError, match=r"\[resample, case\]"):
-        count_levels(count_once(3), scores=np.zeros(2), positive=np.zeros(2, bool))
-    with pytest.raises(ValueError, match="NaN"):
-        count_levels(count_once(1), scores=np.array([np.nan]), positive=np.zeros(1, bool))

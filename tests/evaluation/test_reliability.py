@@ -13,7 +13,7 @@ from sklearn import metrics as sklearn_metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration, reliability, step_reliability
-from stepcot_jax.evaluation.summary import selective_curve
+from stepcot_jax.evaluation.chains import selective_curve
 
 
 def draw(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,12 +132,3 @@ def test_unannotated_cases_take_no_part_in_selective_reading():
     nothing = selective_curve(probabilities=[[0.9, 0.1]], labels=[NOT_ANNOTATED])
     assert (nothing.num_cases, nothing.coverage) == (0, ())
     assert math.isnan(nothing.area)
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"\[case, answer\]|NaN"):
-        reliability(probabilities=[[0.5, 0.5]], labels=[0, 1])
-    with pytest.raises(ValueError, match="num_bins"):
-        reliability(probabilities=[[0.5, 0.5]], labels=[0], num_bins=0)
-    with pytest.raises(ValueError, match=r"\[case, answer\]|NaN"):
-        selective_curve(probabilities=[[0.5, math.nan]], labels=[0])

@@ -13,9 +13,9 @@ from stepcot_jax.evaluation.replies import (
     count_replies,
     reference_kind,
     score_all,
+    score_models,
     score_text,
 )
-from stepcot_jax.evaluation.vqa_metrics import score_models
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
 from stepcot_jax.rewards.answers import Judged

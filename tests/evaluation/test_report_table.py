@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.predictions import ModelMetrics, Predictions, evaluate
-from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
+from stepcot_jax.evaluation.chains import ModelMetrics, evaluate
+from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.evaluation.summary import format_table, report_dict
+from stepcot_jax.host.files import write_json
 
 CHAIN = Chain(
     (
@@ -102,7 +104,7 @@ def test_report_has_exactly_the_agreed_keys():
 def test_report_accepts_numpy_numbers_and_refuses_a_missing_split(tmp_path):
     counts = {split: np.int64(count) for split, count in NUM_CASES.items()}
     report = report_dict(metrics=make_metrics(), num_cases=counts, wall_seconds=np.float32(2))
-    write_report(tmp_path / "report.json", report)
+    write_json(tmp_path / "report.json", report)
     with pytest.raises(KeyError, match="val"):
         report_dict(metrics={}, num_cases={"train": 1, "test": 1}, wall_seconds=0)
 
@@ -112,7 +114,7 @@ def test_written_report_is_strict_json_even_when_everything_is_undefined(tmp_pat
         np.arange(2), np.full((2, 3), NOT_ANNOTATED), {"teacher": np.zeros((2, 3, 3), np.float32)}
     )
     report = report_dict(metrics=evaluate(predictions, CHAIN), num_cases=NUM_CASES, wall_seconds=1)
-    write_report(tmp_path / "report.json", report)
+    write_json(tmp_path / "report.json", report)
     read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"), parse_constant=refuse_constant)
     assert read == report
     assert read["test"]["teacher"]["mean_accuracy"] is None
@@ -120,23 +122,23 @@ def test_written_report_is_strict_json_even_when_everything_is_undefined(tmp_pat
 
 def test_writing_replaces_the_earlier_report_and_leaves_nothing_else(tmp_path):
     path = tmp_path / "report.json"
-    write_report(str(path), {"run": 1})
-    write_report(path, {"run": 2})
+    write_json(str(path), {"run": 1})
+    write_json(path, {"run": 2})
     assert json.loads(path.read_text()) == {"run": 2}
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
     path = tmp_path / "report.json"
-    write_report(path, {"run": 1})
+    write_json(path, {"run": 1})
     with pytest.raises(ValueError, match="JSON"):
-        write_report(path, {"run": math.nan})
+        write_json(path, {"run": math.nan})
 
     def fail(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr("pathlib.Path.replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_report(path, {"run": 3})
+        write_json(path, {"run": 3})
     assert json.loads(path.read_text()) == {"run": 1}
     assert list(tmp_path.iterdir()) == [path]

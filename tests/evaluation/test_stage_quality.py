@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.stage_claims import Claims, find_claims
 from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures, step_quality
+from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.reasoning.rules import KNOWLEDGE
 
 NAN = math.nan

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, find_one_answer
 from stepcot_jax.evaluation.calibration import calibration_figures, fit_calibration, reliability
+from stepcot_jax.evaluation.chains import selective_curve, selective_figures, step_cases, step_statistics
 from stepcot_jax.evaluation.consistency import (
     answer_and_decode,
     decoding_effect,
@@ -20,8 +21,7 @@ from stepcot_jax.evaluation.consistency import (
     share_inconsistent,
 )
 from stepcot_jax.evaluation.predictions import Predictions
-from stepcot_jax.evaluation.resamples import count_once
-from stepcot_jax.evaluation.summary import selective_curve, selective_figures, step_cases, step_statistics
+from stepcot_jax.evaluation.statistics import count_once
 
 SHARES = (0.001, 1 / 3, 0.5, 0.7, 0.9, 1.0)
 
@@ -148,20 +148,3 @@ def test_a_resample_without_the_sure_cases_reads_the_next_ones():
         weights.astype(float), probabilities=probabilities, labels=np.array([0, 0, 1, 1]), shares=(0.25, 0.5, 0.75)
     )
     np.testing.assert_array_equal(accuracies, [[1, 1, 0.5], [0, 0, 0], [1, 0.25, 0.25], [math.nan] * 3])
-
-
-def test_what_does_not_fit_is_refused():
-    ones, halves, labels = np.ones((2, 3)), np.full((3, 2), 0.5), np.zeros(3, int)
-    for weights, given_labels in ((ones[:, :2], labels), (ones, labels[:2])):
-        with pytest.raises(ValueError, match=r"\[resample, case\], \[case, answer\]"):
-            calibration_figures(weights, probabilities=halves, labels=given_labels)
-        with pytest.raises(ValueError, match=r"\[resample, case\], \[case, answer\]"):
-            selective_figures(weights, probabilities=halves, labels=given_labels, shares=(1.0,))
-    with pytest.raises(ValueError, match="num_bins must be 1 or more; got 0"):
-        calibration_figures(ones, probabilities=halves, labels=labels, num_bins=0)
-    for share in (0.0, 1.1, math.nan):
-        with pytest.raises(ValueError, match="above 0 and up to 1"):
-            selective_figures(ones, probabilities=halves, labels=labels, shares=(share,))
-    answers = np.zeros((3, 3), int)
-    with pytest.raises(ValueError, match=r"one shape \[case, step\]"):
-        decoding_figures(ones, before=answers, after=answers[:2], labels=answers, rules=make_rules(CHAIN))

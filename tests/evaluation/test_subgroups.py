@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
-from stepcot_jax.evaluation.predictions import Predictions, evaluate
+from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.summary import UNKNOWN, age_band, score_subgroups
 from stepcot_jax.host.errors import BadInput
 

@@ -12,11 +12,10 @@ from scipy.special import softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration, step_reliability
+from stepcot_jax.evaluation.chains import bootstrap, step_metrics
 from stepcot_jax.evaluation.consistency import count_pairs, decoding_effect, make_rules
-from stepcot_jax.evaluation.intervals import bootstrap
-from stepcot_jax.evaluation.metrics import step_metrics
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
-from stepcot_jax.evaluation.resamples import resample
+from stepcot_jax.evaluation.statistics import as_plain, resample
 from stepcot_jax.evaluation.summary import describe, prepare_statistics, summarise
 
 SPLIT = make_split(3, num_cases=120, num_patients=50)
@@ -124,7 +123,7 @@ def test_they_are_the_resamples_of_the_metrics(summary):
             ),
         ]
         for interval, expected in pairs:
-            assert interval == pytest.approx(dataclasses.asdict(expected))
+            assert interval == pytest.approx(as_plain(expected))
 
 
 def test_differences_of_decoding_are_paired(summary):

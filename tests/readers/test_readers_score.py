@@ -22,12 +22,11 @@ from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_
 
 from stepcot_jax.annotate.agreement import fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_differences, compare_accuracy
+from stepcot_jax.evaluation.chains import bootstrap, bootstrap_differences
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
-from stepcot_jax.evaluation.resamples import draw_weights
+from stepcot_jax.evaluation.statistics import Interval, compare_accuracy, draw_weights, flip_signs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.readers import command as tool
-from stepcot_jax.tools.readers.agreements import flip_signs
 from stepcot_jax.tools.readers.forms import FilledForm, read_forms
 from stepcot_jax.tools.readers.scores import compare_readers, read_answers, tabulate_agreement, tabulate_gains
 

@@ -11,8 +11,8 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import read_calibration
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points, describe_points
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
-from stepcot_jax.evaluation.report_table import write_report
-from stepcot_jax.evaluation.summary import without_nan
+from stepcot_jax.evaluation.statistics import as_plain
+from stepcot_jax.host.files import write_json
 
 EVIL_NAME = "images/<script>x</script>.png"
 
@@ -55,8 +55,8 @@ def write_run_files(folder, *, val, test):
     calibration = read_calibration(folder / "calibration.json", DEFAULT_CHAIN)
     rule = Rule("sensitivity", target=0.8)
     points = choose_operating_points(val, test, DEFAULT_CHAIN, calibration=calibration, rule=rule, num_resamples=20)
-    content = without_nan(describe_points(OperatingPoints(rule, points)))
-    write_report(folder / "statistics.json", {"operating_points": content})
+    content = as_plain(describe_points(OperatingPoints(rule, points)))
+    write_json(folder / "statistics.json", {"operating_points": content})
     entries = [
         {"kind": "train", "step": 1, "epoch": 0, "teacher/total": 3.0},
         {"kind": "train", "step": 2, "epoch": 1, "teacher/total": 2.0, "student/total": 4.0},

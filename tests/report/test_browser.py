@@ -12,9 +12,9 @@ from trained_workdir import small_settings
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import fit_calibration
-from stepcot_jax.evaluation.intervals import bootstrap
+from stepcot_jax.evaluation.chains import bootstrap, evaluate
 from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, evaluate
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section

@@ -16,8 +16,9 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_calibration
+from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.operating_points import read_points
-from stepcot_jax.evaluation.predictions import evaluate, read_predictions, write_predictions
+from stepcot_jax.evaluation.predictions import read_predictions, write_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import read_settings, write_settings
 from stepcot_jax.tools.report import sections as operating_view

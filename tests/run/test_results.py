@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
+from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pair_ratios, read_pairs, share_inconsistent
 from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points, read_points
-from stepcot_jax.evaluation.predictions import evaluate, read_predictions
+from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.chain_task import fit_gates
 from stepcot_jax.run.results import write_results

@@ -12,7 +12,8 @@ import pytest
 from run import small_run as small_run_module
 from run.small_run import entries, final_state, small_run, small_settings
 
-from stepcot_jax.evaluation.predictions import evaluate, read_predictions
+from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.run import training_run

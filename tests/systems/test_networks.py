@@ -9,7 +9,8 @@ import pytest
 from oracles.random_params import normal, randomise
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.predictions import Predictions, evaluate
+from stepcot_jax.evaluation.chains import evaluate
+from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, init_params, make_read_given

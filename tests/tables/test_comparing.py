@@ -11,14 +11,14 @@ from scipy import stats
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_split
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.comparison import Comparison, Evidence, correct, decide
-from stepcot_jax.evaluation.intervals import compare_accuracy
-from stepcot_jax.pages.sheets import Figure
+from stepcot_jax.evaluation.comparison import AnswerComparison, Evidence, decide
+from stepcot_jax.evaluation.statistics import compare_accuracy, correct
+from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.tools.tables import components_table
 
 
 def evidence(values, low, high, *, num_patients=60, p=None):
-    return Evidence(Figure(float(np.mean(values)), low, high), tuple(values), num_patients, p)
+    return Evidence(Interval(float(np.mean(values)), low, high), tuple(values), num_patients, p)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,6 @@ def evidence(values, low, high, *, num_patients=60, p=None):
         ([-0.1, -0.2], -0.28, -0.01, "lower"),
         ([0.1, 0.2], 0.0, 0.3, "no difference shown"),
         ([math.nan], math.nan, math.nan, "no difference shown"),
-        ([0.15], None, None, "no difference shown"),
         ([0.15, 0.14, 0.16], 0.05, 0.25, "higher"),
         ([0.4, 0.02, 0.03], 0.05, 0.25, "no difference shown"),  # one run of three carries it
         ([0.15] * 9 + [-0.001], 0.05, 0.25, "higher"),
@@ -39,8 +38,7 @@ def evidence(values, low, high, *, num_patients=60, p=None):
 def test_a_difference_inside_its_interval_or_that_of_the_runs_is_none(values, low, high, said):
     assert decide([evidence(values, low, high)]) == [said]
     mirrored = {"higher": "lower", "lower": "higher"}.get(said, said)
-    ends = (None, None) if low is None else (-high, -low)
-    assert decide([evidence([-value for value in values], *ends)]) == [mirrored]
+    assert decide([evidence([-value for value in values], -high, -low)]) == [mirrored]
 
 
 @pytest.mark.parametrize(
@@ -120,10 +118,10 @@ def few_annotated():
 
 
 def test_two_patients_give_no_verdict_however_narrow_their_interval():
-    comparison = Comparison([few_annotated()], CHAIN, 60)
+    comparison = AnswerComparison([few_annotated()], 60, chain=CHAIN)
     found = comparison.difference("right", "wrong", "accuracy", 0)
     assert (found.value, found.low, found.high) == (1, 1, 1)
-    assert comparison.p_value("right", "wrong", 0) == 0.5
+    assert comparison.p_value("right", "wrong", "accuracy", 0) == 0.5
     assert comparison.num_patients("accuracy", 0) == 2
     assert comparison.verdicts([("right", "wrong", "accuracy", 0)]) == ["too few patients"]
     assert comparison.verdicts([("right", "wrong", "auc", 0)]) == ["too few patients"]
@@ -137,7 +135,8 @@ def test_verdicts_are_worded_for_the_training_runs():
     qualities = {"better": 0.9, "worse": 0.3}
     splits = [make_split(qualities, seed=seed) for seed in range(3)]
     said = [
-        Comparison(splits[:count], CHAIN, 60).verdicts([("worse", "better", "accuracy", 1)])[0] for count in (1, 2, 3)
+        AnswerComparison(splits[:count], 60, chain=CHAIN).verdicts([("worse", "better", "accuracy", 1)])[0]
+        for count in (1, 2, 3)
     ]
     assert said == ["lower in this run", "lower in both runs", "lower"]
 
@@ -149,10 +148,12 @@ def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
         answers = {name: found[:, 2, : CHAIN.steps[2].num_answers].argmax(-1)
                    for name, found in split.predictions.logits.items()}  # fmt: skip
         each.append(compare_accuracy(labels=LABELS[:, 2], first=answers["one"], second=answers["other"]).exact_p)
-    p_of = [Comparison(splits[:count], CHAIN, 60).p_value("one", "other", 2) for count in (1, 2, 3)]
+    p_of = [
+        AnswerComparison(splits[:count], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2) for count in (1, 2, 3)
+    ]
     assert p_of == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
     unknown = make_split({"one": 0.6, "other": 0.45}, labels=np.full_like(LABELS, NOT_ANNOTATED))
-    assert math.isnan(Comparison([unknown], CHAIN, 60).p_value("one", "other", 2))
+    assert math.isnan(AnswerComparison([unknown], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2))
 
 
 @pytest.mark.parametrize("patients", ["one", "few", "many"])
@@ -163,7 +164,7 @@ def test_conclusions_give_ends_only_where_there_are_some(patients):
     split = make_split(qualities)
     if names:
         split = dataclasses.replace(split, facts={**split.facts, "patient_id": np.array(names)})
-    sentences = components_table.conclude(Comparison([split], CHAIN, 60))
+    sentences = components_table.conclude(AnswerComparison([split], 60, chain=CHAIN))
     assert len(sentences) == len(variants)
     assert "nan" not in " ".join(sentences)
     first, said = sentences[0].split("; ")

@@ -11,7 +11,7 @@ from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_pla
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained, write_constrained
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Figure
+from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
 from stepcot_jax.tools.constrain.results import summarise_levels
@@ -71,7 +71,7 @@ def test_steps_have_rows_of_replies_with_all_steps(plan, found):
         row = rows[step.name, "LLaVA-Med, with steps"]
         figures = level.diagnosis if step is CHAIN.steps[-1] else level.steps[step.name]
         assert row[2:4] == (len(LABELS), figures["accuracy"].figure)
-        assert isinstance(row[4], Figure)
+        assert isinstance(row[4], Interval)
 
 
 def test_the_last_step_has_a_row_without_the_steps(plan, found):

@@ -9,7 +9,7 @@ import pytest
 from configs import quickstart
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import POLICIES
-from stepcot_jax.pages.sheets import Figure
+from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.tools.tables import corrections_table
 from stepcot_jax.tools.tables.cells import Cells
@@ -47,7 +47,7 @@ def test_both_trainings_are_compared_for_each_seed(tmp_path, config, given):
 
 def test_curves_are_drawn_for_every_panel():
     figures = {
-        (training, network, policy): [Figure(0.5, 0.4, 0.6)] * 4
+        (training, network, policy): [Interval(0.5, 0.4, 0.6)] * 4
         for training, network in (*itertools.product("xy", "ts"), COUNTED)
         for policy in POLICIES
     }

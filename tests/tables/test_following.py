@@ -65,9 +65,3 @@ def test_an_unannotated_answer_is_neither_given_nor_counted():
     np.testing.assert_allclose(seen[0][2, 100:, 0, 2], 0)
     assert np.isnan(found.right[:, 300:]).all()
     assert not np.isnan(found.right[:, :300]).any()
-
-
-def test_a_share_of_nothing_stays_unknown_over_seeds():
-    figure = following._mean_of_seeds([0.5, float("nan")])
-    assert np.isnan(figure.value)
-    assert figure.deviation is None

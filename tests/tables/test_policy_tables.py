@@ -13,7 +13,7 @@ from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.interventions import perturb_records
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Figure
+from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.reasoning.record import KINDS
 from stepcot_jax.run.scored_baseline import score_baseline
@@ -167,11 +167,11 @@ def test_self_check_rates_are_those_of_the_last_epoch(plan):
     weights, parts, differences = self_check_table.make_tables(plan)
     found = columns_of(weights)
     assert found["method"] == [BASELINE, "SFT + RL", "alpha 0.00", "alpha 0.15", "alpha 0.20", "alpha 0.25"]
-    assert found["self-check rate"] == [None, None, *[Figure(0.375, deviation=0.0)] * 4]
+    assert found["self-check rate"] == [None, None, *[Interval(0.375, deviation=0.0)] * 4]
     assert found["success rate"] == [
         None,
         None,
-        *[Figure(0.75, deviation=0.0)] * 4,
+        *[Interval(0.75, deviation=0.0)] * 4,
     ]  # an update without a check has none
     assert found["published: SLAKE"] == [None, None, 0.783, 0.788, 0.791, 0.785]
     expected = [np.mean([right_share(plan, number, kind) for kind in KINDS]) for number in (2, 4, 2)]
@@ -262,6 +262,6 @@ def test_patients_of_a_figure_are_those_of_its_smallest_kind(tmp_path):
     ][:3]
     scored = as_columns(kept, [score_text("none", record, ScoringSettings()) for record in kept])
     comparison = ReplyComparison([{"a": scored}])
-    assert comparison.num_patients(("a_score", "mean")) == 3
-    assert comparison.num_patients(("v_score", "all")) == len({record.patient_id for record in kept})
-    assert comparison.num_patients(("v_score", "nothing")) == 0
+    assert comparison.num_patients("a_score", "mean") == 3
+    assert comparison.num_patients("v_score", "all") == len({record.patient_id for record in kept})
+    assert comparison.num_patients("v_score", "nothing") == 0

@@ -6,10 +6,12 @@ import re
 import pytest
 from tables.finished_cells import CHAIN, finish_all, make_plan
 
+from stepcot_jax.chain import PUBLISHED_STEPS
 from stepcot_jax.evaluation import published as published_figures
-from stepcot_jax.evaluation.published import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import cost_table
+
+DETECTION, DISTRIBUTION, _, LOCATION, _, SECONDARY_EFFECTS, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
 
 
 @pytest.fixture(scope="module")

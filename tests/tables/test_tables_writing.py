@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.pages.sheets import Column, Figure, Table, to_csv, to_latex, to_markdown, write_table
+from stepcot_jax.pages.sheets import Column, Interval, Table, to_csv, to_latex, to_markdown, write_table
 
 COLUMNS = (
     Column("model"),
@@ -19,8 +19,8 @@ COLUMNS = (
     Column("accuracy", "percent", published=True),
 )
 ROWS = (
-    ("teacher", Figure(0.7834, 0.75, 0.82, 0.012), Figure(-0.0123, -0.05, 0.0249), 1500, 0.783),
-    ("student", Figure(math.nan, math.nan, math.nan), None, 3, None),
+    ("teacher", Interval(0.7834, 0.75, 0.82, 0.012), Interval(-0.0123, -0.05, 0.0249), 1500, 0.783),
+    ("student", Interval(math.nan, math.nan, math.nan), None, 3, None),
 )
 TABLE = Table("small", "A small table", COLUMNS, ROWS, ("One note.",))
 
@@ -72,7 +72,9 @@ def test_published_figures_keep_their_digits(share, shown):
 
 
 def test_csv_has_every_digit():
-    table = Table("x", "X", (Column("a", "percent"), Column("b", "number")), ((Figure(2 / 3, 1 / 7, 0.1 + 0.2), 1e-9),))
+    table = Table(
+        "x", "X", (Column("a", "percent"), Column("b", "number")), ((Interval(2 / 3, 1 / 7, 0.1 + 0.2), 1e-9),)
+    )
     (row,) = read(to_csv(table))
     assert [float(row[name]) for name in ("a", "a low", "a high", "b")] == [2 / 3, 1 / 7, 0.1 + 0.2, 1e-9]
 
@@ -102,7 +104,7 @@ def render(text):
 
 NAMES = st.text(st.sampled_from("ab1 %_&#$" + "{}~^\\[]*-<>|`("), max_size=12)
 SHARES = st.floats(-1, 1)
-FIGURES = st.builds(Figure, SHARES, SHARES, SHARES, st.none() | st.floats(0, 1)) | st.builds(Figure, SHARES)
+FIGURES = st.builds(Interval, SHARES, SHARES, SHARES, st.none() | st.floats(0, 1)) | st.builds(Interval, SHARES)
 KINDS = ("percent", "points", "number")
 
 
@@ -147,8 +149,8 @@ def check_numbers(row, column, entry, cell):
     suffixes = ["", " deviation", " low", " high"]
     stored = [float(row[f"{name}{end}"]) for end in suffixes if row.get(f"{name}{end}")]
     shown = [float(part.replace(",", "")) for part in re.findall(r"[-+]?[\d,]*\d(?:\.\d+)?(?:e-?\d+)?", cell)]
-    expected = [entry] if not isinstance(entry, Figure) else [entry.value, entry.deviation, entry.low, entry.high]
-    assert stored == [part for part in expected if part is not None]
+    expected = [entry] if not isinstance(entry, Interval) else [entry.value, entry.deviation, entry.low, entry.high]
+    assert stored == [part for part in expected if part is not None and not math.isnan(part)]
     scale = 1 if column.kind == "number" else 100
     assert shown == pytest.approx([scale * part for part in stored], abs=0.0501 if scale == 100 else 0.00501)
     if column.published and isinstance(entry, float) and scale == 100:

@@ -16,12 +16,19 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.chains import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.comparison import CORRECTED, Evidence, decide
-from stepcot_jax.evaluation.intervals import compare_accuracy, percentiles
-from stepcot_jax.evaluation.metrics import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.published import Constrained, Estimate, Level, Rates, digest_cases
 from stepcot_jax.evaluation.reply_page import ShownTable
-from stepcot_jax.evaluation.resamples import Weights, count_once, count_patients, resample, weighted_mean
+from stepcot_jax.evaluation.statistics import (
+    Weights,
+    compare_accuracy,
+    count_once,
+    count_patients,
+    percentiles,
+    resample,
+    weighted_mean,
+)
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.pages import figures
@@ -410,13 +417,6 @@ def draw_curve(found: Constrained) -> bytes:
     return content.getvalue()
 
 
-def to_shown(table: Table) -> ShownTable:
-    """Return a table for the page."""
-    return ShownTable(
-        table.title, tuple(column.heading for column in table.columns), tuple(map(tuple, table.show())), table.notes
-    )
-
-
 def to_text(found: Constrained) -> str:
     """Return the accuracy by level for a terminal, one line a level."""
     lines = [f"{found.model}: accuracy of the diagnosis in %, {found.num_cases} cases of {found.source}", ""]
@@ -473,7 +473,7 @@ def write_level_page(
         title=f"{found.model} put through the steps",
         about=(f"{found.num_cases} cases of {found.num_patients} patients: {found.source}.", f"{found.about}."),
         curve=_draw_charts(found),
-        tables=[{"name": table.name, "link": _LINKS[table.name], "shown": to_shown(table)} for table in tables],
+        tables=[{"name": table.name, "link": _LINKS[table.name], "shown": ShownTable.of(table)} for table in tables],
         matrices=_describe_confusion(found),
         system=SYSTEM,
         lead=f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",

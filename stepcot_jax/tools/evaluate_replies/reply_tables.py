@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.replies import Results
-from stepcot_jax.evaluation.reply_page import ShownTable
-from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES, Key
-from stepcot_jax.pages.sheets import Entry, Figure, Kind, Table, columns
+from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, Results
+from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns
 from stepcot_jax.reasoning.record import STAGE_NAMES
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
@@ -59,17 +56,10 @@ def _tabulate(
 ) -> Table:
     shown = [(heading, key) for heading, key in keys if any(key in row for row in rows.values())]
     entries = [
-        (label, *(as_figure(row[key]) if key in row else None for _, key in shown), *(tests or {}).get(label, ()))
-        for label, row in rows.items()
+        (label, *(row.get(key) for _, key in shown), *(tests or {}).get(label, ())) for label, row in rows.items()
     ]
     heads = (*columns("text", "replies"), *columns(kind, *(heading for heading, _ in shown)))
     return Table(name, title, (*heads, *columns("number", *(["p"] if tests else []))), tuple(entries), tuple(notes))
-
-
-def to_shown(table: Table) -> ShownTable:
-    """Return a table for the page of replies."""
-    headings = tuple(column.heading for column in table.columns)
-    return ShownTable(table.title, headings, tuple(map(tuple, table.show())), table.notes)
 
 
 def to_text(table: Table) -> str:
@@ -78,8 +68,3 @@ def to_text(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     return "\n".join([table.title, "", *text, "", *(f"- {note}" for note in table.notes)]) + "\n"
-
-
-def as_figure(interval: Interval) -> Figure:
-    """Return an interval as an entry of a table."""
-    return Figure(interval.value, interval.low, interval.high)

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.data.grounded.record_files import VqaCollection, write_vqa_records
-from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.interventions import (
     PERTURBED_KINDS,
     NegatedAnswer,
@@ -17,14 +16,13 @@ from stepcot_jax.evaluation.interventions import (
     perturb_records,
     spread,
 )
-from stepcot_jax.evaluation.replies import ScoringSettings, as_columns, score_all
-from stepcot_jax.evaluation.vqa_metrics import A_SCORE, Key, score_models
+from stepcot_jax.evaluation.replies import A_SCORE, Key, ScoringSettings, as_columns, score_all, score_models
+from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, write_whole, writing_whole
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.tools.evaluate_replies.reply_tables import as_figure
 
 _SOURCE = "source.json"
 _STDS: dict[PerturbationStd, str] = {
@@ -125,7 +123,7 @@ def tabulate_rounds(
         if key in original and all(key in each for each in rounds):
             figures = [each[key] for each in rounds]
             deviation = spread([each.value for each in figures], original=original[key].value, std=std)
-            rows.append((kind, as_figure(original[key]), *map(as_figure, figures), deviation))
+            rows.append((kind, original[key], *figures, deviation))
     notes = (
         'Closed questions: the leading "is" becomes "isn\'t" or "abnormal" becomes "normal", each question with '
         "probability 0.5. Single choice: the options in random order.",

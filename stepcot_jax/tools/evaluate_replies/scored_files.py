@@ -20,6 +20,8 @@ from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     CHECKED_STAGES,
+    JUDGED,
+    OpenScore,
     ReplyScore,
     Results,
     ScoringSettings,
@@ -29,9 +31,8 @@ from stepcot_jax.evaluation.replies import (
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.reply_page import write_page
+from stepcot_jax.evaluation.reply_page import ShownTable, write_page
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
-from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture
@@ -39,7 +40,7 @@ from stepcot_jax.pages.sheets import Table, write_table
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.tools.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_shown, to_text
+from stepcot_jax.tools.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_text
 from stepcot_jax.tools.evaluate_replies.robustness import (
     describe_rounds,
     name_round,
@@ -148,7 +149,7 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
         options.out,
         chosen,
         scores,
-        [to_shown(table) for table in tables],
+        [ShownTable.of(table) for table in tables],
         title=f"Replies to {collection.path.parent.name or collection.path.name}",
         writer="stepcot evaluate_replies",
         read_picture=None if options.without_pictures else _picture_reader(collection.root),

@@ -25,7 +25,7 @@ from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.sources.chestxray8 import ListedBox, read_box_list
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.evaluation.summary import without_nan
+from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.radiographs import to_input
@@ -420,4 +420,4 @@ def _interval(found: dict[str, float], form: str) -> str:
 
 def write_scores(found: dict[str, Any]) -> bytes:
     """Return the scores as JSON, null where undefined."""
-    return (json.dumps(without_nan(found), indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(as_plain(found), indent=1, allow_nan=False) + "\n").encode()

@@ -1,30 +1,58 @@
 """Figures of readers and models on the same cases by step, with intervals, gains and agreement."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int32
+import numpy.typing as npt
+from jaxtyping import Int32
 
-from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.annotate.agreement import cohen_kappa, fleiss_kappa
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.chains import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.comparison import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
-from stepcot_jax.evaluation.intervals import Interval, percentiles
-from stepcot_jax.evaluation.metrics import FIGURES, step_figures
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.evaluation.published import READER_ACCURACY, READER_F1, READER_SENSITIVITY
-from stepcot_jax.evaluation.resamples import count_once, count_patients, draw_weights, weighted_mean
-from stepcot_jax.evaluation.summary import MIN_PATIENTS
+from stepcot_jax.evaluation.statistics import (
+    MIN_PATIENTS,
+    Interval,
+    Weights,
+    bootstrap,
+    flip_signs,
+    name_patients,
+    weighted_mean,
+)
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.pages.sheets import Entry, Figure, Table, columns, write_table
-from stepcot_jax.tools.readers.agreements import LEVEL, Agreement, Answers, compare_signs, measure_agreements
+from stepcot_jax.pages.sheets import Entry, Table, columns, write_table
 from stepcot_jax.tools.readers.forms import FilledForm, Key
 
 ALL_READERS = "readers"
 """Name of all readers together; each of their answers counts once."""
 
 _NUM_SHOWN = 80
+
+Answers = dict[str, Int32[np.ndarray, "case step"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """Agreement of two readers, a reader and a model, or all readers at a step.
+
+    Attributes:
+      kind: of the kappa: "Fleiss" of all readers, "Cohen" of two.
+      num_cases: cases that all of them have answered, with or without a known true answer.
+      share: of these cases, those with the same answer from all.
+      kappa: NaN where only one answer occurs.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    num_cases: int
+    share: Interval
+    kappa: Interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +65,7 @@ class StepScores:
       sensitivity: macro recall over the answers that occur as true ones, of the same; NaN likewise.
       f1: macro F1 over these answers, of the same.
       gains: each model's accuracy less that of all readers together.
-      p_values: of each gain, by `agreements.flip_signs`.
+      p_values: of each gain, by `statistics.flip_signs`.
       agreements: of all readers, of each two, and of each reader with each model, on all cases.
     """
 
@@ -80,30 +108,36 @@ def compare_readers(
     """
     if not forms:
         raise BadInput("FORM is required (the filled forms of one or more readers)")
-    for name, found, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
-        if found < least:
-            raise BadInput(f"{name}={found} is not a whole number from {least}")
+    for name, number, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
+        if number < least:
+            raise BadInput(f"{name}={number} is not a whole number from {least}")
     people = {f"reader {form.reader}": form.labels for form in forms}
     models = {} if predictions is None else read_answers(predictions, key)
     patients = np.array([case.patient_id for case in key.cases], np.str_)
-    weights = np.zeros((1, len(patients)))  # one patient's resamples would all be alike
-    if count_patients(patients) > 1:
-        weights = np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed)))
-    accuracy, gains = _measure(key, people, models, weights)
-    sensitivity, f1 = _measure_macro(key, people, models, weights)
+    agreed = _list_agreements(people, models)
+    compute = _prepare(key, people, models, agreed)
+    found = bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
     num_patients, p_values = compare_signs(key, people, models)
-    agreements = measure_agreements(people, models, key.chain, weights)
+
+    def pick(figure: str, place: int) -> dict[str, Interval]:
+        return {name: of_steps[place] for (known, name), of_steps in found.items() if known == figure}
+
+    def agreements(place: int) -> Iterator[Agreement]:
+        for number, (kind, answers) in enumerate(agreed):
+            num_cases = int(_are_answered(answers, place).sum())
+            yield Agreement(tuple(answers), kind, num_cases, *found["agreement", str(number)][place])
+
     steps = tuple(
         StepScores(
             step=step.name,
             num_cases=sum(case.labels[place] != NOT_ANNOTATED for case in key.cases),
-            accuracy={name: intervals[place] for name, intervals in accuracy.items()},
-            sensitivity={name: intervals[place] for name, intervals in sensitivity.items()},
-            f1={name: intervals[place] for name, intervals in f1.items()},
-            gains={name: intervals[place] for name, intervals in gains.items()},
+            accuracy=pick("accuracy", place),
+            sensitivity=pick("sensitivity", place),
+            f1=pick("f1", place),
+            gains=pick("gain", place),
             num_patients=num_patients[place],
-            p_values={name: found[place] for name, found in p_values.items()},
-            agreements=agreements[place],
+            p_values={name: of_steps[place] for name, of_steps in p_values.items()},
+            agreements=tuple(agreements(place)),
         )
         for place, step in enumerate(key.steps)
     )
@@ -130,54 +164,86 @@ def read_answers(path: Path, key: Key) -> dict[str, Int32[np.ndarray, "case step
     return answers
 
 
-def _measure(
-    key: Key, people: Answers, models: Answers, weights: Float64[np.ndarray, "resample case"]
-) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
-    """Accuracy of all, and gain of each model over the readers, by step; all in the same resamples."""
+def _list_agreements(people: Answers, models: Answers) -> list[tuple[str, Answers]]:
+    """List whose answers are compared, and the kind of kappa: all readers, each two, and each with each model."""
+    pairs = [*itertools.combinations(people, 2), *itertools.product(people, models)]
+    everyone = people | models
+    all_readers = [("Fleiss", people)] if len(people) > 1 else []
+    return [*all_readers, *(("Cohen", {one: everyone[one], other: everyone[other]}) for one, other in pairs)]
+
+
+def _are_answered(answers: Answers, place: int) -> npt.NDArray[np.bool_]:
+    return np.all([labels[:, place] != NOT_ANNOTATED for labels in answers.values()], axis=0)
+
+
+def _prepare(
+    key: Key, people: Answers, models: Answers, agreed: Sequence[tuple[str, Answers]]
+) -> Callable[[Weights], dict[tuple[str, str], npt.NDArray[np.float64]]]:
+    """Return a function from weights [resample, case] to figures [resample, step] by figure and name.
+
+    Accuracy, macro sensitivity and macro F1 are of all readers together (the means of theirs), each reader and each
+    model; the gain is each model's. An agreement is [resample, step, share and kappa].
+    """
     truth = np.array([case.labels for case in key.cases], np.int32)
+    correct = {name: answers == truth for name, answers in (people | models).items()}
+    correct[ALL_READERS] = np.mean([correct[name] for name in people], axis=0)
+
+    def compute(weights: Weights) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
+        found = {
+            ("accuracy", name): weighted_mean(weights, values=correct[name], counted=truth != NOT_ANNOTATED)
+            for name in (ALL_READERS, *people, *models)
+        }
+        found |= {("gain", name): found["accuracy", name] - found["accuracy", ALL_READERS] for name in models}
+        for name, answers in (people | models).items():
+            of_steps = [
+                # All of the probability on the answer.
+                step_figures(weights, probabilities=np.eye(number)[answers[:, place]], labels=truth[:, place])
+                for place, number in enumerate(key.chain.answers_per_step)
+            ]
+            for figure in ("sensitivity", "f1"):
+                found[figure, name] = np.stack([own[:, FIGURES.index(figure)] for own in of_steps], axis=1)
+        for figure in ("sensitivity", "f1"):
+            found[figure, ALL_READERS] = np.mean([found[figure, name] for name in people], axis=0)
+        for number, (kind, compared) in enumerate(agreed):
+            own = [_agree(weights, kind, compared, place, key.chain) for place in range(key.chain.num_steps)]
+            found["agreement", str(number)] = np.stack(own, axis=1)
+        return found
+
+    return compute
+
+
+def _agree(weights: Weights, kind: str, answers: Answers, place: int, chain: Chain) -> npt.NDArray[np.float64]:
+    """Share of equal answers and kappa [resample, 2] at a step, over the cases that all have answered."""
+    answered, number = _are_answered(answers, place), chain.answers_per_step[place]
+    found, weights = np.stack([labels[answered, place] for labels in answers.values()], axis=1), weights[:, answered]
+    alike = (found == found[:, :1]).all(axis=1, keepdims=True)
+    if kind == "Fleiss":
+        kappa = fleiss_kappa((found[:, :, None] == np.arange(number)).sum(axis=1), weights)
+    else:
+        one, other = found.T
+        kappa = cohen_kappa(weighted_confusion(weights, truth=one, answers=other, num_answers=number))
+    return np.stack([weighted_mean(weights, values=alike, counted=np.ones_like(alike))[:, 0], kappa], axis=1)
+
+
+def compare_signs(key: Key, people: Answers, models: Answers) -> tuple[list[int], dict[str, list[float]]]:
+    """Count the patients with a known answer by step, and test each model's gain over all readers together.
+
+    Returns:
+      Numbers of patients by step, and by model the p of each step by `flip_signs`.
+    """
+    truth = np.array([case.labels for case in key.cases], np.int32)
+    own = name_patients(np.array([case.patient_id for case in key.cases], np.str_))
+    names, member = np.unique(own, return_inverse=True)
     known = truth != NOT_ANNOTATED
-    correct = {name: answers == truth for name, answers in people.items()}
-    everyone = {ALL_READERS: np.mean(list(correct.values()), axis=0), **correct}
-    everyone |= {name: answers == truth for name, answers in models.items()}
-    once = count_once(len(truth))
-    values = {name: weighted_mean(once, values=own, counted=known)[0] for name, own in everyone.items()}
-    resampled = {name: weighted_mean(weights, values=own, counted=known) for name, own in everyone.items()}
-    accuracy = {name: _intervals(values[name], resampled[name]) for name in everyone}
-    gains = {
-        name: _intervals(values[name] - values[ALL_READERS], resampled[name] - resampled[ALL_READERS])
-        for name in models
-    }
-    return accuracy, gains
-
-
-def _measure_macro(
-    key: Key, people: Answers, models: Answers, weights: Float64[np.ndarray, "resample case"]
-) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
-    """Macro sensitivity and macro F1 of all, by step; of all readers together the means of theirs."""
-    truth = np.array([case.labels for case in key.cases], np.int32)
-    once_and_resampled = np.concatenate([count_once(len(truth)), weights])
-    chosen = [FIGURES.index("sensitivity"), FIGURES.index("f1")]
-
-    def compute(answers: Int32[np.ndarray, "case step"]) -> Float64[np.ndarray, "step resample figure"]:
-        of_steps = []
-        for place, step in enumerate(key.steps):
-            given = np.eye(step.num_answers)[answers[:, place]]  # all of the probability on the answer
-            found = step_figures(once_and_resampled, probabilities=given, labels=truth[:, place])
-            of_steps.append(found[:, chosen])
-        return np.stack(of_steps)
-
-    found = {name: compute(answers) for name, answers in people.items()}
-    everyone = {ALL_READERS: np.mean(list(found.values()), axis=0), **found}
-    everyone |= {name: compute(answers) for name, answers in models.items()}
-    sensitivity, f1 = (
-        {name: _intervals(values[:, 0, place], values[:, 1:, place].T) for name, values in everyone.items()}
-        for place in range(len(chosen))
-    )
-    return sensitivity, f1
-
-
-def _intervals(values: Float64[np.ndarray, "step"], resampled: Float64[np.ndarray, "resample step"]) -> list[Interval]:
-    return [percentiles(value, drawn, level=LEVEL) for value, drawn in zip(values.tolist(), resampled.T, strict=True)]
+    of_readers = np.sum([(answers == truth) & known for answers in people.values()], axis=0)
+    p_values = {}
+    for model, answers in models.items():
+        # Times the number of readers, so that all are whole numbers: +2 where the model and one of three is correct.
+        more = len(people) * ((answers == truth) & known) - of_readers
+        summed = np.zeros((len(names), truth.shape[1]), np.int64)
+        np.add.at(summed, member, more)
+        p_values[model] = [flip_signs(column) for column in summed.T]
+    return [len(np.unique(own[column])) for column in known.T], p_values
 
 
 # Tables of readers and models, with the paper's figures in columns of their own.
@@ -251,7 +317,7 @@ def _tabulate(
     rows: list[tuple[Entry, ...]] = []
     for step, found in zip(comparison.steps, of_steps, strict=True):
         known = (figures.get(step.step) for figures in published.values())
-        rows.append((step.step, step.num_cases, *(_figure(found[each]) for each in ours), *known))
+        rows.append((step.step, step.num_cases, *(found[each] for each in ours), *known))
     headings = (
         *columns("text", "step"),
         *columns("number", "cases"),
@@ -267,12 +333,12 @@ def tabulate_gains(comparison: Comparison) -> Table:
     asked = [(step, name) for step in comparison.steps for name in comparison.models]
     verdicts = decide(
         [
-            Evidence(_figure(step.gains[name]), (step.gains[name].value,), step.num_patients, step.p_values[name])
+            Evidence(step.gains[name], (step.gains[name].value,), step.num_patients, step.p_values[name])
             for step, name in asked
         ]
     )
     rows: list[tuple[Entry, ...]] = [
-        (step.step, name, step.num_cases, _figure(step.gains[name]), step.p_values[name], _WORDS.get(said, said))
+        (step.step, name, step.num_cases, step.gains[name], step.p_values[name], _WORDS.get(said, said))
         for (step, name), said in zip(asked, verdicts, strict=True)
     ]
     headings = (
@@ -292,7 +358,7 @@ def tabulate_agreement(comparison: Comparison) -> Table:
     for step in comparison.steps:
         for found in step.agreements:
             who = "all readers" if found.kind == "Fleiss" else " / ".join(found.names)
-            rows.append((step.step, who, found.num_cases, _figure(found.share), _figure(found.kappa), found.kind))
+            rows.append((step.step, who, found.num_cases, found.share, found.kappa, found.kind))
     headings = (
         *columns("text", "step", "who"),
         *columns("number", "cases"),
@@ -306,7 +372,3 @@ def tabulate_agreement(comparison: Comparison) -> Table:
         _INTERVALS,
     )
     return Table("readers_agreement", "Agreement of readers", headings, tuple(rows), notes)
-
-
-def _figure(interval: Interval) -> Figure:
-    return Figure(interval.value, interval.low, interval.high)

@@ -9,10 +9,8 @@ from jaxtyping import Float, Int
 from markupsafe import Markup
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstrap_difference, is_difference
-from stepcot_jax.evaluation.predictions import ModelMetrics, evaluate
-from stepcot_jax.evaluation.resamples import count_patients
-from stepcot_jax.evaluation.summary import MIN_PATIENTS
+from stepcot_jax.evaluation.chains import ModelIntervals, ModelMetrics, bootstrap, bootstrap_differences, evaluate
+from stepcot_jax.evaluation.statistics import LEVEL, MIN_PATIENTS, count_patients, is_difference
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_picture
@@ -216,9 +214,6 @@ def _show(
     ]
 
 
-_LEVEL = 0.95
-
-
 def assemble(
     run: FinishedRun,
     *,
@@ -241,7 +236,7 @@ def assemble(
         progress=terminal.watch,
     )
     terminal.say(f"bootstrap: {num_resamples} resamples of the test cases")
-    intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples, level=_LEVEL)
+    intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples)
     sections = [
         *_write_figures(run, intervals, num_resamples),
         write_calibration_section(run),
@@ -269,7 +264,7 @@ def _describe(run: FinishedRun) -> list[str]:
 def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], num_resamples: int) -> Iterator[Section]:
     metrics = evaluate(run.split.predictions, run.chain)
     lead = (
-        f"In percent, with {_LEVEL:.0%} intervals from {num_resamples} bootstrap resamples of the patients. "
+        f"In percent, with {LEVEL:.0%} intervals from {num_resamples} bootstrap resamples of the patients. "
         "Majority is the accuracy of always giving the most frequent answer, or chain of answers."
     )
     body = render(
@@ -299,9 +294,9 @@ def _compare_networks(run: FinishedRun, num_resamples: int) -> str:
     """Return the difference of student and teacher in a sentence; "" unless the run has both."""
     if not {"teacher", "student"} <= set(run.split.predictions.logits):
         return ""
-    found = bootstrap_difference(
-        run.split, run.chain, first="student", second="teacher", num_resamples=num_resamples, level=_LEVEL
-    )
+    found = bootstrap_differences(
+        run.split, run.chain, first="student", second="teacher", num_resamples=num_resamples
+    ).mean_accuracy
     points = f"{100 * found.value:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
     verdict = "a significant difference between these two networks"
     if count_patients(run.split.facts["patient_id"]) < MIN_PATIENTS:

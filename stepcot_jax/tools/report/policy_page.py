@@ -11,15 +11,25 @@ from markupsafe import Markup
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
-from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, as_columns, score_all
+from stepcot_jax.evaluation.replies import (
+    BASELINE,
+    HEADED_FIGURES,
+    Key,
+    ReplyScore,
+    ScoringSettings,
+    as_columns,
+    score_all,
+    score_difference,
+    score_models,
+)
 from stepcot_jax.evaluation.reply_page import ShownTable, write_page
-from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES, Key, score_difference, score_models
+from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
+from stepcot_jax.pages.sheets import Column, show_entry
 from stepcot_jax.pages.shell import Section
 from stepcot_jax.reading.finished import Entry, read_metrics
 from stepcot_jax.reasoning.record import VqaRecord
@@ -32,6 +42,7 @@ from stepcot_jax.training.log import METRICS_FILE
 _PHASES = ("sft", "grpo")
 _UNCHARTED = ("kind", "step", "epoch", "cases_per_second")
 _MOST_LINES = 6
+_PERCENT = Column("", "percent")
 _PARTS = ("value", "low", "high", "undefined")
 _EXPECTED = "expected the workdir of a finished run of the job sft or grpo"
 
@@ -93,7 +104,7 @@ def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Int
         figures = models[BASELINE]["figures"] if isinstance(models, dict) and BASELINE in models else {}
         found = {(name, group): figures[name][group] for name in figures for group in figures[name]}
         intervals = {
-            key: Interval(*(math.nan if each[part] is None else float(each[part]) for part in _PARTS))
+            key: Interval(**{part: math.nan if each[part] is None else float(each[part]) for part in _PARTS})
             for key, each in found.items()
         }
     except (TypeError, KeyError, ValueError):
@@ -165,15 +176,8 @@ def _tabulate(run: FinishedPolicy, num_resamples: int) -> list[ShownTable]:
 
 def _table(title: str, rows: Mapping[str, Mapping[Key, Interval]], notes: tuple[str, ...]) -> ShownTable:
     shown = [(heading, key) for heading, key in HEADED_FIGURES if any(key in row for row in rows.values())]
-    cells = [(name, *(_show(row.get(key)) for _, key in shown)) for name, row in rows.items()]
+    cells = [(name, *(show_entry(row.get(key), _PERCENT) for _, key in shown)) for name, row in rows.items()]
     return ShownTable(title, ("replies", *(heading for heading, _ in shown)), tuple(cells), notes)
-
-
-def _show(found: Interval | None) -> str:
-    if found is None or math.isnan(found.value):
-        return "-"
-    value, low, high = (f"{100 * number:.1f}" for number in (found.value, found.low, found.high))
-    return value if math.isnan(found.low) else f"{value} [{low}, {high}]"
 
 
 def write_charts(entries: Sequence[Entry]) -> Markup:

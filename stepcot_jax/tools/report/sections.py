@@ -23,7 +23,7 @@ from stepcot_jax.evaluation.operating_points import (
     count_levels,
 )
 from stepcot_jax.evaluation.predictions import own_logits, read_predictions
-from stepcot_jax.evaluation.resamples import count_once
+from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.pages.figures import draw_reliability
 from stepcot_jax.pages.shell import Section, decimal, name_unseen, percent
 from stepcot_jax.reading.asking import NextStep

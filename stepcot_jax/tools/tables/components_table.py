@@ -2,9 +2,9 @@
 
 import math
 
-from stepcot_jax.evaluation.comparison import CORRECTED, HIGHER, INTERVALS, LOWER, MCNEMAR, TOO_FEW, Comparison
+from stepcot_jax.evaluation.comparison import CORRECTED, HIGHER, INTERVALS, LOWER, MCNEMAR, TOO_FEW, AnswerComparison
 from stepcot_jax.evaluation.published import COMPONENT_ACCURACY
-from stepcot_jax.pages.sheets import Entry, Figure, Table, columns
+from stepcot_jax.pages.sheets import Entry, Interval, Table, columns
 from stepcot_jax.settings.sections import PromptSettings
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan
@@ -41,7 +41,7 @@ def make_tables(plan: Plan) -> list[Table]:
     ]
 
 
-def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
+def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
     steps = comparison.chain.steps
     published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
     constant = [comparison.constant(step) for step in (*range(len(steps)), None)]
@@ -97,13 +97,13 @@ def describe_text(prompts: PromptSettings) -> str:
     )
 
 
-def _judge(comparison: Comparison) -> dict[str, str]:
+def _judge(comparison: AnswerComparison) -> dict[str, str]:
     """By ablation, the verdict on the mean accuracy without it."""
     questions = [(variant, base, "mean_accuracy", None) for variant, base in variants().items()]
     return dict(zip(variants(), comparison.verdicts(questions), strict=True))
 
 
-def conclude(comparison: Comparison) -> list[str]:
+def conclude(comparison: AnswerComparison) -> list[str]:
     """Return one sentence on the effect of each part."""
     sentences = []
     for (variant, verdict), base in zip(_judge(comparison).items(), variants().values(), strict=True):
@@ -118,21 +118,21 @@ def conclude(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _describe(difference: Figure) -> str:
+def _describe(difference: Interval) -> str:
     """Describe a difference with its interval, if it has one.
 
-    >>> _describe(Figure(0.012, 0.001, 0.025)), _describe(Figure(0.012, math.nan, math.nan))
+    >>> _describe(Interval(0.012, 0.001, 0.025)), _describe(Interval(0.012, math.nan, math.nan))
     ('+1.2 [+0.1, +2.5] points', '+1.2 points (no interval)')
     """
     if math.isnan(difference.value):
         return "is undefined"
     value, low, high = difference.value, difference.low, difference.high
-    if low is None or high is None or math.isnan(low + high):
+    if math.isnan(low + high):
         return f"{100 * value:+.1f} points (no interval)"
     return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
 
 
-def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
+def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:
     """Accuracy and mAUC of every step; all their verdicts are corrected together."""
     asked = [
         (variant, base, position)
@@ -150,7 +150,7 @@ def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
             base,
             comparison.chain.steps[position].name,
             comparison.difference(variant, base, "accuracy", position),
-            comparison.p_value(variant, base, position),
+            comparison.p_value(variant, base, "accuracy", position),
             next(verdicts),
             comparison.difference(variant, base, "auc", position),
             next(verdicts),

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.chains import FIGURES
 from stepcot_jax.evaluation.comparison import Evidence
-from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
 from stepcot_jax.evaluation.published import Constrained, Level, digest_cases
 from stepcot_jax.host.errors import BadInput

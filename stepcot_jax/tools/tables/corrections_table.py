@@ -10,7 +10,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.interventions import POLICIES, correct_in_turn
-from stepcot_jax.pages.sheets import Column, Entry, Figure, Table
+from stepcot_jax.pages.sheets import Column, Entry, Interval, Table
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.following import (
     COUNTED,
@@ -154,7 +154,7 @@ def _tabulate_steps(
     return Table("corrections_steps", title, columns, tuple(rows), notes)
 
 
-def _tabulate_curves(figures: Mapping[Any, Sequence[Figure]], chain: Chain, plan: Plan) -> Table:
+def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, plan: Plan) -> Table:
     last, num_counts = chain.steps[-1].name, chain.num_steps
     columns = (
         Column("training"),
@@ -178,7 +178,7 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Figure]], chain: Chain, plan
     return Table("corrections", "Accuracy as steps are corrected", columns, rows, notes, pictures)
 
 
-def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Figure]], num_counts: int, chain: Chain) -> bytes:
+def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_counts: int, chain: Chain) -> bytes:
     """Draw the accuracy against the number of corrections, one panel for each training and network, as PNG.
 
     The dashed line of every panel is the baseline that counts and sees no picture.

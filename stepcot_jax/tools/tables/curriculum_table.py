@@ -2,19 +2,12 @@
 
 from typing import Any
 
-from stepcot_jax.evaluation.comparison import (
-    CORRECTED,
-    DESCRIPTION,
-    INTERVALS,
-    MEANS,
-    ReplyComparison,
-    tabulate_differences,
-)
-from stepcot_jax.evaluation.replies import BASELINE, as_columns
-from stepcot_jax.pages.sheets import Column, Table, columns
+from stepcot_jax.evaluation.comparison import DESCRIPTION, INTERVALS, MEANS
+from stepcot_jax.evaluation.replies import BASELINE
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
-from stepcot_jax.tools.tables.policy_cells import read_test_records, score_cell, score_constant, sft_cell
+from stepcot_jax.tools.tables.policy_cells import compare_policies, sft_cell, tabulate_differences
 
 _MEDCLM: dict[str, Any] = {"vqa.dialect": "medclm", "vqa.with_thinking": True, "sft.pack_length": 0}
 
@@ -35,28 +28,23 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 """Schedules with their changes of the settings; the first, constant shares, is the control without a curriculum."""
 
 
-def _cell(plan: Plan, schedule: str, seed: int) -> Cell:
-    return sft_cell(plan, seed, f"curriculum: {schedule}", {**_MEDCLM, **SCHEDULES[schedule]})
+def _cells(plan: Plan, seed: int) -> dict[str, Cell]:
+    return {
+        name: sft_cell(plan, seed, f"curriculum: {name}", {**_MEDCLM, **changes}) for name, changes in SCHEDULES.items()
+    }
 
 
 def list_cells(plan: Plan) -> list[Cell]:
     """Return a fine-tuning with each schedule for each seed."""
-    return [_cell(plan, schedule, seed) for seed in plan.seeds for schedule in SCHEDULES]
+    return [cell for seed in plan.seeds for cell in _cells(plan, seed).values()]
 
 
 def make_tables(plan: Plan) -> list[Table]:
     """Return the figures of each schedule, and differences from the control."""
-    first = _cell(plan, CONTROL, plan.seeds[0])
-    records = read_test_records(plan, first)
-    baseline, splits = score_constant(first.settings, records), []
-    for seed in plan.seeds:
-        scores = {BASELINE: baseline}
-        scores |= {name: score_cell(plan, _cell(plan, name, seed), records) for name in SCHEDULES}
-        splits.append({name: as_columns(records, own) for name, own in scores.items()})
-    comparison = ReplyComparison(splits, plan.num_resamples)
-    shares = ", ".join(f"{share:.0%}" for share in first.settings.curriculum.shares)
+    comparison, num_questions = compare_policies(plan, lambda seed: _cells(plan, seed))
+    shares = ", ".join(f"{share:.0%}" for share in plan.settings.curriculum.shares)
     notes = (
-        f"Fine-tuning in the dialect of MedCLM; test split, {len(records)} questions about bare pictures, seeds "
+        f"Fine-tuning in the dialect of MedCLM; test split, {num_questions} questions about bare pictures, seeds "
         f"{list(plan.seeds)}.",
         INTERVALS,
         DESCRIPTION,
@@ -65,10 +53,12 @@ def make_tables(plan: Plan) -> list[Table]:
         "the other. Adaptive: the formulas of MedCLM's public code. Only: every row the same stage.",
         "No published figures: our copy of MedCLM's text lacks its tables.",
     )
-    rows = [(name, *(comparison.figure(name, key) for _, key in MEANS)) for name in (BASELINE, *SCHEDULES)]
+    rows: list[tuple[Entry, ...]] = [
+        (name, *(comparison.figure(name, *key) for _, key in MEANS)) for name in (BASELINE, *SCHEDULES)
+    ]
     heads = (Column("schedule"), *columns("percent", *(heading for heading, _ in MEANS)))
-    others, found = tabulate_differences(comparison, [(name, CONTROL) for name in SCHEDULES if name != CONTROL])
+    pairs = [(name, CONTROL) for name in SCHEDULES if name != CONTROL]
     return [
         Table("curriculum", "Schedules of easy, medium and hard views", heads, tuple(rows), notes),
-        Table("curriculum_differences", f"Schedules less {CONTROL!r}", others, found, (notes[0], INTERVALS, CORRECTED)),
+        tabulate_differences("curriculum_differences", f"Schedules less {CONTROL!r}", comparison, pairs, notes[0]),
     ]

@@ -8,7 +8,7 @@ from stepcot_jax.evaluation.comparison import (
     INTERVALS,
     LOWER,
     NONE_SHOWN,
-    Comparison,
+    AnswerComparison,
     Evidence,
     word_verdicts,
 )
@@ -44,7 +44,7 @@ def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
     whole = plan.compare_baselines(("last", "all"))
     check_chain(plan.constrained, whole.chain)
-    comparison = whole.last_step_alone()
+    comparison = whole.choose_steps([whole.chain.num_steps - 1])
     nothing = [None] * (4 * len(METRICS) - 1)
     rows: list[tuple[Entry, ...]] = [("most frequent answer", None, comparison.constant(0), *nothing)]
     large = [(found, steps, level) for found in plan.constrained for steps, level in list_rows(found)]
@@ -82,7 +82,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def compare_supervision(
-    comparisons: Sequence[Comparison], encoders: Sequence[str], besides: Sequence[Evidence] = ()
+    comparisons: Sequence[AnswerComparison], encoders: Sequence[str], besides: Sequence[Evidence] = ()
 ) -> tuple[list[dict[str, list[Entry]]], list[str]]:
     """Compare the baselines with and without the intermediate steps, each on the same cases.
 
@@ -121,7 +121,7 @@ def _name_gain(verdict: str) -> str:
 
 
 def _row(
-    comparison: Comparison, model: str, name: str, steps: str, gains: list[Entry] | None = None
+    comparison: AnswerComparison, model: str, name: str, steps: str, gains: list[Entry] | None = None
 ) -> tuple[Entry, ...]:
     figures = [comparison.figure(model, metric, 0) for metric in METRICS]
     compared = [None] * (2 * len(METRICS)) if gains is None else gains

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, Comparison
+from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison
 from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.sheets import Entry, Table, columns
@@ -27,7 +27,7 @@ def make_tables(plan: Plan) -> list[Table]:
     """Make the table and its curve: the teachers of finished cells read the test split again."""
     chain = plan.cells.chain(plan.main(plan.seeds[0]))
     splits, alone = zip(*(_read(plan, plan.main(seed), chain.num_steps) for seed in plan.seeds), strict=True)
-    comparison = Comparison(splits, chain, plan.num_resamples)
+    comparison = AnswerComparison(splits, plan.num_resamples, chain=chain)
     asked = [
         (position, count)
         for position in range(chain.num_steps)
@@ -81,7 +81,7 @@ def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, lis
     return split, accuracies_from_answers(train=train, asked=test)
 
 
-def draw_curve(comparison: Comparison) -> bytes:
+def draw_curve(comparison: AnswerComparison) -> bytes:
     """Draw each step's accuracy against the number of given answers, with intervals, as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture

@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.making import list_folds
-from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, MCNEMAR, Comparison, choose_steps
-from stepcot_jax.evaluation.metrics import answer_accuracy
+from stepcot_jax.evaluation.chains import answer_accuracy
+from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, MCNEMAR, AnswerComparison, choose_steps
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
-from stepcot_jax.evaluation.resamples import count_once, count_patients
+from stepcot_jax.evaluation.statistics import count_once, count_patients
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Entry, Table, columns
 from stepcot_jax.tools.tables.cells import Cell, vary
@@ -78,7 +78,7 @@ def make_tables(plan: Plan) -> list[Table]:
         pool_folds({fold: plan.cells.predictions(_cell(plan, fold, seed)) for fold in list_folds()}, NETWORKS)
         for seed in plan.seeds
     ]
-    whole = Comparison(pooled, chain, plan.num_resamples)
+    whole = AnswerComparison(pooled, plan.num_resamples, chain=chain)
     labels = pooled[0].predictions.labels
     kept = [step for step, own in enumerate(labels.T) if len(np.unique(own[own != NOT_ANNOTATED])) > 1]
     left_out = [step.name for place, step in enumerate(chain.steps) if place not in kept]
@@ -89,7 +89,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def _tabulate(
-    comparison: Comparison, validated: Sequence[SplitPredictions], plan: Plan, left_out: Sequence[str]
+    comparison: AnswerComparison, validated: Sequence[SplitPredictions], plan: Plan, left_out: Sequence[str]
 ) -> Table:
     facts, answers = comparison.splits[0].facts, comparison.chain.answers_per_step
     validation = {model: validation_accuracy(validated, model, answers) for model in NETWORKS}
@@ -117,7 +117,9 @@ def _tabulate(
     return Table("folds", title, headings, tuple(_list_rows(comparison, validation)), tuple(notes))
 
 
-def _list_rows(comparison: Comparison, validation: Mapping[str, npt.NDArray[np.float64]]) -> list[tuple[Entry, ...]]:
+def _list_rows(
+    comparison: AnswerComparison, validation: Mapping[str, npt.NDArray[np.float64]]
+) -> list[tuple[Entry, ...]]:
     """Rows of each step and of the mean; `validation` has each network's accuracy [step]."""
     steps = comparison.chain.steps
     questions: list[_Question] = [
@@ -131,7 +133,7 @@ def _list_rows(comparison: Comparison, validation: Mapping[str, npt.NDArray[np.f
             compared: tuple[Entry, ...] = (None,) * 4
             if model != CONSTANT:
                 question: _Question = (model, CONSTANT, "accuracy", place)
-                p = comparison.p_value(model, CONSTANT, place)
+                p = comparison.p_value(model, CONSTANT, "accuracy", place)
                 own = float(validation[model][place])
                 compared = (own, comparison.difference(*question), p, verdict_of[question])
             figures = (comparison.figure(model, figure, place) for figure in _FIGURES)

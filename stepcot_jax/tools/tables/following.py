@@ -1,8 +1,6 @@
 """How networks of finished cells follow given answers: the last step, calibration, contradictions, rules."""
 
 import dataclasses
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import calibration_figures, read_calibration
-from stepcot_jax.evaluation.comparison import INTERVALS, Comparison, join, summarise
+from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison, join
 from stepcot_jax.evaluation.consistency import (
     Rules,
     count_answers,
@@ -21,11 +19,16 @@ from stepcot_jax.evaluation.consistency import (
     make_rules,
     share_inconsistent,
 )
-from stepcot_jax.evaluation.intervals import percentiles
 from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, exchange, give_logits
-from stepcot_jax.evaluation.resamples import count_once, resample, weighted_mean
+from stepcot_jax.evaluation.statistics import (
+    bootstrap,
+    count_once,
+    mean_of_seeds,
+    summarise,
+    weighted_mean,
+)
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Column, Figure
+from stepcot_jax.pages.sheets import Column, Interval
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Plan
@@ -35,7 +38,6 @@ PAIRS = " and pairs"
 """Suffix of a network whose logits get the log-ratios of pairs of answers."""
 NOISE, CERTAINTY = (0.1, 0.2), 0.7
 """Shares of wrong answers of careless readers, and the probability that a hesitant one gives the true answer."""
-_LEVEL, _SEED = 0.95, 0
 DESCRIBE_COUNTED = (
     "Counting: naive Bayes on the training labels, without the picture; where a network's figure is no higher, its "
     "picture adds nothing to the given answers."
@@ -143,20 +145,17 @@ def _mean(values: npt.NDArray) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def share_figures(right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int) -> list[Figure]:
+def share_figures(
+    right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int
+) -> list[Interval]:
     """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
     found = []
     for own in right:
-        values, mask = np.nan_to_num(own.T), ~np.isnan(own.T)
 
-        def compute(weights: npt.NDArray, values: Any = values, mask: Any = mask) -> dict[str, npt.NDArray]:
-            return {"": weighted_mean(weights, values=values, counted=mask)}
+        def compute(weights: npt.NDArray, values: npt.NDArray = own.T) -> dict[str, npt.NDArray]:
+            return {"": weighted_mean(weights, values=values, counted=~np.isnan(values))}
 
-        whole = compute(count_once(len(values)))[""][0]
-        resampled = resample(compute, patients, num_resamples=num_resamples, seed=_SEED)[""]
-        found.append(
-            [percentiles(float(value), part, level=_LEVEL) for value, part in zip(whole, resampled.T, strict=True)]
-        )
+        found.append(bootstrap(compute, patients, num_resamples=num_resamples)[""])
     return [summarise(of_seeds) for of_seeds in zip(*found, strict=True)]
 
 
@@ -177,7 +176,7 @@ def tabulate_following(
         by_training = {training: plan.cells.predictions(cell) for training, cell in zip(cells, of_seed, strict=True)}
         parts = {f"{name} {training}": (own, name) for training, own in by_training.items() for name in NETWORKS}
         splits.append(join(parts))
-    comparison, base, rows = Comparison(splits, chain, plan.num_resamples), next(iter(cells)), []
+    comparison, base, rows = AnswerComparison(splits, plan.num_resamples, chain=chain), next(iter(cells)), []
     for (training, network), found in followed.items():
         alone = network in NETWORKS  # neither pairs without given answers nor counting are a reading of the picture
         model, of_base = f"{network} {training}", f"{network} {base}"
@@ -188,7 +187,7 @@ def tabulate_following(
                 comparison.figure(model, "mean_accuracy") if alone else None,
                 comparison.difference(model, of_base, "mean_accuracy") if alone and training != base else None,
                 *share_figures([own.right for own in found], patients, plan.num_resamples),
-                *(_mean_of_seeds([own.shares[name] for own in found]) for name in found[0].shares),
+                *(mean_of_seeds([own.shares[name] for own in found]) for name in found[0].shares),
             )
         )
     last = chain.steps[-1].name
@@ -218,11 +217,6 @@ def describe_following(plan: Plan) -> tuple[str, ...]:
         "split, are added to the network's logits.",
         DESCRIBE_COUNTED,
     )
-
-
-def _mean_of_seeds(values: Sequence[float]) -> Figure:
-    known = len(values) > 1 and not any(math.isnan(value) for value in values)
-    return Figure(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
 
 
 def on_features(plan: Plan, changes: Mapping[str, Any], name: str, seed: int) -> Cell:

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcot_jax.evaluation.comparison import Comparison, join
+from stepcot_jax.evaluation.comparison import AnswerComparison, join
 from stepcot_jax.evaluation.published import Constrained
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
@@ -64,7 +64,7 @@ class Plan:
         """Return the full teacher and student."""
         return Cell("teacher and student", vary(self.settings, {"seed": seed}))
 
-    def compare(self, list_parts: Callable[[int], Mapping[str, tuple[Cell, str]]]) -> Comparison:
+    def compare(self, list_parts: Callable[[int], Mapping[str, tuple[Cell, str]]]) -> AnswerComparison:
         """Compare models of finished cells on the test split.
 
         Args:
@@ -74,9 +74,9 @@ class Plan:
         for seed in self.seeds:
             parts = list_parts(seed).items()
             splits.append(join({name: (self.cells.predictions(cell), model) for name, (cell, model) in parts}))
-        return Comparison(splits, self.cells.chain(self.main(self.seeds[0])), self.num_resamples)
+        return AnswerComparison(splits, self.num_resamples, chain=self.cells.chain(self.main(self.seeds[0])))
 
-    def compare_baselines(self, steps: Sequence[str]) -> Comparison:
+    def compare_baselines(self, steps: Sequence[str]) -> AnswerComparison:
         """Compare "teacher", "student" and the baselines on all encoders."""
 
         def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:

@@ -1,14 +1,16 @@
 """Cells that train policies, and their scored replies to the test questions."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
-from stepcot_jax.evaluation.replies import ReplyScore, ScoringSettings, score_all
+from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, JUDGED, MEANS, ReplyComparison
+from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, as_columns, score_all
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.pages.sheets import Entry, Table, columns
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
@@ -64,6 +66,40 @@ def score_constant(settings: Settings, records: Sequence[VqaRecord]) -> list[Rep
     if scores is None:
         raise BadInput(remark)
     return scores
+
+
+def compare_policies(plan: Plan, cells_of: Callable[[int], Mapping[str, Cell]]) -> tuple[ReplyComparison, int]:
+    """Compare the cells of each seed by name, after the majority answer with the constant box.
+
+    Returns:
+      The comparison, and the number of test questions.
+    """
+    first = next(iter(cells_of(plan.seeds[0]).values()))
+    records = read_test_records(plan, first)
+    baseline = as_columns(records, score_constant(first.settings, records))
+    splits = [
+        {BASELINE: baseline}
+        | {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in cells_of(seed).items()}
+        for seed in plan.seeds
+    ]
+    return ReplyComparison(splits, plan.num_resamples), len(records)
+
+
+def tabulate_differences(
+    name: str, title: str, comparison: ReplyComparison, pairs: Sequence[tuple[str, str]], note: str
+) -> Table:
+    """Return a table of paired differences, with verdicts on mean A, V and V on findings."""
+    said = comparison.verdicts([(*pair, *key) for pair in pairs for _, key in JUDGED])
+    rows: list[tuple[Entry, ...]] = []
+    for place, pair in enumerate(pairs):
+        own = said[place * len(JUDGED) : (place + 1) * len(JUDGED)]
+        rows.append((*pair, *(comparison.difference(*pair, *key) for _, key in MEANS), *own))
+    heads = (
+        *columns("text", "training", "less"),
+        *columns("points", *(heading for heading, _ in MEANS)),
+        *columns("text", *(f"{heading}: verdict" for heading, _ in JUDGED)),
+    )
+    return Table(name, title, heads, tuple(rows), (note, INTERVALS, CORRECTED))
 
 
 @functools.lru_cache(1)

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import pathlib
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -14,14 +13,21 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_r
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.comparison import INTERVALS, summarise
-from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, perturb_records, spread
-from stepcot_jax.evaluation.replies import BASELINE, as_columns, encode, score_all
-from stepcot_jax.evaluation.vqa_metrics import A_SCORE, ScoredReplies, score_models
+from stepcot_jax.evaluation.replies import (
+    A_SCORE,
+    BASELINE,
+    ScoredReplies,
+    as_columns,
+    encode,
+    score_all,
+    score_models,
+)
+from stepcot_jax.evaluation.statistics import Interval, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.pages.sheets import Column, Entry, Figure, Table, columns
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
@@ -267,9 +273,8 @@ def _summarise(found: Sequence[Sequence]) -> tuple[Entry, ...]:
     deviations = [
         spread([each.value for each in of_seed[1:]], original=of_seed[0].value, std="population") for of_seed in found
     ]
-    own = statistics.stdev(deviations) if len(deviations) > 1 else None
     figures = [summarise(of_round) for of_round in zip(*found, strict=True)]
-    return (*figures, Figure(statistics.fmean(deviations), deviation=own))
+    return (*figures, mean_of_seeds(deviations))
 
 
 def _published_columns() -> tuple[Column, ...]:

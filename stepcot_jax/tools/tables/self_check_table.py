@@ -2,18 +2,17 @@
 
 import math
 import statistics
-from collections.abc import Sequence
 
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, ReplyComparison, tabulate_differences
-from stepcot_jax.evaluation.replies import BASELINE, as_columns
-from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
+from stepcot_jax.evaluation.comparison import INTERVALS, ReplyComparison
+from stepcot_jax.evaluation.replies import BASELINE, HEADED_FIGURES
+from stepcot_jax.evaluation.statistics import mean_of_seeds
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Column, Entry, Figure, Table, columns
+from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
-from stepcot_jax.tools.tables.policy_cells import grpo_cell, read_test_records, score_cell, score_constant, sft_cell
+from stepcot_jax.tools.tables.policy_cells import compare_policies, grpo_cell, sft_cell, tabulate_differences
 from stepcot_jax.training.log import METRICS_FILE
 
 SFT, GRPO, SELF = published.PARTS
@@ -62,14 +61,7 @@ def make_tables(plan: Plan | None) -> list[Table]:
             tabulate_three_sets("self_check", titles[0], weights, _NOTE),
             tabulate_three_sets("self_check_parts", titles[1], published.PARTS, _NOTE),
         ]
-    records = read_test_records(plan, _cells(plan, plan.seeds[0])[SFT])
-    baseline = as_columns(records, score_constant(_cells(plan, plan.seeds[0])[SFT].settings, records))
-    splits = [
-        {BASELINE: baseline}
-        | {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in _cells(plan, seed).items()}
-        for seed in plan.seeds
-    ]
-    comparison = ReplyComparison(splits, plan.num_resamples)
+    comparison, num_questions = compare_policies(plan, lambda seed: _cells(plan, seed))
     heads = (
         Column("method"),
         *columns("percent", *(heading for heading, _ in SHOWN), *RATES),
@@ -82,7 +74,7 @@ def make_tables(plan: Plan | None) -> list[Table]:
         (name, *_measure(plan, comparison, own), *_three_row(published.PARTS.get(name))) for name, own in parts.items()
     ]
     notes = (
-        f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {len(records)} questions, seeds "
+        f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {num_questions} questions, seeds "
         f"{list(plan.seeds)}. That one shows a share {plan.settings.self_check.sft_share} of its records with a wrong "
         "attempt and a check, for all rows; test questions are answered once, without a check.",
         INTERVALS,
@@ -90,16 +82,12 @@ def make_tables(plan: Plan | None) -> list[Table]:
         "attempt is right. Means over the updates of the last epoch.",
         "Published: accuracy on SLAKE, VQA-RAD and PathVQA, other data than ours. " + _NOTE,
     )
-    differences, found = tabulate_differences(comparison, [(name, GRPO) for name in ALPHAS])
+    pairs = [(name, GRPO) for name in ALPHAS]
     return [
         Table("self_check", "Weight of the self-check, beside MEDSAGE's Table 4", heads, tuple(of_weights), notes),
         Table("self_check_parts", "Parts of the method, beside MEDSAGE's Table 5", heads, tuple(of_parts), notes),
-        Table(
-            "self_check_differences",
-            "GRPO with self-check less GRPO without",
-            differences,
-            found,
-            (notes[0], INTERVALS, CORRECTED),
+        tabulate_differences(
+            "self_check_differences", "GRPO with self-check less GRPO without", comparison, pairs, notes[0]
         ),
     ]
 
@@ -109,8 +97,8 @@ def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> tuple[Entry,
     rates: list[Entry] = [None] * len(RATES)
     if name in ALPHAS:
         found = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]
-        rates = [_mean_of_seeds([each[rate] for each in found]) for rate in RATES]
-    return (*(comparison.figure(name, key) for _, key in SHOWN), *rates)
+        rates = [mean_of_seeds([each[rate] for each in found]) for rate in RATES]
+    return (*(comparison.figure(name, *key) for _, key in SHOWN), *rates)
 
 
 def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
@@ -125,11 +113,6 @@ def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
         values = [entry[key] for entry in last if isinstance(entry.get(key), int | float)]
         rates[name] = statistics.fmean(values) if values else math.nan
     return rates
-
-
-def _mean_of_seeds(values: Sequence[float]) -> Figure:
-    known = len(values) > 1 and not any(map(math.isnan, values))
-    return Figure(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
 
 
 def tabulate_three_sets(name: str, title: str, figures: dict[str, tuple[dict[str, float], float]], note: str) -> Table:

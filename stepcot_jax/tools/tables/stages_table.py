@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.comparison import INTERVALS, summarise
-from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.comparison import INTERVALS
+from stepcot_jax.evaluation.replies import Key
 from stepcot_jax.evaluation.stage_quality import stage_figures
-from stepcot_jax.evaluation.vqa_metrics import Key, bootstrap_figures
+from stepcot_jax.evaluation.statistics import Interval, bootstrap, summarise
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.tools.tables.cells import Cell
@@ -92,7 +92,7 @@ def _score(plan: Plan, cell: Cell, records: Sequence[VqaRecord]) -> dict[Key, In
     labels = np.array([score.stages for score in scores], np.float64)
     patients = np.array([record.patient_id for record in records])
     compute = functools.partial(stage_figures, labels=labels)
-    return bootstrap_figures(compute, patients, num_resamples=plan.num_resamples)
+    return bootstrap(compute, patients, num_resamples=plan.num_resamples)
 
 
 def _tabulate_benchmarks() -> Table:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from stepcot_jax.evaluation.comparison import INTERVALS, Comparison
-from stepcot_jax.evaluation.metrics import FIGURES
+from stepcot_jax.evaluation.chains import FIGURES
+from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison
 from stepcot_jax.evaluation.published import Constrained, step_figures
 from stepcot_jax.pages.sheets import Entry, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
@@ -29,7 +29,7 @@ def make_tables(plan: Plan) -> list[Table]:
 def tabulate_steps(
     name: str,
     title: str,
-    comparison: Comparison,
+    comparison: AnswerComparison,
     models: list[str],
     seeds: tuple[int, ...],
     large: Sequence[Constrained] = (),

@@ -13,7 +13,7 @@ from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.records.cases import CaseTable
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, Comparison, join, last_step_alone
+from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison, join, last_step_alone
 from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.evaluation.published import TRANSFER_SAMPLES
 from stepcot_jax.features.store import digest_pixels
@@ -230,7 +230,7 @@ def make_tables(plan: Plan) -> list[Table]:
         for name, (split, without) in _read_all(plan, seed).items():
             by_data.setdefault(name, []).append(restrict(last_step_alone(split), last))
             left_out[name] = without
-    comparisons = {name: Comparison(splits, last, plan.num_resamples) for name, splits in by_data.items()}
+    comparisons = {name: AnswerComparison(splits, plan.num_resamples, chain=last) for name, splits in by_data.items()}
     encoders, imported = _encoders(plan, plan.seeds[0])
     names = [encoder.name for encoder in encoders]
     gains = dict(zip(comparisons, compare_supervision([*comparisons.values()], names)[0], strict=True))
@@ -266,7 +266,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 def _tabulate(
     name: str,
-    comparison: Comparison,
+    comparison: AnswerComparison,
     encoders: Sequence[str],
     gains: Mapping[str, Sequence[Entry]],
     published: tuple[Entry, Entry],
@@ -283,7 +283,7 @@ def _tabulate(
     return rows
 
 
-def _list_classes(comparison: Comparison) -> list[str]:
+def _list_classes(comparison: AnswerComparison) -> list[str]:
     """Texts of the answers that the cases have."""
     answers = np.unique(comparison.splits[0].predictions.labels)
     return [comparison.chain.steps[0].options[label] for label in answers.tolist() if label >= 0]

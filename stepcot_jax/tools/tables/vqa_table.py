@@ -3,13 +3,12 @@
 from typing import Any
 
 from stepcot_jax.evaluation import published
-from stepcot_jax.evaluation.comparison import CORRECTED, DESCRIPTION, INTERVALS, ReplyComparison, tabulate_differences
-from stepcot_jax.evaluation.replies import BASELINE, as_columns
-from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES
+from stepcot_jax.evaluation.comparison import DESCRIPTION, INTERVALS, ReplyComparison
+from stepcot_jax.evaluation.replies import BASELINE, HEADED_FIGURES
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
-from stepcot_jax.tools.tables.policy_cells import grpo_cell, read_test_records, score_cell, score_constant, sft_cell
+from stepcot_jax.tools.tables.policy_cells import compare_policies, grpo_cell, sft_cell, tabulate_differences
 
 PLAIN, THINKING = "SFT without thinking", "SFT with thinking"
 BOTH, SHUFFLED = "+ GRPO, both rewards", "+ GRPO, both rewards shuffled"
@@ -51,38 +50,23 @@ def make_tables(plan: Plan | None) -> list[Table]:
     """Return GEMeX-RMCoT's Table 4 and its counts of questions (Table 2); with a plan, our rows and differences too."""
     if plan is None:
         return [_tabulate_published(), _tabulate_questions()]
-    comparison = compare(plan)
-    heads, rows = tabulate_differences(comparison, PAIRS)
-    notes = (f"Test split, seeds {list(plan.seeds)}; in the same resamples of patients.", INTERVALS, CORRECTED)
-    differences = Table("vqa_differences", "What thinking and rewards change", heads, rows, notes)
-    return [_tabulate_ours(plan, comparison), differences, _tabulate_questions()]
+    comparison, num_questions = compare_policies(plan, lambda seed: _cells(plan, seed))
+    note = f"Test split, seeds {list(plan.seeds)}; in the same resamples of patients."
+    differences = tabulate_differences("vqa_differences", "What thinking and rewards change", comparison, PAIRS, note)
+    return [_tabulate_ours(plan, comparison, num_questions), differences, _tabulate_questions()]
 
 
-def compare(plan: Plan) -> ReplyComparison:
-    """Return the scored replies of all rows, the majority answer with the constant box first."""
-    splits = []
-    for seed in plan.seeds:
-        cells = _cells(plan, seed)
-        records = read_test_records(plan, _cells(plan, plan.seeds[0])[PLAIN])
-        scores = {BASELINE: score_constant(cells[THINKING].settings, records)}
-        scores |= {name: score_cell(plan, cell, records) for name, cell in cells.items()}
-        splits.append({name: as_columns(records, own) for name, own in scores.items()})
-    return ReplyComparison(splits, plan.num_resamples)
-
-
-def _tabulate_ours(plan: Plan, comparison: ReplyComparison) -> Table:
+def _tabulate_ours(plan: Plan, comparison: ReplyComparison, num_questions: int) -> Table:
     heads = _published_columns()
     known = _published_rows()
     empty: tuple[Entry, ...] = (None,) * len(heads)
     rows: list[tuple[Entry, ...]] = []
     for name in comparison.splits[0]:
-        ours = [comparison.figure(name, key) for _, key in HEADED_FIGURES]
+        ours = [comparison.figure(name, *key) for _, key in HEADED_FIGURES]
         counterpart = COUNTERPARTS.get(name)
         rows.append((name, *ours, counterpart, *(empty if counterpart is None else known[counterpart])))
     alone = [name for name in known if name not in COUNTERPARTS.values()]
     rows += [(None, *(None for _ in HEADED_FIGURES), name, *known[name]) for name in alone]
-    cell = _cells(plan, plan.seeds[0])[PLAIN]
-    num_questions = len(read_test_records(plan, cell))
     notes = (
         f"Test split, {num_questions} questions, seeds {list(plan.seeds)}. GRPO starts from SFT with thinking.",
         INTERVALS,

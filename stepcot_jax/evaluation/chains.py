@@ -1,0 +1,613 @@
+"""Figures of models that answer the steps of a chain: of each step, of whole chains, and their bootstrap intervals.
+
+These are the metrics of the paper's tables, with the accuracy of the best constant answer. Unannotated cases do not
+count. An answer that no case has is left out of the macro averages (and named), because its sensitivity and its AUC
+are undefined. Each resample is treated like the split itself: macro averages run over the answers that occur in it.
+Where an answer is rare some resamples lack it, which `share_incomplete` counts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, find_one_answer
+from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, calibration_figures
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, own_probabilities
+from stepcot_jax.evaluation.statistics import (
+    LEVEL,
+    Interval,
+    Weights,
+    count_once,
+    divide,
+    intervals,
+    mean_defined,
+    mean_where,
+    resample,
+    weighted_mean,
+)
+from stepcot_jax.host.errors import BadInput
+
+FIGURES = ("accuracy", "auc", "sensitivity", "specificity", "f1", "precision")
+"""Names of a step's figures in the order of `step_figures`, as in `StepMetrics`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMetrics:
+    """Metrics of one step, each in 0..1, NaN where undefined.
+
+    Attributes:
+      answers: the step's options in label order; they label both axes of `confusion`.
+      num_cases: number of annotated cases; no others count.
+      majority_accuracy: share of the most frequent answer, which is the accuracy of the best constant answer.
+      auc: macro one-vs-rest area under the ROC curve; NaN where only one answer occurs.
+      specificity: macro one-vs-rest specificity; NaN where only one answer occurs.
+      precision: macro precision; 0 for an answer that is never given.
+      confusion: number of cases [truth, answer].
+      left_out: options that no annotated case has; the macro averages leave them out.
+    """
+
+    name: str
+    num_cases: int
+    accuracy: float
+    majority_accuracy: float
+    auc: float
+    sensitivity: float
+    specificity: float
+    f1: float
+    precision: float
+    confusion: tuple[tuple[int, ...], ...]
+    answers: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def has_one_answer(self) -> bool:
+        """Whether all annotated cases have the same answer, so that means over steps leave this one out."""
+        return len(self.answers) - len(self.left_out) == 1
+
+
+def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> StepMetrics:
+    """Compute the metrics of one step (paper: Tables 3 and 8).
+
+    Args:
+      probabilities: float [case, answer], each row summing to 1; the answer is the most probable one, the first of
+        several equally probable ones.
+
+    Returns:
+      The metrics over the annotated cases; without any, `num_cases` is 0 and every figure NaN.
+
+    >>> size = Step("Size", "How large?", ("Small", "Large", "N/A"))
+    >>> figures = step_metrics(step=size, probabilities=[[0.8, 0.2, 0], [0.6, 0.4, 0], [1, 0, 0]], labels=[0, 1, -100])
+    >>> figures.num_cases, figures.accuracy, figures.auc, figures.left_out
+    (2, 0.5, 1.0, ('N/A',))
+    """
+    distributions, truth = np.asarray(probabilities, np.float64), np.asarray(labels)
+    annotated = truth != NOT_ANNOTATED
+    weights = count_once(len(truth))
+    found = step_figures(weights, probabilities=distributions, labels=truth)[0].tolist()
+    confusion = weighted_confusion(
+        weights[:, annotated],
+        truth=truth[annotated],
+        answers=distributions[annotated].argmax(axis=1),
+        num_answers=step.num_answers,
+    )[0]
+    cases_per_answer = confusion.sum(axis=1)
+    return StepMetrics(
+        name=step.name,
+        answers=step.options,
+        num_cases=int(annotated.sum()),
+        majority_accuracy=float(divide(cases_per_answer.max(), cases_per_answer.sum())),
+        confusion=tuple(tuple(map(int, row)) for row in confusion.tolist()),
+        left_out=tuple(option for option, count in zip(step.options, cases_per_answer, strict=True) if not count),
+        **dict(zip(FIGURES, found, strict=True)),
+    )
+
+
+def step_figures(
+    weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
+) -> npt.NDArray[np.float64]:
+    """Compute the figures of one step in each resample.
+
+    Returns:
+      [resample, figure] in the order of `FIGURES`; NaN where undefined.
+    """
+    annotated = labels != NOT_ANNOTATED
+    weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
+    num_answers, answers = probabilities.shape[1], probabilities.argmax(axis=1)
+    accuracy, _ = answer_accuracy(weights, answers=answers[:, None], labels=truth[:, None])
+    confusion = weighted_confusion(weights, truth=truth, answers=answers, num_answers=num_answers)
+    positive, answered = confusion.sum(axis=2), confusion.sum(axis=1)
+    correct = np.diagonal(confusion, axis1=1, axis2=2)
+    negative = positive.sum(axis=1, keepdims=True) - positive
+    occurs, contrasted = positive > 0, (positive > 0) & (negative > 0)
+    areas = [_weighted_auc(weights, scores=probabilities[:, label], positive=truth == label)
+             for label in range(num_answers)]  # fmt: skip
+    return np.stack(
+        [
+            accuracy[:, 0],
+            mean_where(np.stack(areas, axis=1), contrasted),
+            mean_where(divide(correct, positive), occurs),
+            mean_where(divide(negative - (answered - correct), negative), contrasted),
+            mean_where(divide(2 * correct, positive + answered), occurs),
+            # An answer that is never given has no correct one: any divisor gives its precision of 0.
+            mean_where(correct / np.maximum(answered, 1), occurs),
+        ],
+        axis=1,
+    )
+
+
+def weighted_confusion(
+    weights: Weights, *, truth: npt.NDArray[np.integer], answers: npt.NDArray[np.integer], num_answers: int
+) -> npt.NDArray[np.float64]:
+    """Count how often each answer is given for each truth.
+
+    Returns:
+      Confusion matrices [resample, truth, answer].
+    """
+    cells = np.zeros((len(truth), num_answers**2))
+    cells[np.arange(len(truth)), truth * num_answers + answers] = 1
+    return (weights @ cells).reshape(len(weights), num_answers, num_answers)
+
+
+def answer_accuracy(
+    weights: Weights, *, answers: npt.ArrayLike, labels: npt.ArrayLike
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Accuracy of each step, and share of the cases whose annotated steps are all answered correctly.
+
+    Args:
+      answers: int [case, step], labels of the answers.
+      labels: int [case, step], `NOT_ANNOTATED` where unannotated; the second figure leaves out cases without any
+        annotated step.
+
+    Returns:
+      Shares [resample, step] and [resample]; NaN where no case counts.
+
+    >>> steps, chain = answer_accuracy(count_once(3), answers=[[0, 1], [0, 1], [2, 2]], labels=[[0, 1], [0, 2], [-100] * 2])
+    >>> steps.tolist(), chain.tolist()
+    ([[1.0, 0.5]], [0.5])
+    """  # noqa: E501 - the doctest
+    given, truth = np.asarray(answers), np.asarray(labels)
+    annotated = truth != NOT_ANNOTATED
+    correct = (given == truth) | ~annotated
+    means = weighted_mean(
+        weights,
+        values=np.concatenate([correct, correct.all(axis=1, keepdims=True)], axis=1),
+        counted=np.concatenate([annotated, annotated.any(axis=1, keepdims=True)], axis=1),
+    )
+    return means[:, :-1], means[:, -1]
+
+
+def mean_over_steps(accuracies: npt.NDArray[np.float64], *, left_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the mean over the steps that measure something.
+
+    Args:
+      accuracies: [resample, step]; those that are NaN do not count.
+    """
+    return mean_defined(np.where(left_out, np.nan, accuracies))
+
+
+def majority_chain_accuracy(labels: npt.NDArray[np.integer]) -> float:
+    """Return the share of cases whose annotated steps are all right in the best of two constant chains.
+
+    They are the most frequent answer of each step, and the most frequent chain of answers among the cases, completed by
+    the former where it has none. NaN without annotated cases.
+
+    Args:
+      labels: [case, step], `NOT_ANNOTATED` where unannotated.
+
+    >>> majority_chain_accuracy(np.array([[0, 0], [0, 1], [1, 0], [1, 1], [1, 1]]))
+    0.4
+    """
+    annotated = labels != NOT_ANNOTATED
+    known = labels[annotated.any(axis=1)]
+    if not len(known):
+        return float("nan")
+    frequent = [np.bincount(own[own != NOT_ANNOTATED], minlength=1).argmax() for own in known.T]
+    chains, counts = np.unique(known, axis=0, return_counts=True)
+    repeated = np.where(chains[counts.argmax()] == NOT_ANNOTATED, frequent, chains[counts.argmax()])
+    answers = (np.broadcast_to(chain, known.shape) for chain in (frequent, repeated))
+    return max(float(answer_accuracy(count_once(len(known)), answers=own, labels=known)[1][0]) for own in answers)
+
+
+def _weighted_auc(
+    weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Probability [resample] that a positive case scores above a negative one, ties counting half; NaN without both."""
+    if positive.all() or not positive.any():
+        return np.full(len(weights), np.nan)
+    _, level = np.unique(scores, return_inverse=True)
+    order = np.argsort(level, kind="stable")
+    starts = np.flatnonzero(np.diff(level[order], prepend=-1))
+    ordered = weights[:, order]
+    above = np.add.reduceat(ordered * positive[order], starts, axis=1)
+    below = np.add.reduceat(ordered * ~positive[order], starts, axis=1)
+    won = (above * (np.cumsum(below, axis=1) - below / 2)).sum(axis=1)
+    return divide(won, above.sum(axis=1) * below.sum(axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMetrics:
+    """Metrics of one model on a split, each in 0..1, NaN where undefined.
+
+    Attributes:
+      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
+      mean_majority_accuracy: mean of the steps' majority accuracy, over the same steps.
+      chain_accuracy: share of the cases whose annotated steps are all answered correctly.
+      majority_chain_accuracy: the same share of a constant chain (`majority_chain_accuracy`).
+      steps: metrics of each step, in the chain's order.
+    """
+
+    mean_accuracy: float
+    mean_majority_accuracy: float
+    chain_accuracy: float
+    majority_chain_accuracy: float
+    steps: tuple[StepMetrics, ...]
+
+
+def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
+    """Compute the metrics of each model.
+
+    Args:
+      predictions: labels and logits of the cases.
+      chain: the steps, which say how many of the padded answers are a step's own.
+
+    Returns:
+      The metrics by model name, in the order of `predictions.logits`.
+
+    Raises:
+      ValueError: the logits do not fit the chain.
+      FloatingPointError: a logit of a step's own answers is not finite.
+    """
+    labels, found = predictions.labels, {}
+    left_out = find_one_answer(labels)
+    for model, logits in predictions.logits.items():
+        probabilities = own_probabilities(logits, chain=chain, model=model)
+        steps = tuple(
+            step_metrics(step=step, probabilities=own, labels=truth)
+            for step, own, truth in zip(chain.steps, probabilities, labels.T, strict=True)
+        )
+        answers = np.stack([own.argmax(axis=1) for own in probabilities], axis=1)
+        accuracies, whole = answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)
+        majorities = np.array([[step.majority_accuracy for step in steps]])
+        found[model] = ModelMetrics(
+            mean_accuracy=float(mean_over_steps(accuracies, left_out=left_out)[0]),
+            mean_majority_accuracy=float(mean_over_steps(majorities, left_out=left_out)[0]),
+            chain_accuracy=float(whole[0]),
+            majority_chain_accuracy=majority_chain_accuracy(labels),
+            steps=steps,
+        )
+    return found
+
+
+# Bootstrap intervals by patient.
+
+
+Figures = dict[tuple[str, str], npt.NDArray[np.float64]]
+"""By model and name: "mean_accuracy" [resample], "chain_accuracy" [resample], "steps" [resample, step, figure].
+
+With the model "" there is "incomplete" [resample, step]: 1 where a resample lacks an answer of the split.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepIntervals:
+    """Intervals of one step's figures.
+
+    Attributes:
+      auc: macro one-vs-rest area under the ROC curve.
+      share_incomplete: share of the resamples that lack an answer of the split, so that their macro averages run
+        over fewer answers.
+    """
+
+    name: str
+    num_cases: int
+    accuracy: Interval
+    auc: Interval
+    sensitivity: Interval
+    specificity: Interval
+    f1: Interval
+    precision: Interval
+    share_incomplete: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelIntervals:
+    """Intervals of one model's figures, or of the differences between two models.
+
+    Attributes:
+      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
+      chain_accuracy: share of the cases whose annotated steps are all answered correctly.
+      steps: figures of each step, in the chain's order.
+    """
+
+    mean_accuracy: Interval
+    chain_accuracy: Interval
+    steps: tuple[StepIntervals, ...]
+
+
+def bootstrap(
+    split: SplitPredictions,
+    chain: Chain,
+    *,
+    num_resamples: int = 1000,
+    level: float = LEVEL,
+    seed: int = 0,
+    left_out: npt.NDArray[np.bool_] | None = None,
+) -> dict[str, ModelIntervals]:
+    """Compute percentile intervals of every figure of every model, in the same resamples.
+
+    Args:
+      left_out: [step], steps that means over steps leave out; by default those with one answer (`find_one_answer`).
+    """
+    compute = prepare_metrics(split, chain, left_out=left_out)
+    models = list(split.predictions.logits)
+    return _bootstrap(compute, models, split, chain, num_resamples=num_resamples, level=level, seed=seed)
+
+
+def bootstrap_differences(
+    split: SplitPredictions,
+    chain: Chain,
+    *,
+    first: str,
+    second: str,
+    num_resamples: int = 1000,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> ModelIntervals:
+    """Compute intervals of every figure of one model less the same figure of another, in the same resamples.
+
+    The differences are paired: what makes a resample easy for both models cancels out, so that such an interval is
+    narrower than those of the two models suggest. `predictions.join_models` joins models of several runs.
+    """
+    logits = split.predictions.logits
+    for model in (first, second):
+        if model not in logits:
+            raise BadInput(f"model {model!r} is not one of {', '.join(logits)}")
+    pair = {model: logits[model] for model in dict.fromkeys((first, second))}
+    split = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits=pair))
+    both = prepare_metrics(split, chain)
+
+    def compute(weights: Weights) -> Figures:
+        found = both(weights)
+        less = {("less", name): found[first, name] - found[second, name] for model, name in found if model == first}
+        return {**less, ("", "incomplete"): found["", "incomplete"]}
+
+    return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, level=level, seed=seed)["less"]
+
+
+def _bootstrap(
+    compute: Callable[[Weights], Figures],
+    models: Sequence[str],
+    split: SplitPredictions,
+    chain: Chain,
+    *,
+    num_resamples: int,
+    level: float,
+    seed: int,
+) -> dict[str, ModelIntervals]:
+    if not 0 < level < 1:
+        raise ValueError(f"level must be above 0 and below 1; got {level}")
+    labels = split.predictions.labels
+    values = compute(count_once(len(labels)))
+    resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=seed)
+    num_cases = (labels != NOT_ANNOTATED).sum(axis=0).tolist()
+    incomplete = resampled["", "incomplete"].mean(axis=0).tolist()
+
+    def describe(model: str) -> ModelIntervals:
+        mean, whole, steps = (
+            intervals(values[model, name][0], resampled[model, name], level=level)
+            for name in ("mean_accuracy", "chain_accuracy", "steps")
+        )
+        columns = zip(chain.steps, num_cases, steps, incomplete, strict=True)
+        of_steps = (
+            StepIntervals(step.name, count, *found, share_incomplete=share) for step, count, found, share in columns
+        )
+        return ModelIntervals(mean, whole, tuple(of_steps))
+
+    return {model: describe(model) for model in models}
+
+
+def prepare_metrics(
+    split: SplitPredictions, chain: Chain, *, left_out: npt.NDArray[np.bool_] | None = None
+) -> Callable[[Weights], Figures]:
+    """Return a function from weights [resample, case] to every model's figures in each resample."""
+    labels = split.predictions.labels
+    left_out = find_one_answer(labels) if left_out is None else left_out
+    probabilities = {
+        model: own_probabilities(logits, chain=chain, model=model) for model, logits in split.predictions.logits.items()
+    }
+    occurring = [truth[:, None] == np.unique(truth[truth != NOT_ANNOTATED]) for truth in labels.T]
+
+    def compute(weights: Weights) -> Figures:
+        drawn = weights.any(axis=1)
+        lacking = [drawn & (weights @ own.astype(np.float64) == 0).any(axis=1) for own in occurring]
+        found = {("", "incomplete"): np.stack(lacking, axis=1).astype(np.float64)}
+        for model, steps in probabilities.items():
+            answers = np.stack([own.argmax(axis=1) for own in steps], axis=1)
+            accuracies, found[model, "chain_accuracy"] = answer_accuracy(weights, answers=answers, labels=labels)
+            found[model, "mean_accuracy"] = mean_over_steps(accuracies, left_out=left_out)
+            figures = [
+                step_figures(weights, probabilities=own, labels=truth)
+                for own, truth in zip(steps, labels.T, strict=True)
+            ]
+            found[model, "steps"] = np.stack(figures, axis=1)
+        return found
+
+    return compute
+
+
+# Statistics of one step beyond the metrics: calibration, answer sets and selective reading.
+
+
+COVERAGES = (0.5, 0.7, 0.9, 1.0)
+"""Shares of the cases that are read, the most confident first."""
+
+SUREST, BY_ANSWER = "accuracy_of_the_surest", "answer_set_coverage_by_answer"
+"""Figures of several numbers: one for each of `COVERAGES`, and one for each answer of the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCases:
+    """A model's predictions on every case at one step.
+
+    Attributes:
+      raw: [case, answer], the model's own probabilities.
+      calibrated: [case, answer], after temperature scaling.
+      sets: [case, answer], True for an answer in the answer set.
+    """
+
+    name: str
+    labels: npt.NDArray[np.integer]
+    raw: npt.NDArray[np.float64]
+    calibrated: npt.NDArray[np.float64]
+    sets: npt.NDArray[np.bool_]
+
+
+def step_cases(predictions: Predictions, chain: Chain, *, model: str, calibration: Calibration) -> list[StepCases]:
+    """Return a model's predictions at each step of the chain."""
+    logits = predictions.logits[model]
+    calibrated = calibrated_probabilities(logits, model, calibration, chain)
+    sets = answer_sets(calibrated, model, calibration, chain)
+    return [
+        StepCases(
+            name=step.name,
+            labels=predictions.labels[:, position],
+            raw=raw,
+            calibrated=calibrated[:, position, : step.num_answers],
+            sets=sets[:, position, : step.num_answers],
+        )
+        for position, (step, raw) in enumerate(
+            zip(chain.steps, own_probabilities(logits, chain=chain, model=model), strict=True)
+        )
+    ]
+
+
+def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray[np.float64]]:
+    """Compute the statistics of one step in each resample.
+
+    Returns:
+      By figure name [resample]; `accuracy_of_the_surest` is [resample, share] in the order of `COVERAGES`,
+      `answer_set_coverage_by_answer` [resample, answer] is of the cases with each true answer. NaN where no annotated
+    """
+    raw, calibrated = (
+        calibration_figures(weights, probabilities=own, labels=cases.labels) for own in (cases.raw, cases.calibrated)
+    )
+    annotated = cases.labels != NOT_ANNOTATED
+    truth = np.where(annotated, cases.labels, 0)
+    covered = cases.sets[np.arange(len(truth)), truth]
+    covered_and_size = np.stack([covered, cases.sets.sum(axis=1)], axis=1)
+    sets = weighted_mean(
+        weights, values=covered_and_size, counted=np.broadcast_to(annotated[:, None], covered_and_size.shape)
+    )
+    has_answer = cases.labels[:, None] == np.arange(cases.sets.shape[1])
+    by_answer = weighted_mean(weights, values=np.repeat(covered[:, None], has_answer.shape[1], 1), counted=has_answer)
+    accuracies, area = selective_figures(weights, probabilities=cases.calibrated, labels=cases.labels, shares=COVERAGES)
+    return {
+        "ece": raw["ece"],
+        "ece_calibrated": calibrated["ece"],
+        "brier": raw["brier"],
+        "nll": raw["nll"],
+        "nll_calibrated": calibrated["nll"],
+        "answer_set_coverage": sets[:, 0],
+        "answer_set_size": sets[:, 1],
+        BY_ANSWER: by_answer,
+        SUREST: accuracies,
+        "selective_area": area,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveCurve:
+    """Accuracy of the most confident cases; cases of equal confidence are read together.
+
+    Attributes:
+      confidence: for each point the lowest confidence that is still read, falling.
+      coverage: for each point the share of the cases read, rising to 1.
+      accuracy: for each point the share of those that are correct.
+      area: mean accuracy over all numbers of cases read, from one to all; cases of equal confidence stand for every
+        order among themselves. It equals the accuracy where confidence carries no information; NaN without cases.
+    """
+
+    num_cases: int
+    confidence: tuple[float, ...]
+    coverage: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    area: float
+
+
+def selective_curve(*, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> SelectiveCurve:
+    """Compute accuracy against coverage of one step (El-Yaniv and Wiener 2010), by the probability of the answer.
+
+    >>> curve = selective_curve(probabilities=[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], labels=[0, 1, 1])
+    >>> [f"{accuracy:.2f} of {share:.2f}" for accuracy, share in zip(curve.accuracy, curve.coverage)]
+    ['1.00 of 0.33', '1.00 of 0.67', '0.67 of 1.00']
+    """
+    distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    once = count_once(len(truth))
+    levels, num_read, num_correct = _read_by_confidence(once, probabilities=distributions, labels=truth)
+    num_cases = int((truth != NOT_ANNOTATED).sum())
+    return SelectiveCurve(
+        num_cases=num_cases,
+        confidence=tuple(levels.tolist()),
+        coverage=tuple((num_read[0] / max(num_cases, 1)).tolist()),
+        accuracy=tuple((num_correct[0] / num_read[0]).tolist()),
+        area=float(_area(num_read, num_correct)[0]),
+    )
+
+
+def selective_figures(
+    weights: Weights,
+    *,
+    probabilities: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.integer],
+    shares: Sequence[float],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Compute the accuracy among the most confident cases of one step, and the area, in each resample.
+
+    Args:
+      shares: smallest shares of the cases to read, above 0 and up to 1; cases of equal confidence are read together.
+
+    Returns:
+      Accuracies [resample, share] and `SelectiveCurve.area` [resample]; NaN where no case counts.
+    """
+    _, num_read, num_correct = _read_by_confidence(weights, probabilities=probabilities, labels=labels)
+    accuracies = np.full((len(weights), len(shares)), np.nan)
+    if num_read.size:
+        coverage = num_read / np.maximum(num_read[:, -1:], 1)
+        rows = np.arange(len(weights))
+        for column, share in enumerate(shares):
+            # In a resample without cases no level suffices: the first one stands for it and gives NaN.
+            place = (coverage >= share).argmax(axis=1)
+            accuracies[:, column] = divide(num_correct[rows, place], num_read[rows, place])
+    return accuracies, _area(num_read, num_correct)
+
+
+def _read_by_confidence(
+    weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Levels of confidence [level], falling; numbers of cases read and correct down to each [resample, level]."""
+    annotated = np.flatnonzero(labels != NOT_ANNOTATED)
+    confidence = probabilities[annotated].max(axis=1)
+    order = np.argsort(-confidence, kind="stable")
+    correct = (probabilities[annotated].argmax(axis=1) == labels[annotated])[order]
+    last_of_level = np.flatnonzero(np.diff(confidence[order], append=-1.0))
+    ordered = weights[:, annotated[order]]
+    num_read = np.cumsum(ordered, axis=1)[:, last_of_level]
+    num_correct = np.cumsum(ordered * correct, axis=1)[:, last_of_level]
+    return confidence[order][last_of_level], num_read, num_correct
+
+
+def _area(num_read: npt.NDArray[np.float64], num_correct: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Mean accuracy [resample] over all numbers of cases read."""
+    if not num_read.size:
+        return np.full(len(num_read), np.nan)
+    total = num_read[:, -1]
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total.max(initial=0) + 1))])
+    earlier, earlier_correct = (np.pad(own[:, :-1], ((0, 0), (1, 0))) for own in (num_read, num_correct))
+    # Within a level the expected number of correct ones is a line, offset + slope * cases: its mean accuracies sum up
+    # to the correct ones of the level and the offset times the sum of 1 / cases.
+    slope = (num_correct - earlier_correct) / np.maximum(num_read - earlier, 1)
+    sums = harmonic[num_read.astype(np.intp)]
+    curved = (earlier_correct - slope * earlier) * np.diff(sums, prepend=0.0, axis=1)
+    return divide(num_correct[:, -1] + curved.sum(axis=1), total)

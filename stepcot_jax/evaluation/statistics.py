@@ -1,0 +1,295 @@
+"""Intervals, the bootstrap by patient, and exact tests, for figures of chains and of replies alike.
+
+Radiographs of one patient resemble each other. Patients are therefore drawn with replacement, each with all their
+cases (cluster bootstrap; Davison and Hinkley 1997, 3.8), and an interval lies between two percentiles of the resampled
+figures. A resample is the number of times that each case counts. With these numbers as weights [resample, case], most
+figures are matrix products, so that a thousand resamples take about as long as one pass over the cases. The split
+itself is one resample in which every case counts once (`count_once`): a figure and its interval come from the same
+code. A resample in which a figure is undefined does not count for its interval, which `Interval.undefined` counts.
+
+McNemar's test takes cases as independent. Where patients have several radiographs they are not: the test rejects too
+often, and the bootstrap, which goes by patient, is the one to believe. Neither looks beyond one trained model.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Int64
+
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.pages.sheets import Interval
+
+Weights = npt.NDArray[np.float64]
+"""[resample, case]; whole numbers."""
+
+Key = TypeVar("Key")
+
+LEVEL = 0.95
+MIN_PATIENTS = 10
+"""Smallest number of annotated patients for a verdict, and for figures of a subgroup."""
+
+_WEIGHTS_AT_ONCE = 2_000_000  # bounds the memory of a block of resamples to some tens of MB
+
+
+def count_once(num_cases: int) -> Weights:
+    """Return the weights [1, case] of the split itself."""
+    return np.ones((1, num_cases))
+
+
+def name_patients(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+    """Return a name for the patient of each case; a case without one ("") is a patient of its own."""
+    return np.array([patient or f"\n{case}" for case, patient in enumerate(patients.tolist())], dtype=np.str_)
+
+
+def draw_weights(
+    patients: npt.NDArray[np.str_], *, num_resamples: int, seed: int, num_at_once: int = _WEIGHTS_AT_ONCE
+) -> Iterator[Weights]:
+    """Draw patients with replacement, each with all their cases.
+
+    Args:
+      num_at_once: approximate number of weights in a block; the draws do not depend on it.
+    """
+    names, member = np.unique(name_patients(patients), return_inverse=True)
+    rng = np.random.default_rng(seed)
+    size = max(1, num_at_once // len(member))
+    for start in range(0, num_resamples, size):
+        block = min(size, num_resamples - start)
+        counts = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)
+        # Whole numbers far below 2^53: sums and products are exact in float64, and fast.
+        yield counts.astype(np.float64)[:, member]
+
+
+def resample(
+    compute: Callable[[Weights], Mapping[Key, npt.NDArray]],
+    patients: npt.NDArray[np.str_],
+    *,
+    num_resamples: int,
+    seed: int,
+) -> dict[Key, npt.NDArray]:
+    """Compute figures in each resample.
+
+    Returns:
+      Figures [resample, ...] by name. With fewer than two patients all resamples would be alike: there is one, of NaN.
+    """
+    if count_patients(patients) < 2:
+        return dict(compute(np.zeros((1, len(patients)))))
+    blocks = [compute(weights) for weights in draw_weights(patients, num_resamples=num_resamples, seed=seed)]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def count_patients(patients: npt.NDArray[np.str_]) -> int:
+    """Return the number of patients; a case without one ("") is a patient of its own.
+
+    >>> count_patients(np.array(["a", "b", "a", "", ""]))
+    4
+    """
+    unknown = patients == ""
+    return len(np.unique(patients[~unknown])) + int(unknown.sum())
+
+
+def divide(part: npt.NDArray, whole: npt.NDArray) -> npt.NDArray[np.float64]:
+    """Return the quotient, NaN where the divisor is 0."""
+    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)
+
+
+def mean_where(values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the mean over the last axis of the values that count; NaN where none does."""
+    return divide(np.where(counted, values, 0).sum(axis=-1), counted.sum(axis=-1))
+
+
+def mean_defined(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean over the last axis of the values that are not NaN; NaN where all are.
+
+    The sum is exactly rounded, so that scores of the same values in another order tie.
+    """
+    defined = ~np.isnan(values)
+    rows = np.where(defined, values, 0).reshape(-1, values.shape[-1])
+    return divide(np.reshape([math.fsum(row) for row in rows], values.shape[:-1]), defined.sum(axis=-1))
+
+
+def weighted_mean(weights: Weights, *, values: npt.NDArray, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the mean of each column over the cases that count in it.
+
+    Args:
+      values: [case, figure], numbers or booleans; anything, NaN included, where a case does not count.
+
+    Returns:
+      [resample, figure]; NaN where no case counts.
+    """
+    return divide(weights @ np.where(counted, values, 0.0), weights @ counted.astype(np.float64))
+
+
+def bootstrap(
+    compute: Callable[[Weights], Mapping[Key, npt.NDArray]],
+    patients: npt.NDArray[np.str_],
+    *,
+    num_resamples: int = 1000,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> dict[Key, Any]:
+    """Return the `intervals` of figures by name.
+
+    Args:
+      compute: from weights [resample, case] to figures [resample, ...].
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be above 0 and below 1; got {level}")
+    values = compute(count_once(len(patients)))
+    resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
+    return {key: intervals(found[0], resampled[key], level=level) for key, found in values.items()}
+
+
+def intervals(values: npt.NDArray, resampled: npt.NDArray, *, level: float = LEVEL) -> Any:
+    """Return the interval of a figure; of figures [...], resampled [resample, ...], (nested) lists of them."""
+    if resampled.ndim == 1:
+        return percentiles(float(values), resampled, level=level)
+    return [intervals(value, resampled[:, place], level=level) for place, value in enumerate(values)]
+
+
+def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float = LEVEL) -> Interval:
+    """Return the interval of a figure; resamples in which it is undefined are left out and counted."""
+    defined = resampled[~np.isnan(resampled)]
+    undefined = 1 - len(defined) / len(resampled)
+    if not len(defined) or math.isnan(value):
+        return Interval(value, undefined=undefined)
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high), undefined=undefined)
+
+
+def widen_agreement(found: Interval, *, num_patients: int, level: float = LEVEL) -> Interval:
+    """Return the exact interval of Clopper and Pearson for a share of 0 or 1, of which all resamples are alike.
+
+    Args:
+      found: of a share, from a bootstrap; any other share, and one without ends, is returned as it is.
+
+    >>> round(widen_agreement(Interval(1.0, 1.0, 1.0), num_patients=17, level=0.95).low, 3)
+    0.805
+    """
+    if found.value not in (0, 1) or math.isnan(found.low + found.high):
+        return found
+    margin = 1 - ((1 - level) / 2) ** (1 / num_patients)
+    ends = {"high": margin} if found.value == 0 else {"low": 1 - margin}
+    return dataclasses.replace(found, **ends)
+
+
+def summarise(found: Sequence[Interval]) -> Interval:
+    """Summarise the intervals of all seeds as one: means, with the values' deviation.
+
+    >>> summarise([Interval(0.5, 0.4, 0.6), Interval(0.5, 0.2, 0.8)])
+    Interval(value=0.5, low=0.30000000000000004, high=0.7, deviation=0.0, undefined=0.0)
+    """
+    value, low, high, undefined = (
+        math.fsum(getattr(each, part) for each in found) / len(found) for part in ("value", "low", "high", "undefined")
+    )
+    return Interval(value, low, high, mean_of_seeds([each.value for each in found]).deviation, undefined)
+
+
+def mean_of_seeds(values: Sequence[float]) -> Interval:
+    """Return a mean with its sample deviation, where there are several values and all are defined; without ends."""
+    known = len(values) > 1 and not any(map(math.isnan, values))
+    return Interval(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
+
+
+def as_plain(tree: Any) -> Any:
+    """Return a tree of dataclasses, mappings and sequences as plain values for strict JSON.
+
+    Numbers that are not finite become None; intervals have no deviation.
+    """
+    if dataclasses.is_dataclass(tree):
+        tree = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+        tree.pop("deviation", None)
+    if isinstance(tree, Mapping):
+        return {name: as_plain(value) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [as_plain(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def is_difference(interval: Interval) -> bool:
+    """Return whether the interval of a difference excludes 0.
+
+    >>> is_difference(Interval(-0.02, -0.03, -0.01)), is_difference(Interval(0.1, 0.0, 0.2))
+    (True, False)
+    """
+    return interval.low > 0 or interval.high < 0
+
+
+@dataclasses.dataclass(frozen=True)
+class McNemar:
+    """McNemar's test: among the cases that one model alone answers correctly, does each model have half?
+
+    Attributes:
+      only_first: number of cases that only the first model answers correctly.
+      only_second: number of cases that only the second model answers correctly.
+      chi2: (|only_first - only_second| - 1)^2 / (only_first + only_second), corrected for continuity; NaN where the
+        models agree in every case.
+      chi2_p: its p on one degree of freedom; NaN where `chi2` is.
+    """
+
+    num_cases: int
+    only_first: int
+    only_second: int
+    exact_p: float
+    chi2: float
+    chi2_p: float
+
+
+def compare_accuracy(*, labels: npt.ArrayLike, first: npt.ArrayLike, second: npt.ArrayLike) -> McNemar:
+    """Run McNemar's test (McNemar 1947; continuity correction of Edwards 1948) on the answers of two models.
+
+    >>> test = compare_accuracy(labels=[0, 1, 1, 0, -100], first=[0, 1, 1, 0, 0], second=[1, 1, 0, 1, 1])
+    >>> test.num_cases, test.only_first, test.only_second, test.exact_p
+    (4, 3, 0, 0.25)
+    """
+    from scipy import stats  # takes half a second to import
+
+    truth, answers, others = np.asarray(labels), np.asarray(first), np.asarray(second)
+    annotated = truth != NOT_ANNOTATED
+    correct, other_correct = (answers == truth)[annotated], (others == truth)[annotated]
+    only_first, only_second = int((correct & ~other_correct).sum()), int((~correct & other_correct).sum())
+    uneven = only_first + only_second
+    chi2 = max(abs(only_first - only_second) - 1, 0) ** 2 / uneven if uneven else math.nan
+    return McNemar(
+        num_cases=len(correct),
+        only_first=only_first,
+        only_second=only_second,
+        exact_p=float(stats.binomtest(only_first, uneven).pvalue) if uneven else 1.0,
+        chi2=chi2,
+        chi2_p=float(stats.chi2.sf(chi2, 1)),
+    )
+
+
+def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
+    """Return the exact two-sided p of a sum of differences under random signs (Fisher's randomisation test of pairs).
+
+    With one reader and one case per patient it is the exact McNemar test; unlike that test it goes by patient and
+    takes several readers together.
+
+    >>> flip_signs(np.array([1, 1, 1, 0, 0]))
+    0.25
+    """
+    sizes = np.abs(differences[differences != 0])
+    chances = np.ones(1)  # of the sums from -sizes.sum() on, in steps of 2
+    for size in sizes.tolist():
+        chances = np.pad(chances / 2, (0, size)) + np.pad(chances / 2, (size, 0))
+    sums = 2 * np.arange(len(chances)) - sizes.sum()
+    return min(1.0, float(chances[np.abs(sums) >= abs(differences.sum())].sum()))
+
+
+def correct(p_values: Sequence[float]) -> list[float]:
+    """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)); NaN stays and does not count.
+
+    >>> [round(p, 3) for p in correct([0.02, 0.01, 0.04, math.nan])]
+    [0.04, 0.03, 0.04, nan]
+    """
+    order = sorted((place for place, p in enumerate(p_values) if not math.isnan(p)), key=lambda place: p_values[place])
+    corrected, largest = list(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
