@@ -15,6 +15,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from stepcot_jax.annotate.agreement import (
     PAGE_NAME,
+    align,
     as_markdown,
     cohen_kappa,
     compare,
@@ -22,7 +23,6 @@ from stepcot_jax.annotate.agreement import (
     fleiss_kappa,
     write_agreement,
 )
-from stepcot_jax.annotate.alignment import align
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records

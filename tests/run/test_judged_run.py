@@ -55,9 +55,7 @@ def small_run(server, workdir):
 
 def test_a_run_stops_with_its_judge_and_goes_on_with_it(tmp_path, monkeypatch):
     patient = endpoint.Endpoint
-    monkeypatch.setattr(
-        judged_rewards, "Endpoint", lambda model, url: patient(model, url, num_attempts=2, first_wait=0.01, timeout=60)
-    )
+    monkeypatch.setattr(judged_rewards, "Endpoint", lambda model, url: patient(model, url, num_attempts=2, timeout=60))
     workdir = tmp_path / "run"
     with MisbehavingServer(rate) as server:
         server.behave = lambda request, number: rate(request, number) if number < 12 else ("status", (503, {}, {}))

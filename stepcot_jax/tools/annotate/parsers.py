@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
+from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
 from stepcot_jax.host.addresses import output_place
 
 _OUT = "folder of result and ledgers; or gs://, s3://"

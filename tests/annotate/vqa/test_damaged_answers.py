@@ -8,8 +8,8 @@ import pytest
 from annotate.phantom_records import phantom_folder, phantom_questions
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
-from stepcot_jax.annotate.vqa import lvkc, medclm, rmcot
-from stepcot_jax.annotate.vqa.items import TaskSettings
+from stepcot_jax.annotate.recipes import lvkc, medclm, rmcot
+from stepcot_jax.annotate.recipes.items import TaskSettings
 
 TASKS = {"rmcot": rmcot.TASK, "lvkc": lvkc.TASK, "medclm": medclm.TASK}
 NUM_EACH = 10
