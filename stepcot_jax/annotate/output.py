@@ -30,8 +30,7 @@ from stepcot_jax.host.text import one_line
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
 PAID_FOLDERS = (f"{LEDGER_FOLDER}/", "batch/")
-"""Of an output's folder those whose files only grow: answers of models, and batches of requests."""
-
+"""Of an output's folder those that are paid for: answers of models, and batches of requests."""
 
 REPORTS = "reports"
 WRITTEN = "records, one a frontal image"

@@ -137,11 +137,6 @@ class Budget:
         self._changed = asyncio.Condition()
         self._stopped: RunStopped | BadInput | None = None
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether new requests are refused."""
-        return self._stopped is not None
-
     async def stop(self, why: RunStopped | BadInput) -> None:
         """Refuse new requests for this reason; requests in flight finish."""
         async with self._changed:
