@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from stepcot_jax.__main__ import find_commands
+
 _ROOT = Path(__file__).resolve().parent.parent
 _MADE = tempfile.TemporaryDirectory(prefix="stepcot-jax-hostile-")
 _CSV = "id,report,image,label\n1,The lungs are clear.,1.png,Normal\n2,The heart is large.,2.png,Mass\n"
@@ -51,7 +53,7 @@ def copy_base(name: str, folder: Path) -> None:
 
 
 def _call(command: str, *arguments: str) -> None:
-    importlib.import_module(f"stepcot_jax.{command}.__main__").main(list(arguments))
+    importlib.import_module(find_commands()[command]).main(list(arguments))
 
 
 def _run(folder: Path) -> None:

@@ -1,31 +1,145 @@
-"""Inter-annotator agreement per step: share of equal answers, Cohen's kappa of pairs, Fleiss' kappa of all.
+"""Agreement of annotators: of chains per step, of reasoning records per kind of question.
 
-Cohen, Educ. Psychol. Meas. 20 (1960); Fleiss, Psychol. Bull. 76 (1971). Kappa is 1 for full agreement, 0 for chance
-agreement, and undefined if only one answer occurs. An uncertain answer counts as the answer that it is.
+Chains: records are matched by image, with the images of one report as one unit. The share of equal answers, Cohen's
+kappa of pairs, Fleiss' kappa of all (Educ. Psychol. Meas. 20, 1960; Psychol. Bull. 76, 1971): 1 for full agreement, 0
+for chance agreement, undefined if only one answer occurs. An uncertain answer counts as the answer that it is.
+
+Records are matched by id: kept or set aside by Cohen's kappa, answers, regions by mean IoU, texts by token F1.
 """
 
 import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from jaxtyping import Float64, Int, Real
 
-from stepcot_jax.annotate.alignment import Aligned, Unit
-from stepcot_jax.chain import NOT_ANNOTATED, Step
+from stepcot_jax.annotate.output import SET_ASIDE_NAME
+from stepcot_jax.boxes import mean_iou
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
+from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, write_whole
+from stepcot_jax.host.files import make_workdir, read_file, write_whole
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment, render_page
+from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
+from stepcot_jax.reasoning.replies import BOX, corners_of, write_answer
+from stepcot_jax.rewards.answers import token_f1
 
 PAGE_NAME = "disagreements.html"
 
 _HERE = Path(__file__).parent
+_MOST_BYTES = 2**28
+_NUM_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One report: a case per annotator, of its first image, and all images with the same answers."""
+
+    cases: tuple[Case, ...]
+    image_paths: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Aligned:
+    """The matched records of several annotators."""
+
+    names: tuple[str, ...]
+    collections: tuple[Collection, ...]  # all records of each annotator
+    units: tuple[Unit, ...]  # reports that every annotator has
+    num_missing: tuple[int, ...]  # per annotator, the number of records that only others have
+
+    @property
+    def chain(self) -> Chain:
+        """The steps as worded by the first annotator."""
+        return self.collections[0].chain
+
+
+def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Aligned:
+    """Match the records of several annotators, in folders with `data.json`, by image; `names` default to the folders'.
+
+    Raises:
+      BadInput: a file cannot be used, chains or reports differ, or no record is common to all.
+    """
+    roots = [path.parent if path.is_file() and path.name == data_json.FILE_NAME else path for path in paths]
+    collections = tuple(map(read_annotator, roots))
+    for other in collections[1:]:
+        _require_same_chain(collections[0], other)
+    by_image = [{case.image_path: case for case in collection.cases} for collection in collections]
+    common = [image for image in by_image[0] if all(image in cases for cases in by_image)]
+    if not common:
+        raise BadInput(f"{', '.join(map(str, roots))} have no image_path in common")
+    matched = [tuple(cases[image] for cases in by_image) for image in common]
+    for cases in matched:
+        _require_same_report(cases, collections)
+    every = set().union(*by_image)
+    return Aligned(
+        _choose_names(roots, names), collections, _join(matched), tuple(len(every - set(c)) for c in by_image)
+    )
+
+
+def read_annotator(root: Path) -> Collection:
+    """Read all records of a folder; images may be missing."""
+    # Not read with "stop", whose message recommends a setting of the training.
+    collection = read_records(root, on_bad_record="skip", require_images=False)
+    if not collection.set_aside:
+        return collection
+    first, more = collection.set_aside[0], len(collection.set_aside) - 1
+    others = f"; {more} more of the {more + 1 + len(collection.cases)} records are bad" if more else ""
+    where = f"{root / data_json.FILE_NAME}, record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r})"
+    raise BadInput(f"{where}: {first.reason}{others}")
+
+
+def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
+    """Join images of one report with the same answers: they are one annotation."""
+    groups: dict[object, list[tuple[Case, ...]]] = {}
+    for cases in matched:
+        case = cases[0]
+        name = dict(case.provenance).get("report", "") or case.report
+        answers = tuple((each.labels, each.uncertain) for each in cases)
+        key = (case.patient_id, name, answers) if case.report else case.image_path
+        groups.setdefault(key, []).append(cases)
+    return tuple(Unit(group[0], tuple(cases[0].image_path for cases in group)) for group in groups.values())
+
+
+def _choose_names(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:
+    if names is None:
+        names = [root.resolve().name for root in roots]
+        if len(set(names)) < len(names):
+            names = [str(root) for root in roots]
+    are_names = all(name.strip() and name.isprintable() for name in names)
+    if len(names) != len(roots) or len(set(names)) != len(names) or not are_names:
+        raise BadInput(f"--names: {list(names)} must be {len(roots)} different names, one per annotator")
+    return tuple(names)
+
+
+def _require_same_chain(first: Collection, other: Collection) -> None:
+    options = [[[fold(option) for option in step.options] for step in each.chain.steps] for each in (first, other)]
+    differing = [place for place, (one, two) in enumerate(zip(*options, strict=True)) if one != two]
+    if differing:
+        step = other.chain.steps[differing[0]]
+        raise BadInput(
+            f"{other.root / data_json.FILE_NAME}, step {differing[0] + 1}: the options {list(step.options)} differ "
+            f"from those of {first.root / data_json.FILE_NAME}"
+        )
+
+
+def _require_same_report(cases: Sequence[Case], collections: Sequence[Collection]) -> None:
+    for case, collection in zip(cases[1:], collections[1:], strict=True):
+        for field in ("patient_id", "report"):
+            if getattr(case, field) != getattr(cases[0], field):
+                path, first = (each.root / data_json.FILE_NAME for each in (collection, collections[0]))
+                where = f"{path}, image_path {case.image_path[:_NUM_SHOWN]!r}, field {field!r}"
+                raise BadInput(f"{where} differs from {first}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +154,12 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class StepComparison:
-    """All annotators on one step.
-
-    Attributes:
-      agreement: share of them with one common answer, 0 to 1; NaN without reports.
-      kappa: Fleiss' kappa, of two annotators Cohen's; NaN if undefined.
-    """
+    """All annotators on one step."""
 
     step: str
     num_cases: int
-    agreement: float
-    kappa: float
+    agreement: float  # share of them with one common answer, 0 to 1; NaN without reports
+    kappa: float  # Fleiss' kappa, of two annotators Cohen's; NaN if undefined
     pairs: tuple[Pair, ...]
 
 
@@ -149,15 +258,13 @@ def _compare_pair(labels: Int[np.ndarray, "case 2"], num_answers: int, names: tu
 
 def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepComparison]) -> None:
     """Write `agreement.json`, `agreement.md` and the page."""
-    make_workdir(folder)
     figures = {
         "annotators": list(aligned.names),
         "num_reports": len(aligned.units),
         "num_missing": dict(zip(aligned.names, aligned.num_missing, strict=True)),
-        "steps": json.loads(msgspec.json.encode(comparison)),  # NaN becomes null
+        "steps": comparison,
     }
-    write_whole(folder / "agreement.json", json.dumps(figures, indent=1, ensure_ascii=False).encode() + b"\n")
-    write_whole(folder / "agreement.md", as_markdown(comparison).encode())
+    _write_figures(folder, figures, as_markdown(comparison))
     page = render_page(
         make_environment(_HERE).get_template("disagreements.html.j2"),
         style=(_HERE / "disagreements.css").read_text(encoding="utf-8"),
@@ -181,3 +288,91 @@ def show_answer(step: Step, case: Case, place: int) -> str:
     label = case.stated[place]
     doubt = "" if label == case.labels[place] else " (uncertain)"
     return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label] + doubt
+
+
+# Reasoning records.
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordAgreement:
+    """Two annotators on the records of one kind that both kept."""
+
+    kind: str  # of question; "all" for every kind
+    num_records: int
+    answers: float  # share with the same answer, 0 to 1; NaN without records
+    regions: float  # mean over records of the mean IoU of the boxes in the reasoning, unequal numbers penalised
+    texts: float  # mean token F1 of the reasoning
+
+
+def compare_records(first: Path, second: Path) -> tuple[list[RecordAgreement], int, float]:
+    """Compare two folders of records of the same source, matched by id.
+
+    Returns:
+      A row per kind and one for all, the number of items that both have, kept or set aside, and Cohen's kappa of that.
+    """
+    kept = [{record.id: record for record in read_vqa_records(path).records} for path in (first, second)]
+    pairs = [(record, kept[1][name]) for name, record in kept[0].items() if name in kept[1]]
+    if not pairs:
+        raise BadInput(f"{first}, {second} have no record id in common")
+    rows = [_compare_records([pair for pair in pairs if pair[0].kind == kind], kind) for kind in KINDS]
+    items = [own.keys() | _read_aside(path) for own, path in zip(kept, (first, second), strict=True)]
+    confusion = np.zeros((2, 2), np.int64)
+    for name in items[0] & items[1]:
+        confusion[int(name in kept[0]), int(name in kept[1])] += 1
+    found = [*(row for row in rows if row.num_records), _compare_records(pairs, "all")]
+    return found, int(confusion.sum()), float(cohen_kappa(confusion))
+
+
+def write_record_agreement(folder: Path, names: Sequence[str], rows: Sequence[RecordAgreement], kappa: float) -> None:
+    """Write `agreement.json` and `agreement.md`."""
+    figures = {"annotators": list(names), "kept_kappa": kappa, "kinds": rows}
+    _write_figures(folder, figures, show_agreement(rows))
+
+
+def _write_figures(folder: Path, figures: Mapping[str, Any], table: str) -> None:
+    make_workdir(folder)
+    plain = json.loads(msgspec.json.encode(figures))  # NaN becomes null
+    write_whole(folder / "agreement.json", json.dumps(plain, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_whole(folder / "agreement.md", table.encode())
+
+
+def show_agreement(rows: Sequence[RecordAgreement]) -> str:
+    """Write a comparison as a Markdown table."""
+    lines = ["| Kind | Records | Same answer | Regions, mIoU | Texts, F1 |", "|---|---:|---:|---:|---:|"]
+    for row in rows:
+        figures = " | ".join(map(show_figure, (row.answers, row.regions, row.texts)))
+        lines.append(f"| {row.kind} | {row.num_records} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def _compare_records(pairs: Sequence[tuple[VqaRecord, VqaRecord]], kind: str) -> RecordAgreement:
+    if not pairs:
+        return RecordAgreement(kind, 0, math.nan, math.nan, math.nan)
+    texts = [(reasoning_of(one), reasoning_of(two)) for one, two in pairs]
+    boxes = [[[corners_of(found) for found in BOX.finditer(text)] for text in both] for both in texts]
+    return RecordAgreement(
+        kind,
+        len(pairs),
+        float(np.mean([fold(write_answer(one)) == fold(write_answer(two)) for one, two in pairs])),
+        float(np.mean([mean_iou(*both) for both in boxes])),
+        float(np.mean([token_f1(*both) for both in texts])),
+    )
+
+
+def reasoning_of(record: VqaRecord) -> str:
+    """Return a record's thinking and stages as one text."""
+    stages = [getattr(record.stages, name) for name in STAGE_NAMES] if record.stages is not None else []
+    return "\n".join(filter(None, [record.thinking, *stages]))
+
+
+def _read_aside(path: Path) -> set[str]:
+    file = (path if path.is_dir() else path.parent) / SET_ASIDE_NAME
+    if not file.exists():
+        return set()
+    try:
+        return {
+            line["id"]
+            for line in msgspec.json.Decoder(dict[str, str]).decode_lines(read_file(file, max_bytes=_MOST_BYTES))
+        }
+    except (msgspec.MsgspecError, KeyError, OSError, RecursionError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: cannot be read ({str(error)[:80]}); expected items set aside, as JSON lines") from None

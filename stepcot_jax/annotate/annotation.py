@@ -72,36 +72,25 @@ Provenance = tuple[tuple[str, str], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A radiology report.
+    """A radiology report."""
 
-    Attributes:
-      id: unique name within its source.
-      patient_id: patient; splits are disjoint by patient.
-      text: sections with headings, such as "FINDINGS: ... IMPRESSION: ...".
-      images: frontal images, as paths relative to the source; may be empty.
-    """
-
-    id: str
-    patient_id: str
-    text: str
-    images: tuple[str, ...]
+    id: str  # unique name within its source
+    patient_id: str  # patient; splits are disjoint by patient
+    text: str  # sections with headings, such as "FINDINGS: ... IMPRESSION: ..."
+    images: tuple[str, ...]  # frontal images, as paths relative to the source; may be empty
     origin: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Annotation:
-    """The chain read from a report.
+    """The chain read from a report."""
 
-    Attributes:
-      labels: label of each step; `chain.NOT_ANNOTATED` if the report does not say.
-      reasoning: for each step, the supporting sentences of the report, verbatim; of a language model its own words.
-      quotes: for each step, the words of the report that a language model cites; empty for the rules.
-      uncertain: for each step, whether the report calls its answer no more than possible; () if it calls none so.
-    """
-
-    labels: tuple[int, ...]
+    labels: tuple[int, ...]  # label of each step; `chain.NOT_ANNOTATED` if the report does not say
+    # for each step, the supporting sentences of the report, verbatim; of a language model its own words
     reasoning: tuple[str, ...]
+    # quotes: for each step, the words of the report that a language model cites; empty for the rules
     quotes: tuple[str, ...] = ()
+    # uncertain: for each step, whether the report calls its answer no more than possible; () if it calls none so
     uncertain: tuple[bool, ...] = ()
 
 

@@ -34,13 +34,9 @@ class _Done(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class RulesOfWorker:
-    """What a worker needs; the function that it makes annotates a block.
+    """What a worker needs; the function that it makes annotates a block."""
 
-    Attributes:
-      make: returns the function that annotates one report, which may raise `CannotAnnotate`.
-    """
-
-    make: Callable[[], Annotate]
+    make: Callable[[], Annotate]  # returns the function that annotates one report, which may raise `CannotAnnotate`
 
     def __call__(self) -> Callable[[Sequence[Report]], bytes]:
         """Return the function that annotates a block and returns the encoded outcomes."""

@@ -1,6 +1,7 @@
 """Write a run's results: items set aside with reasons, the funnel, and the images of the records."""
 
 import collections
+import contextlib
 import csv
 import dataclasses
 import filecmp
@@ -10,14 +11,14 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from stepcot_jax.annotate.annotation import Aside, Outcome, Reason, Report
-from stepcot_jax.annotate.llm.answers import SUFFIX, digest_text, merge_ledgers
+from stepcot_jax.annotate.annotation import Aside, Outcome, Reason
+from stepcot_jax.annotate.llm.answers import LEDGER_FOLDER, Answers
 from stepcot_jax.data.grounded import record_files
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
@@ -28,18 +29,13 @@ from stepcot_jax.host.text import one_line
 
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
-LEDGER_FOLDER = "ledger"
-PAID_FOLDERS = (f"{LEDGER_FOLDER}/", "batch/")
-"""Of an output's folder those whose files only grow: answers of models, and batches of requests."""
-
-
 REPORTS = "reports"
 WRITTEN = "records, one a frontal image"
 """Units of a run over reports, in its funnel."""
 
+_RECORDS = (data_json.FILE_NAME, record_files.FILE_NAME)
 _TAKEN = (
-    data_json.FILE_NAME,
-    record_files.FILE_NAME,
+    *_RECORDS,
     SET_ASIDE_NAME,
     FUNNEL_NAME,
     "funnel.md",
@@ -63,22 +59,16 @@ Record = TypeVar("Record")
 
 
 class Result(Generic[Record]):
-    """Collects the outcomes of all items and writes them.
-
-    Attributes:
-      failed: those of them with a request given up.
-      counts: number of records of each item taken, in order.
-      num_waiting: items whose requests are in batch files; they are not collected.
-    """
+    """Collects the outcomes of all items and writes them."""
 
     def __init__(self, make: Callable[[Outcome[Any, Any]], list[Record]], *, units: str, written: str) -> None:
         self._make, self.units, self._written = make, units, written
         self.num_kept = 0
         self.records: list[Record] = []
         self.set_aside: list[Aside] = []
-        self.failed: list[Aside] = []
-        self.counts: list[int] = []
-        self.num_waiting = 0
+        self.failed: list[Aside] = []  # those of them with a request given up
+        self.counts: list[int] = []  # number of records of each item taken, in order
+        self.num_waiting = 0  # items whose requests are in batch files; they are not collected
 
     @property
     def num_collected(self) -> int:
@@ -205,39 +195,23 @@ def read_shard(written: str) -> Shard:
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shard is part of and what became of its reports.
-
-    Attributes:
-      source: SHA-256 of all items of the source, in order: the same in every shard.
-      total: number of items of the source.
-      settings: what answers depend on, the same in every shard.
-      annotated: position in the source of each report annotated here, with its number of records (0: set aside).
-      unusable: positions of the source's unreadable and repeated items.
-      images: whether the records' images were linked into the folder.
-    """
+    """What a shard is part of and what became of its reports."""
 
     format: str = FORMAT
     shard: int
     count: int
-    source: str
-    total: int
-    settings: dict[str, Any]
+    source: str  # SHA-256 of all items of the source, in order: the same in every shard
+    total: int  # number of items of the source
+    settings: dict[str, Any]  # what answers depend on, the same in every shard
+    # position in the source of each report annotated here, with its number of records (0: set aside)
     annotated: list[tuple[int, int]]
-    unusable: list[int]
-    images: bool
+    unusable: list[int]  # positions of the source's unreadable and repeated items
+    images: bool  # whether the records' images were linked into the folder
 
     @property
     def name(self) -> Shard:
         """The shard."""
         return Shard(self.shard, self.count)
-
-
-def digest_items(items: Iterable[Report | Aside]) -> str:
-    """Return the SHA-256 of a source's items in order."""
-    digest = hashlib.sha256()
-    for item in items:
-        digest.update(digest_text(repr(item)).encode())
-    return digest.hexdigest()
 
 
 def write_shard_file(folder: Path, file: ShardFile) -> None:
@@ -268,11 +242,7 @@ class _Image(msgspec.Struct, frozen=True):
 
 def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False) -> Result[bytes]:
     """Write what one run over all reports would have written, in the order of the source."""
-    _require_distinct(folders, out)
-    shards = {folder: read_shard_file(folder) for folder in folders}
-    _require_one_run(shards)
-    _require_every_shard(shards)
-    _require_every_report(shards)
+    shards = _read_shards(folders, out)
     with lock_folder(out):
         path = out / data_json.FILE_NAME
         if path.exists() and not overwrite:
@@ -280,81 +250,65 @@ def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False)
         result = _collect(shards)
         for folder, shard in shards.items():
             if shard.images:
-                bring_images(
-                    [msgspec.json.decode(raw, type=_Image) for raw in _read_records(folder, shard)],
-                    source=folder,
-                    folder=out,
-                )
-        for name in sorted({path.name for folder in folders for path in (folder / LEDGER_FOLDER).glob(f"*{SUFFIX}")}):
-            merge_ledgers([folder / LEDGER_FOLDER / name for folder in folders], out / LEDGER_FOLDER / name)
+                records = [msgspec.json.decode(raw, type=_Image) for raw in _read_records(folder, shard)]
+                bring_images(records, source=folder, folder=out)
+        ledgers = [folder / LEDGER_FOLDER for folder in folders if (folder / LEDGER_FOLDER).is_dir()]
+        if ledgers:
+            with contextlib.closing(Answers(out / LEDGER_FOLDER)) as answers:
+                for ledger in ledgers:
+                    answers.merge(ledger)
         result.write(out)
         # As in a run, `data.json` comes last and marks a complete result.
         write_whole(path, msgspec.json.format(b"[" + b",".join(result.records) + b"]", indent=1) + b"\n")
     return result
 
 
-def _require_distinct(folders: Sequence[Path], out: Path) -> None:
-    seen: dict[Path, Path] = {}
-    for folder in folders:
-        resolved = folder.resolve()
-        if resolved in seen:
-            also = "" if seen[resolved] == folder else f" (also as {seen[resolved]})"
+def _read_shards(folders: Sequence[Path], out: Path) -> dict[Path, ShardFile]:
+    """Return the files of the shards, which are all those of one run, each once."""
+    resolved = [folder.resolve() for folder in folders]
+    for place, folder in enumerate(folders):
+        if resolved[place] in resolved[:place]:
+            first = folders[resolved.index(resolved[place])]
+            also = "" if first == folder else f" (also as {first})"
             raise BadInput(f"{folder}: the shard's folder was given twice{also}; expected each shard once")
-        seen[resolved] = folder
-    if out.resolve() in seen:
+    if out.resolve() in resolved:
         raise BadInput(f"--out: {out} is one of the shards; choose another folder")
-
-
-def _require_one_run(shards: dict[Path, ShardFile]) -> None:
-    (first, expected), *others = shards.items()
-    for folder, found in others:
-        for field in ("count", "source", "settings"):
-            if getattr(found, field) != getattr(expected, field):
-                what = {
-                    "count": f"is one of {found.count} shards, {first} one of {expected.count}",
-                    "source": f"was made from another source than {first} (or the source changed in between)",
-                    "settings": f"was made with {_name_difference(found.settings, expected.settings)} than {first}",
-                }[field]
-                raise BadInput(f"{folder / FILE_NAME}: {what}; expected the shards of one run")
-
-
-def _name_difference(found: dict[str, object], expected: dict[str, object]) -> str:
-    differing = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
-    return (
-        "other settings ("
-        + "; ".join(
-            f"{name}: {str(found.get(name))[:80]} instead of {str(expected.get(name))[:80]}" for name in differing
-        )
-        + ")"
-    )
-
-
-def _require_every_shard(shards: dict[Path, ShardFile]) -> None:
-    count = next(iter(shards.values())).count
+    shards = {folder: read_shard_file(folder) for folder in folders}
+    first, run = next(iter(shards.items()))
     by_index: dict[int, Path] = {}
-    for folder, shard in shards.items():
-        if shard.shard in by_index:
-            raise BadInput(f"shard {shard.name} is in {by_index[shard.shard]} and in {folder}; pass each shard once")
-        by_index[shard.shard] = folder
-    missing = [str(Shard(index, count)) for index in range(count) if index not in by_index]
-    if missing:
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        raise BadInput(
-            f"{len(missing)} of {count} shards are missing: {', '.join(missing[:8])}{more}; pass all folders"
-        )
-
-
-def _require_every_report(shards: dict[Path, ShardFile]) -> None:
-    total = next(iter(shards.values())).total
     owner: dict[int, Path] = {}
     for folder, shard in shards.items():
-        for position in itertools.chain((position for position, _ in shard.annotated), shard.unusable):
-            if position in owner:
+        problem = _find_difference(shard, run, first)
+        if problem:
+            raise BadInput(f"{folder / FILE_NAME}: {problem}; expected the shards of one run")
+        if by_index.setdefault(shard.shard, folder) != folder:
+            raise BadInput(f"shard {shard.name} is in {by_index[shard.shard]} and in {folder}; pass each shard once")
+        for position in (*(position for position, _ in shard.annotated), *shard.unusable):
+            if owner.setdefault(position, folder) != folder:
                 raise BadInput(f"report {position} of the source is in {owner[position]} and in {folder}")
-            owner[position] = folder
-    missing = next((position for position in range(total) if position not in owner), None)
-    if missing is not None or len(owner) != total:
-        raise BadInput(f"{len(owner)} of {total} reports are in the shards; report {missing} of the source is in none")
+    missing = [str(Shard(index, run.count)) for index in range(run.count) if index not in by_index]
+    if missing:
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        names = ", ".join(missing[:8])
+        raise BadInput(f"{len(missing)} of {run.count} shards are missing: {names}{more}; pass all folders")
+    lost = next((position for position in range(run.total) if position not in owner), None)
+    if lost is not None or len(owner) != run.total:
+        raise BadInput(f"{len(owner)} of {run.total} reports are in the shards; report {lost} of the source is in none")
+    return shards
+
+
+def _find_difference(shard: ShardFile, run: ShardFile, first: Path) -> str:
+    """Return why a shard is not of the same run as the first, or ""."""
+    if shard.count != run.count:
+        return f"is one of {shard.count} shards, {first} one of {run.count}"
+    if shard.source != run.source:
+        return f"was made from another source than {first} (or the source changed in between)"
+    differing = [
+        f"{name}: {str(shard.settings.get(name))[:80]} instead of {str(run.settings.get(name))[:80]}"
+        for name in {**run.settings, **shard.settings}
+        if shard.settings.get(name) != run.settings.get(name)
+    ]
+    return f"was made with other settings ({'; '.join(differing)}) than {first}" if differing else ""
 
 
 def _collect(shards: dict[Path, ShardFile]) -> Result[bytes]:
@@ -389,14 +343,21 @@ def _read_records(folder: Path, shard: ShardFile) -> Iterator[bytes]:
 
 
 def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
-    path = folder / SET_ASIDE_NAME
-    expected = len(shard.unusable) + sum(not number for _, number in shard.annotated)
+    path, expected = folder / SET_ASIDE_NAME, len(shard.unusable) + sum(not number for _, number in shard.annotated)
+    try:
+        asides = read_asides(path)
+    except BadInput as error:
+        raise BadInput(f"{error}; annotate this shard again") from None
+    if len(asides) != expected:
+        raise BadInput(f"{path} has {len(asides)} lines; its {FILE_NAME} says {expected}: annotate this shard again")
+    return iter(asides)
+
+
+def read_asides(path: Path) -> list[Aside]:
+    """Read the items set aside, one a line."""
     try:
         content = read_file(path, max_bytes=_MAX_SET_ASIDE_BYTES, accepted="the reports set aside")
-        found = msgspec.json.Decoder(Aside).decode_lines(content)
+        return msgspec.json.Decoder(Aside).decode_lines(content)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
-        raise BadInput(f"{path} cannot be read ({reason}); annotate this shard again") from None
-    if len(found) != expected:
-        raise BadInput(f"{path} has {len(found)} lines; its {FILE_NAME} says {expected}: annotate this shard again")
-    return iter(found)
+        raise BadInput(f"{path} cannot be read ({reason})") from None

@@ -1,34 +1,100 @@
-"""Review forms: a CSV to fill in any spreadsheet, and the corrected records made from it.
+"""Review forms: a CSV to fill in any spreadsheet, and the reviewed records made from it.
 
-A form has one row per step and case. The reviewer writes "ok" or the right answer under `review`, and a reason for each
-change under `comment`. All other cells must come back unchanged, except for white space. "ok" leaves an uncertain
-answer uncertain; the same answer written out makes it certain.
+Chains: one row per step and case. The reviewer writes "ok" or the right answer under `review`, and a reason for each
+change under `comment`. "ok" leaves an uncertain answer uncertain; the same answer written out makes it certain.
+
+Reasoning records: a sample of n records of each kind (GEMeX-RMCoT, Section 3: radiologists read 200 of each type), one
+row per record. The reviewer writes "ok" or "reject", and the reason for a rejection under `comment`.
+
+All other cells must come back unchanged, except for white space.
 """
 
+import collections
 import dataclasses
 import datetime
+import hashlib
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stepcot_jax.annotate.agreement import find_disagreements, show_answer
-from stepcot_jax.annotate.alignment import Aligned, Unit
-from stepcot_jax.annotate.annotation import CannotAnnotate
-from stepcot_jax.annotate.annotation_checks import check_consistency
-from stepcot_jax.annotate.output import bring_images
+import msgspec
+
+from stepcot_jax.annotate.agreement import Aligned, Unit, find_disagreements, reasoning_of, show_answer
+from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
+from stepcot_jax.annotate.checks import check_consistency
+from stepcot_jax.annotate.output import SET_ASIDE_NAME, bring_images
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Step
+from stepcot_jax.data.grounded.record_files import FILE_NAME, VqaCollection, read_vqa_records, write_vqa_records
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.replies import write_answer
 
 CONFIRMED = "ok"
+REJECTED = "reject"
 
 _TO_FILL = ["review", "comment"]
+_RECORD_COLUMNS = ["number", "id", "image", "kind", "question", "choices", "answer", "boxes", "reasoning", *_TO_FILL]
 _REVIEW = re.compile(r"review (\d{1,6}) by")
 _NUM_SHOWN = 60
+
+
+def _write_form(path: Path, columns: Sequence[str], rows: Iterable[list[str]]) -> None:
+    if path.exists():
+        raise BadInput(f"{path} exists; a filled form must not be overwritten")
+    make_workdir(path.parent)
+    write_whole(path, encode_rows([columns, *([*row, "", ""] for row in rows)]))
+
+
+def _read_form(
+    path: Path, columns: Sequence[str], fixed: Iterable[tuple[str, list[str]]], unit: str
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the place of each row, its review and its comment; `fixed` are the places and the cells as written."""
+    rows = read_rows(path)
+    header = next(rows, [])
+    if len(header) != len(columns) or not all(map(is_same_cell, header, columns)):
+        shown = [name[:_NUM_SHOWN] for name in header][:20]
+        raise BadInput(f"{path}, line 1: the columns {shown} are not those of the form: {list(columns)}")
+    for where, cells in fixed:
+        row = next(rows, None)
+        if row is None:
+            raise BadInput(f"{where}: the row is missing; expected all rows of the form in order")
+        if len(row) != len(columns):
+            raise BadInput(f"{where}: {len(row)} cells; expected {len(columns)}")
+        if columns[1] == "id" and not is_same_cell(row[1], cells[1]):
+            other = f"row {row[0].strip()[:_NUM_SHOWN]!r} with the id {row[1].strip()[:_NUM_SHOWN]!r}"
+            raise BadInput(
+                f"{where}: the row is missing, moved or has another id; found {other}; restore all rows in order"
+            )
+        for name, filled, cell in zip(columns, row, cells, strict=False):
+            if not is_same_cell(filled, cell):
+                raise BadInput(f"{where}, column {name!r} was altered; restore it")
+        yield where, row[-2].strip(), " ".join(row[-1].split())
+    if next(rows, None) is not None:
+        raise BadInput(f"{path} has rows after the last {unit}; remove them")
+
+
+def _check_review(reviewer: str, result: Path) -> None:
+    if not reviewer.strip() or not reviewer.isprintable() or len(reviewer) > 200:
+        raise BadInput(f"--reviewer: {reviewer[:_NUM_SHOWN]!r} is not a name on one line")
+    if result.exists():
+        raise BadInput(f"{result} exists; choose another folder")
+
+
+def _name_review(provenance: Mapping[str, str], reviewer: str) -> tuple[str, dict[str, str]]:
+    """Return the name of the next review of a record, and its first entries."""
+    numbers = [int(match[1]) for name in provenance if (match := _REVIEW.fullmatch(name))]
+    review = f"review {max(numbers, default=0) + 1}"
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return review, {f"{review} by": reviewer, f"{review} date": today}
+
+
+# Chains.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +111,8 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
 
     It has the disagreements, or with `every` and for one annotator all cases.
     """
-    if path.exists():
-        raise BadInput(f"{path} exists; a filled form must not be overwritten")
     units = _choose(aligned, every=every)
-    rows = ([*row, "", ""] for unit in _fixed_rows(aligned, units) for row in unit)
-    make_workdir(path.parent)
-    write_whole(path, encode_rows([_name_columns(aligned), *rows]))
+    _write_form(path, _name_columns(aligned), (row for _, row in _fixed_rows(path, aligned, units)))
     return len(units)
 
 
@@ -62,12 +124,9 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
     Returns:
       The numbers of cases reviewed, of answers changed, and of cases with a change.
     """
-    if not reviewer.strip() or not reviewer.isprintable() or len(reviewer) > 200:
-        raise BadInput(f"--reviewer: {reviewer[:_NUM_SHOWN]!r} is not a name on one line")
-    if (folder / data_json.FILE_NAME).exists():
-        raise BadInput(f"{folder / data_json.FILE_NAME} exists; choose another folder")
+    _check_review(reviewer, folder / data_json.FILE_NAME)
     units = _choose(aligned, every=every)
-    verdicts = _read_form(form, aligned, units)
+    verdicts = _read_verdicts(form, aligned, units)
     first = aligned.collections[0]
     by_image = {image: said for unit, said in zip(units, verdicts, strict=True) for image in unit.image_paths}
     cases = [
@@ -96,59 +155,49 @@ def _name_columns(aligned: Aligned) -> list[str]:
     return ["case", "image", "step", "question", "options", "report", "reasoning", *answers, *_TO_FILL]
 
 
-def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[list[str]]]:
-    """Yield the rows of each case, without the cells to fill."""
+def _fixed_rows(path: Path, aligned: Aligned, units: Sequence[Unit]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place in the form and the cells of each row, without those to fill."""
     for number, unit in enumerate(units, start=1):
-        yield [
-            [
-                str(number),
-                unit.image_paths[0],
-                f"Step {place + 1}",
-                step.question,
-                "; ".join(step.lettered_options),
-                unit.cases[0].report if place == 0 else "",  # shown once per case
-                unit.cases[0].reasoning[place],
-                *(show_answer(step, case, place) for case in unit.cases),
-            ]
-            for place, step in enumerate(aligned.chain.steps)
-        ]
+        for place, step in enumerate(aligned.chain.steps):
+            name = f"Step {place + 1}"
+            yield (
+                f"{path}, case {number} ({unit.image_paths[0][:_NUM_SHOWN]}), {name}",
+                [
+                    str(number),
+                    unit.image_paths[0],
+                    name,
+                    step.question,
+                    "; ".join(step.lettered_options),
+                    unit.cases[0].report if place == 0 else "",  # shown once per case
+                    unit.cases[0].reasoning[place],
+                    *(show_answer(step, case, place) for case in unit.cases),
+                ],
+            )
 
 
-def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list[_Verdict]]:
+def _read_verdicts(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list[_Verdict]]:
     """Return the verdicts of each case and step; a case that was not corrected may contradict itself."""
-    names, rows = _name_columns(aligned), read_rows(path)
-    header = next(rows, [])
-    if len(header) != len(names) or not all(map(is_same_cell, header, names)):
-        shown = [name[:_NUM_SHOWN] for name in header][:20]
-        raise BadInput(f"{path}, line 1: the columns {shown} are not those of the form: {names}")
+    cells = _read_form(path, _name_columns(aligned), _fixed_rows(path, aligned, units), "case")
     verdicts: list[list[_Verdict]] = []
-    for unit, fixed in zip(units, _fixed_rows(aligned, units), strict=True):
+    for unit in units:
+        before, where = unit.cases[0], ""
         verdicts.append([])
-        before = unit.cases[0]
-        case = f"{path}, case {len(verdicts)} ({unit.image_paths[0][:_NUM_SHOWN]})"
-        for place, (step, expected) in enumerate(zip(aligned.chain.steps, fixed, strict=True)):
-            row, where = next(rows, None), f"{case}, {expected[2]}"
-            if row is None:
-                raise BadInput(f"{where}: the row is missing; expected all rows of the form in order")
-            if len(row) != len(header):
-                raise BadInput(f"{where}: {len(row)} cells; expected {len(header)}")
-            for name, found, cell in zip(names, row, expected, strict=False):
-                if not is_same_cell(found, cell):
-                    raise BadInput(f"{where}, column {name!r} was altered; restore it")
-            verdicts[-1].append(_read_verdict(row[-2], row[-1], step=step, case=before, place=place, where=where))
+        for place, (step, (where, review, comment)) in enumerate(
+            zip(aligned.chain.steps, itertools.islice(cells, aligned.chain.num_steps), strict=True)
+        ):
+            verdicts[-1].append(_read_verdict(review, comment, step=step, case=before, place=place, where=where))
         labels = tuple(verdict.label for verdict in verdicts[-1])
         try:
             if labels != before.stated:
                 check_consistency(labels, chain=aligned.chain)
         except CannotAnnotate as error:
-            raise BadInput(f"{case}: {error.detail}; expected consistent answers") from None
-    if next(rows, None) is not None:
-        raise BadInput(f"{path} has rows after the last case; remove them")
+            raise BadInput(f"{where.rpartition(',')[0]}: {error.detail}; expected consistent answers") from None
+    next(cells, None)  # refuses further rows
     return verdicts
 
 
 def _read_verdict(review: str, comment: str, *, step: Step, case: Case, place: int, where: str) -> _Verdict:
-    review, comment, current = review.strip(), " ".join(comment.split()), case.stated[place]
+    current = case.stated[place]
     if review.casefold() == CONFIRMED:
         return _Verdict(current, current != case.labels[place], comment)
     try:
@@ -172,10 +221,7 @@ def _differs(verdict: _Verdict, case: Case, place: int) -> bool:
 
 def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:
     """Return the reviewed case, with every change in its provenance."""
-    said: Mapping[str, str] = dict(case.provenance)
-    numbers = [int(match[1]) for name in said if (match := _REVIEW.fullmatch(name))]
-    review = f"review {max(numbers, default=0) + 1}"
-    added = {f"{review} by": reviewer, f"{review} date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    review, added = _name_review(dict(case.provenance), reviewer)
     reasoning = list(case.reasoning)
     for place, (step, now, verdict) in enumerate(zip(steps, case.stated, verdicts, strict=True)):
         name, doubt = f"{review} step {place + 1}", "" if now == case.labels[place] else " (uncertain)"
@@ -189,7 +235,99 @@ def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], re
         if verdict.comment:
             added[f"{name} comment"] = verdict.comment
     reviewed = dataclasses.replace(
-        case, reasoning=tuple(reasoning), provenance=tuple(sorted({**said, **added}.items()))
+        case, reasoning=tuple(reasoning), provenance=tuple(sorted({**dict(case.provenance), **added}.items()))
     )
     stated, doubts = zip(*((verdict.label, verdict.is_uncertain) for verdict in verdicts), strict=True)
     return reviewed.with_stated(stated, doubts)
+
+
+# Reasoning records.
+
+
+def write_record_review(path: Path, source: Path, *, sample: int, seed: int) -> int:
+    """Write a form for a sample of each kind of question; return the number of records."""
+    chosen = draw_sample(read_vqa_records(source).records, sample=sample, seed=seed)
+    _write_form(path, _RECORD_COLUMNS, map(_record_row, range(1, len(chosen) + 1), chosen))
+    return len(chosen)
+
+
+def draw_sample(records: Sequence[VqaRecord], *, sample: int, seed: int) -> list[VqaRecord]:
+    """Return at most `sample` records of each kind, chosen by a hash of seed and id, in the order of the file."""
+    if sample < 1:
+        raise BadInput(f"--sample: {sample} must be at least 1")
+    by_kind = collections.defaultdict(list)
+    for record in records:
+        by_kind[record.kind].append((hashlib.sha256(f"{seed} {record.id}".encode()).digest(), record.id))
+    chosen = {name for drawn in by_kind.values() for _, name in sorted(drawn)[:sample]}
+    return [record for record in records if record.id in chosen]
+
+
+def apply_record_review(
+    form: Path, source: Path, *, sample: int, seed: int, reviewer: str, folder: Path
+) -> tuple[int, int, int]:
+    """Write the records without the rejected ones, which are set aside with the comment, into a folder without records.
+
+    Returns:
+      The numbers of records reviewed, rejected, and written.
+
+    Raises:
+      BadInput: the form is incomplete or altered (names row and column), all records are rejected, or the folder has
+        records.
+    """
+    _check_review(reviewer, folder / FILE_NAME)
+    collection = read_vqa_records(source)
+    chosen = draw_sample(collection.records, sample=sample, seed=seed)
+    verdicts = _read_record_form(form, chosen)
+    kept, rejected = _apply_verdicts(collection, verdicts, reviewer)
+    if not kept:
+        raise BadInput(f"{form}: all {len(collection.records)} records are rejected")
+    make_workdir(folder)
+    bring_images(kept, source=collection.root, folder=folder)
+    write_whole(folder / SET_ASIDE_NAME, msgspec.json.Encoder().encode_lines(rejected))
+    write_vqa_records(folder / FILE_NAME, kept)
+    return len(chosen), len(rejected), len(kept)
+
+
+def _apply_verdicts(
+    collection: VqaCollection, verdicts: dict[str, tuple[bool, str]], reviewer: str
+) -> tuple[list[VqaRecord], list[Aside]]:
+    kept, rejected = [], []
+    for record in collection.records:
+        is_right, comment = verdicts.get(record.id, (True, ""))
+        if not is_right:
+            rejected.append(Aside(record.id, Reason.REJECTED, f"{reviewer}: {comment}"))
+            continue
+        if record.id in verdicts:
+            review, added = _name_review(record.provenance, reviewer)
+            added |= {f"{review} comment": comment} if comment else {}
+            record = msgspec.structs.replace(record, provenance={**record.provenance, **added})
+        kept.append(record)
+    return kept, rejected
+
+
+def _record_row(number: int, record: VqaRecord) -> list[str]:
+    choices = "; ".join(f"{letter}. {choice}" for letter, choice in zip(record.letters, record.choices, strict=True))
+    boxes = "; ".join(f"{each.label} {list(each.box)}" for each in record.references)
+    return [
+        str(number), record.id, record.image_path, record.kind, record.question, choices, write_answer(record), boxes,
+        reasoning_of(record),
+    ]  # fmt: skip
+
+
+def _read_record_form(path: Path, chosen: Sequence[VqaRecord]) -> dict[str, tuple[bool, str]]:
+    fixed = (
+        (f"{path}, record {number} ({record.id[:_NUM_SHOWN]})", _record_row(number, record))
+        for number, record in enumerate(chosen, start=1)
+    )
+    verdicts = {}
+    for record, (where, written, comment) in zip(
+        chosen, _read_form(path, _RECORD_COLUMNS, fixed, "record"), strict=True
+    ):
+        review = written.casefold()
+        if review not in (CONFIRMED, REJECTED):
+            problem = f" {written[:_NUM_SHOWN]!r} is not" if review else " is required,"
+            raise BadInput(f"{where}, column 'review':{problem} one of {CONFIRMED!r}, {REJECTED!r}")
+        if review == REJECTED and not comment:
+            raise BadInput(f"{where}, column 'comment' is required (why the record is rejected)")
+        verdicts[record.id] = (review == CONFIRMED, comment)
+    return verdicts

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import jax
 
-from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge, make_exchange, open_answer_session
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.record import VqaRecord

@@ -3,6 +3,7 @@
 It counts what it was paid for: requests that it answered with a completion, whether or not the answer was any good.
 """
 
+import contextlib
 import email.utils
 import gzip
 import http.server
@@ -14,6 +15,11 @@ import time
 from stepcot_jax.annotate.annotation import Annotation
 from stepcot_jax.annotate.llm.interviews import write_chain_answer
 from stepcot_jax.chain import DEFAULT_CHAIN
+
+with contextlib.suppress(ImportError):  # without the extra annotate nothing is asked
+    import openai._base_client
+
+    openai._base_client.INITIAL_RETRY_DELAY = 0.02  # seconds before the second attempt, doubled with each
 
 REPORT = "FINDINGS: The lungs are clear. The heart is of normal size. IMPRESSION: No acute disease. Number {}."
 NORMAL = Annotation(

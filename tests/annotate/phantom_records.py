@@ -9,7 +9,7 @@ import tempfile
 import numpy as np
 from PIL import Image
 
-from stepcot_jax.annotate.vqa.items import read_questions
+from stepcot_jax.annotate.recipes.items import read_questions
 from stepcot_jax.data.grounded.phantom_images import ground_phantom
 from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.grounded.record_files import write_vqa_records

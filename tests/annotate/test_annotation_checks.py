@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
-from stepcot_jax.annotate.annotation_checks import check_annotation, check_consistency, check_report
+from stepcot_jax.annotate.checks import check_annotation, check_consistency, check_report
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 
@@ -91,11 +91,6 @@ def test_chains_that_contradict_themselves(annotation):
     assert reason(annotation) == Reason.INCONSISTENT_CHAIN
 
 
-def test_effects_of_another_diagnosis_are_no_contradiction():
-    assert reason(with_label(6, 2)) is None
-    assert reason(with_label(1, 3)) is None
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -118,12 +113,6 @@ def test_effects_of_another_diagnosis_are_no_contradiction():
 )
 def test_what_a_reasoning_may_cite(text, expected):
     assert reason(with_reasoning(text)) == expected
-
-
-def test_both_sides_are_each_side():
-    both = dataclasses.replace(REPORT, text="FINDINGS: Bilateral nodules.")
-    annotation = dataclasses.replace(GOOD, reasoning=("On the left and on the right.",) * 7)
-    assert reason(annotation, report=both) is None
 
 
 @pytest.mark.parametrize(
@@ -157,13 +146,6 @@ def test_a_diagnosis_that_the_report_denies(text, expected):
 )
 def test_a_normal_chest_in_which_the_report_asserts_a_finding(text, expected):
     assert reason(NORMAL, report=dataclasses.replace(REPORT, text=text)) == expected
-
-
-def test_messages_hold_no_words_of_the_report():
-    with pytest.raises(CannotAnnotate) as caught:
-        check_annotation(REPORT, with_reasoning('"Mr Smith"'), chain=DEFAULT_CHAIN)
-    assert "Smith" not in str(caught.value)
-    assert "'Detection'" in str(caught.value)
 
 
 def test_other_chains_are_checked_as_far_as_they_offer_the_answers():

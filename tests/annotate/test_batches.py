@@ -1,9 +1,12 @@
 """Batch files in place of live requests: the same result, and each kind of reply line by name."""
 
+import contextlib
 import json
 import random
 import re
+import shutil
 
+import msgspec
 import pytest
 from annotate.batch_runner import BatchRunner, write_lines
 from annotate.misbehaving_server import NUM_TOKENS, REPORT, MisbehavingServer
@@ -13,6 +16,7 @@ from annotate.test_sharding import entries, files
 from annotate.vqa.test_vqa_pipeline import answer, learn
 from annotate.vqa.test_vqa_pipeline import command as vqa_command
 
+from stepcot_jax.annotate.llm.answers import Answers
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.tools.annotate.command import main
 
@@ -82,7 +86,7 @@ def test_batches_give_the_result_of_the_live_endpoint(tmp_path, monkeypatch, cap
     assert len({line["custom_id"] for line in runner.lines}) == len(runner.lines)
     assert all(len(line["custom_id"]) <= 64 for line in runner.lines)
     kinds = {path.name for path in (tmp_path / "batch" / "batch").glob("*")}
-    assert {"round-001-m-001.jsonl", "round-004-v1-001.jsonl", "journal.jsonl"} <= kinds
+    assert {"round-001-m-001.jsonl", "round-004-v1-001.jsonl"} <= kinds
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "batch" / "batch").glob("*"))
     printed = capsys.readouterr()
     assert "refused: HTTP 400 (content_filter)" in printed.out
@@ -158,7 +162,7 @@ def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, cap
     assert len(json.loads((out / "data.json").read_text())) == 6
     with pytest.raises(BadInput, match=r"none of 1 replies is about a request of \S*out \(first custom_id: 'x-r1'\)"):
         take(out, write_lines(path, foreign[1:]))
-    with pytest.raises(BadInput, match=r"batch has no journal.jsonl; expected a folder that `annotate requests` wrote"):
+    with pytest.raises(BadInput, match=r"nowhere has no batch; expected a folder that `annotate requests` wrote"):
         take(tmp_path / "nowhere", path)
 
 
@@ -222,22 +226,11 @@ def test_an_endpoint_that_refuses_a_wording_is_asked_in_the_next(tmp_path, six, 
     )
 
 
-def test_a_refused_setting_is_named(tmp_path, six, capsys):  # noqa: F811
-    error = {"message": "unsupported value", "param": "temperature", "code": "unsupported_value"}
-    with MisbehavingServer(lambda request, number: ("status", (400, {"error": error}, {}))) as server:
-        replies = start(six, tmp_path / "out", server)
-    take(tmp_path / "out", write_lines(tmp_path / "r.jsonl", replies))
-    assert (
-        "6 refused: HTTP 400 (unsupported_value, temperature); if the endpoint refuses this setting, pass --omit="
-        in (capsys.readouterr().out)
-    )
-
-
 def test_the_cap_holds_for_batches(tmp_path, six, capsys):  # noqa: F811
     out, path = tmp_path / "out", tmp_path / "replies.jsonl"
     ask(six, tmp_path / "free")
-    journal = read_lines(tmp_path / "free" / "batch" / "journal.jsonl")
-    bound = max(line["prompt_tokens"] + line["answer_tokens"] for line in journal if line["type"] == "asked")
+    with contextlib.closing(Answers(tmp_path / "free" / "ledger")) as answers:
+        bound = max(asked.num_tokens for asked in answers.outstanding())
     cap = f"--max-tokens={2 * bound + 10}"
     with MisbehavingServer() as server:
         runner = BatchRunner(server)
@@ -257,26 +250,35 @@ def test_the_cap_holds_for_batches(tmp_path, six, capsys):  # noqa: F811
 
 
 def test_a_killed_command_loses_nothing(tmp_path, six):  # noqa: F811
-    """A kill between files and journal leaves files that the next run writes again, under the same names."""
+    """A kill between files and transaction leaves files that the next run writes again, under the same names."""
     out = tmp_path / "out"
     with MisbehavingServer() as server:
         replies = start(six, out, server)
     before = (out / "batch" / "round-001-m-001.jsonl").read_bytes()
-    journal = out / "batch" / "journal.jsonl"
-    content = journal.read_bytes()
-    header, *_ = content.splitlines(keepends=True)
-    journal.write_bytes(header + b'{"type":"asked","id"')
+    shutil.rmtree(out / "ledger")
     ask(six, out)
     assert (out / "batch" / "round-001-m-001.jsonl").read_bytes() == before
-    assert journal.read_bytes() == content
     take(out, write_lines(tmp_path / "r.jsonl", replies))
-    journal.write_bytes(content)  # as after a kill between ledger and journal
-    take(out, tmp_path / "r.jsonl")
     ask(six, out)
     assert len(json.loads((out / "data.json").read_text())) == 6
-    journal.write_bytes(b"nonsense\n" + content)
-    with pytest.raises(BadInput, match=r"journal.jsonl, line 1 is not an entry"):
-        take(out, tmp_path / "r.jsonl")
+
+
+def test_an_open_batch_of_before_goes_on_and_nothing_is_written_twice(tmp_path, six):  # noqa: F811
+    out = tmp_path / "out"
+    with MisbehavingServer() as server:
+        replies = start(six, out, server)
+    with contextlib.closing(Answers(out / "ledger")) as answers:
+        asked = answers.outstanding()
+        fields, number = answers.identity(asked[0].ledger)
+    lines = [{"type": "identity", "ledger": asked[0].ledger, "fields": fields, "num_attempts": number}]
+    lines += [{"type": "asked", **msgspec.to_builtins(each)} for each in asked]
+    shutil.rmtree(out / "ledger")
+    write_lines(out / "batch" / "journal.jsonl", lines)
+    ask(six, out)
+    assert [path.name for path in sorted((out / "batch").glob("round-*"))] == ["round-001-m-001.jsonl"]
+    take(out, write_lines(tmp_path / "r.jsonl", replies))
+    ask(six, out)
+    assert len(json.loads((out / "data.json").read_text())) == 6
 
 
 def test_a_live_run_continues_batches(tmp_path, six, monkeypatch):  # noqa: F811
@@ -295,15 +297,6 @@ def test_wrong_flags_are_refused(tmp_path, six):  # noqa: F811
         main(["requests", str(six), f"--out={tmp_path / 'out'}"])
     with pytest.raises(BadInput, match="requests needs a language model"):
         main(["requests", str(six), f"--out={tmp_path / 'out'}", "--annotator=rules"])
-
-
-def test_shards_write_batches_too(tmp_path, six):  # noqa: F811
-    with MisbehavingServer() as server:
-        runner = BatchRunner(server)
-        for index in range(2):
-            finish(six, tmp_path / str(index), runner, f"--shard={index}/2")
-    main(["merge", str(tmp_path / "0"), str(tmp_path / "1"), f"--out={tmp_path / 'out'}"])
-    assert len(json.loads((tmp_path / "out" / "data.json").read_text())) == 6
 
 
 @pytest.mark.parametrize("task", ["rmcot", "lvkc", "medclm"])

@@ -44,7 +44,7 @@ def name_report(request):
 def test_there_were_kills_at_all_stages(happened):
     rounds, _, _ = happened
     assert sum(len(done["kills"]) for done in rounds[:4]) >= 5
-    assert all(len(done["kills"]) == 2 for done in rounds[4:])
+    assert all(len(done["kills"]) == 3 for done in rounds[4:])
     assert len({len(kill["answered"]) for done in rounds for kill in done["kills"]}) > 4
 
 

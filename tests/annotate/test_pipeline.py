@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import dataclasses
 import json
 import os
 import pathlib
@@ -13,17 +12,16 @@ import sys
 import time
 
 import pytest
-from annotate.llm.test_prompt import HOSTILE
+from annotate.answer_files import read_entries, read_rows
 from annotate.misbehaving_server import GOOD, NORMAL, NUM_TOKENS, REPORT, MisbehavingServer, read_data
 from PIL import Image
 
-from stepcot_jax.annotate import pipeline
+from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.llm.prompts import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.locks import lock_folder
-from stepcot_jax.tools.annotate import command as __main__
 from stepcot_jax.tools.annotate.command import main
 
 pytestmark = pytest.mark.slow
@@ -37,12 +35,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-
-
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch):
-    make = __main__._make_endpoint
-    monkeypatch.setattr(__main__, "_make_endpoint", lambda *given: dataclasses.replace(make(*given), first_wait=0.02))
 
 
 def write_reports(tmp_path, texts, name="reports.jsonl"):
@@ -71,11 +63,6 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def ledger_lines(out, task="annotate"):
-    (path,) = (out / "ledger").glob(f"{task}-*.jsonl")
-    return read_lines(path)
-
-
 def read_funnel(out):
     with (out / "funnel.csv").open(newline="") as file:
         return [(row["stage"], row["what"], int(row["number"])) for row in csv.DictReader(file)]
@@ -101,7 +88,8 @@ def test_a_run_leaves_records_with_their_provenance(tmp_path, six, capsys):
     assert read_lines(tmp_path / "out" / "set_aside.jsonl") == []
     funnel = [("collected", "reports", 6), ("kept", "reports", 6), ("written", "records, one a frontal image", 6)]
     assert read_funnel(tmp_path / "out") == funnel
-    header, *entries = ledger_lines(tmp_path / "out")
+    rows = read_rows(tmp_path / "out")
+    header, entries = rows[0][0], [entry for _, entry in rows]
     assert (header["prompt_digest"], header["model"], header["decoding"]["temperature"]) == (digest, "m", 0.0)
     assert {entry["report"] for entry in entries} == {f"r{number}" for number in range(6)}
     assert all(entry["answer"] == GOOD and entry["prompt_tokens"] == NUM_TOKENS[0] for entry in entries)
@@ -130,19 +118,8 @@ def test_the_ledger_of_another_prompt_or_model_is_kept_apart(tmp_path, six):
         run(six, tmp_path / "out", server, "--overwrite", "--omit=seed")
         assert len(server.paid) == 24
         assert "seed" not in server.requests[-1]
-    assert len(list((tmp_path / "out" / "ledger").glob("*.jsonl"))) == 4
-
-
-@pytest.mark.parametrize("report", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_report_is_asked_about_like_any_other(tmp_path, report):
-    report = report.replace("\0", "").replace("\ud800", "")  # these are no text, and refused as they are read
-    source = write_reports(tmp_path, ["Harmless. The lungs are clear.", f"{report} The lungs are clear."])
-    with MisbehavingServer() as server:
-        main(command(source, tmp_path / "out", server, "--concurrency=1"))
-        harmless, hostile = server.requests
-        assert read_data(hostile) == {"report": f"{report} The lungs are clear."}
-        harmless["messages"][1]["content"] = hostile["messages"][1]["content"]
-        assert hostile == harmless
+    identities = {json.dumps(fields) for fields, _ in read_rows(tmp_path / "out")}
+    assert len(identities) == 4
 
 
 def test_a_model_that_follows_a_report_is_held_to_the_schema(tmp_path):
@@ -169,23 +146,6 @@ def change_quotes(*quotes):
     for entry, quote in zip(answer.values(), quotes, strict=False):
         entry["quote"] = quote
     return json.dumps(answer)
-
-
-def test_a_quote_that_the_report_lacks_is_repaired_or_set_aside(tmp_path, six):
-    def behave(request, number):
-        report, turn = int(re.search(r"Number (\d)", read_data(request)["report"])[1]), len(request["messages"])
-        bad = change_quotes("The LUNGS\nare  clear", "Stated in the report.") if report == 4 or turn == 2 else GOOD
-        return "answer", bad
-
-    with MisbehavingServer(behave) as server:
-        cases = run(six, tmp_path / "out", server)
-        repairs = [request["messages"][3]["content"] for request in server.requests if len(request["messages"]) == 4]
-    assert len(cases) == 5
-    assert all("step_2.quote" in content and "Stated in the report." in content for content in repairs)
-    (aside,) = read_lines(tmp_path / "out" / "set_aside.jsonl")
-    assert (aside["id"], aside["reason"]) == ("r4", "reasoning cites words not in the report")
-    assert aside["detail"] == "m: 3 unreadable answers, the last at step_2.quote"
-    assert ("set aside", "reasoning cites words not in the report", 1) in read_funnel(tmp_path / "out")
 
 
 def test_a_normal_chest_is_set_aside_where_the_rules_assert_a_finding(tmp_path):
@@ -246,45 +206,6 @@ def test_a_report_without_a_readable_answer_is_set_aside(tmp_path, six, answer):
     assert ("set aside", "no answer of the annotator", 1) in read_funnel(tmp_path / "out")
 
 
-def test_extra_text_around_the_answer_costs_nothing(tmp_path, six):
-    with MisbehavingServer(lambda request, number: ("answer", f"Sure!\n```json\n{GOOD}\n```\nDone.")) as server:
-        assert len(run(six, tmp_path / "out", server)) == 6
-        assert len(server.paid) == 6
-
-
-def misbehave_at_first(name, argument):
-    """Misbehave once for each report."""
-    seen = set()
-
-    def behave(request, number):
-        report = read_data(request)["report"]
-        if report in seen:
-            return None
-        seen.add(report)
-        return name, argument
-
-    return behave
-
-
-PASSING = {
-    "429": ("refuse_for_now", 0.05),
-    "500": ("status", (500, {}, {})),
-    "connection cut": ("hang_up", None),
-    "answer cut": ("cut_midway", None),
-    "slow": ("answer_slowly", 0.9),
-    "page instead of an answer": ("body", b"<html>"),
-    "endless error": ("flood", (502, b"<" * 4096)),
-}
-
-
-@pytest.mark.parametrize("behaviour", PASSING.values(), ids=PASSING)
-def test_what_passes_ends_in_a_complete_ledger(tmp_path, six, behaviour):
-    with MisbehavingServer(misbehave_at_first(*behaviour)) as server:
-        run(six, tmp_path / "out", server, "--timeout=0.5", "--concurrency=6")
-    final = [entry for entry in ledger_lines(tmp_path / "out")[1:] if entry.get("is_final", True)]
-    assert sorted(entry["report"] for entry in final) == [f"r{number}" for number in range(6)]
-
-
 def test_a_huge_answer_is_set_aside_and_never_asked_for_again(tmp_path, six):
     def behave(request, number):
         return ("flood", (200, b" " * 65536)) if "Number 3" in read_data(request)["report"] else None
@@ -326,16 +247,6 @@ def test_a_request_that_is_given_up_stops_the_run_unless_told_otherwise(tmp_path
         assert len(server.paid) == 5
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_wrong_key_or_model_is_bad_input(tmp_path, six, status):
-    body = {"error": {"message": f"You sent {KEY}", "code": KEY}}
-    with MisbehavingServer(lambda request, number: ("status", (status, body, {"X-Key": KEY}))) as server:
-        with pytest.raises(BadInput, match=f"HTTP {status}") as caught:
-            run(six, tmp_path / "out", server, "--concurrency=1")
-        assert KEY not in str(caught.value)
-        assert len(server.requests) == 1
-
-
 def test_the_spending_cap_stops_the_run_and_a_larger_one_goes_on(tmp_path, six):
     one = sum(NUM_TOKENS)
     with MisbehavingServer() as server:
@@ -359,13 +270,7 @@ def test_the_cap_counts_the_ledgers_of_other_models_and_settings(tmp_path, six):
         paid = len(server.paid)
         assert 7 <= paid < 12
         assert f"{paid * sum(NUM_TOKENS)} of {six_cost + 7500} tokens are spent" in message
-        (first,) = (path for path in (out / "ledger").glob("annotate-*") if len(read_lines(path)) == 7)
-        with first.open("ab") as file:
-            file.write(b'{"report":"torn')
         assert f"{paid * sum(NUM_TOKENS)} of" in stop(six, out, server, cap, "--model=n")
-        first.write_bytes(first.read_bytes() + b"\n{}\n")
-        with pytest.raises(BadInput, match="line 8"):
-            run(six, out, server, cap, "--model=n")
         assert len(server.paid) == paid
 
 
@@ -395,7 +300,7 @@ def test_only_chains_that_are_trusted_are_kept(tmp_path, six):
     assert [(aside["id"], aside["detail"]) for aside in asides] == [("r1", "m: no"), ("r2", "m: not sure")]
     assert {aside["reason"] for aside in asides} == {"annotator does not trust its chain"}
     assert json.loads(question["messages"][2]["content"]) == json.loads(GOOD)
-    assert len(ledger_lines(tmp_path / "out", "trust")) == 7
+    assert len(read_entries(tmp_path / "out", "trust")) == 6
 
 
 def test_only_chains_with_unanimous_votes_are_kept(tmp_path, six):
@@ -407,7 +312,8 @@ def test_only_chains_with_unanimous_votes_are_kept(tmp_path, six):
     assert dict(cases[0].provenance)["votes"] == "v1: correct, v2: correct"
     asides = [(aside["id"], aside["detail"]) for aside in read_lines(tmp_path / "out" / "set_aside.jsonl")]
     assert asides == [("r1", "v1: incorrect"), ("r2", "v1: correct, v2: uncertain")]
-    assert [len(list((tmp_path / "out" / "ledger").glob(f"vote-{name}-*"))) for name in ("v1", "v2")] == [1, 1]
+    models = [fields["model"] for fields, _ in read_rows(tmp_path / "out") if fields["task"] == "vote"]
+    assert (models.count("v1"), models.count("v2")) == (6, 5)
     assert all(data["chain"] == json.loads(GOOD) for data in voted)
     assert len(server.paid) == 6 + 6 + 5  # v2 is not asked about what v1 has voted down
 
@@ -429,50 +335,11 @@ def test_a_voter_elsewhere_is_not_told_the_annotators_key(tmp_path, six, monkeyp
         assert sent_keys(server) == {own}
 
 
-def test_neighbouring_reports_that_are_refused_are_set_aside(tmp_path, six):
-    def behave(request, number):
-        is_refused = re.search("Number [0-3]", read_data(request)["report"])
-        return ("status", (400, {"error": {"code": "content_filter"}}, {})) if is_refused else None
-
-    with MisbehavingServer(behave) as server:
-        message = stop(six, tmp_path / "out", server, "--concurrency=1")
-        assert "requests for 4 of 6 reports were given up" in message
-        assert len(run(six, tmp_path / "out", server, "--on-failure=set-aside", "--concurrency=1")) == 2
-        assert len(server.paid) == 2
-
-
-def test_a_403_about_one_report_does_not_stop_the_others(tmp_path, six):
-    def behave(request, number):
-        return ("status", (403, {}, {})) if "Number 3" in read_data(request)["report"] else None
-
-    with MisbehavingServer(behave) as server:
-        assert "for 1 of 6 reports" in stop(six, tmp_path / "out", server, "--concurrency=1")
-        # All others come from the ledger: that there was an answer is known from there.
-        assert len(run(six, tmp_path / "out", server, "--on-failure=set-aside")) == 5
-
-
-def test_a_setting_that_the_endpoint_refuses_is_named_with_what_omits_it(tmp_path, six):
-    body = {"error": {"message": "'seed' is not supported"}}
-    with MisbehavingServer(lambda request, number: ("status", (400, body, {}))) as server:
-        message = stop(six, tmp_path / "out", server, "--concurrency=1")
-        assert "--omit=seed" in message
-        assert len(server.requests) == 3
-
-
 def test_one_run_at_a_time_whatever_the_model(tmp_path, six):
     with lock_folder(tmp_path / "out"), MisbehavingServer() as server:
         with pytest.raises(BadInput, match=r"\.lock: in use"):
             run(six, tmp_path / "out", server, "--model=n")
         assert server.requests == []
-
-
-def test_runs_of_the_rules_alone_keep_each_other_and_models_out(tmp_path, six):
-    with lock_folder(tmp_path / "out"), pytest.raises(BadInput, match=r"\.lock: in use"):
-        main([str(six), f"--out={tmp_path / 'out'}"])
-    assert not (tmp_path / "out" / "data.json").exists()
-    main([str(six), f"--out={tmp_path / 'out'}"])
-    assert (tmp_path / "out" / "data.json").exists()
-    assert not (tmp_path / "out" / "ledger").exists()
 
 
 def test_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six, monkeypatch):
@@ -482,7 +349,7 @@ def test_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six,
             (folder / "data.json").write_text("[]")
             yield
 
-    monkeypatch.setattr(pipeline, "lock_folder", write_and_lock)
+    monkeypatch.setattr(runner, "lock_folder", write_and_lock)
     with MisbehavingServer() as server:
         with pytest.raises(BadInput, match=r"data\.json (exists|is the source)"):
             run(six, tmp_path / "out", server)
@@ -500,15 +367,6 @@ def test_an_image_named_like_an_output_is_refused(tmp_path, name):
         main([str(tmp_path / "in" / "reports.jsonl"), f"--out={tmp_path / 'out'}"])
     assert (tmp_path / "in" / name).read_bytes() == b"source"
     assert not (tmp_path / "out" / "data.json").exists()
-
-
-def test_a_bad_record_of_the_chain_is_said_without_a_setting_that_is_not_there(tmp_path, six):
-    main([str(six), f"--out={tmp_path / 'chain'}"])
-    path = tmp_path / "chain" / "data.json"
-    path.write_text(path.read_text().replace("images/0.png", "../0.png"))
-    with pytest.raises(BadInput, match="record 0") as caught:
-        main([str(six), f"--out={tmp_path / 'out'}", f"--chain={tmp_path / 'chain'}"])
-    assert "on_bad_record" not in str(caught.value)
 
 
 def test_nothing_is_lost_between_collected_and_kept(tmp_path):

@@ -45,12 +45,6 @@ def test_csv(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("cell", ["", " "])
-def test_without_a_patient_the_id_is_the_patient(tmp_path, cell):
-    (report,) = read_reports(write(tmp_path, f"id,report,image,patient_id\nr1,Clear.,a.png,{cell}\n"))
-    assert report.patient_id == "r1"
-
-
 def test_json_lines(tmp_path):
     lines = [
         {"id": 7, "report": "Größe", "image": "a.png", "extra": {}},
@@ -155,12 +149,6 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, name):
     assert all(isinstance(item, Report | Aside) for item in found)
 
 
-def test_rows_are_read_one_at_a_time(tmp_path):
-    path = write(tmp_path, "id,report,image\n" + "".join(f"r{n},Clear.,{n}.png\n" for n in range(9999)) + "bad\n")
-    reports = read_reports(path)
-    assert next(reports).id == "r0"  # the bad row at the end has not been read
-
-
 def test_the_archive(shared):
     items = list(read_reports(shared / "data" / "iu_xray" / "NLMCXR_reports_sample.tgz"))
     reports = [item for item in items if isinstance(item, Report)]
@@ -172,9 +160,3 @@ def test_the_archive(shared):
     assert sum("FINDINGS:" in report.text for report in reports) > 1000
     assert all(item.reason in (Reason.UNREADABLE, Reason.REPEATED) for item in items if isinstance(item, Aside))
     assert [report.id for report in reports][:2] == ["CXR100", "CXR1000"]
-
-
-def test_csv_with_a_report_as_long_as_json_lines_take(tmp_path):
-    text = "The heart is normal. " * 10_000
-    (report,) = read_reports(write(tmp_path, f"id,report,image\n1,{text},a.png\n"))
-    assert report.text.strip() == text.strip()

@@ -7,7 +7,7 @@ import pytest
 
 from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.llm.client import Budget, RequestFailed, RequestRefused
-from stepcot_jax.annotate.runs import MOST_FAILURES_IN_A_ROW, process_items
+from stepcot_jax.annotate.llm.crew import MOST_FAILURES_IN_A_ROW, process_items
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 ANNOTATION = Annotation((0,), ("why",))
@@ -78,16 +78,27 @@ def test_what_stops_one_report_stops_all_but_those_under_way(kind, place):
 
     async def process(report):
         await budget.reserve(1)  # as every request does
-        if report.id == str(place):
-            raise kind("because")
-        await asyncio.sleep(0.01)
-        ended.append(report.id)
+        try:
+            if report.id == str(place):
+                raise kind("because")
+            await asyncio.sleep(0.01)
+            ended.append(report.id)
+        finally:
+            await budget.settle(1, num_spent=0)
         return ANNOTATION, ()
+
+    async def wait(report):
+        if report.id == "0":
+            raise kind("because")
+        await asyncio.sleep(3600)  # between two attempts
 
     with pytest.raises(kind, match="because"):
         run(100, process, budget=budget)
     assert place <= len(ended) <= place + 3
-    assert budget.is_stopped
+    with pytest.raises(kind, match="because"):
+        asyncio.run(budget.reserve(1))
+    with pytest.raises(kind, match="because"):
+        run(4, wait)
 
 
 def test_many_failures_in_a_row_are_the_endpoints_fault():

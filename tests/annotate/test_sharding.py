@@ -4,11 +4,12 @@ import json
 import shutil
 
 import pytest
+from annotate.answer_files import read_rows
 from annotate.misbehaving_server import MisbehavingServer, read_data
-from annotate.test_pipeline import command, read_funnel, read_lines
+from annotate.test_pipeline import command, read_funnel
 from PIL import Image
 
-from stepcot_jax.annotate import pipeline
+from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.output import Shard, read_shard
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
@@ -167,17 +168,12 @@ def test_a_folder_holds_one_shard(tmp_path, source):
 
 def entries(folder):
     """Ledger entries without what differs between equal runs: order, duration, time."""
-    found = {}
-    for path in sorted((folder / "ledger").glob("*.jsonl")):
-        header, *lines = read_lines(path)
-        kept = [
-            {name: value for name, value in line.items() if name not in ("seconds", "time")}
-            for line in lines
-            if line.get("is_final", True)  # a busy machine loses an attempt now and then
-        ]
-        found[path.name] = (header, sorted(json.dumps(line, sort_keys=True) for line in kept))
-        assert path.stat().st_mode & 0o077 == 0
-    return found
+    assert (folder / "ledger" / "answers.sqlite").stat().st_mode & 0o077 == 0
+    return sorted(
+        json.dumps([fields, {name: value for name, value in entry.items() if name not in ("seconds", "time")}])
+        for fields, entry in read_rows(folder)
+        if entry.get("is_final", True)  # a busy machine loses an attempt now and then
+    )
 
 
 def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, source, monkeypatch):
@@ -223,7 +219,7 @@ def test_a_shard_that_is_killed_while_it_is_replaced_is_not_merged(tmp_path, sou
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "write_records", stop)
+    monkeypatch.setattr(runner, "write_records", stop)
     with pytest.raises(KeyboardInterrupt):
         main([str(source), f"--out={folders[0]}", "--shard=0/2", "--overwrite"])
     with pytest.raises(BadInput, match=r"shard 0/2 is not complete \(data\.json is missing\)"):

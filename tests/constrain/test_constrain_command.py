@@ -2,25 +2,24 @@
 
 import base64
 import collections
-import dataclasses
 import hashlib
 import io
 import json
 import re
 
 import pytest
+from annotate.answer_files import read_entries
 from annotate.misbehaving_server import MisbehavingServer
 from PIL import Image
 from readers.reader_samples import SECRETS, write_folder, write_run
 from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser
 
-from stepcot_jax.annotate.llm.replies import bound_prompt_tokens
+from stepcot_jax.annotate.llm.client import bound_prompt_tokens
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.evaluation.published import digest_cases, read_constrained
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.tools.constrain import command as __main__
 from stepcot_jax.tools.constrain.command import main
 
 KEY = "sk-marker-0123456789"
@@ -32,15 +31,8 @@ pytest.importorskip("openai", reason="the extra annotate")
 
 
 @pytest.fixture(autouse=True)
-def _fast_client(monkeypatch):
+def _key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    make = __main__._make_endpoint
-
-    def make_fast(options):
-        found = make(options)
-        return found if found is None else dataclasses.replace(found, first_wait=0.02)
-
-    monkeypatch.setattr(__main__, "_make_endpoint", make_fast)
 
 
 @pytest.fixture(scope="module")
@@ -227,11 +219,7 @@ def test_the_cap_stops_a_run_before_it_is_exceeded(phantoms, tmp_path):
     with MisbehavingServer(well) as server:
         with pytest.raises(RunStopped, match=r"--max-tokens: .* tokens are spent"):
             main(command(phantoms, tmp_path, server, "--max-tokens=20000"))
-        entries = [
-            json.loads(line)
-            for path in (tmp_path / "ledger").glob("*.jsonl")
-            for line in path.read_text().splitlines()[1:]
-        ]
+        entries = read_entries(tmp_path)
         assert 0 < len(entries) == len(server.paid) < NUM_CASES * UNIQUE
         assert sum(entry["prompt_tokens"] + entry["answer_tokens"] for entry in entries) <= 20000
         main(command(phantoms, tmp_path, server))
@@ -239,10 +227,6 @@ def test_the_cap_stops_a_run_before_it_is_exceeded(phantoms, tmp_path):
 
 
 def test_a_resumed_run_charges_a_lost_reply_by_the_prompts_that_the_ledger_counted(phantoms, tmp_path):
-    def read_entries():
-        (path,) = (tmp_path / "ledger").glob("*.jsonl")
-        return [json.loads(line) for line in path.read_text().splitlines()[1:]]
-
     one = ("--concurrency=1", "--attempts=1", "--image-size=64")
 
     def fail_at(at):
@@ -251,7 +235,7 @@ def test_a_resumed_run_charges_a_lost_reply_by_the_prompts_that_the_ledger_count
     for at in (2, 0):  # the second run loses its first reply, before the endpoint counted any of its own
         with MisbehavingServer(fail_at(at)) as server, pytest.raises(RunStopped, match="given up"):
             main(command(phantoms, tmp_path, server, *one))
-    entries = read_entries()
+    entries = read_entries(tmp_path)
     lost = [entry["prompt_tokens"] for entry in entries if not entry.get("is_counted", True)]
     counted = max(entry["prompt_tokens"] for entry in entries if entry.get("is_counted", True))
     messages = server.requests[0]["messages"]

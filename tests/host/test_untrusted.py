@@ -46,7 +46,7 @@ OTHERS = {
     "export/policy_folder.py": "own template",
     "features/importing.py": "an entry of an untrusted archive",
     "features/store.py": "own shards, whose digest is compared",
-    "annotate/llm/answers.py": "own ledger and journal, opened for writing",
+    "annotate/llm/answers.py": "own file of answers, opened for writing",
     "annotate/llm/request_files.py": "writes",
     "contrib/demo/page.py": "own script",
     "data/splits/sheet_rows.py": "an entry of an untrusted archive",

@@ -6,7 +6,7 @@ import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from policies.policy_workdir import SIZES
 
-from stepcot_jax.annotate.llm import endpoint
+from stepcot_jax.annotate.llm import client
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.run import judge as judged_rewards
@@ -54,10 +54,8 @@ def small_run(server, workdir):
 
 
 def test_a_run_stops_with_its_judge_and_goes_on_with_it(tmp_path, monkeypatch):
-    patient = endpoint.Endpoint
-    monkeypatch.setattr(
-        judged_rewards, "Endpoint", lambda model, url: patient(model, url, num_attempts=2, first_wait=0.01, timeout=60)
-    )
+    patient = client.Endpoint
+    monkeypatch.setattr(judged_rewards, "Endpoint", lambda model, url: patient(model, url, num_attempts=2, timeout=60))
     workdir = tmp_path / "run"
     with MisbehavingServer(rate) as server:
         server.behave = lambda request, number: rate(request, number) if number < 12 else ("status", (503, {}, {}))
@@ -73,4 +71,4 @@ def test_a_run_stops_with_its_judge_and_goes_on_with_it(tmp_path, monkeypatch):
     assert len(asked) > num_paid
     assert len(set(asked)) == len(asked)
     assert set(report["test"]) == {"sft", "grpo"}
-    assert list((workdir / "judge").glob("*.jsonl"))
+    assert (workdir / "judge" / "answers.sqlite").exists()

@@ -8,7 +8,7 @@ import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from evaluate_replies.asked import ask
 
-from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.policies.tokenizers import Vocabulary
@@ -34,7 +34,7 @@ def rate(request, _):
 
 
 def judged(server, folder, **more):
-    endpoint = Endpoint("j", server.base_url, "", num_attempts=2, first_wait=0.01, timeout=5)
+    endpoint = Endpoint("j", server.base_url, "", num_attempts=2, timeout=5)
     return JudgedRewards(Judge(endpoint, folder, concurrency=1, num_repairs=1, **more))
 
 

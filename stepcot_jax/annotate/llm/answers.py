@@ -1,35 +1,49 @@
-"""A ledger of paid answers: each is on disk before it is used, so that a killed run pays for nothing twice.
+"""The paid answers of a folder and the requests of its batches: one SQLite file, so that nothing is paid for twice.
 
-A ledger is a JSON Lines file: a header with task, prompt, model and decoding settings, then one synced line per
-request. One process at a time writes to it; opening it cuts off a last line that a kill left incomplete.
+Each answer is a transaction, on the disk before it is used: a killed process loses the answers in flight at most. One
+process at a time has the file open. Ledgers and batch journals of earlier versions (JSON Lines) are imported once.
 """
 
-import dataclasses
-import glob
+import contextlib
 import hashlib
-import itertools
 import json
 import os
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import msgspec
 
-from stepcot_jax.annotate.llm.client import TOKENS_NAMES
+from stepcot_jax.annotate.llm.client import Entry
 from stepcot_jax.annotate.llm.prompts import Message
-from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import make_workdir, sync_folder
-from stepcot_jax.host.locks import lock_file
+from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.text import one_line
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import open_untrusted, require_file
 
-FORMAT = "stepcot_jax ledger 1"
-SUFFIX = ".jsonl"
+LEDGER_FOLDER = "ledger"
+FILE_NAME = "answers.sqlite"
+LEDGER_FORMAT = "stepcot_jax ledger 1"
 
-_MAX_LINE_BYTES = 1 << 26
+_MAX_LINE_BYTES = 1 << 24
+_SCHEMA = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = TRUNCATE;
+BEGIN EXCLUSIVE;
+CREATE TABLE IF NOT EXISTS identities (
+  digest TEXT PRIMARY KEY, fields TEXT NOT NULL, num_attempts INTEGER, form TEXT, tokens_name TEXT);
+CREATE TABLE IF NOT EXISTS answers (
+  id INTEGER PRIMARY KEY, ledger TEXT NOT NULL, report TEXT NOT NULL, request TEXT NOT NULL, is_final INTEGER NOT NULL,
+  tokens INTEGER NOT NULL, counted INTEGER, entry BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS of_request ON answers (ledger, report, request);
+CREATE TABLE IF NOT EXISTS requests (
+  name TEXT PRIMARY KEY, round INTEGER NOT NULL, asked BLOB NOT NULL, num_failures INTEGER NOT NULL, how TEXT NOT NULL,
+  problem TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS imported (path TEXT PRIMARY KEY, size INTEGER NOT NULL);
+COMMIT;
+"""
 
 
 def digest_text(text: str) -> str:
@@ -44,7 +58,7 @@ def digest_messages(messages: Sequence[Message]) -> str:
 
 def digest_identity(identity: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a ledger's identity."""
-    return digest_text(json.dumps({"format": FORMAT, **identity}, sort_keys=True))
+    return digest_text(json.dumps({"format": LEDGER_FORMAT, **identity}, sort_keys=True))
 
 
 def shorten_model(model: str) -> str:
@@ -52,247 +66,37 @@ def shorten_model(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "_", model).strip("._")[:60]
 
 
-class Ledger:
-    """The answers of one model to one prompt.
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in a batch file."""
 
-    Args:
-      identity: what all answers share, as the file's header: task, prompt_version, prompt_digest, model and decoding.
-        Each identity has its own file.
-
-    Attributes:
-      largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None without one.
-    """
-
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
-        make_workdir(folder)
-        header = {"format": FORMAT, **identity}
-        name = f"{identity['task']}-{shorten_model(identity['model'])}-{digest_identity(identity)[:12]}"
-        self.path = folder / f"{name}{SUFFIX}"
-        _refuse_other_versions(folder, identity, self.path)
-        self.num_tokens = 0
-        self.largest_counted: int | None = None
-        self._places: dict[tuple[str, str], tuple[int, int]] = {}
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise BadInput(f"{self.path} cannot be opened ({error.strerror})") from None
-        try:
-            lock_file(self._file, self.path)
-            self._size = self._read(header)
-            if not self._size:
-                self._write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
-                sync_folder(folder)
-        except BaseException:
-            os.close(self._file)
-            raise
-
-    def __len__(self) -> int:
-        """Return the number of requests with a final answer."""
-        return len(self._places)
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        os.close(self._file)
-
-    def find(self, report: str, request: str) -> Entry | None:
-        """Return the final entry of a request about a report, or None."""
-        place = self._places.get((report, request))
-        if place is None:
-            return None
-        return msgspec.json.decode(os.pread(self._file, place[1], place[0]), type=Entry)
-
-    def append(self, entry: Entry, *, sync: bool = True) -> None:
-        """Write an entry and sync it to disk, or leave that to `sync` if the answer is in another file too."""
-        line, start = msgspec.json.encode(entry) + b"\n", self._size
-        self._write(line, sync=sync)
-        self._count(entry, start, len(line))
-
-    def sync(self) -> None:
-        """Sync all entries to disk."""
-        self._write(b"")
-
-    def _write(self, line: bytes, *, sync: bool = True) -> None:
-        try:
-            rest = memoryview(line)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-            if sync:
-                os.fsync(self._file)
-        except OSError as error:
-            os.ftruncate(self._file, self._size)
-            raise RunStopped(
-                f"{self.path}: an answer cannot be written ({error.strerror}); earlier answers are kept, rerun the "
-                "command to resume"
-            ) from None
-        self._size += len(line)
-
-    def _read(self, header: Mapping[str, Any]) -> int:
-        """Index the lines of an existing file, cut off an incomplete last line, and return the size."""
-        end = 0
-        with os.fdopen(os.dup(self._file), "rb") as file:
-            for found, position, length in _scan(file, self.path):
-                if isinstance(found, Entry):
-                    self._count(found, position, length)
-                elif found != header:
-                    raise BadInput(f"{self.path}, line 1 belongs to another prompt, model or setting")
-                end = position + length
-        if end < os.fstat(self._file).st_size:
-            os.ftruncate(self._file, end)
-            os.fsync(self._file)
-        return end
-
-    def _count(self, entry: Entry, position: int, length: int) -> None:
-        self.num_tokens += entry.num_tokens
-        if entry.has_picture and entry.is_counted:
-            self.largest_counted = max(entry.prompt_tokens, self.largest_counted or 0)
-        if entry.is_final:
-            self._places[entry.report, entry.request] = (position, length)
-
-
-def _refuse_other_versions(folder: Path, identity: Mapping[str, Any], own: Path) -> None:
-    """Refuse paid answers to another version of the prompt: they would be paid for again without a word."""
-    own_name = own.name.rpartition("-")[0]
-    for path in sorted(folder.glob(f"{glob.escape(own_name)}-*{SUFFIX}")):
-        if path == own or not path.is_file():
-            continue
-        with path.open("rb") as file:
-            (header, _, length), *_ = [*itertools.islice(_scan(file, path), 1), ({}, 0, 0)]
-            is_paid = file.seek(0, os.SEEK_END) > length
-        found = header.get("prompt_version") if isinstance(header, dict) else None
-        is_same = isinstance(header, dict) and all(header.get(name) == identity[name] for name in ("task", "model"))
-        if is_paid and is_same and found != identity["prompt_version"]:
-            raise BadInput(
-                f"{path} has answers to version {str(found)[:20]} of the prompt, expected version "
-                f"{identity['prompt_version']}, which asks anew; choose another folder, or move the file away to pay "
-                "for all answers again"
-            )
-
-
-def count_spent(path: Path) -> int:
-    """Return the tokens spent on a ledger of another model, prompt or setting."""
-    try:
-        with open_untrusted(path, accepted="a ledger") as file:
-            return sum(found.num_tokens for found, _, _ in _scan(file, path) if isinstance(found, Entry))
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); --max-tokens needs an intact ledger") from None
-
-
-def merge_ledgers(paths: Sequence[Path], target: Path) -> None:
-    """Add the entries of several ledgers of one identity to another file, each line once."""
-    make_workdir(target.parent)
-    header, lines = None, dict[bytes, None]()
-    for path in (target, *paths):
-        if not path.exists():
-            continue
-        with open_untrusted(path, accepted="a ledger") as file:
-            for found, position, length in list(_scan(file, path)):
-                line = os.pread(file.fileno(), length, position)
-                if isinstance(found, Entry):
-                    lines[line] = None
-                elif header not in (None, line):
-                    raise BadInput(f"{path}, line 1 belongs to another prompt, model or setting than {target.name}")
-                else:
-                    header = line
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.writelines([header or b"", *lines])
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _scan(file: BinaryIO, path: Path) -> Iterator[tuple[Entry | dict[str, Any], int, int]]:
-    """Yield the header and each entry with position and length in bytes, up to an incomplete last line."""
-    size, position = file.seek(0, os.SEEK_END), file.seek(0)
-    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
-        try:
-            if not line.endswith(b"\n"):
-                raise msgspec.DecodeError("without an end of line")
-            yield msgspec.json.decode(line, type=dict if number == 1 else Entry), position, len(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            # Each line is synced before the next, so only the last can be incomplete.
-            if position + len(line) == size:
-                return
-            problem = f"line {number} is not a ledger entry ({str(error)[:80]}); restore the file or move it away"
-            raise BadInput(f"{path}, {problem}") from None
-        position += len(line)
-
-
-# The journal of a folder's batches: which requests were written to files, and what became of each.
-#
-# It is a JSON Lines file that only grows; the answers themselves are in the ledgers.
-
-
-FOLDER = "batch"
-FILE_NAME = "journal.jsonl"
-
-_MAX_ENTRY_BYTES = 1 << 22
-
-
-class Asked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
-    """A request in a batch file.
-
-    Attributes:
-      id: its name, the same in all rounds; with the round it is the line's `custom_id`.
-      round: number of the round, from 1.
-      ledger: digest of the identity of its ledger.
-      text: SHA-256 of the report's text.
-      tokens_name: name of the limit of the answer.
-      prompt_tokens: upper bound of the prompt.
-      has_picture: whether the prompt shows a picture.
-    """
-
-    id: str
-    round: int
-    ledger: str
+    id: str  # its name, the same in all rounds; with the round it is the line's `custom_id`
+    round: int  # number of the round, from 1
+    ledger: str  # digest of the identity of its ledger
     report: str
-    text: str
+    text: str  # SHA-256 of the report's text
     request: str
     form: str
-    tokens_name: str
-    prompt_tokens: int
+    tokens_name: str  # name of the limit of the answer
+    prompt_tokens: int  # upper bound of the prompt
     answer_tokens: int
-    has_picture: bool = False
+    has_picture: bool = False  # whether the prompt shows a picture
 
     @property
     def custom_id(self) -> str:
         """Name of the request in its file; tells a late reply of an earlier round from one of this round."""
         return f"{self.id}-r{self.round}"
 
-
-class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True, omit_defaults=True):
-    """What became of a request: answered, failed or reworded so that it is asked again, or refused for good."""
-
-    id: str
-    how: Literal["answered", "failed", "reworded", "refused"]
-    problem: str = ""
+    @property
+    def num_tokens(self) -> int:
+        """Upper bound of prompt and answer."""
+        return self.prompt_tokens + self.answer_tokens
 
 
-class Identity(msgspec.Struct, frozen=True, tag="identity"):
-    """What the requests of a ledger share, and the number of attempts until one is given up."""
+class Request(msgspec.Struct, frozen=True):
+    """A request's last `Asked`, its attempts without an answer, and how the last one ended ("" if outstanding).
 
-    ledger: str
-    fields: dict[str, Any]
-    num_attempts: int
-
-
-class Learned(msgspec.Struct, frozen=True, tag="learned"):
-    """The wording that the endpoint of a ledger accepts."""
-
-    ledger: str
-    form: str
-    tokens_name: str
-
-
-Line = Asked | Ended | Identity | Learned
-
-
-@dataclasses.dataclass
-class Request:
-    """The state of a request: its last `Asked`, attempts without an answer, and how the last one ended ("" if open)."""
+    `how` is "answered", "failed" or "reworded" (to be asked again), or "refused" (for good).
+    """
 
     asked: Asked
     num_failures: int = 0
@@ -300,89 +104,273 @@ class Request:
     problem: str = ""
 
 
-class Journal:
-    """The requests of a folder by `custom_id`; one process at a time writes."""
+class Answers:
+    """The file of a folder, open in this process alone until `close`."""
 
     def __init__(self, folder: Path) -> None:
         make_workdir(folder)
         self.path = folder / FILE_NAME
-        self.requests: dict[str, Request] = {}
-        self.identities: dict[str, Identity] = {}
-        self._unwritten: list[Line] = []
-        self._wordings: dict[str, tuple[str, str]] = {}
-        self.num_rounds = 0
-        end = self._read() if self.path.exists() else 0
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.ftruncate(self._file, end)  # cuts off what a kill left incomplete
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # answers quote reports
+        except OSError as error:
+            raise BadInput(f"{self.path} cannot be opened ({error.strerror})") from None
+        require_file(self.path, accepted="a file of answers")
+        self._db = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        try:
+            with self._translated():
+                self._db.executescript(_SCHEMA)
+            self._import_ledgers(folder)
+        except BaseException:
+            self._db.close()
+            raise
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file and release its lock."""
+        self._db.close()
 
-    def add(self, *lines: Line) -> None:
-        """Note lines; `flush` writes them."""
-        self._unwritten += lines
-        for line in lines:
-            self._note(line)
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise BadInput(f"{self.path}: in use by another process (one run at a time per folder)") from None
+            raise RunStopped(
+                f"{self.path}: an answer cannot be written ({error}); earlier answers are kept, rerun the command to "
+                "resume"
+            ) from None
+        except sqlite3.DatabaseError as error:
+            raise BadInput(f"{self.path} is not a file of answers ({error}); restore it or move it away") from None
 
-    def flush(self) -> None:
-        """Write noted lines, and sync them to disk."""
-        content = memoryview(msgspec.json.Encoder().encode_lines(self._unwritten))
-        while content:
-            content = content[os.write(self._file, content) :]
-        os.fsync(self._file)
-        self._unwritten.clear()
+    def _run(self, statement: str, *values: object) -> list[Any]:
+        with self._translated():
+            return self._db.execute(statement, values).fetchall()
 
-    def find(self, custom_id: str) -> tuple[Request | None, bool]:
-        """Return the request of a reply, or None, and whether the reply is of its last round."""
-        name, _, number = custom_id.rpartition("-r")
-        request = self.requests.get(name)
-        if request is None or not number.isdecimal() or not 1 <= int(number[:9]) <= request.asked.round:
-            return None, False
-        return request, int(number) == request.asked.round
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all or nothing of what the context adds."""
+        self._run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.rollback()
+            raise
 
-    def wording(self, ledger: str, *, form: str) -> tuple[str, str]:
-        """Return form and name of the limit for the next request of a ledger; `form` is the first to try."""
-        return self._wordings.get(ledger, (form, TOKENS_NAMES[0]))
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers and lost attempts in the folder."""
+        return int(self._run("SELECT total(tokens) FROM answers")[0][0])
+
+    def add_identity(self, fields: Mapping[str, Any], *, num_attempts: int | None = None) -> str:
+        """Note what the answers of a ledger share, and return its digest."""
+        digest = digest_identity(fields)
+        self._run(
+            "INSERT INTO identities (digest, fields, num_attempts) VALUES (?, ?, ?) ON CONFLICT (digest) DO UPDATE "
+            "SET num_attempts = coalesce(excluded.num_attempts, num_attempts)",
+            *(digest, json.dumps(dict(fields)), num_attempts),
+        )
+        return digest
+
+    def identity(self, digest: str) -> tuple[dict[str, Any], int]:
+        """Return what the answers of a ledger share, and the number of attempts until a request is given up."""
+        ((fields, number),) = self._run("SELECT fields, num_attempts FROM identities WHERE digest = ?", digest)
+        return json.loads(fields), number or 1
+
+    def add(self, ledger: str, entry: Entry, *, once: bool = False) -> None:
+        """Write an entry; `once` leaves out one that is there already, byte for byte."""
+        content = msgspec.json.encode(entry)
+        key = (ledger, entry.report, entry.request)
+        unless = "WHERE NOT EXISTS (SELECT 1 FROM answers WHERE (ledger, report, request, entry) = (?, ?, ?, ?))"
+        counted = entry.prompt_tokens if entry.has_picture and entry.is_counted else None
+        self._run(
+            "INSERT INTO answers (ledger, report, request, is_final, tokens, counted, entry) SELECT ?, ?, ?, ?, ?, ?, ?"
+            + (unless if once else ""),
+            *(*key, entry.is_final, entry.num_tokens, counted, content),
+            *((*key, content) if once else ()),
+        )
+
+    def find(self, ledger: str, report: str, request: str) -> Entry | None:
+        """Return the last final entry of a request about a report, or None."""
+        rows = self._run(
+            "SELECT entry FROM answers WHERE (ledger, report, request) = (?, ?, ?) AND is_final ORDER BY id DESC "
+            "LIMIT 1",
+            *(ledger, report, request),
+        )
+        return msgspec.json.decode(rows[0][0], type=Entry) if rows else None
+
+    def refuse_other_versions(self, identity: Mapping[str, Any]) -> None:
+        """Refuse paid answers to another version of the prompt: they would be paid for again without a word."""
+        for digest, written in self._run("SELECT digest, fields FROM identities ORDER BY rowid"):
+            fields = json.loads(written)
+            is_same = all(fields.get(name) == identity[name] for name in ("task", "model"))
+            version = fields.get("prompt_version")
+            if not is_same or version == identity["prompt_version"]:
+                continue
+            if self._run("SELECT 1 FROM answers WHERE ledger = ? LIMIT 1", digest):
+                raise BadInput(
+                    f"{self.path} has answers to version {str(version)[:20]} of the prompt, expected version "
+                    f"{identity['prompt_version']}, which asks anew; choose another folder, or move {self.path.parent} "
+                    "away to pay for all answers again"
+                )
+
+    # Ledgers of other folders and of earlier versions.
+
+    def merge(self, folder: Path) -> None:
+        """Add the answers of another folder, each once."""
+        self._import_ledgers(folder)
+        path = folder / FILE_NAME
+        if not path.exists():
+            return
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as other:
+            try:
+                identities = other.execute("SELECT fields FROM identities ORDER BY rowid").fetchall()
+                with self.transaction():
+                    for (fields,) in identities:
+                        self.add_identity(json.loads(fields))
+                    for ledger, entry in other.execute("SELECT ledger, entry FROM answers ORDER BY id"):
+                        self.add(ledger, msgspec.json.decode(entry, type=Entry), once=True)
+            except (sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
+                raise BadInput(f"{path} is not a file of answers ({one_line(error)[:80]}); restore it") from None
+
+    def _import_ledgers(self, folder: Path) -> None:
+        """Import the JSON Lines ledgers of earlier versions, as far as they were not."""
+        is_own = folder == self.path.parent
+        for path in sorted(folder.glob("*.jsonl")):
+            rows = self._run("SELECT size FROM imported WHERE path = ?", path.name) if is_own else []
+            start = rows[0][0] if rows else 0
+            if path.stat().st_size <= start:
+                continue
+            with self.transaction():
+                ledger, size = "", 0
+                for number, line, end, is_last in _read_lines(path):
+                    try:
+                        if number == 1:
+                            fields = msgspec.json.decode(line, type=dict)
+                            if fields.pop("format", None) != LEDGER_FORMAT:
+                                raise msgspec.DecodeError("without the header")
+                            ledger = self.add_identity(fields)
+                        elif end > start:
+                            self.add(ledger, msgspec.json.decode(line, type=Entry), once=not is_own)
+                    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                        if is_last:
+                            break
+                        problem = f"line {number} is not a ledger entry ({one_line(error)[:80]})"
+                        raise BadInput(f"{path}, {problem}; restore the file or move it away") from None
+                    size = end
+                if is_own:
+                    self._run("REPLACE INTO imported VALUES (?, ?)", path.name, size)
+
+    def import_journal(self, path: Path) -> None:
+        """Import the batch journal of an earlier version, unless that was done."""
+        if not path.exists() or self._run("SELECT 1 FROM imported WHERE path = ?", path.name):
+            return
+        with self.transaction():
+            for number, line, _, is_last in _read_lines(path):
+                try:
+                    fields = msgspec.json.decode(line, type=dict)
+                    self._import_journal_line(fields.pop("type", ""), fields)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+                    if is_last:
+                        break
+                    problem = f"line {number} is not an entry ({one_line(error)[:80]})"
+                    raise BadInput(f"{path}, {problem}; restore the file") from None
+            self._run("INSERT INTO imported VALUES (?, ?)", path.name, 0)
+
+    def _import_journal_line(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "asked":
+            self.ask(msgspec.convert(fields, Asked))
+        elif kind == "ended":
+            self.end(fields["id"], fields["how"], fields.get("problem", ""))
+        elif kind == "identity":
+            self.add_identity(fields["fields"], num_attempts=fields["num_attempts"])
+        elif kind == "learned":
+            self.learn(fields["ledger"], fields["form"], fields["tokens_name"])
+        else:
+            raise msgspec.ValidationError(f"{kind!r} is no kind of line")
+
+    # Requests of batches.
+
+    def ask(self, asked: Asked) -> None:
+        """Note a request that was written to a file; failed attempts before it still count."""
+        name = asked.id
+        self._run(
+            "INSERT INTO requests VALUES (?, ?, ?, 0, '', '') ON CONFLICT (name) DO UPDATE SET round = excluded.round, "
+            "asked = excluded.asked, how = '', problem = '', "
+            "num_failures = CASE WHEN how IN ('failed', 'reworded') THEN num_failures ELSE 0 END",
+            *(name, asked.round, msgspec.json.encode(asked)),
+        )
+
+    def end(self, name: str, how: str, problem: str = "") -> None:
+        """Note what became of a request."""
+        self._run(
+            "UPDATE requests SET how = ?, problem = ?, num_failures = num_failures + ? WHERE name = ?",
+            *(how, problem, how == "failed", name),
+        )
+
+    def find_request(self, name: str) -> Request | None:
+        """Return a request by its name, or None."""
+        rows = self._run("SELECT asked, num_failures, how, problem FROM requests WHERE name = ?", name)
+        return Request(msgspec.json.decode(rows[0][0], type=Asked), *rows[0][1:]) if rows else None
 
     def outstanding(self) -> list[Asked]:
         """Return the requests without a reply."""
-        return [request.asked for request in self.requests.values() if not request.how]
+        rows = self._run("SELECT asked FROM requests WHERE how = ''")
+        return [msgspec.json.decode(content, type=Asked) for (content,) in rows]
 
-    def _read(self) -> int:
-        decoder, end = msgspec.json.Decoder(Line), 0
-        with open_untrusted(self.path, accepted="the journal of batches") as file:
-            size = os.fstat(file.fileno()).st_size
-            for number, line in enumerate(iter(lambda: file.readline(_MAX_ENTRY_BYTES), b""), start=1):
-                try:
-                    if not line.endswith(b"\n"):
-                        raise msgspec.DecodeError("without an end of line")
-                    self._note(decoder.decode(line))
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    if end + len(line) == size:
-                        break
-                    problem = f"line {number} is not an entry ({one_line(error)[:80]})"
-                    raise BadInput(f"{self.path}, {problem}; restore the file") from None
-                end += len(line)
-        return end
+    @property
+    def num_rounds(self) -> int:
+        """Number of the last round."""
+        return int(self._run("SELECT coalesce(max(round), 0) FROM requests")[0][0])
 
-    def _note(self, line: Line) -> None:
-        if isinstance(line, Asked):
-            before = self.requests.get(line.id)
-            failures = before.num_failures if before and before.how in ("failed", "reworded") else 0
-            self.requests[line.id] = Request(line, failures)
-            self.num_rounds = max(self.num_rounds, line.round)
-        elif isinstance(line, Identity):
-            self.identities[line.ledger] = line
-        elif isinstance(line, Learned):
-            self._wordings[line.ledger] = (line.form, line.tokens_name)
-        elif line.id in self.requests:
-            request = self.requests[line.id]
-            request.num_failures += line.how == "failed"
-            request.how, request.problem = line.how, line.problem
+    def learn(self, ledger: str, form: str, tokens_name: str) -> None:
+        """Note the wording that the endpoint of a ledger accepts."""
+        self._run("UPDATE identities SET form = ?, tokens_name = ? WHERE digest = ?", form, tokens_name, ledger)
+
+    def wording(self, ledger: str, *, first: tuple[str, str]) -> tuple[str, str]:
+        """Return form and name of the limit for the next request of a ledger; `first` are those to try first."""
+        ((form, name),) = self._run("SELECT form, tokens_name FROM identities WHERE digest = ?", ledger)
+        return form or first[0], name or first[1]
 
 
-def name_request(task: str, ledger: str, about: Mapping[str, str]) -> str:
-    """Return the name of a request, the same whenever it is written."""
-    digest = digest_text(" ".join((ledger, about["request"], about["report"])))
-    return f"{task[:20]}-{digest[:32]}"
+class Ledger:
+    """The answers of one model to one prompt.
+
+    Args:
+      identity: what they share: task, prompt_version, prompt_digest, model and decoding.
+    """
+
+    def __init__(self, answers: Answers, identity: Mapping[str, Any]) -> None:
+        answers.refuse_other_versions(identity)
+        self._answers, self.digest = answers, answers.add_identity(identity)
+
+    def __len__(self) -> int:
+        """Return the number of final answers."""
+        rows = self._answers._run("SELECT count(*) FROM answers WHERE ledger = ? AND is_final", self.digest)
+        return int(rows[0][0])
+
+    @property
+    def largest_counted(self) -> int | None:
+        """Tokens of the largest prompt with a picture that the endpoint counted; None without one."""
+        rows = self._answers._run("SELECT max(counted) FROM answers WHERE ledger = ?", self.digest)
+        return rows[0][0]
+
+    def find(self, report: str, request: str) -> Entry | None:
+        """Return the final entry of a request about a report, or None."""
+        return self._answers.find(self.digest, report, request)
+
+    def append(self, entry: Entry) -> None:
+        """Write an entry, which is on the disk when this returns."""
+        self._answers.add(self.digest, entry)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes, int, bool]]:
+    """Yield number, content and end of each line, and whether it is the last, which a kill may have left incomplete."""
+    end = 0
+    with open_untrusted(path, accepted="a ledger") as file:
+        size = os.fstat(file.fileno()).st_size
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
+            end += len(line)
+            if line.endswith(b"\n") or end < size:
+                yield number, line, end, end == size

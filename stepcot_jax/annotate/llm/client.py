@@ -1,22 +1,131 @@
-"""Ask an endpoint: retries, shared back-off, spending cap and a record of every attempt that may cost something."""
+"""Ask a model behind an OpenAI-compatible address: spending cap, bounds, and a record of each attempt that may cost.
+
+Retries, back-off and `Retry-After` are those of the openai package. Every attempt passes `Client._attempt`, which
+reserves its cost, bounds time and size of the response, and records an answer or a lost attempt before it returns.
+"""
 
 import asyncio
+import contextvars
+import dataclasses
 import datetime
+import functools
 import json
-import random
+import logging
+import math
+import os
 import re
+import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
-from stepcot_jax.annotate.llm.endpoint import Endpoint, Unreadable, connect, hide_key, read_key
 from stepcot_jax.annotate.llm.prompts import Message
-from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens, read_reply, read_wait, shows_picture
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.text import install_extra
 
-# The spending cap: each request reserves its upper bound first, so that spending never exceeds the cap.
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+
+FORMS = ("json_schema", "json_object", "plain")
+"""Ways to request JSON, strictest first; an endpoint that refuses one is asked in the next. A prompt without a schema
+is asked in the last."""
+
+TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of an answer; newer models refuse the first."""
+
+PICTURE_MULTIPLE = 4
+"""A picture is bounded by this many times the largest counted prompt with a picture, once there is one."""
+
+TRANSIENT = frozenset({408, 409, 429})
+
+_PORTS = {"http": 80, "https": 443}
+_NO_KEY = "none"
+_SHORTEST_SECRET = 8
+_TOKENS_OF_A_MESSAGE = 32
+_LONGEST_WAIT = 120.0  # seconds of Retry-After that the openai package sits out
+_SETTINGS = ("temperature", "seed")
+_REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
+_FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "structured")
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """A model behind an OpenAI-compatible address."""
+
+    model: str
+    base_url: str = DEFAULT_BASE_URL  # address including the version, such as "http://localhost:11434/v1"
+    key_variable: str = DEFAULT_KEY_VARIABLE  # environment variable that holds the key; "" sends no key
+    temperature: float | None = 0.0  # decoding temperature, 0 to 2; None omits the setting
+    seed: int | None = 0  # decoding seed; None omits the setting
+    max_answer_tokens: int = 2048  # most tokens of one answer
+    timeout: float = 120.0  # seconds for a whole request, however slowly the response drips
+    max_response_bytes: int = 1 << 20  # most bytes of one response
+    num_attempts: int = 8  # attempts before a request is given up
+
+    def __post_init__(self) -> None:
+        if not self.model.strip() or not self.model.isprintable():
+            raise BadInput(f"--model: {self.model[:80]!r} is not a model name")
+        _check_address(self.base_url)
+        for name, flag in (("max_answer_tokens",) * 2, ("timeout",) * 2, ("num_attempts", "attempts")):
+            if not 0 < getattr(self, name) < math.inf:
+                raise BadInput(f"--{flag.replace('_', '-')}: {getattr(self, name)} must be a finite number above 0")
+        if self.temperature is not None and not 0 <= self.temperature <= 2:
+            raise BadInput(f"--temperature: {self.temperature} must be from 0 to 2")
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        """Scheme, host and port: who receives the requests."""
+        parts = urllib.parse.urlsplit(self.base_url)
+        return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
+
+    @property
+    def decoding(self) -> tuple[tuple[str, float | int], ...]:
+        """The settings that an answer depends on, without omitted ones."""
+        settings = {name: getattr(self, name) for name in ("max_answer_tokens", "seed", "temperature")}
+        return tuple((name, value) for name, value in settings.items() if value is not None)
+
+
+def _check_address(base_url: str) -> None:
+    expected = "expected http(s)://HOST[:PORT]/PATH without user, password or query"
+    try:
+        parts = urllib.parse.urlsplit(base_url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise BadInput(f"--base-url is not an address; {expected}") from None
+    # The message shows the host only: the rest may hold a password.
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise BadInput(f"--base-url: {parts.hostname} comes with a user or a query; {expected}")
+    if not is_address:
+        raise BadInput(f"--base-url: {base_url[:80]!r} is not an address; {expected}")
+
+
+def read_key(endpoint: Endpoint) -> str:
+    """Return the key from the environment, or a placeholder if an endpoint other than the default has none."""
+    key = os.environ.get(endpoint.key_variable, "").strip() if endpoint.key_variable else ""
+    if not key:
+        if endpoint.base_url != DEFAULT_BASE_URL:
+            return _NO_KEY
+        if not endpoint.key_variable:
+            raise BadInput(f"--voter: key-variable= is required with {DEFAULT_BASE_URL}")
+        raise BadInput(
+            f"environment variable {endpoint.key_variable} is required (the key of {DEFAULT_BASE_URL}; or pass "
+            "another --base-url)"
+        )
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise BadInput(f"environment variable {endpoint.key_variable} must be printable ASCII without spaces")
+    return key
+
+
+def hide_key(text: str, key: str) -> str:
+    """Return `text` with the key masked, except short placeholders such as "ollama".
+
+    >>> hide_key("denied: sk-0123456789", "sk-0123456789")
+    'denied: [key]'
+    """
+    return text.replace(key, "[key]") if len(key) >= _SHORTEST_SECRET else text
 
 
 class Budget:
@@ -28,16 +137,16 @@ class Budget:
         self._changed = asyncio.Condition()
         self._stopped: RunStopped | BadInput | None = None
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether new requests are refused."""
-        return self._stopped is not None
-
     async def stop(self, why: RunStopped | BadInput) -> None:
         """Refuse new requests for this reason; requests in flight finish."""
         async with self._changed:
             self._stopped = self._stopped or why
             self._changed.notify_all()
+
+    async def drain(self) -> None:
+        """Wait until no request is in flight; waits between attempts do not count."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._num_reserved)
 
     async def reserve(self, num_tokens: int) -> None:
         """Reserve the upper bound of a request's cost, waiting while requests in flight may still release enough."""
@@ -61,26 +170,134 @@ class Budget:
             self._changed.notify_all()
 
 
-# How a request is worded for an endpoint, and what an error status says about the wording.
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request and its outcome, as the ledger keeps it."""
+
+    report: str
+    text: str  # SHA-256 of the report's text
+    request: str  # SHA-256 of the messages, which differs between a question and its repairs
+    answer: str | None  # text of the answer; None for none
+    problem: str = ""  # why there is no answer; "" otherwise
+    is_final: bool = True  # whether a retry is pointless (an answer, or one that is too large)
+    finish: str = ""  # finish reason of the endpoint
+    served_model: str = ""  # model name of the endpoint, possibly more specific than the requested one
+    form: str  # how JSON was requested: "json_schema", "json_object" or "plain"
+    prompt_tokens: int
+    answer_tokens: int
+    is_counted: bool = True  # whether the endpoint counted the tokens; otherwise they are upper bounds
+    has_picture: bool = False  # whether the prompt shows a picture; False in ledgers of earlier versions
+    seconds: float
+    time: str  # when the answer arrived, ISO 8601 with time zone
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt_tokens + self.answer_tokens
 
 
-FORMS = ("json_schema", "json_object", "plain")
-"""Ways to request JSON, strictest first; an endpoint that refuses one is asked in the next. A prompt without a schema
-is asked in the last."""
-
-TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
-"""Names of the limit of an answer; newer models refuse the first."""
-
-TRANSIENT = frozenset({408, 409, 425, 429})
-
-_SETTINGS = ("temperature", "seed")
-_REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
-_FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "structured")
+Record = Callable[[Entry], None]
 
 
-def first_form(schema: Mapping[str, Any]) -> str:
-    """Return the form in which a prompt is asked first."""
-    return FORMS[0] if schema else FORMS[-1]
+def start_entry(
+    about: Mapping[str, str], *, form: str, prompt_tokens: int, answer_tokens: int, has_picture: bool
+) -> Entry:
+    """Return the entry of a request without an answer, charged at its upper bounds."""
+    return Entry(
+        **about,
+        answer=None,
+        is_final=False,
+        form=form,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        is_counted=False,
+        has_picture=has_picture,
+        seconds=0.0,
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Completion(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    usage: object = None
+
+
+def read_reply(content: bytes, *, lost: Entry, key: str) -> Entry:
+    """Parse a response's body; the openai package builds its own types without validation."""
+    try:
+        completion = msgspec.json.decode(content, type=_Completion)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.structs.replace(lost, problem="the response is not a chat completion")
+    choice = completion.choices[0]
+    answer = hide_key(choice.message.content or "", key)
+    try:
+        usage = msgspec.convert(completion.usage, _Usage)
+        counts = {"prompt_tokens": usage.prompt_tokens, "answer_tokens": usage.completion_tokens, "is_counted": True}
+    except msgspec.ValidationError:
+        counts = {"answer_tokens": min(_num_bytes(answer) + 1, lost.answer_tokens)}
+    return msgspec.structs.replace(
+        lost,
+        answer=answer,
+        is_final=True,
+        finish=hide_key(choice.finish_reason or "", key)[:40],
+        served_model=hide_key(completion.model or "", key)[:120],
+        **counts,
+    )
+
+
+def bound_prompt_tokens(
+    messages: Sequence[Message], schema: Mapping[str, Any], *, largest_counted: int | None = None
+) -> int:
+    """Return an upper bound of a prompt's tokens.
+
+    Each token of a text encodes at least one byte. A picture is bounded by the bytes of its data URL, far more than the
+    tokens that models make of it, or by `PICTURE_MULTIPLE` times `largest_counted`: tokens of the largest prompt with a
+    picture that the endpoint counted.
+    """
+    num_tokens = _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
+    for part in (part for message in messages for part in _split_parts(message)):
+        num_bytes = _num_bytes(part if isinstance(part, str) else json.dumps(part))
+        if largest_counted is not None and _is_picture(part):
+            num_bytes = min(num_bytes, PICTURE_MULTIPLE * largest_counted)
+        num_tokens += num_bytes
+    return num_tokens
+
+
+def shows_picture(messages: Sequence[Message]) -> bool:
+    """Return whether a request has a picture."""
+    return any(_is_picture(part) for message in messages for part in _split_parts(message))
+
+
+def _split_parts(message: Message) -> list[Any]:
+    content = message["content"]
+    return [content] if isinstance(content, str) else list(content)
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def first_wording(schema: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the form and the name of the limit that a prompt is asked with first."""
+    return FORMS[0 if schema else -1], TOKENS_NAMES[0]
 
 
 def write_settings(endpoint: Endpoint, schema: Mapping[str, Any], *, form: str, tokens_name: str) -> dict[str, Any]:
@@ -115,9 +332,9 @@ def find_alternative(status: int, body: str, *, form: str, tokens_name: str) -> 
     return None
 
 
-def find_refused_setting(endpoint: Endpoint, body: str, param: object) -> str:
+def find_refused_setting(decoding: Mapping[str, Any], body: str, param: object) -> str:
     """Return the decoding setting that an HTTP 400 or 422 is about, or ""."""
-    sent = [name for name, _ in endpoint.decoding if name in _SETTINGS]
+    sent = [name for name in decoding if name in _SETTINGS]
     if isinstance(param, str):
         return param if param in sent else ""
     if "content_filter" in body or not _REFUSING.search(body):
@@ -135,10 +352,9 @@ def say_status(status: int, *names: object, key: str = "") -> str:
     return f"HTTP {status} ({', '.join(short)})" if short else f"HTTP {status}"
 
 
-_MAX_WAIT = 60.0
-_WAIT_STEP = 0.5
-
-Record = Callable[[Entry], None]
+def say_omit(setting: str) -> str:
+    """Return what to do about a setting that an endpoint refuses."""
+    return f"; if the endpoint refuses this setting, pass --omit={setting}" if setting else ""
 
 
 class RequestFailed(RuntimeError):
@@ -153,40 +369,37 @@ class AwaitsReply(Exception):
     """A request is in a batch file; its answer comes with a file of replies."""
 
 
-class _Again(Exception):
-    """A retry may succeed; `wait` is the requested delay in seconds, None if the endpoint names none."""
-
-    def __init__(self, why: str, *, wait: float | None = None) -> None:
-        super().__init__(why)
-        self.wait = wait
+class _TooLarge(Exception):
+    """An answer is longer than `max_response_bytes`; a retry would be as long again, at the same price."""
 
 
-class _OtherForm(Exception):
-    """The endpoint refuses a setting that has an alternative."""
+@dataclasses.dataclass
+class _Ask:
+    """What the attempts of one request share: its messages and names, and the last entry and problem."""
+
+    messages: Sequence[Message]
+    about: Mapping[str, str]
+    record: Record
+    form: str
+    problem: str = ""
+    entry: Entry = dataclasses.field(init=False)
 
 
-class _Lost(Exception):
-    """A request was sent and possibly charged, but its answer is lost; `is_final` if a retry is pointless."""
+_ASK: contextvars.ContextVar[_Ask] = contextvars.ContextVar("ask")
 
-    def __init__(self, why: str, *, is_final: bool = False) -> None:
-        super().__init__(why)
-        self.is_final = is_final
+Send = Callable[[Any], Awaitable[Any]]
 
 
 class Client:
-    """Sends concurrent requests to one endpoint, with a budget shared by all clients of a run.
-
-    Attributes:
-      answered_before: whether an earlier run received an answer of this model.
-      largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None before the first.
-    """
+    """Sends concurrent requests to one endpoint, with a budget shared by all clients of a run."""
 
     def __init__(self, endpoint: Endpoint, budget: Budget, schema: Mapping[str, Any]) -> None:
         self._endpoint, self._budget, self._schema = endpoint, budget, schema
         self._key = read_key(endpoint)
-        self._openai = connect(endpoint, self._key)
-        self._form, self._tokens_name, self._not_before = first_form(schema), TOKENS_NAMES[0], 0.0
-        self._has_answered = self.answered_before = False
+        self._openai = connect(endpoint, self._key, self._attempt)
+        self._form, self._tokens_name = first_wording(schema)
+        self._has_answered = self.answered_before = False  # whether an earlier run received an answer of this model
+        # tokens of the largest prompt with a picture that the endpoint counted; None before the first
         self.largest_counted: int | None = None
 
     async def close(self) -> None:
@@ -195,109 +408,119 @@ class Client:
 
     async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
         """Ask until there is an answer, and return its entry, already recorded."""
-        attempt = 1
-        while True:
-            # Without jitter all waiting requests would return at the same instant.
-            jitter = random.uniform(0, self._endpoint.first_wait)  # noqa: S311
-            while (wait := self._not_before + jitter - time.monotonic()) > 0 and not self._budget.is_stopped:
-                await asyncio.sleep(min(wait, _WAIT_STEP))
-            try:
-                return await self._attempt(messages, about, record)
-            except _OtherForm:
-                continue
-            except _Again as error:
-                if attempt == self._endpoint.num_attempts:
-                    raise RequestFailed(f"{error} (attempts: {attempt})") from None
-                self._postpone(error.wait, attempt)
-            attempt += 1
+        import openai
 
-    async def _attempt(self, messages: Sequence[Message], about: Mapping[str, str], record: Record) -> Entry:
-        bound = bound_prompt_tokens(messages, self._schema, largest_counted=self.largest_counted)
-        bounds, has_picture = (bound, self._endpoint.max_answer_tokens), shows_picture(messages)
-        reserved, spent = sum(bounds), 0
+        while True:
+            ask = _Ask(messages, about, record, self._form)
+            tokens_name = self._tokens_name
+            settings = write_settings(self._endpoint, self._schema, form=ask.form, tokens_name=tokens_name)
+            create = self._openai.chat.completions.with_raw_response.create
+            _ASK.set(ask)
+            try:
+                await create(model=self._endpoint.model, messages=list(messages), **settings)
+            except openai.APIStatusError as error:
+                wording = find_alternative(
+                    error.status_code, fold_body(error.body), form=ask.form, tokens_name=tokens_name
+                )
+                if wording is None:
+                    raise self._judge(error) from None
+                # Other requests in flight may have gone further already.
+                self._tokens_name = max(self._tokens_name, wording[1], key=TOKENS_NAMES.index)
+                self._form = max(self._form, wording[0], key=FORMS.index)
+                continue
+            except openai.APIConnectionError:
+                raise RequestFailed(f"{ask.problem} (attempts: {self._endpoint.num_attempts})") from None
+            except _TooLarge:
+                pass
+            return ask.entry
+
+    async def _attempt(self, send: Send, request: Any) -> Any:
+        """Send one HTTP request within the budget; record what it cost, and return a response that is read."""
+        import httpx2
+
+        ask = _ASK.get()
+        ask.problem = ""
+        bounds = {
+            "prompt_tokens": bound_prompt_tokens(ask.messages, self._schema, largest_counted=self.largest_counted),
+            "answer_tokens": self._endpoint.max_answer_tokens,
+        }
+        reserved, spent = sum(bounds.values()), 0
         await self._budget.reserve(reserved)
         try:
-            started, form = time.monotonic(), self._form
-            entry = Entry(
-                **about,
-                answer=None,
-                is_final=False,
-                form=form,
-                prompt_tokens=bounds[0],
-                answer_tokens=bounds[1],
-                is_counted=False,
-                has_picture=has_picture,
-                seconds=0.0,
-                time="",
-            )
+            entry = start_entry(ask.about, form=ask.form, has_picture=shows_picture(ask.messages), **bounds)
+            started, status, headers, content = time.monotonic(), 200, httpx2.Headers(), b""
             try:
-                entry = read_reply(await self._send(messages, form), lost=entry, key=self._key)
-            except _Lost as error:
-                entry = msgspec.structs.replace(entry, problem=str(error), is_final=error.is_final)
-            seconds, now = round(time.monotonic() - started, 3), datetime.datetime.now(datetime.UTC)
-            entry = msgspec.structs.replace(entry, seconds=seconds, time=now.isoformat(timespec="seconds"))
-            spent = entry.num_tokens
-            record(entry)
-            if not entry.is_final:
-                raise _Again(entry.problem)
-            self._has_answered = True
-            if has_picture and entry.is_counted:
-                self.largest_counted = max(entry.prompt_tokens, self.largest_counted or 0)
-            return entry
+                # The package's timeout restarts with every byte, which a dripping server exploits.
+                async with asyncio.timeout(self._endpoint.timeout):
+                    response = await send(request)
+                    status, headers = response.status_code, response.headers
+                    content, ask.problem = await self._read(response)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+                ask.problem = f"{self._endpoint.base_url} cannot be reached ({type(error).__name__})"
+                raise
+            except (TimeoutError, httpx2.TimeoutException):
+                ask.problem = f"no answer within {self._endpoint.timeout:g} s"
+            except (httpx2.TransportError, ssl.SSLError) as error:
+                ask.problem = f"the connection was cut ({type(error).__name__})"
+            if not 200 <= status < 300:
+                ask.problem += f" with HTTP {status}" if ask.problem else ""
+                if content and b"insufficient_quota" in content:
+                    headers["x-should-retry"] = "false"  # no wait brings credit
+            else:
+                is_too_large = content is None
+                entry = msgspec.structs.replace(entry, problem=ask.problem, is_final=is_too_large)
+                if not ask.problem:
+                    entry = read_reply(content, lost=entry, key=self._key)
+                seconds, now = round(time.monotonic() - started, 3), datetime.datetime.now(datetime.UTC)
+                ask.entry = msgspec.structs.replace(entry, seconds=seconds, time=now.isoformat(timespec="seconds"))
+                ask.problem, spent = entry.problem, entry.num_tokens
+                ask.record(ask.entry)
+                if is_too_large:
+                    raise _TooLarge
+                if entry.is_final:
+                    self._has_answered = True
+                    if entry.has_picture and entry.is_counted:
+                        self.largest_counted = max(entry.prompt_tokens, self.largest_counted or 0)
+            if ask.problem:
+                raise httpx2.ReadError(ask.problem, request=request)
+            return httpx2.Response(status, headers=headers, content=content, request=request)
         finally:
             await self._budget.settle(reserved, num_spent=spent)
 
-    async def _send(self, messages: Sequence[Message], form: str) -> bytes:
-        """Send one HTTP request and return the body of a response of status 200."""
-        import httpx2
-        import openai
-
-        tokens_name = self._tokens_name
-        settings = write_settings(self._endpoint, self._schema, form=form, tokens_name=tokens_name)
-        create = self._openai.chat.completions.with_raw_response.create
+    async def _read(self, response: Any) -> tuple[Any, str]:
+        """Return a response's body, None if it is too large, and what is wrong with it."""
         try:
-            # The package's timeout restarts with every byte, which a dripping server exploits.
-            async with asyncio.timeout(self._endpoint.timeout):
-                response = await create(model=self._endpoint.model, messages=list(messages), **settings)
-            return response.http_response.content
-        except openai.APIStatusError as error:
-            raise self._judge(error, form=form, tokens_name=tokens_name) from None
-        except (openai.APITimeoutError, TimeoutError):
-            raise _Lost(f"no answer within {self._endpoint.timeout:g} s") from None
-        except (openai.APIConnectionError, Unreadable) as error:
-            # The package wraps errors while it reads an answer, but not while it reads an error response.
-            cause = error if isinstance(error, Unreadable) else error.__cause__
-            if isinstance(cause, Unreadable) and cause.status == 200:
-                # A retry of too long an answer would be as long again, at the same price.
-                raise _Lost(str(cause), is_final=cause.is_too_large) from None
-            if isinstance(cause, Unreadable):
-                raise _Again(f"{cause} with HTTP {cause.status}") from None
-            if isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
-                raise _Again(f"{self._endpoint.base_url} cannot be reached ({type(cause).__name__})") from None
-            raise _Lost(f"the connection was cut ({type(cause).__name__})") from None
+            # A few compressed bytes can expand without limit.
+            if response.headers.get("content-encoding", "identity") != "identity":
+                return b"", "the response is compressed without being asked to"
+            content = bytearray()
+            async for piece in response.aiter_raw():
+                content += piece
+                if len(content) > self._endpoint.max_response_bytes:
+                    return None, f"the response exceeds {self._endpoint.max_response_bytes} bytes"
+            return bytes(content), ""
+        finally:
+            await response.aclose()
 
-    def _judge(self, error: Any, *, form: str, tokens_name: str) -> Exception:
+    def _judge(self, error: Any) -> Exception:
         """Return what an error status means; quotes the endpoint only where it cannot repeat a report."""
-        status, where = error.status_code, self._endpoint.base_url
-        body = fold_body(error.body)
+        status, where, body = error.status_code, self._endpoint.base_url, fold_body(error.body)
         said = say_status(status, error.code or error.type, error.param, key=self._key)
-        other = find_alternative(status, body, form=form, tokens_name=tokens_name)
-        if other is not None:
-            if other[1] != tokens_name:
-                self._tokens_name = other[1]
-            else:  # other requests in flight may have gone further already
-                self._form = max(self._form, other[0], key=FORMS.index)
-            return _OtherForm()
         if status in (400, 422):
-            setting = find_refused_setting(self._endpoint, body, error.param)
+            setting = find_refused_setting(dict(self._endpoint.decoding), body, error.param)
             if setting:
-                said += f"; if the endpoint refuses this setting, pass --omit={setting}"
+                said += say_omit(setting)
                 # A parameter name is certain; a word in the text might come from the report.
                 return BadInput(f"{where}: {said}") if error.param == setting else RequestFailed(said)
         if status == 402 or "insufficient_quota" in body:
             return RunStopped(f"{where}: {said}: no credit; add credit and rerun the command to resume")
         if status in TRANSIENT or status >= 500:
-            return _Again(said, wait=read_wait(error.response.headers))
+            wait = self._openai._parse_retry_after_header(error.response.headers)
+            if wait is not None and wait > _LONGEST_WAIT:
+                return RunStopped(
+                    f"{where} asks to wait {wait:.0f} s; every answer is in the ledger, rerun the command to resume"
+                )
+            return RequestFailed(f"{said} (attempts: {self._endpoint.num_attempts})")
         if status == 401 or (status == 403 and not self._has_answered):
             # Answers to other requests tell a refused report from a refused key.
             variable = self._endpoint.key_variable or "a variable named by key-variable="
@@ -313,12 +536,38 @@ class Client:
             )
         return RequestRefused(said)
 
-    def _postpone(self, asked: float | None, attempt: int) -> None:
-        """Delay all requests: an endpoint that throttles one throttles the others too."""
-        if asked is not None and asked > self._endpoint.longest_wait:
-            raise RunStopped(
-                f"{self._endpoint.base_url} asks to wait {asked:.0f} s; every answer is in the ledger, rerun the "
-                "command to resume"
-            )
-        own = min(self._endpoint.first_wait * 2 ** (attempt - 1), _MAX_WAIT) * random.uniform(0.5, 1.5)  # noqa: S311
-        self._not_before = max(self._not_before, time.monotonic() + (own if asked is None else asked))
+
+def connect(endpoint: Endpoint, key: str, attempt: Callable[[Send, Any], Awaitable[Any]]) -> Any:
+    """Return an openai client whose HTTP requests are sent by `attempt`, to the configured address only."""
+    try:
+        import openai
+    except ImportError as error:
+        raise BadInput(f"a language model requires {error.name}: {install_extra('annotate')}") from None
+    # Below WARNING they log whole requests, including reports.
+    for name in ("openai", "httpx2", "httpcore2"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger(name).level))
+
+    http: Any = openai.DefaultAsyncHttpx2Client(
+        timeout=endpoint.timeout, base_url=endpoint.base_url, verify=_make_tls_context()
+    )
+    send = functools.partial(http.send, stream=True, follow_redirects=False)
+    http.send = lambda request, **_: attempt(send, request)
+    client = openai.AsyncOpenAI(
+        api_key=key,
+        base_url=endpoint.base_url,
+        max_retries=endpoint.num_attempts - 1,
+        timeout=endpoint.timeout,
+        default_headers={"Accept-Encoding": "identity"},
+        http_client=http,
+    )
+    # Otherwise taken from the environment and sent to any host.
+    client.organization = client.project = None
+    return client
+
+
+@functools.cache
+def _make_tls_context() -> ssl.SSLContext:
+    """Return the default TLS context, cached because loading certificates dominates the start of a client."""
+    import httpx2
+
+    return httpx2.create_ssl_context()

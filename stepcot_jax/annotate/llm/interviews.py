@@ -8,15 +8,12 @@ because every vote costs tokens.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Provenance, Reason
-from stepcot_jax.annotate.llm.answers import Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.client import Budget, Client, Record
-from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint, Entry, Record
 from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, write_repair
-from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
@@ -37,17 +34,12 @@ _MAX_OBJECTS = 200
 
 
 class BadAnswer(ValueError):
-    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer.
-
-    Attributes:
-      field: name of the part that is wrong.
-      reason: why the item is set aside if no repair helps.
-    """
+    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer."""
 
     def __init__(self, message: str, *, field: str = "", reason: Reason = Reason.NO_ANSWER) -> None:
         super().__init__(f"{field}: {message}" if field else message)
-        self.field = field or "the JSON object"
-        self.reason = reason
+        self.field = field or "the JSON object"  # name of the part that is wrong
+        self.reason = reason  # why the item is set aside if no repair helps
 
 
 def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
@@ -231,7 +223,7 @@ def identify(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
 
 
 class Interviewer:
-    """Asks one model the questions of one task; a ledger in `folder` keeps the answers, the budget is charged with it.
+    """Asks one model the questions of one task; a ledger in `answers` keeps the answers.
 
     An unreadable answer is asked for again `num_repairs` times. `connect` returns what asks the endpoint.
     """
@@ -241,21 +233,19 @@ class Interviewer:
         endpoint: Endpoint,
         prompt: Prompt,
         *,
-        folder: Path,
+        answers: Answers,
         budget: Budget,
         num_repairs: int,
         connect: Connect = connect_live,
     ) -> None:
         self.prompt, self.endpoint = prompt, endpoint
         self._client, self._num_tries = connect(endpoint, budget, prompt), num_repairs + 1
-        self.ledger = Ledger(folder, identify(endpoint, prompt))
+        self.ledger = Ledger(answers, identify(endpoint, prompt))
         self._client.answered_before = len(self.ledger) > 0
         self._client.largest_counted = self.ledger.largest_counted
-        budget.num_spent += self.ledger.num_tokens
 
     async def close(self) -> None:
-        """Close connection and ledger."""
-        self.ledger.close()
+        """Close the connection."""
         await self._client.close()
 
     def has_asked(self, item: Item, messages: Sequence[Message]) -> bool:

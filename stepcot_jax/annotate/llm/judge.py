@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from stepcot_jax.annotate.annotation import Provenance
-from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.client import Endpoint
+from stepcot_jax.annotate.llm.crew import Crew, Streak, process_items
 from stepcot_jax.annotate.llm.interviews import BadAnswer, find_object, read_scores
 from stepcot_jax.annotate.llm.prompts import RATE_ANSWERS, RATE_STAGES, Message, Prompt, rate_steps_prompt
-from stepcot_jax.annotate.runs import Crew, Streak, process_items
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.replies import Reply
@@ -36,21 +36,14 @@ _Score = TypeVar("_Score")
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """What is judged.
+    """What is judged."""
 
-    Attributes:
-      id: unique name, such as the record's id.
-      caption: what stands for the picture.
-      reference: the record's answer, with its reasoning if there is one.
-      reply: the reply's answer, with its reasoning if there is one.
-      stages: texts of the reply's stages by `record.STAGE_NAMES`, for stage scores and step labels.
-    """
-
-    id: str
-    caption: str
+    id: str  # unique name, such as the record's id
+    caption: str  # what stands for the picture
     question: str
-    reference: str
-    reply: str
+    reference: str  # the record's answer, with its reasoning if there is one
+    reply: str  # the reply's answer, with its reasoning if there is one
+    # stages: texts of the reply's stages by `record.STAGE_NAMES`, for stage scores and step labels
     stages: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -93,19 +86,13 @@ def _with_reason(answer: str, thinking: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """A judge with its ledgers.
-
-    Attributes:
-      cap: most tokens of all ledgers in the folder; None for no cap.
-      concurrency: number of requests in flight.
-      num_repairs: how often an unreadable answer is asked for again.
-    """
+    """A judge with its ledgers."""
 
     endpoint: Endpoint
     folder: Path
-    cap: int | None = None
-    concurrency: int = 4
-    num_repairs: int = 2
+    cap: int | None = None  # most tokens of all ledgers in the folder; None for no cap
+    concurrency: int = 4  # number of requests in flight
+    num_repairs: int = 2  # how often an unreadable answer is asked for again
 
 
 class JudgeSession(Generic[_Score]):
@@ -125,13 +112,10 @@ class JudgeSession(Generic[_Score]):
         return self._runner.run(self._ask(exchanges))
 
     async def _ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
-        is_new = self._crew is None
         if self._crew is None:
             self._crew = Crew(self._judge.folder, cap=self._judge.cap, num_repairs=self._judge.num_repairs)
         crew = self._crew
         interviewer = crew.interview(self._judge.endpoint, self._prompt)
-        if is_new:
-            crew.charge_other_ledgers()
 
         def write(exchange: Exchange) -> list[Message]:
             return self._prompt.messages(exchange.data())

@@ -92,21 +92,14 @@ _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """The fixed text and the answer schema of one task.
-
-    Attributes:
-      before: text before the data in the user message.
-      after: text after the data in the user message.
-      follow_up: second user message, after an answer; "" for none.
-      schema: JSON schema of the answer.
-    """
+    """The fixed text and the answer schema of one task."""
 
     task: str
     system: str
-    before: str
-    after: str
-    follow_up: str
-    schema: Mapping[str, Any]
+    before: str  # text before the data in the user message
+    after: str  # text after the data in the user message
+    follow_up: str  # second user message, after an answer; "" for none
+    schema: Mapping[str, Any]  # JSON schema of the answer
     version: str = FIRST_VERSION
 
     @property

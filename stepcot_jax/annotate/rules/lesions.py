@@ -164,11 +164,7 @@ IMPLIED_PATTERN = {
 }
 """Pattern where the report names none; N/A for other findings."""
 
-IMPLIED_LOCATION = {
-    terms.EFFUSION: PLEURA,
-    terms.PNEUMOTHORAX: PLEURA,
-    terms.CARDIOMEGALY: CARDIAC,
-}
+IMPLIED_LOCATION = {terms.EFFUSION: PLEURA, terms.PNEUMOTHORAX: PLEURA, terms.CARDIOMEGALY: CARDIAC}
 """Location where the report names none and the finding is not diffuse; N/A for other findings."""
 
 _PHRASE = re.compile(r"[,;:]|\band\b|\bwith\b|\bwithout\b|\bas well as\b|\bversus\b|\bor\b", re.IGNORECASE)

@@ -67,15 +67,10 @@ _WORD = re.compile(r"\w")
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """One sentence of a report.
+    """One sentence of a report."""
 
-    Attributes:
-      text: verbatim, with its full stop and without a list number.
-      start: offset of its first character in the report.
-    """
-
-    text: str
-    start: int
+    text: str  # verbatim, with its full stop and without a list number
+    start: int  # offset of its first character in the report
     role: Role
 
     @functools.cached_property
@@ -402,30 +397,19 @@ _TERM_NAMES = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Mention:
-    """A finding that a sentence names.
-
-    Attributes:
-      number: index of the sentence in the report.
-      start: offset of the name in the sentence's line.
-      end: offset one past the name.
-      clause: start and end of its clause.
-      associated: named as a companion of another finding.
-      alternative: the second of two readings ("atelectasis or infiltrate").
-      concluded: introduced by a phrase such as "most consistent with".
-      denied_wholly: denied altogether, not only as large, focal or new.
-    """
+    """A finding that a sentence names."""
 
     finding: str
     status: Status
     sentence: Sentence
-    number: int
-    start: int
-    end: int
-    clause: tuple[int, int]
-    associated: bool
-    alternative: bool
-    concluded: bool
-    denied_wholly: bool
+    number: int  # index of the sentence in the report
+    start: int  # offset of the name in the sentence's line
+    end: int  # offset one past the name
+    clause: tuple[int, int]  # start and end of its clause
+    associated: bool  # named as a companion of another finding
+    alternative: bool  # the second of two readings ("atelectasis or infiltrate")
+    concluded: bool  # introduced by a phrase such as "most consistent with"
+    denied_wholly: bool  # denied altogether, not only as large, focal or new
 
     @property
     def sort(self) -> Literal["diagnosis", "lesion", "other"]:

@@ -42,22 +42,14 @@ SET_ASIDE = "set aside"
 
 @dataclasses.dataclass(frozen=True)
 class StepAgreement:
-    """Agreement of one step.
-
-    Attributes:
-      num_reports: reports whose coding answers the step.
-      accuracy: share of them answered as coded, 0 to 1; NaN without reports.
-      kappa: Cohen's kappa over the answers and `SET_ASIDE`; NaN if undefined.
-      answers: rows and columns of the confusion; the last is `SET_ASIDE`.
-      confusion: number of reports [coded answer, annotator's answer].
-    """
+    """Agreement of one step."""
 
     step: str
-    num_reports: int
-    accuracy: float
-    kappa: float
-    answers: tuple[str, ...]
-    confusion: Int[np.ndarray, "coded given"]
+    num_reports: int  # reports whose coding answers the step
+    accuracy: float  # share of them answered as coded, 0 to 1; NaN without reports
+    kappa: float  # Cohen's kappa over the answers and `SET_ASIDE`; NaN if undefined
+    answers: tuple[str, ...]  # rows and columns of the confusion; the last is `SET_ASIDE`
+    confusion: Int[np.ndarray, "coded given"]  # number of reports [coded answer, annotator's answer]
 
 
 def half_of(report_id: str) -> Half:

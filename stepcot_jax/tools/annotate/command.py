@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.tools.annotate.parsers import (
     TASK_FLAGS,
@@ -32,16 +32,16 @@ from stepcot_jax.tools.annotate.review import COMPARISONS, run_comparison
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.request_files import BatchLimits
-    from stepcot_jax.annotate.runs import Plan
+    from stepcot_jax.annotate.runner import Plan
     from stepcot_jax.host.extras import MapBlocks
 
 
 def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     # Imported here, as below, to keep --help and the other subcommands fast.
-    from stepcot_jax.annotate.alignment import read_annotator
+    from stepcot_jax.annotate.agreement import read_annotator
     from stepcot_jax.annotate.output import as_markdown, read_shard
-    from stepcot_jax.annotate.pipeline import annotate_source
+    from stepcot_jax.annotate.runner import annotate_source
     from stepcot_jax.chain import DEFAULT_CHAIN
     from stepcot_jax.host.terminal import Terminal
 
@@ -67,8 +67,8 @@ def merge(options: argparse.Namespace) -> None:
 def annotate_vqa(options: argparse.Namespace) -> None:
     """Make reasoning records from questions or boxes."""
     from stepcot_jax.annotate.output import as_markdown
-    from stepcot_jax.annotate.vqa.items import TaskSettings
-    from stepcot_jax.annotate.vqa.vqa_pipeline import VqaSource, annotate_questions
+    from stepcot_jax.annotate.recipes.items import TaskSettings
+    from stepcot_jax.annotate.runner import annotate_questions
     from stepcot_jax.host.terminal import Terminal
 
     given = vars(options)
@@ -80,11 +80,10 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         given["masks"] = find_input(options.masks, "--masks")
         if not given["masks"].is_dir():
             raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
-    box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
     plan, source = _make_plan(options), find_input(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     result = annotate_questions(
-        VqaSource(source, box_size, options.question_seed, options.with_normal),
+        source,
         plan,
         Terminal(),
         task=options.task,
@@ -92,6 +91,8 @@ def annotate_vqa(options: argparse.Namespace) -> None:
             root=source,
             folder=options.out,
             seed=options.question_seed,
+            box_size=tuple(options.box_size) if options.box_size else None,
+            with_normal=options.with_normal,
             sends_pictures=options.send_images,
             **of_task,
         ),
@@ -103,7 +104,7 @@ def annotate_vqa(options: argparse.Namespace) -> None:
 
 def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
     """Write the requests of the next round to files, or the result if all answers are there."""
-    from stepcot_jax.annotate.runs import RoundWritten
+    from stepcot_jax.annotate.runner import RoundWritten
 
     try:
         run(options)
@@ -115,14 +116,14 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
 
 def take_replies(options: argparse.Namespace) -> None:
     """Take the replies of a batch into the ledgers."""
-    from stepcot_jax.annotate.llm.request_files import describe_replies, take_from_files
+    from stepcot_jax.annotate.llm.request_files import take_replies as take_lines
 
     files = [find_input(each, "FILE") for each in options.files]
-    taken = take_from_files(files, options.out)
-    print("\n".join(describe_replies(taken)))
+    taken = take_lines(files, options.out)
+    print("\n".join(taken.describe()))
     if taken.unreadable:
-        more = f" and {taken.unreadable - 1} more lines" if taken.unreadable > 1 else ""
-        raise BadInput(f"{taken.first_unreadable}{more}: not a reply of a batch; the other lines are taken")
+        more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""
+        raise BadInput(f"{taken.unreadable[0]}{more}: not a reply of a batch; the other lines are taken")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -150,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _make_plan(options: argparse.Namespace) -> "Plan":
-    from stepcot_jax.annotate.runs import Plan
+    from stepcot_jax.annotate.runner import Plan
 
     if options.annotator == "llm" and not options.model:
         raise BadInput("--model is required with --annotator=llm (the name of a model)")

@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
+from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
 from stepcot_jax.tools.options import local_path
 
 _OUT = "folder of result and ledgers"

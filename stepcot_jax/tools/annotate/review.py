@@ -8,7 +8,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.parsers import comparison_parser, find_input
 
 if TYPE_CHECKING:
-    from stepcot_jax.annotate.alignment import Aligned
+    from stepcot_jax.annotate.agreement import Aligned
 
 
 def run_comparison(command: str, arguments: Sequence[str]) -> None:
@@ -17,7 +17,7 @@ def run_comparison(command: str, arguments: Sequence[str]) -> None:
     options.annotators = [find_input(each, "A") for each in options.annotators]
     if _handle_records(options, command):
         return
-    from stepcot_jax.annotate.alignment import align
+    from stepcot_jax.annotate.agreement import align
 
     COMPARISONS[command](options, align(options.annotators, names=options.names))
 
@@ -58,7 +58,7 @@ def _read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
 
 def _handle_records(options: argparse.Namespace, command: str) -> bool:
     """Compare or review reasoning records, if these are given; return whether they are."""
-    from stepcot_jax.annotate.vqa.vqa_review import apply_record_review, write_record_review
+    from stepcot_jax.annotate.review import apply_record_review, write_record_review
     from stepcot_jax.data.grounded.record_files import holds_records
 
     source, *others = options.annotators
@@ -84,8 +84,7 @@ def _handle_records(options: argparse.Namespace, command: str) -> bool:
 
 
 def _agree_on_records(options: argparse.Namespace) -> None:
-    from stepcot_jax.annotate.agreement import show_figure
-    from stepcot_jax.annotate.vqa.vqa_review import compare_records, show_agreement, write_record_agreement
+    from stepcot_jax.annotate.agreement import compare_records, show_agreement, show_figure, write_record_agreement
 
     if len(options.annotators) != 2:
         raise BadInput(f"agree on reasoning records requires two annotators; got {len(options.annotators)}")

@@ -13,7 +13,7 @@ import msgspec
 
 from stepcot_jax.annotate.llm.answers import digest_messages
 from stepcot_jax.annotate.llm.client import Budget
-from stepcot_jax.annotate.runs import process_items
+from stepcot_jax.annotate.llm.crew import process_items
 from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import write_whole

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.annotate.llm.endpoint import DEFAULT_KEY_VARIABLE, Endpoint
+from stepcot_jax.annotate.llm.client import DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.tools.options import local_path

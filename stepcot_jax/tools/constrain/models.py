@@ -22,12 +22,10 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 
 from stepcot_jax.annotate.annotation import CannotAnnotate
-from stepcot_jax.annotate.llm.answers import Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.client import Budget, RequestRefused
-from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.client import Budget, Endpoint, Entry, RequestRefused
+from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
-from stepcot_jax.annotate.llm.replies import Entry
-from stepcot_jax.annotate.runs import Crew
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
@@ -127,7 +125,6 @@ class EndpointModel:
         self.about = f"{endpoint.model} at {endpoint.origin[1]}; {_describe_decoding(endpoint)}"
         self._crew = Crew(folder, cap=cap, num_repairs=0)
         self._interviewer = self._crew.interview(endpoint, prompt)
-        self._crew.charge_other_ledgers()
 
     @property
     def budget(self) -> Budget:
@@ -203,7 +200,8 @@ class LocalModel:
             "model": self.name,
             "decoding": {"max_answer_tokens": longest, "weights": _digest_checkpoint(self._reader.model.folder)},
         }
-        self._ledger = Ledger(folder, identity)
+        self._answers = Answers(folder)
+        self._ledger = Ledger(self._answers, identity)
 
     async def reply(self, request: Request) -> Reply:
         """See `asked_models.Model`."""
@@ -233,7 +231,7 @@ class LocalModel:
 
     async def close(self) -> None:
         """Close the ledger."""
-        self._ledger.close()
+        self._answers.close()
 
 
 def write_turns(messages: Sequence[Message], pictures: Sequence[UInt8[np.ndarray, "height width 3"]]) -> list[Turn]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
 from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records

@@ -1,16 +1,14 @@
-"""The ledger: what is written is found again, whatever happened in between."""
+"""The file of answers: what is written is found again, whatever happened in between; ledgers of before are imported."""
 
 import contextlib
-import os
+import json
 import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stepcot_jax.annotate.llm.answers import Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.replies import Entry
+from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.client import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 IDENTITY = {
@@ -37,159 +35,193 @@ def entry(name, **changes):
     return Entry(**{**values, **changes})
 
 
+@contextlib.contextmanager
+def opened(folder, identity=IDENTITY):
+    with contextlib.closing(Answers(folder)) as answers:
+        yield answers, Ledger(answers, identity)
+
+
 def test_answers_are_found_again(tmp_path):
-    with contextlib.closing(Ledger(tmp_path / "new", IDENTITY)) as ledger:
+    with opened(tmp_path / "new") as (_, ledger):
         for name in "abc":
             ledger.append(entry(name))
         assert ledger.find("b", "request b") == entry("b")
-    with contextlib.closing(Ledger(tmp_path / "new", IDENTITY)) as ledger:
+    with opened(tmp_path / "new") as (answers, ledger):
         assert [ledger.find(name, f"request {name}") for name in "abc"] == [entry(name) for name in "abc"]
         assert ledger.find("a", "request b") is None
         assert ledger.find("d", "request d") is None
-        assert (len(ledger), ledger.num_tokens) == (3, 45)
-        assert ledger.path.stat().st_mode & 0o077 == 0  # answers quote reports
+        assert (len(ledger), answers.num_tokens) == (3, 45)
+        assert answers.path.stat().st_mode & 0o077 == 0  # answers quote reports
 
 
 def test_a_lost_request_is_counted_and_asked_again(tmp_path):
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+    with opened(tmp_path) as (_, ledger):
         ledger.append(entry("a", answer=None, problem="cut", is_final=False))
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+        ledger.append(entry("a", answer=None, problem="cut", is_final=False))
+    with opened(tmp_path) as (answers, ledger):
         assert ledger.find("a", "request a") is None
-        assert ledger.num_tokens == 15
+        assert answers.num_tokens == 30
         ledger.append(entry("a"))
         assert ledger.find("a", "request a").answer == "ä\na"
-        assert ledger.num_tokens == 30
-
-
-@given(st.data())
-def test_whatever_a_kill_left_of_the_last_line_is_recovered(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("torn")
-    with contextlib.closing(Ledger(folder, IDENTITY)) as ledger:
-        sizes = [ledger.path.stat().st_size]
-        for name in "abc":
-            ledger.append(entry(name))
-            sizes.append(ledger.path.stat().st_size)
-    kept = data.draw(st.integers(0, sizes[-1]))
-    os.truncate(ledger.path, kept)
-    if data.draw(st.booleans()):  # a file system may have grown the file without having its content
-        with ledger.path.open("ab") as file:
-            file.write(b"\0" * 7)
-    with contextlib.closing(Ledger(folder, IDENTITY)) as ledger:
-        whole = sum(size <= kept for size in sizes[1:])
-        assert len(ledger) == whole
-        for name in "abc"[:whole]:
-            assert ledger.find(name, f"request {name}") == entry(name)
-        ledger.append(entry("next"))
-    with contextlib.closing(Ledger(folder, IDENTITY)) as ledger:
-        assert len(ledger) == whole + 1
-        assert ledger.find("next", "request next") == entry("next")
-
-
-def test_damage_before_the_last_line_is_refused_by_line(tmp_path):
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
-        for name in "abc":
-            ledger.append(entry(name))
-    lines = ledger.path.read_bytes().splitlines(keepends=True)
-    for bad in (b"{]\n", b"\n", b"[]\n", b"\xff\n", lines[1].replace(b'"report"', b'"rapport"')):
-        ledger.path.write_bytes(b"".join([*lines[:2], bad, *lines[3:]]))
-        with pytest.raises(BadInput, match="line 3"):
-            Ledger(tmp_path, IDENTITY)
-        assert ledger.path.read_bytes().endswith(lines[3])
+        assert answers.num_tokens == 45
 
 
 def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
-    others = [
-        IDENTITY | change
-        for change in (
-            {"task": "vote"},
-            {"prompt_digest": "abd"},
-            {"model": "some_model:7b"},
-            {"decoding": {"seed": 1, "temperature": 0.0}},
-        )
-    ]
-    for identity in (IDENTITY, *others):
-        with contextlib.closing(Ledger(tmp_path, identity)) as ledger:
+    changes = (
+        {},
+        {"task": "vote"},
+        {"prompt_digest": "abd"},
+        {"model": "some_model:7b"},
+        {"decoding": {"seed": 1, "temperature": 0.0}},
+    )
+    for change in changes:
+        with opened(tmp_path, IDENTITY | change) as (_, ledger):
             assert len(ledger) == 0
             ledger.append(entry("a"))
-    assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_paid_answers_to_another_version_of_the_prompt_are_refused_by_name(tmp_path):
+def test_paid_answers_to_another_version_of_the_prompt_are_refused(tmp_path):
     newer = IDENTITY | {"prompt_version": "2", "prompt_digest": "abd"}
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
-        path = ledger.path
-    Ledger(tmp_path, newer).close()  # nothing was paid for
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+    with opened(tmp_path), opened(tmp_path / "x", newer):
+        pass  # nothing was paid for
+    with opened(tmp_path) as (_, ledger):
         ledger.append(entry("a"))
     for changes in ({}, {"decoding": {"seed": 1}}):
-        with pytest.raises(BadInput, match=r"answers to version 1 of the prompt, expected version 2") as caught:
-            Ledger(tmp_path, newer | changes)
-        assert str(path) in str(caught.value)
+        expected = r"answers.sqlite has answers to version 1 of the prompt, expected version 2"
+        with pytest.raises(BadInput, match=expected), opened(tmp_path, newer | changes):
+            pass
     for changes in ({"task": "vote"}, {"model": "other"}, {"model": "some_model:7b"}):
-        Ledger(tmp_path, newer | changes).close()
-    path.rename(tmp_path / "moved away")
-    Ledger(tmp_path, newer).close()
-
-
-def test_a_file_of_another_identity_under_this_name_is_refused(tmp_path):
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
-        ledger.append(entry("a"))
-    content = ledger.path.read_bytes()
-    ledger.path.write_bytes(content.replace(b'"prompt_version": "1"', b'"prompt_version": "2"'))
-    with pytest.raises(BadInput, match="another prompt"):
-        Ledger(tmp_path, IDENTITY)
-
-
-@pytest.mark.parametrize("model", ["../../etc/passwd", "a" * 500, "", "ä/ö", ".."])
-def test_a_models_name_cannot_lead_out_of_the_folder(tmp_path, model):
-    with contextlib.closing(Ledger(tmp_path / "in", IDENTITY | {"model": model})) as ledger:
-        assert ledger.path.resolve().parent == (tmp_path / "in").resolve()
+        with opened(tmp_path, newer | changes):
+            pass
 
 
 def test_two_processes_are_refused(tmp_path):
     script = (
-        "import sys, pathlib; from stepcot_jax.annotate.llm.answers import Ledger\n"
-        f"Ledger(pathlib.Path(sys.argv[1]), {IDENTITY!r})"
+        "import sys, pathlib; from stepcot_jax.annotate.llm.answers import Answers; Answers(pathlib.Path(sys.argv[1]))"
     )
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+    with opened(tmp_path) as (_, ledger):
         run = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
         assert "BadInput" in run.stderr
         assert "in use by another process" in run.stderr
+        with pytest.raises(BadInput, match="in use by another process"):
+            Answers(tmp_path)
         ledger.append(entry("a"))
     assert subprocess.run([sys.executable, "-c", script, tmp_path]).returncode == 0
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+    with opened(tmp_path) as (_, ledger):
         assert len(ledger) == 1
 
 
-def test_a_full_disk_stops_the_run_and_leaves_no_part(tmp_path, monkeypatch):
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+def test_a_full_disk_stops_the_run_and_leaves_no_part(tmp_path):
+    with opened(tmp_path) as (answers, ledger):
         ledger.append(entry("a"))
-        before = ledger.path.read_bytes()
-        write = os.write
-        parts = iter([5])
-
-        def write_a_part(descriptor, content):
-            for size in parts:
-                return write(descriptor, content[:size])
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(os, "write", write_a_part)
-        with pytest.raises(RunStopped, match="No space left"):
-            ledger.append(entry("b"))
-        monkeypatch.undo()
-        assert ledger.path.read_bytes() == before
+        ((pages,),) = answers._db.execute("PRAGMA page_count").fetchall()
+        answers._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(RunStopped, match=r"an answer cannot be written.*full"):
+            ledger.append(entry("b", answer="long" * 10_000))
         assert ledger.find("b", "request b") is None
+        answers._db.execute("PRAGMA max_page_count = 100000")
         ledger.append(entry("c"))
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+    with opened(tmp_path) as (_, ledger):
         assert ledger.find("c", "request c") == entry("c")
 
 
-def test_an_entry_is_on_the_disk_before_append_returns(tmp_path, monkeypatch):
-    synchronised = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synchronised.append(os.fstat(descriptor).st_size))
-    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
-        ledger.append(entry("a"))
-        assert ledger.path.stat().st_size in synchronised
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"x" * 5000])
+def test_a_file_that_is_no_database_is_refused(tmp_path, content):
+    (tmp_path / "answers.sqlite").write_bytes(content)
+    with pytest.raises(BadInput, match=r"answers\.sqlite is not a file of answers"):
+        Answers(tmp_path)
+    assert (tmp_path / "answers.sqlite").read_bytes() == content
+
+
+def test_answers_and_requests_are_written_in_transactions(tmp_path):
+    with opened(tmp_path) as (answers, ledger):
+        assert answers._db.execute("PRAGMA synchronous").fetchall() == [(2,)]  # on the disk at each commit
+        with contextlib.suppress(ZeroDivisionError), answers.transaction():
+            ledger.append(entry("a"))
+            raise ZeroDivisionError
+        assert len(ledger) == 0
+
+
+def write_old(folder, *entries, identity=IDENTITY, end="", name="annotate-m-1.jsonl"):
+    header = {"format": "stepcot_jax ledger 1", **identity}
+    lines = [json.dumps(header), *(json.dumps({**to_dict(each)}) for each in entries)]
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n" + end)
+    return path
+
+
+def to_dict(found):
+    return {name: getattr(found, name) for name in found.__struct_fields__}
+
+
+def test_a_ledger_of_before_is_imported_once_and_left_as_it_is(tmp_path):
+    for end in ("", '{"report":"torn', "{]\n", "\0" * 7):  # what a kill left of the last line
+        folder = tmp_path / str(len(end))
+        path = write_old(folder, entry("a"), entry("b"), entry("b", answer=None, is_final=False), end=end)
+        before = path.read_bytes()
+        for _ in range(2):
+            with opened(folder) as (answers, ledger):
+                assert ledger.find("a", "request a") == entry("a")
+                assert answers.num_tokens == 45
+        assert path.read_bytes() == before
+        write_old(folder, entry("a"), entry("b"), entry("b", answer=None, is_final=False), entry("c"))
+        with opened(folder) as (answers, ledger):  # an earlier version went on in the meantime
+            assert (len(ledger), answers.num_tokens) == (3, 60)
+
+
+@pytest.mark.parametrize("bad", ["{]", "", "[]", '{"rapport": 1}'])
+def test_damage_before_the_last_line_is_refused_by_line(tmp_path, bad):
+    path = write_old(tmp_path, entry("a"), end=f"{bad}\n{json.dumps(to_dict(entry('b')))}\n")
+    with pytest.raises(BadInput, match=rf"{path.name}, line 3 is not a ledger entry"):
+        Answers(tmp_path)
+    path.unlink()
+    with opened(tmp_path) as (answers, _):
+        assert answers.num_tokens == 0
+
+
+def test_folders_are_merged_each_answer_once(tmp_path):
+    for name, old in (("x", "a"), ("y", "b")):
+        write_old(tmp_path / name, entry(old))
+        with opened(tmp_path / name) as (_, ledger):
+            ledger.append(entry("both"))
+    write_old(tmp_path / "old", entry("c"), entry("both"))
+    for _ in range(2):
+        with opened(tmp_path / "merged") as (answers, ledger):
+            for name in ("x", "y", "old"):
+                answers.merge(tmp_path / name)
+            assert (len(ledger), answers.num_tokens) == (4, 60)
+    (tmp_path / "x" / "answers.sqlite").write_bytes(b"x" * 5000)
+    with opened(tmp_path / "merged") as (answers, _), pytest.raises(BadInput, match=r"x/answers\.sqlite is not a file"):
+        answers.merge(tmp_path / "x")
+
+
+def test_requests_of_batches_go_through_their_states(tmp_path):
+    about = {"report": "r", "text": "t", "request": "q", "form": "plain", "tokens_name": "max_tokens"}
+    asked = Asked(id="n", round=1, ledger="l", **about, prompt_tokens=3, answer_tokens=4)
+    journal = tmp_path / "journal.jsonl"
+    lines = [
+        {"type": "identity", "ledger": "l", "fields": IDENTITY, "num_attempts": 3},
+        {"type": "asked", **to_dict(asked)},
+        {"type": "ended", "id": "n", "how": "failed", "problem": "HTTP 500"},
+        {"type": "learned", "ledger": "l", "form": "plain", "tokens_name": "max_completion_tokens"},
+    ]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"type": "as')
+    with opened(tmp_path / "ledger") as (answers, ledger):
+        for _ in range(2):
+            answers.import_journal(journal)
+        assert answers.identity(ledger.digest) == (IDENTITY, 3)
+        request = answers.find_request("n")
+        assert (request.asked, request.num_failures, request.how, request.problem) == (asked, 1, "failed", "HTTP 500")
+        again = Asked(**{**to_dict(asked), "round": 2})
+        answers.ask(again)
+        assert answers.outstanding() == [again]
+        assert (answers.find_request("n").num_failures, answers.num_rounds) == (1, 2)
+        answers.end("n", "answered")
+        assert answers.outstanding() == []
+    journal.write_text("nonsense\n" + journal.read_text())
+    with opened(tmp_path / "other") as (answers, _), pytest.raises(BadInput, match="line 1 is not an entry"):
+        answers.import_journal(journal)
 
 
 def test_requests_differ_by_their_messages():

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,11 +61,6 @@ def assert_unmoved(report):
     assert len(messages) == len(reference) == 2
 
 
-@pytest.mark.parametrize("report", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_reports_change_nothing_outside_their_block(report):
-    assert_unmoved(report)
-
-
 @given(st.text(st.characters()) | st.lists(st.sampled_from([*HOSTILE.values(), '"', "\\", "}", "{"])).map("".join))
 def test_no_report_changes_anything_outside_its_block(report):
     assert_unmoved(report)
@@ -77,23 +71,6 @@ def test_a_block_is_one_line_without_markers_or_hidden_characters(report):
     block = quote_data({"report": report})
     assert not set(block) & set("<>[]\n\r\u2028\u2029\u202e\u200b\x00\x7f")
     block.encode("utf-8")  # even a lone surrogate can be sent
-
-
-def test_ordinary_letters_stay_readable():
-    report = "Sin derrame; Größe 3 µm, 50 %."
-    assert report in quote_data({"report": report})
-
-
-def test_the_template_asks_every_question_with_every_option():
-    for number, step in enumerate(CHAIN.steps, start=1):
-        assert f"Step {number}, {step.name}: {step.question}" in PROMPT.system
-        assert "; ".join(step.lettered_options) in PROMPT.system
-    for phrase in (
-        "JSON object and nothing else",
-        "copied from one place of the report",
-        "conclusions of earlier steps",
-    ):
-        assert phrase in PROMPT.system
 
 
 def test_the_schema_names_every_answer_and_nothing_else():

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from stepcot_jax.annotate.vqa.items import TaskSettings
-from stepcot_jax.annotate.vqa.pictures import UNKNOWN, find_hosts, name_host, read_masks
+from stepcot_jax.annotate.recipes.items import TaskSettings
+from stepcot_jax.annotate.recipes.pictures import UNKNOWN, find_hosts, name_host, read_masks
 from stepcot_jax.data.grounded.drawn_boxes import scale_boxes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord

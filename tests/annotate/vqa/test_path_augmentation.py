@@ -6,8 +6,8 @@ from annotate.phantom_records import phantom_folder, phantom_questions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.vqa.items import TaskSettings
-from stepcot_jax.annotate.vqa.lvkc import VARIANTS, list_rois, plan_trajectories, vary_box, write_parts
+from stepcot_jax.annotate.recipes.items import TaskSettings
+from stepcot_jax.annotate.recipes.lvkc import VARIANTS, list_rois, plan_trajectories, vary_box, write_parts
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
 
 RECORD = VqaRecord(

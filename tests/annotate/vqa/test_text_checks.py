@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
-from stepcot_jax.annotate.vqa.items import Question, Statement, ground_record
-from stepcot_jax.annotate.vqa.text_checks import (
+from stepcot_jax.annotate.checks import (
     REPORT_WORDS,
     check_answer,
     check_markup,
@@ -17,6 +16,7 @@ from stepcot_jax.annotate.vqa.text_checks import (
     names_any,
     options_named,
 )
+from stepcot_jax.annotate.recipes.items import Question, Statement, ground_record
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
 
 SINGLE = VqaRecord(

@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from stepcot_jax.annotate.vqa.vqa_review import compare_records
+from stepcot_jax.annotate.agreement import compare_records
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord

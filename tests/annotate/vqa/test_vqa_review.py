@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from annotate.phantom_records import phantom_folder
 
-from stepcot_jax.annotate.vqa.vqa_review import draw_sample
+from stepcot_jax.annotate.review import draw_sample
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
@@ -75,15 +75,6 @@ def test_a_verdict_that_cannot_be_is_said_by_record_and_column(tmp_path, verdict
     with pytest.raises(BadInput, match=words) as caught:
         read(form, tmp_path / "out")
     assert f"record 5 ({rows[5][1]})" in str(caught.value)
-
-
-@pytest.mark.parametrize("command", ["agree", "review-out", "review-in"])
-def test_help_names_both_kinds_of_records(command, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "data.json" in shown
-    assert "records.jsonl" in shown
 
 
 def test_an_altered_or_short_form_is_refused(tmp_path):

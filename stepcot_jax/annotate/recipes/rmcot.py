@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
-from stepcot_jax.annotate.llm.prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
-from stepcot_jax.annotate.vqa.items import Parts, Question, Request, Statement, Task, TaskSettings
-from stepcot_jax.annotate.vqa.text_checks import (
+from stepcot_jax.annotate.checks import (
     check_answer,
     check_markup,
     check_options,
@@ -20,6 +18,8 @@ from stepcot_jax.annotate.vqa.text_checks import (
     options_named,
     require,
 )
+from stepcot_jax.annotate.llm.prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
+from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Statement, Task, TaskSettings
 from stepcot_jax.data.grounded import vocabulary as wording
 from stepcot_jax.data.grounded.vocabulary import term_of, write_box
 from stepcot_jax.host.errors import BadInput

@@ -15,18 +15,11 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Reason
+from stepcot_jax.annotate.checks import check_markup, check_no_coordinates, check_speech, is_denied, names_any, require
 from stepcot_jax.annotate.llm.prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
-from stepcot_jax.annotate.vqa.items import Parts, Question, Request, Task, TaskSettings, as_provenance
-from stepcot_jax.annotate.vqa.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
-from stepcot_jax.annotate.vqa.rmcot import require_readable
-from stepcot_jax.annotate.vqa.text_checks import (
-    check_markup,
-    check_no_coordinates,
-    check_speech,
-    is_denied,
-    names_any,
-    require,
-)
+from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings, as_provenance
+from stepcot_jax.annotate.recipes.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
+from stepcot_jax.annotate.recipes.rmcot import require_readable
 from stepcot_jax.boxes import UNIT_SQUARE
 from stepcot_jax.data.grounded.stage_views import STAGES, Stage
 from stepcot_jax.data.grounded.vocabulary import accepted_names, canonical, term_of
@@ -37,15 +30,10 @@ from stepcot_jax.reasoning.replies import BOX, write_boxes
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """One stage of a lesion.
+    """One stage of a lesion."""
 
-    Attributes:
-      record: image that is shown, with the lesion's boxes as references; of the hard stage another case's.
-      seed_case: id of the question that the lesion comes from.
-    """
-
-    record: VqaRecord
-    seed_case: str
+    record: VqaRecord  # image that is shown, with the lesion's boxes as references; of the hard stage another case's
+    seed_case: str  # id of the question that the lesion comes from
     label: str
     stage: Stage
 

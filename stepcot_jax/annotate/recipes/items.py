@@ -30,34 +30,22 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """A sentence of the grounded report.
+    """A sentence of the grounded report."""
 
-    Attributes:
-      name: region that it is about, or the finding where the source names no region.
-      label: of the finding; the region's name if it is about no finding.
-      box: corners in pixels of the record's `image_size`.
-      sentence: what it says; "" if the source has no sentence.
-      is_finding: whether a detection list has it as a finding.
-    """
-
-    name: str
-    label: str
-    box: Corners
-    sentence: str = ""
-    is_finding: bool = False
+    name: str  # region that it is about, or the finding where the source names no region
+    label: str  # of the finding; the region's name if it is about no finding
+    box: Corners  # corners in pixels of the record's `image_size`
+    sentence: str = ""  # what it says; "" if the source has no sentence
+    is_finding: bool = False  # whether a detection list has it as a finding
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question about an image, with the grounded report.
-
-    Attributes:
-      from_list: whether it was asked about a detection list.
-    """
+    """A question about an image, with the grounded report."""
 
     record: VqaRecord
     statements: tuple[Statement, ...]
-    from_list: bool = False
+    from_list: bool = False  # whether it was asked about a detection list
 
     @property
     def id(self) -> str:
@@ -204,27 +192,18 @@ Parts = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class TaskSettings:
-    """Settings of the pipelines.
+    """Settings of the pipelines."""
 
-    Attributes:
-      root: folder that image paths are relative to.
-      folder: folder of the result, for drawn pictures.
-      num_regions: LVKC: variants of the reference boxes, from 0 to 4; the whole picture is added.
-      num_templates: LVKC: wordings of each trajectory, from 1 to 3.
-      seed: LVKC: of the perturbed boxes.
-      host_organ: MedCLM: how a lesion's host organ is found.
-      masks: MedCLM: folder of the masks; None for `masks` below `root`.
-      sends_pictures: whether models see the pictures, where the task shows any.
-    """
-
-    root: Path
-    folder: Path
-    num_regions: int = 1
-    num_templates: int = 1
-    seed: int = 0
-    host_organ: HostOrgan = "coverage"
-    masks: Path | None = None
-    sends_pictures: bool = False
+    root: Path  # folder that image paths are relative to
+    folder: Path  # folder of the result, for drawn pictures
+    num_regions: int = 1  # LVKC: variants of the reference boxes, from 0 to 4; the whole picture is added
+    num_templates: int = 1  # LVKC: wordings of each trajectory, from 1 to 3
+    seed: int = 0  # of the questions about a detection list and its splits; LVKC: of the perturbed boxes
+    box_size: tuple[int, int] | None = None  # width and height that the boxes of released data refer to
+    with_normal: bool = False  # whether to ask about the images of a detection list that have no box
+    host_organ: HostOrgan = "coverage"  # MedCLM: how a lesion's host organ is found
+    masks: Path | None = None  # MedCLM: folder of the masks; None for `masks` below `root`
+    sends_pictures: bool = False  # whether models see the pictures, where the task shows any
 
     def __post_init__(self) -> None:
         for flag, found, least, greatest in (
@@ -237,52 +216,35 @@ class TaskSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Request(Generic[ItemT]):
-    """One request to the annotator.
+    """One request to the annotator."""
 
-    Attributes:
-      prompt: the task, whose answer is an object of texts.
-      data: returns the request's data from the item and the texts so far.
-      sees: whether the picture goes with it, if pictures are sent.
-      about: returns the item that ledgers keep the answer under; items with the same one share the answer.
-    """
-
-    prompt: Prompt
+    prompt: Prompt  # the task, whose answer is an object of texts
     names: tuple[str, ...]
-    data: Callable[[ItemT, Parts], dict[str, Any]]
-    sees: bool = True
+    data: Callable[[ItemT, Parts], dict[str, Any]]  # returns the request's data from the item and the texts so far
+    sees: bool = True  # whether the picture goes with it, if pictures are sent
+    # returns the item that ledgers keep the answer under; items with the same one share the answer
     about: Callable[[ItemT], ItemT] = lambda item: item
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(Generic[ItemT]):
-    """A pipeline.
-
-    Attributes:
-      units: what its items are, for funnels.
-      plan: returns the items of the questions, and what cannot be one.
-      requests: every request that the task makes.
-      choose: returns the requests for one item, in order.
-      write: the offline version: returns the texts, or raises `CannotAnnotate`.
-      assemble: returns the record of an item and its texts.
-      check: raises `CannotAnnotate` with a named reason.
-      data: returns the data that trust and votes are asked about.
-      trust: prompt of the trust question.
-      show: returns the picture of an item as data URL; None for a task of text alone.
-      picture: returns the path of an item's picture, which must be readable; None for a task that needs none.
-      finish: writes what the records need besides themselves; None for nothing.
-    """
+    """A pipeline."""
 
     name: str
-    units: str
+    units: str  # what its items are, for funnels
+    # returns the items of the questions, and what cannot be one
     plan: Callable[[Sequence[Question], TaskSettings], list[ItemT | Aside]]
-    requests: tuple[Request[ItemT], ...]
-    choose: Callable[[ItemT], Sequence[Request[ItemT]]]
-    write: Callable[[ItemT], dict[str, str]]
-    assemble: Callable[[ItemT, Parts], VqaRecord]
-    check: Callable[[ItemT, Parts, VqaRecord], None]
-    data: Callable[[ItemT], dict[str, Any]]
-    trust: Prompt
+    requests: tuple[Request[ItemT], ...]  # every request that the task makes
+    choose: Callable[[ItemT], Sequence[Request[ItemT]]]  # returns the requests for one item, in order
+    write: Callable[[ItemT], dict[str, str]]  # the offline version: returns the texts, or raises `CannotAnnotate`
+    assemble: Callable[[ItemT, Parts], VqaRecord]  # returns the record of an item and its texts
+    check: Callable[[ItemT, Parts, VqaRecord], None]  # raises `CannotAnnotate` with a named reason
+    data: Callable[[ItemT], dict[str, Any]]  # returns the data that trust and votes are asked about
+    trust: Prompt  # prompt of the trust question
     vote: Prompt
+    # returns the picture of an item as data URL; None for a task of text alone
     show: Callable[[ItemT, TaskSettings], str] | None = None
+    # returns the path of an item's picture, which must be readable; None for a task that needs none
     picture: Callable[[ItemT], str] | None = None
+    # writes what the records need besides themselves; None for nothing
     finish: Callable[[Sequence[VqaRecord], TaskSettings], None] | None = None

@@ -15,20 +15,7 @@ import msgspec
 import numpy as np
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
-from stepcot_jax.annotate.llm.prompts import KNOWLEDGE_STYLES, LOCALISATION, LVKC_TRUST, LVKC_VOTE, RULE, VISUAL
-from stepcot_jax.annotate.vqa.items import (
-    Parts,
-    Question,
-    Request,
-    Task,
-    TaskSettings,
-    as_provenance,
-    bare_box,
-    split_sentences,
-)
-from stepcot_jax.annotate.vqa.pictures import show_picture
-from stepcot_jax.annotate.vqa.rmcot import require_readable
-from stepcot_jax.annotate.vqa.text_checks import (
+from stepcot_jax.annotate.checks import (
     APPEARANCE_WORDS,
     HINT_WORDS,
     INTERPRETATION_WORDS,
@@ -38,8 +25,22 @@ from stepcot_jax.annotate.vqa.text_checks import (
     check_speech,
     find_word,
     names_any,
+    refuse_words,
     require,
 )
+from stepcot_jax.annotate.llm.prompts import KNOWLEDGE_STYLES, LOCALISATION, LVKC_TRUST, LVKC_VOTE, RULE, VISUAL
+from stepcot_jax.annotate.recipes.items import (
+    Parts,
+    Question,
+    Request,
+    Task,
+    TaskSettings,
+    as_provenance,
+    bare_box,
+    split_sentences,
+)
+from stepcot_jax.annotate.recipes.pictures import show_picture
+from stepcot_jax.annotate.recipes.rmcot import require_readable
 from stepcot_jax.boxes import Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.grounded.vocabulary import (
@@ -72,15 +73,10 @@ WIDENED, INNER = 1.25, 0.75
 
 @dataclasses.dataclass(frozen=True)
 class Roi:
-    """A region of interest.
+    """A region of interest."""
 
-    Attributes:
-      variant: one of `VARIANTS`, or "whole".
-      box: corners in pixels of the record's `image_size`.
-    """
-
-    variant: str
-    box: Corners
+    variant: str  # one of `VARIANTS`, or "whole"
+    box: Corners  # corners in pixels of the record's `image_size`
 
     @property
     def shown(self) -> str:
@@ -197,12 +193,7 @@ def assemble(item: Trajectory, parts: Parts) -> VqaRecord:
     stages = Stages(parts["localisation"], parts["visual"], parts["knowledge"], conclude(item))
     made = {"roi": item.roi.shown, "template": str(item.template + 1), "question": record.id}
     return msgspec.structs.replace(
-        record,
-        id=item.id,
-        thinking="",
-        preamble=PREAMBLE,
-        stages=stages,
-        provenance=as_provenance(record, made),
+        record, id=item.id, thinking="", preamble=PREAMBLE, stages=stages, provenance=as_provenance(record, made)
     )
 
 
@@ -214,14 +205,11 @@ def check(item: Trajectory, parts: Parts, record: VqaRecord) -> None:
     for name in STAGE_NAMES[:3]:
         check_speech(parts[name], f"stage {name}")
         check_no_coordinates(parts[name], name)
-        word = find_word(parts[name], HINT_WORDS)
-        require(not word, Reason.SPEAKS_OF_HINT, f"stage {name} says {word!r}")
+        refuse_words(parts[name], HINT_WORDS, Reason.SPEAKS_OF_HINT, f"stage {name}")
         hidden = question.labels or (question.spoken_choices if name == "knowledge" else ())
         require(not names_any(parts[name], hidden), Reason.LABEL_NAMED, f"stage {name}")
-    word = find_word(place, APPEARANCE_WORDS)
-    require(not word, Reason.APPEARANCE, f"stage localisation says {word!r}")
-    word = find_word(visual, INTERPRETATION_WORDS)
-    require(not word, Reason.INTERPRETATION, f"stage visual says {word!r}")
+    refuse_words(place, APPEARANCE_WORDS, Reason.APPEARANCE, "stage localisation")
+    refuse_words(visual, INTERPRETATION_WORDS, Reason.INTERPRETATION, "stage visual")
     said = [set(map(fold, split_sentences(text))) for text in (place, visual, rule)]
     repeats = (said[2] & (said[0] | said[1])) or (said[0] & said[1])
     require(not repeats, Reason.REPETITION, "a sentence occurs in two stages")

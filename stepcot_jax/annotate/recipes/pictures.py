@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image
 
-from stepcot_jax.annotate.vqa.items import HostOrgan, TaskSettings
+from stepcot_jax.annotate.recipes.items import HostOrgan, TaskSettings
 from stepcot_jax.boxes import Corners, iou
 from stepcot_jax.data.grounded.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.grounded.vocabulary import host_organ, split_lungs

@@ -1,0 +1,148 @@
+"""Items in flight: interviewers with one budget, concurrent processing in the order of the items, and what stops it."""
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, ItemT, Made, Outcome, Provenance, Reason
+from stepcot_jax.annotate.llm.answers import Answers
+from stepcot_jax.annotate.llm.client import AwaitsReply, Budget, Endpoint, RequestFailed, RequestRefused
+from stepcot_jax.annotate.llm.interviews import Connect, Interviewer, connect_live
+from stepcot_jax.annotate.llm.prompts import Prompt
+from stepcot_jax.host.errors import BadInput, RunStopped
+
+Process: TypeAlias = Callable[[ItemT], Awaitable[tuple[Made, Provenance]]]
+
+MOST_FAILURES_IN_A_ROW = 3
+"""Consecutive requests given up after which the run blames the endpoint; refused requests do not count."""
+
+_WINDOW = 4
+_Result = TypeVar("_Result")
+
+
+class Crew:
+    """The interviewers of a run, with one budget that is charged with all answers of the folder.
+
+    Args:
+      answers: open answers of the folder, closed by the caller; None to open them at the first interviewer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cap: int | None,
+        num_repairs: int,
+        connect: Connect = connect_live,
+        answers: Answers | None = None,
+    ) -> None:
+        self.budget, self._num_repairs, self._connect = Budget(cap), num_repairs, connect
+        self._folder, self._answers, self._is_lent = folder, answers, answers is not None
+        self._open = list[Interviewer]()
+
+    def interview(self, endpoint: Endpoint, prompt: Prompt) -> Interviewer:
+        """Return an interviewer that asks a model this prompt; the same for the same model and prompt."""
+        for interviewer in self._open:
+            if (interviewer.endpoint, interviewer.prompt.digest) == (endpoint, prompt.digest):
+                return interviewer
+        self._answers = self._answers or Answers(self._folder)
+        if not self._open:
+            self.budget.num_spent += self._answers.num_tokens
+        made = Interviewer(
+            endpoint,
+            prompt,
+            answers=self._answers,
+            budget=self.budget,
+            num_repairs=self._num_repairs,
+            connect=self._connect,
+        )
+        self._open.append(made)
+        return made
+
+    async def close(self) -> None:
+        """Close all interviewers and the answers."""
+        for interviewer in self._open:
+            await interviewer.close()
+        if self._answers is not None and not self._is_lent:
+            self._answers.close()
+
+
+@dataclasses.dataclass
+class Streak:
+    """Number of requests given up in a row; calls of `process_items` that share one add up."""
+
+    number: int = 0
+
+
+async def process_items(
+    items: Iterable[ItemT],
+    process: Process[ItemT, Made],
+    *,
+    budget: Budget,
+    concurrency: int = 1,
+    streak: Streak | None = None,
+) -> AsyncIterator[Outcome[ItemT, Made]]:
+    """Yield the outcome of each item, in order, holding only a few items at a time.
+
+    `process` returns what is made of an item, or raises `CannotAnnotate` or `RequestFailed`. The budget is stopped
+    when the run has to stop, so that requests in flight finish and no new one starts. Failures in a row count on from
+    `streak`; None starts at 0.
+    """
+    slots, streak = asyncio.Semaphore(concurrency), streak or Streak()
+    pending: collections.deque[asyncio.Task[Outcome[ItemT, Made]]] = collections.deque()
+
+    async def process_one(item: ItemT) -> Outcome[ItemT, Made]:
+        async with slots:
+            try:
+                made, provenance = await process(item)
+            except AwaitsReply:
+                return Outcome(item, is_waiting=True)
+            except CannotAnnotate as error:
+                streak.number = 0
+                return Outcome(item, aside=Aside(item.id, error.reason, error.detail))
+            except RequestFailed as error:
+                streak.number += not isinstance(error, RequestRefused)
+                if isinstance(error, RequestRefused) or streak.number < MOST_FAILURES_IN_A_ROW:
+                    aside = Aside(item.id, Reason.NO_ANSWER, str(error))
+                    return Outcome(item, aside=aside, has_failed=True)
+                why = f"{streak.number} requests in a row were given up, the last with: {error}"
+                stop = RunStopped(f"{why}; every answer is in the ledger, rerun the command to resume")
+                await budget.stop(stop)
+                raise stop from None
+            except (RunStopped, BadInput) as error:
+                # Before the slot is released to the next item, whose request would fail too.
+                await budget.stop(error)
+                raise
+            streak.number = 0
+            return Outcome(item, made, provenance)
+
+    try:
+        for item in items:
+            pending.append(asyncio.create_task(process_one(item)))
+            while len(pending) >= _WINDOW * concurrency or (pending and pending[0].done()):
+                yield await _first(pending)
+            await asyncio.sleep(0)
+        while pending:
+            yield await _first(pending)
+    except (RunStopped, BadInput) as error:
+        await budget.stop(error)
+        # Requests in flight are paid for: wait, so that the ledger keeps their answers for the next run.
+        await budget.drain()
+        raise
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _first(pending: collections.deque[asyncio.Task[_Result]]) -> _Result:
+    """Return the first task's outcome; raise at once what stops any other task."""
+    while not pending[0].done():
+        await asyncio.wait([task for task in pending if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            if task.done():
+                task.result()
+    return pending.popleft().result()

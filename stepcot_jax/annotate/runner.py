@@ -1,0 +1,563 @@
+"""From reports to a folder of chains, and from questions or boxes to one of reasoning: annotate, check, ask, write."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from stepcot_jax import __version__
+from stepcot_jax.annotate import checks
+from stepcot_jax.annotate.annotation import (
+    Annotation,
+    Aside,
+    CannotAnnotate,
+    Item,
+    ItemT,
+    Outcome,
+    Provenance,
+    Reason,
+    Report,
+)
+from stepcot_jax.annotate.blocks import Annotate, annotate_in_blocks, forget_blocks
+from stepcot_jax.annotate.checks import INSTRUCTION_WORDS, find_word
+from stepcot_jax.annotate.llm.answers import Answers, digest_text
+from stepcot_jax.annotate.llm.client import Endpoint
+from stepcot_jax.annotate.llm.crew import Crew, Process, process_items
+from stepcot_jax.annotate.llm.interviews import examine, read_chain_answer, read_texts, write_chain_answer
+from stepcot_jax.annotate.llm.prompts import write_annotation_prompt, write_trust_prompt, write_vote_prompt
+from stepcot_jax.annotate.llm.request_files import BatchLimits, Outbox
+from stepcot_jax.annotate.output import FILE_NAME as SHARD_NAME
+from stepcot_jax.annotate.output import (
+    LEDGER_FOLDER,
+    REPORTS,
+    WRITTEN,
+    Result,
+    Shard,
+    ShardFile,
+    WithImage,
+    bring_images,
+    read_shard_file,
+    write_shard_file,
+)
+from stepcot_jax.annotate.recipes import lvkc, medclm, rmcot
+from stepcot_jax.annotate.recipes.items import Question, Task, TaskSettings, as_provenance, read_questions
+from stepcot_jax.annotate.recipes.pictures import require_picture
+from stepcot_jax.annotate.reports import locate_images, read_reports
+from stepcot_jax.annotate.rules.annotator import annotate_report
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.grounded import record_files
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.cases import Case, SetAside
+from stepcot_jax.data.records.records import write_records
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.extras import MapBlocks
+from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reasoning.record import VqaRecord
+
+TASKS: Mapping[str, Task[Any]] = {task.name: task for task in (rmcot.TASK, lvkc.TASK, medclm.TASK)}
+
+_PROMPTS = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
+_RULES = 2
+"""Number of what the rules answer, raised when it changes; shards of two numbers are not merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Settings of a run."""
+
+    annotator: Endpoint | None  # the model that annotates; None for the offline version
+    voters: tuple[Endpoint, ...]  # further models that vote on each answer
+    asks_trust: bool  # whether to ask the annotator if it trusts its own answer
+    cap: int | None  # most tokens of all answers in the folder; None for no cap
+    concurrency: int  # number of items in flight
+    num_repairs: int  # how often an unreadable answer is asked for again
+    # "stop" ends a run with failed requests with an error; "set-aside" sets their items aside
+    on_failure: Literal["stop", "set-aside"]
+    images: Literal["link", "none"]  # "link" links the records' images into the folder, "none" leaves them
+    overwrite: bool  # whether to replace an earlier result in the folder
+    batch: BatchLimits | None = None  # writes requests to files instead of sending them; None to send them
+    # annotates by rules in the processes of an engine; None to annotate in this process
+    map_blocks: MapBlocks | None = None
+
+    def __post_init__(self) -> None:
+        for flag, number, least in (
+            ("--concurrency", self.concurrency, 1),
+            ("--repairs", self.num_repairs, 0),
+            ("--max-tokens", self.cap, 1),
+        ):
+            if number is not None and number < least:
+                raise BadInput(f"{flag}: {number} must be at least {least}")
+        if self.asks_trust and self.annotator is None:
+            raise BadInput("--trust requires --annotator=llm")
+        if self.map_blocks is not None and (self.annotator is not None or self.voters):
+            raise BadInput("--engine=ray is for --annotator=rules without --voter; see `requests` for language models")
+        models = [voter.model for voter in self.voters]
+        again = [model for model in models if models.count(model) > 1]
+        if again:
+            raise BadInput(f"--voter: {again[0]!r} appears twice; name each model once")
+
+
+class RoundWritten(Exception):
+    """Some items wait for replies to requests in batch files; the message names the files."""
+
+
+def run_items(
+    items: Iterable[ItemT],
+    prepare: Callable[[Crew], Process[Any, Any]],
+    *,
+    folder: Path,
+    plan: Plan,
+    total: int,
+    result: Result,
+    terminal: Terminal,
+) -> None:
+    """Annotate items into a result, with the models' answers below `folder`."""
+    settings: dict[str, Any] = {"cap": plan.cap, "num_repairs": plan.num_repairs}
+    collect = functools.partial(_collect, items, prepare, plan=plan, total=total, result=result, terminal=terminal)
+    try:
+        if plan.batch is None:
+            asyncio.run(collect(Crew(folder / LEDGER_FOLDER, **settings)))
+        else:
+            with contextlib.closing(Answers(folder / LEDGER_FOLDER)) as answers:
+                with Outbox(folder, answers, plan.batch) as outbox:
+                    crew = Crew(folder / LEDGER_FOLDER, **settings, connect=outbox.connect, answers=answers)
+                    asyncio.run(collect(crew))
+                _say_round(outbox, crew, result)
+    except (KeyboardInterrupt, RunStopped) as error:
+        why = str(error) if isinstance(error, RunStopped) else "interrupted; rerun the command to resume"
+        num_done = result.num_collected - len(result.failed)
+        raise RunStopped(f"{num_done} of {total} {result.units} are done; {why}") from None
+    if result.failed and plan.on_failure == "stop":
+        first = f"{result.failed[0].id[:80]!r}: {result.failed[0].detail}"
+        raise RunStopped(
+            f"requests for {len(result.failed)} of {total} {result.units} were given up (first: {first}); all other "
+            "answers are in the ledger, rerun the command to ask again or pass --on-failure=set-aside"
+        )
+
+
+def _say_round(outbox: Outbox, crew: Crew, result: Result) -> None:
+    """Raise what a round has written, unless no item waits for a reply."""
+    if not result.num_waiting:
+        return
+    waiting, unaffordable = len(outbox.outstanding), outbox.num_unaffordable
+    if unaffordable and not outbox.files and not waiting:
+        raise RunStopped(
+            f"--max-tokens: {crew.budget.num_spent} of {crew.budget.cap} tokens are spent and up to "
+            f"{outbox.num_reserved} may be charged for requests without a reply, which is too much for the next "
+            "request; every answer is in the ledger, rerun with a larger --max-tokens to go on"
+        )
+    lines = [f"{path}: {number} requests for {model}" for path, (number, model) in outbox.files.items()]
+    lines += [f"{waiting} requests of earlier rounds have no reply yet; --again writes them anew"] if waiting else []
+    lines += [f"{unaffordable} requests have to wait for tokens under --max-tokens"] if unaffordable else []
+    lines += [f"{result.num_waiting} of {result.num_waiting + result.num_collected} {result.units} wait for replies"]
+    raise RoundWritten("\n".join(lines))
+
+
+async def _collect(
+    items: Iterable[ItemT],
+    prepare: Callable[[Crew], Process[Any, Any]],
+    crew: Crew,
+    *,
+    plan: Plan,
+    total: int,
+    result: Result,
+    terminal: Terminal,
+) -> None:
+    asks_models = plan.annotator is not None or bool(plan.voters)
+    try:
+        process = prepare(crew)
+        with terminal.bar("annotating", total=total):
+            concurrency = plan.concurrency if asks_models else 1
+            async for outcome in process_items(items, process, budget=crew.budget, concurrency=concurrency):
+                result.take(outcome)
+                note = f"kept {result.num_kept}" + (f", {crew.budget.num_spent} tokens" if asks_models else "")
+                terminal.update(result.num_collected, note)
+    finally:
+        await crew.close()
+
+
+def _require_no_result(source: Path, folder: Path, plan: Plan, name: str) -> None:
+    path = folder / name
+    if not path.exists():
+        return
+    if not plan.overwrite:
+        raise BadInput(f"{path} exists; choose another folder or pass --overwrite")
+    file = source / name if source.is_dir() else source
+    if file.exists() and file.samefile(path):
+        raise BadInput(f"{path} is the source itself; choose another folder")
+
+
+def _link_images(records: Sequence[WithImage], root: Path, folder: Path, plan: Plan, terminal: Terminal) -> bool:
+    """Link images into the folder if the plan wants that; return whether it does."""
+    if plan.images == "none" or root.resolve() == folder.resolve():
+        return False
+    num_images = bring_images(records, source=root, folder=folder)
+    terminal.say(f"images of {num_images} of {len(records)} records found and linked")
+    return True
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+# Reports to chains.
+
+
+def annotate_source(
+    source: Path, folder: Path, plan: Plan, terminal: Terminal, *, chain: Chain, shard: Shard | None = None
+) -> Result[Case]:
+    """Annotate every report of a source into a folder of records, reports set aside, funnel and ledgers."""
+    _require_own_shard(folder, shard)
+    _require_no_result(source, folder, plan, data_json.FILE_NAME)
+    # Reading the source once first finds a bad last row before the first answer is paid for.
+    contents = _read_contents(source, shard)
+    with lock_folder(folder):
+        # Again: another run may have finished while this one read the source.
+        _require_own_shard(folder, shard)
+        _require_no_result(source, folder, plan, data_json.FILE_NAME)
+        result = Result(_make_cases, units=REPORTS, written=WRITTEN)
+        reports = (
+            item for item in read_reports(source) if isinstance(item, Report) and (not shard or shard.has(item.id))
+        )
+        if plan.map_blocks is not None:
+            _annotate_in_blocks(plan.map_blocks, reports, folder, chain, result, terminal, total=len(contents.places))
+        else:
+            run_items(
+                reports,
+                lambda crew: _prepare_reports(crew, plan, chain),
+                folder=folder,
+                plan=plan,
+                total=contents.num_items,
+                result=result,
+                terminal=terminal,
+            )
+        result.set_aside += contents.asides.values()
+        if result.num_collected != contents.num_items:
+            raise BadInput(
+                f"{source} changed during the run: {contents.num_items} reports, then {result.num_collected}"
+            )
+        is_linked = _link_images(result.records, locate_images(source), folder, plan, terminal)
+        # An earlier `data.json` would mark the new parts as a complete run.
+        (folder / data_json.FILE_NAME).unlink(missing_ok=True)
+        result.write(folder, is_part=shard is not None)
+        if shard is not None:
+            described = ShardFile(
+                shard=shard.index,
+                count=shard.count,
+                source=contents.digest,
+                total=contents.total,
+                settings=_describe(plan, chain),
+                annotated=list(zip(contents.places, result.counts, strict=True)),
+                unusable=list(contents.asides),
+                images=is_linked,
+            )
+            write_shard_file(folder, described)
+        # `data.json` comes last and marks a complete run.
+        write_records(folder, chain=chain, cases=result.records)
+        if plan.map_blocks is not None:
+            forget_blocks(folder)
+    return result
+
+
+def _annotate_in_blocks(
+    map_blocks: MapBlocks,
+    reports: Iterable[Report],
+    folder: Path,
+    chain: Chain,
+    result: Result[Case],
+    terminal: Terminal,
+    *,
+    total: int,
+) -> None:
+    """Annotate reports by rules in the processes of an engine into a result."""
+    make = functools.partial(_prepare_rules, chain, _today())
+    with terminal.bar("annotating", total=total):
+        outcomes = annotate_in_blocks(
+            reports, make, map_blocks, folder=folder, settings=_digest_chain(chain), watch=terminal.update
+        )
+        for outcome in outcomes:
+            result.take(outcome)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents:
+    """What a source holds."""
+
+    digest: str
+    total: int
+    places: list[int]  # positions of the shard's reports
+    asides: dict[int, Aside]  # the shard's unreadable and repeated items, by position
+
+    @property
+    def num_items(self) -> int:
+        """Number of items of the shard."""
+        return len(self.places) + len(self.asides)
+
+
+def _read_contents(source: Path, shard: Shard | None) -> _Contents:
+    places: list[int] = []
+    asides: dict[int, Aside] = {}
+    digest, total = hashlib.sha256(), 0
+    for total, item in enumerate(read_reports(source), start=1):
+        digest.update(digest_text(repr(item)).encode())
+        if shard is None or shard.has(item.id):
+            if isinstance(item, Aside):
+                asides[total - 1] = item
+            else:
+                places.append(total - 1)
+    if not total:
+        raise BadInput(f"{source} holds no report")
+    return _Contents(digest.hexdigest(), total, places, asides)
+
+
+def _describe(plan: Plan, chain: Chain) -> dict[str, Any]:
+    """Return what answers depend on, which must be the same for all shards of a run."""
+    models = [plan.annotator, *plan.voters]
+    return {
+        "version": __version__,
+        "rules": _RULES,
+        "chain": _digest_chain(chain),
+        "prompts": digest_text("".join(write(chain).digest for write in _PROMPTS)),
+        "models": [[each.model, dict(each.decoding)] if each else "rules" for each in models],
+        "trust": plan.asks_trust,
+        "repairs": plan.num_repairs,
+    }
+
+
+def _digest_chain(chain: Chain) -> str:
+    return digest_text(json.dumps([[step.name, step.question, list(step.options)] for step in chain.steps]))
+
+
+def _require_own_shard(folder: Path, shard: Shard | None) -> None:
+    if shard is not None and (folder / SHARD_NAME).exists():
+        held = read_shard_file(folder).name
+        if held != shard:
+            raise BadInput(f"{folder} holds shard {held}, expected {shard}; each shard needs its own folder")
+
+
+def _prepare_reports(crew: Crew, plan: Plan, chain: Chain) -> Process[Report, Annotation]:
+    annotator = crew.interview(plan.annotator, write_annotation_prompt(chain)) if plan.annotator else None
+    doubter = crew.interview(plan.annotator, write_trust_prompt(chain)) if plan.annotator and plan.asks_trust else None
+    voters = [crew.interview(endpoint, write_vote_prompt(chain)) for endpoint in plan.voters]
+    by_rules = _prepare_rules(chain, _today())
+
+    async def process(report: Report) -> tuple[Annotation, Provenance]:
+        data = {"report": report.text}
+        if annotator is not None:
+            checks.check_report(report)
+            messages = annotator.prompt.messages(data)
+            annotation, entry = await annotator.ask(
+                report, messages, lambda text: read_chain_answer(text, chain=chain, report=report.text)
+            )
+            quotes = enumerate(annotation.quotes, start=1)
+            provenance = (*annotator.describe(entry), *((f"step {number} evidence", quote) for number, quote in quotes))
+            checks.check_annotation(report, annotation, chain=chain)
+        else:
+            annotation, provenance = by_rules(report)
+        answer = write_chain_answer(annotation, chain=chain)
+        return annotation, provenance + await examine(
+            report, answer, data=data, name="chain", doubter=doubter, voters=voters
+        )
+
+    return process
+
+
+def _prepare_rules(chain: Chain, today: str) -> Annotate:
+    """Return the function that annotates one report by rules, checks included."""
+
+    def annotate(report: Report) -> tuple[Annotation, Provenance]:
+        checks.check_report(report)
+        annotation = annotate_report(report, chain=chain)
+        checks.check_annotation(report, annotation, chain=chain)
+        return annotation, (("annotator", "rules"), ("version", __version__), ("date", today))
+
+    return annotate
+
+
+def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Case]:
+    report, annotation = outcome.item, outcome.made
+    if annotation is None:
+        return []
+    named = dict(outcome.provenance)
+    if report.id not in (report.patient_id, *report.images):
+        named["report"] = report.id
+    cases = [
+        Case(
+            patient_id=report.patient_id,
+            image_path=image,
+            origin=report.origin,
+            report=report.text,
+            labels=annotation.labels,
+            reasoning=annotation.reasoning,
+            provenance=tuple(sorted(named.items())),
+        )
+        for image in report.images
+    ]
+    uncertain = annotation.uncertain
+    return [case.with_stated(annotation.labels, uncertain) for case in cases] if uncertain else cases
+
+
+# Questions and boxes to reasoning.
+
+
+def annotate_questions(
+    source: Path, plan: Plan, terminal: Terminal, *, task: str, settings: TaskSettings, num_regenerations: int = 0
+) -> Result[VqaRecord]:
+    """Annotate every question of a source into a folder of records, what was set aside, funnel and ledgers.
+
+    Args:
+      num_regenerations: how often an answer that a voter does not call correct is written anew.
+    """
+    chosen, folder, name = TASKS[task], settings.folder, record_files.FILE_NAME
+    _check_settings(chosen, plan, settings, num_regenerations)
+    _require_no_result(source, folder, plan, name)
+    bad: list[SetAside] = []
+    requires_images = task == medclm.TASK.name or settings.sends_pictures
+    questions, root = read_questions(
+        source,
+        seed=settings.seed,
+        box_size=settings.box_size,
+        require_images=requires_images,
+        set_aside=bad,
+        with_normal=settings.with_normal,
+    )
+    settings = dataclasses.replace(settings, root=root)
+    questions, hostile = _screen(questions)
+    planned = [*chosen.plan(questions, settings), *hostile]
+    items = [item for item in planned if not isinstance(item, Aside)]
+    with lock_folder(folder):
+        _require_no_result(source, folder, plan, name)
+        result = Result(_make_records, units=chosen.units, written="records")
+        prepare = functools.partial(
+            _prepare_questions, plan=plan, task=chosen, settings=settings, regenerations=num_regenerations
+        )
+        run_items(items, prepare, folder=folder, plan=plan, total=len(items), result=result, terminal=terminal)
+        result.set_aside += [Aside(f"record {each.record}", Reason.UNREADABLE_RECORD, each.reason) for each in bad]
+        result.set_aside += [item for item in planned if isinstance(item, Aside)]
+        drawn = {"easy"} if chosen.finish is not None else set()
+        bare = [record for record in result.records if record.provenance.get("stage") not in drawn]
+        _link_images(bare, root, folder, plan, terminal)
+        if chosen.finish is not None:
+            chosen.finish(result.records, settings)
+        # `records.jsonl` comes last and marks a complete run.
+        result.write(folder)
+        record_files.write_vqa_records(folder / name, result.records)
+    return result
+
+
+def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]:
+    """Return the questions, and those set aside because a sentence of their grounded report gives an instruction."""
+    kept, hostile = [], []
+    for question in questions:
+        texts = (f"{said.name}. {said.label}. {said.sentence}" for said in question.statements)
+        if any(find_word(text, INSTRUCTION_WORDS) for text in texts):
+            hostile.append(Aside(question.id, Reason.INSTRUCTION, "a sentence of the grounded report"))
+        else:
+            kept.append(question)
+    return kept, hostile
+
+
+def _check_settings(task: Task[Any], plan: Plan, settings: TaskSettings, num_regenerations: int) -> None:
+    if num_regenerations < 0:
+        raise BadInput(f"--regenerate: {num_regenerations} must be at least 0")
+    if num_regenerations and (plan.annotator is None or not plan.voters):
+        raise BadInput("--regenerate requires --annotator=llm and --voter")
+    if settings.sends_pictures and (task.show is None or plan.annotator is None):
+        raise BadInput("--send-images requires --annotator=llm and --task=lvkc or medclm")
+    if task.name == medclm.TASK.name and plan.images == "none":
+        raise BadInput("--images=none: --task=medclm draws boxes and requires the images")
+
+
+def _make_records(outcome: Outcome[Any, VqaRecord]) -> list[VqaRecord]:
+    record = outcome.made
+    if record is None:
+        return []
+    return [msgspec.structs.replace(record, provenance=as_provenance(record, dict(outcome.provenance)))]
+
+
+Write = Callable[[Item, Mapping[str, str], str], Awaitable[tuple[dict[str, str], Provenance]]]
+"""(item, what tells attempts apart, picture) -> (parts, provenance)."""
+
+
+def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
+    """Return the function that writes the parts of one record: templates, or the requests of the task."""
+    annotators = {}
+    if plan.annotator is not None:
+        annotators = {each.prompt.task: crew.interview(plan.annotator, each.prompt) for each in task.requests}
+    today = _today()
+    under_way: dict[tuple[str, str], asyncio.Lock] = collections.defaultdict(asyncio.Lock)
+
+    async def write(item: Item, attempt: Mapping[str, str], picture: str) -> tuple[dict[str, str], Provenance]:
+        if not annotators:
+            return task.write(item), (("annotator", "templates"), ("version", __version__), ("date", today))
+        parts: dict[str, str] = {}
+        provenance: Provenance = ()
+        for request in task.choose(item):
+            annotator, names = annotators[request.prompt.task], request.names
+            data, shown = {**request.data(item, parts), **attempt}, picture if request.sees else ""
+            messages = annotator.prompt.messages(data, picture=shown)
+            about = request.about(item)
+            async with under_way[request.prompt.task, about.id]:  # the next one finds the answer in the ledger
+                texts, entry = await annotator.ask(about, messages, lambda text, of=names: read_texts(text, names=of))
+            parts |= texts
+            provenance = (*annotator.describe(entry), ("task", task.name))
+        return parts, provenance
+
+    return write
+
+
+def _prepare_questions(
+    crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, regenerations: int
+) -> Process[Any, VqaRecord]:
+    write = _make_writer(crew, plan, task)
+    regenerations = regenerations if plan.annotator is not None else 0
+    doubter = crew.interview(plan.annotator, task.trust) if plan.annotator and plan.asks_trust else None
+    voters = [crew.interview(endpoint, task.vote) for endpoint in plan.voters]
+
+    @functools.cache
+    def find_problem(image_path: str) -> str:
+        try:
+            require_picture(image_path, settings)
+        except BadInput as error:
+            return str(error)
+        return ""
+
+    async def make(item: Item, attempt: Mapping[str, str]) -> tuple[VqaRecord, Provenance]:
+        problem = find_problem(task.picture(item)) if task.picture is not None else ""
+        if problem:
+            raise CannotAnnotate(Reason.UNREADABLE_RECORD, problem)
+        try:
+            picture = task.show(item, settings) if settings.sends_pictures and task.show is not None else ""
+        except BadInput as error:
+            raise CannotAnnotate(Reason.UNREADABLE_RECORD, str(error)) from None
+        parts, provenance = await write(item, attempt, picture)
+        try:
+            record = task.assemble(item, parts)
+        except BadInput as error:
+            raise CannotAnnotate(Reason.NOT_ASSEMBLED, str(error).partition(":")[0]) from None
+        task.check(item, parts, record)
+        data = {**task.data(item), **attempt}
+        return record, provenance + await examine(
+            item, parts, data=data, name="written", picture=picture, doubter=doubter, voters=voters
+        )
+
+    async def process(item: Item) -> tuple[VqaRecord, Provenance]:
+        for number in range(regenerations):
+            try:
+                return await make(item, {"attempt": str(number + 1)} if number else {})
+            except CannotAnnotate as error:
+                if error.reason != Reason.VOTED_DOWN:
+                    raise
+        return await make(item, {"attempt": str(regenerations + 1)} if regenerations else {})
+
+    return process
