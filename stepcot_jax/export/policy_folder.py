@@ -33,7 +33,6 @@ from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.policies import merges
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, write_lengths
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 from stepcot_jax.reading.policy_reader import ask_question
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
@@ -108,13 +107,14 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
 
 def _write_words(folder: pathlib.Path, tokenizer: AnyTokenizer) -> dict[str, Any]:
     """Write the vocabulary, or a pretrained tokenizer's files; return its special tokens for export.json."""
-    if isinstance(tokenizer, Vocabulary):
-        tokenizer.write(folder / VOCABULARY_FILE)
+    if tokenizer.closed is not None:
+        tokenizer.closed.write(folder / VOCABULARY_FILE)
         return {}
-    if not isinstance(tokenizer, PretrainedTokenizer):
+    if not hasattr(tokenizer, "special"):
         raise BadInput(f"config.policy.tokenizer: a {type(tokenizer).__name__} cannot be exported with this network")
-    tokenizer.write(folder)
-    return {"special_tokens": sorted(tokenizer.special)}
+    pretrained: Any = tokenizer
+    pretrained.write(folder)
+    return {"special_tokens": sorted(pretrained.special)}
 
 
 def list_instructions(dialect: str, *, with_thinking: bool) -> dict[str, str]:
@@ -149,7 +149,7 @@ def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
 
 def _describe(trained: TrainedPolicy) -> dict[str, Any]:
     """Return the values of the card's fields."""
-    closed = isinstance(trained.tokenizer, Vocabulary)
+    closed = trained.tokenizer.closed is not None
     return {
         "version": __version__,
         "numbers": f"{count_parameters(trained.params):,}",

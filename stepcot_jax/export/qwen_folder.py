@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from stepcot_jax.export.folder import list_sizes, write_sums
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.qwen_weights import write_qwen
 from stepcot_jax.reading.trained_policy import TrainedPolicy
 from stepcot_jax.training.state import count_parameters
@@ -23,7 +22,7 @@ def export_qwen(
     A run with random weights is exported too, if it had the folder of a checkpoint and its size.
     """
     source, policy = trained.source, trained.run.settings.policy
-    if source is None or not isinstance(trained.network, QwenPolicy):
+    if source is None or not hasattr(trained.network, "merge"):
         raise ValueError("trained: its network is no Qwen2.5-VL")
     if source.folder is None or policy.shrink > 1:
         raise BadInput(

@@ -39,6 +39,8 @@ class PrefixVlm(nn.Module):
       dtype: compute dtype.
     """
 
+    is_large = False
+
     encoder: nn.Module
     grid: int
     sizes: DecoderSizes

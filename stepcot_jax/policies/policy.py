@@ -127,7 +127,7 @@ def copy_frozen(policy: AnyPolicy, params: Params) -> Params:
 
     def copy(leaf: Any) -> Any:
         kept = jnp.copy(leaf)
-        return kept.astype(policy.dtype) if isinstance(policy, QwenPolicy) and leaf.ndim > 1 else kept
+        return kept.astype(policy.dtype) if policy.is_large and leaf.ndim > 1 else kept
 
     found: Params = jax.tree.map(copy, params)
     return found

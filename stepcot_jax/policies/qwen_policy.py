@@ -276,6 +276,9 @@ class QwenPolicy:
       is_given: the first parameters are given later; `init` returns zeros for them.
     """
 
+    is_large = True
+    """Matrices are kept in the compute dtype, and optimizers do not pack them."""
+
     network: SquareQwen
     low_rank: LowRankSettings | None = None
     mesh: Mesh | None = None

@@ -199,8 +199,8 @@ def load_trained(
 
 def take_networks(system: System, workdir: pathlib.Path) -> Networks:
     """Return the networks of a caller's system."""
-    networks = getattr(system, "networks", None)
-    if not isinstance(networks, Networks):
+    networks: Networks | None = getattr(system, "networks", None)
+    if networks is None:
         raise BadInput(f"{workdir}: {type(system).__name__} has no networks that read step by step (see StepCoT)")
     return networks
 

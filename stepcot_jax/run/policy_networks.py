@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -14,7 +15,6 @@ from stepcot_jax.models.decoder import DecoderSizes
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.policy import AnyPolicy, PatchMap, normalise, rotary_sections
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, load_pretrained
-from stepcot_jax.policies.qwen_inputs import ChatTokenizer
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.networks import load_frozen_encoder
 from stepcot_jax.run.qwen_source import QwenSource, find_qwen
@@ -83,6 +83,7 @@ def choose_policy(
     settings: Settings, tokenizer: AnyTokenizer, source: QwenSource | None, *, mesh: Mesh | None = None
 ) -> AnyPolicy:
     """Return the policy of a run."""
-    if source is not None and isinstance(tokenizer, ChatTokenizer):
-        return source.make_policy(settings, tokenizer, mesh=mesh)
+    if source is not None and hasattr(tokenizer, "image_token"):
+        chat: Any = tokenizer
+        return source.make_policy(settings, chat, mesh=mesh)
     return make_policy(settings, num_words=tokenizer.num_words)

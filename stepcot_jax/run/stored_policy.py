@@ -16,7 +16,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.policies.policy import AnyPolicy, policy_params, split_parts
 from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
-from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.run.policy_networks import (
     choose_policy,
     load_patches,
@@ -223,7 +222,7 @@ def _put_for_replies(network: AnyPolicy, params: Params) -> Params:
     """Return float32 arrays on the default device; matrices of a Qwen2.5-VL in its compute dtype."""
 
     def put(leaf: Any) -> Any:
-        is_rounded = isinstance(network, QwenPolicy) and leaf.ndim > 1
+        is_rounded = network.is_large and leaf.ndim > 1
         return jnp.asarray(leaf, network.dtype if is_rounded else jnp.float32)
 
     found: Params = jax.tree.map(put, params)

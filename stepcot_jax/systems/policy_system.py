@@ -10,7 +10,6 @@ import optax
 from jaxtyping import Array
 
 from stepcot_jax.policies.policy import AnyPolicy, copy_frozen, policy_params, split_parts
-from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.settings.options import GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.systems import grpo, sft
@@ -77,7 +76,7 @@ class PolicySystem(System):
             weight_decay=weight_decay,
             epsilon=self.epsilon,
             clip_norm=self.clip_norm,
-            is_packed=not isinstance(self.policy, QwenPolicy),
+            is_packed=not self.policy.is_large,
         )
 
     def init(self, key: Array, example: Batch) -> TrainState:
