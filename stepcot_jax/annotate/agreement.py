@@ -17,11 +17,11 @@ from jaxtyping import Float64, Int, Real
 
 from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.chain import NOT_ANNOTATED, Step
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment, render_page
+from stepcot_jax.record import Record
 
 PAGE_NAME = "disagreements.html"
 
@@ -176,8 +176,8 @@ def find_disagreements(aligned: Aligned) -> list[Unit]:
     return [unit for unit in aligned.units if len({case.stated for case in unit.cases}) > 1]
 
 
-def show_answer(step: Step, case: Case, place: int) -> str:
+def show_answer(step: Step, case: Record, place: int) -> str:
     """Return a case's answer to the step at `place` as shown to people."""
     label = case.stated[place]
-    doubt = "" if label == case.labels[place] else " (uncertain)"
+    doubt = "" if label == case.answers[place] else " (uncertain)"
     return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label] + doubt

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from stepcot_jax.chain import Chain, fold
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 _NUM_SHOWN = 80
 
@@ -17,7 +17,7 @@ _NUM_SHOWN = 80
 class Unit:
     """One report: a case per annotator, of its first image, and all images with the same answers."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[Record, ...]
     image_paths: tuple[str, ...]
 
 
@@ -52,7 +52,7 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
     collections = tuple(map(read_annotator, roots))
     for other in collections[1:]:
         _require_same_chain(collections[0], other)
-    by_image = [{case.image_path: case for case in collection.cases} for collection in collections]
+    by_image = [{case.image: case for case in collection.cases} for collection in collections]
     common = [image for image in by_image[0] if all(image in cases for cases in by_image)]
     if not common:
         raise BadInput(f"{', '.join(map(str, roots))} have no image_path in common")
@@ -75,16 +75,16 @@ def read_annotator(root: Path) -> Collection:
     raise BadInput(f"{where}: {first.reason}{others}")
 
 
-def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
+def _join(matched: Sequence[tuple[Record, ...]]) -> tuple[Unit, ...]:
     """Join images of one report with the same answers: they are one annotation."""
-    groups: dict[object, list[tuple[Case, ...]]] = {}
+    groups: dict[object, list[tuple[Record, ...]]] = {}
     for cases in matched:
         case = cases[0]
         name = dict(case.provenance).get("report", "") or case.report
-        answers = tuple((each.labels, each.uncertain) for each in cases)
-        key = (case.patient_id, name, answers) if case.report else case.image_path
+        answers = tuple((each.answers, each.uncertain) for each in cases)
+        key = (case.patient, name, answers) if case.report else case.image
         groups.setdefault(key, []).append(cases)
-    return tuple(Unit(group[0], tuple(cases[0].image_path for cases in group)) for group in groups.values())
+    return tuple(Unit(group[0], tuple(cases[0].image for cases in group)) for group in groups.values())
 
 
 def _name(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:
@@ -109,10 +109,10 @@ def _require_same_chain(first: Collection, other: Collection) -> None:
         )
 
 
-def _require_same_report(cases: Sequence[Case], collections: Sequence[Collection]) -> None:
+def _require_same_report(cases: Sequence[Record], collections: Sequence[Collection]) -> None:
     for case, collection in zip(cases[1:], collections[1:], strict=True):
-        for field in ("patient_id", "report"):
-            if getattr(case, field) != getattr(cases[0], field):
+        for field, name in (("patient_id", "patient"), ("report", "report")):
+            if getattr(case, name) != getattr(cases[0], name):
                 path, first = (each.root / data_json.FILE_NAME for each in (collection, collections[0]))
-                where = f"{path}, image_path {case.image_path[:_NUM_SHOWN]!r}, field {field!r}"
+                where = f"{path}, image_path {case.image[:_NUM_SHOWN]!r}, field {field!r}"
                 raise BadInput(f"{where} differs from {first}")

@@ -32,19 +32,19 @@ from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.annotate.runs import Crew, Plan, Process, run_items
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.ray_blocks import Cluster
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.record import Record
 
 _PROMPTS = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
 
 
 def annotate_source(
     source: Path, folder: Path, plan: Plan, terminal: Terminal, *, chain: Chain, shard: Shard | None = None
-) -> Result[Case]:
+) -> Result[Record]:
     """Annotate every report of a source into a folder of records, reports set aside, funnel and ledgers."""
     _require_no_result(source, folder, plan, shard)
     # Reading the source once first finds a bad last row before the first answer is paid for.
@@ -95,7 +95,7 @@ def _annotate_on(
     reports: Iterable[Report],
     folder: Path,
     chain: Chain,
-    result: Result[Case],
+    result: Result[Record],
     terminal: Terminal,
     *,
     total: int,
@@ -245,7 +245,7 @@ def _prepare_rules(chain: Chain, today: str) -> Annotate:
     return annotate
 
 
-def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Case]:
+def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Record]:
     report, annotation = outcome.item, outcome.made
     if annotation is None:
         return []
@@ -253,14 +253,14 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Case]:
     if report.id not in (report.patient_id, *report.images):
         named["report"] = report.id
     cases = [
-        Case(
-            patient_id=report.patient_id,
-            image_path=image,
+        Record(
+            patient=report.patient_id,
+            image=image,
             origin=report.origin,
             report=report.text,
-            labels=annotation.labels,
+            answers=annotation.labels,
             reasoning=annotation.reasoning,
-            provenance=tuple(sorted(named.items())),
+            provenance=dict(sorted(named.items())),
         )
         for image in report.images
     ]

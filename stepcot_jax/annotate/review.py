@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stepcot_jax.annotate.agreement import find_disagreements, show_answer
 from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.annotate.annotation import CannotAnnotate
@@ -19,10 +21,10 @@ from stepcot_jax.annotate.output import bring_images
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
+from stepcot_jax.record import Record
 
 CONFIRMED = "ok"
 
@@ -71,7 +73,7 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
     first = aligned.collections[0]
     by_image = {image: said for unit, said in zip(units, verdicts, strict=True) for image in unit.image_paths}
     cases = [
-        _correct(case, by_image[case.image_path], first.chain.steps, reviewer) if case.image_path in by_image else case
+        _correct(case, by_image[case.image], first.chain.steps, reviewer) if case.image in by_image else case
         for case in first.cases
     ]
     make_workdir(folder)
@@ -147,10 +149,10 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list
     return verdicts
 
 
-def _read_verdict(review: str, comment: str, *, step: Step, case: Case, place: int, where: str) -> _Verdict:
+def _read_verdict(review: str, comment: str, *, step: Step, case: Record, place: int, where: str) -> _Verdict:
     review, comment, current = review.strip(), " ".join(comment.split()), case.stated[place]
     if review.casefold() == CONFIRMED:
-        return _Verdict(current, current != case.labels[place], comment)
+        return _Verdict(current, current != case.answers[place], comment)
     try:
         label = step.read_answer(review)
     except BadInput:
@@ -165,12 +167,12 @@ def _read_verdict(review: str, comment: str, *, step: Step, case: Case, place: i
     return _Verdict(label, False, comment)
 
 
-def _differs(verdict: _Verdict, case: Case, place: int) -> bool:
+def _differs(verdict: _Verdict, case: Record, place: int) -> bool:
     """Whether a verdict changes the answer of a case at a step, or makes it certain."""
-    return (verdict.label, verdict.is_uncertain) != (case.stated[place], case.stated[place] != case.labels[place])
+    return (verdict.label, verdict.is_uncertain) != (case.stated[place], case.stated[place] != case.answers[place])
 
 
-def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:
+def _correct(case: Record, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Record:
     """Return the reviewed case, with every change in its provenance."""
     said: Mapping[str, str] = dict(case.provenance)
     numbers = [int(match[1]) for name in said if (match := _REVIEW.fullmatch(name))]
@@ -178,7 +180,7 @@ def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], re
     added = {f"{review} by": reviewer, f"{review} date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     reasoning = list(case.reasoning)
     for place, (step, now, verdict) in enumerate(zip(steps, case.stated, verdicts, strict=True)):
-        name, doubt = f"{review} step {place + 1}", "" if now == case.labels[place] else " (uncertain)"
+        name, doubt = f"{review} step {place + 1}", "" if now == case.answers[place] else " (uncertain)"
         if verdict.label != now:
             change = f"{step.written(now)}{doubt} -> {step.written(verdict.label)}"
             added |= {name: change, f"{name} was": reasoning[place]}
@@ -188,8 +190,8 @@ def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], re
             added[name] = f"{step.written(now)}{doubt} -> {step.written(now)}"
         if verdict.comment:
             added[f"{name} comment"] = verdict.comment
-    reviewed = dataclasses.replace(
-        case, reasoning=tuple(reasoning), provenance=tuple(sorted({**said, **added}.items()))
+    reviewed = msgspec.structs.replace(
+        case, reasoning=tuple(reasoning), provenance=dict(sorted({**said, **added}.items()))
     )
     stated, doubts = zip(*((verdict.label, verdict.is_uncertain) for verdict in verdicts), strict=True)
     return reviewed.with_stated(stated, doubts)

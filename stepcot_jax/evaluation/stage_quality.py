@@ -20,8 +20,8 @@ from stepcot_jax.evaluation.stage_claims import (
     states_answer_alone,
 )
 from stepcot_jax.evaluation.vqa_metrics import Figures
-from stepcot_jax.reasoning.record import STAGE_NAMES
 from stepcot_jax.reasoning.rules import find_rules, ruled_diagnosis
+from stepcot_jax.record import STAGE_NAMES
 
 DESCRIPTIONS = ("localisation", "visual")
 LABEL_VALUES: Mapping[str, float] = {

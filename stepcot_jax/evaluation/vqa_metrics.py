@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stepcot_jax.evaluation.intervals import Interval, McNemar, compare_accuracy, percentiles
 from stepcot_jax.evaluation.resamples import Weights, count_once, divide, resample, weighted_mean
-from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.record import KINDS
 
 # Columns of one model's scored replies, which every figure is computed from.
 

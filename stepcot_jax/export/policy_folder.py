@@ -37,7 +37,7 @@ from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 from stepcot_jax.reading.policy_reader import ask_question
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
-from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.record import KINDS
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.stored_policy import POLICY_FILE
 from stepcot_jax.training.state import count_parameters

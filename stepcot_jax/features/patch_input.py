@@ -11,8 +11,8 @@ import pathlib
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.preprocessing import normalise
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.features.encode import ImageItem, image_keys, round_patches
 from stepcot_jax.features.frozen_encoders import load_frozen_encoder
 from stepcot_jax.features.run_store import open_run_store

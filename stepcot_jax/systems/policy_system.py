@@ -14,7 +14,7 @@ from stepcot_jax.policies.policy import AnyPolicy, copy_frozen, policy_params, s
 from stepcot_jax.policies.qwen_policy import QwenPolicy
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.sections import GrpoSettings, SftSettings
 from stepcot_jax.systems import grpo, sft
@@ -218,7 +218,7 @@ def make_rollouts(
     policy: AnyPolicy,
     normalise: Normalise,
     tokenizer: Tokenizer,
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     devices: Devices,
     workdir: pathlib.Path,
     longest: int,

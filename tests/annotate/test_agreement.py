@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,9 +25,9 @@ from stepcot_jax.annotate.agreement import (
 )
 from stepcot_jax.annotate.alignment import align
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 NORMAL = (0, 3, 5, 6, 4, 6, 0)
 MASS = (1, 0, 2, 0, 2, 6, 7)
@@ -39,8 +40,15 @@ FLEISS_1971 = """
 
 
 def make_case(name, labels=NORMAL, **changes):
-    case = Case(f"p{name}", f"images/{name}.png", "here", f"Report of {name}.", labels, ("why",) * 7)
-    return dataclasses.replace(case, **changes)
+    case = Record(
+        patient=f"p{name}",
+        image=f"images/{name}.png",
+        origin="here",
+        report=f"Report of {name}.",
+        answers=labels,
+        reasoning=("why",) * 7,
+    )
+    return msgspec.structs.replace(case, **changes)
 
 
 def write(tmp_path, cases_of, chain=DEFAULT_CHAIN):
@@ -145,7 +153,7 @@ def test_images_of_one_report_are_one_unit(tmp_path):
     corrected = dataclasses.replace(second, labels=MASS)
     aligned = align(write(tmp_path, {"c": [first, second], "d": [first, corrected]}))
     assert len(aligned.units) == 2
-    blank = [dataclasses.replace(case, report="") for case in (first, second)]
+    blank = [msgspec.structs.replace(case, report="") for case in (first, second)]
     assert len(align(write(tmp_path, {"e": blank})).units) == 2
 
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 
 from stepcot_jax.evaluation.interventions import negate, perturb, perturb_records, reorder, spread
-from stepcot_jax.reasoning.record import Stages, VqaRecord
+from stepcot_jax.record import Record, Stages
 
 TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and the one about the original
     ("closed", "200K"): (79.93, (76.98, 83.06, 75.69), 3.2136, 3.487),
@@ -18,8 +18,8 @@ TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and th
 
 def ask(question, *, answer="Yes", name="1", **fields):
     kind = "single" if fields.get("choices") else "closed"
-    return VqaRecord(
-        id=name, image_path="a.png", image_size=(64, 64), patient_id="p", kind=kind, question=question, answer=answer,
+    return Record(
+        id=name, image="a.png", image_size=(64, 64), patient="p", kind=kind, question=question, answer=answer,
         **fields,
     )  # fmt: skip
 
@@ -119,8 +119,8 @@ def test_the_right_option_stays_right(places):
         stages=Stages("a", "b", "c", "So the answer is C."),
     )
     found = reorder(record, places)
-    assert sorted(found.choices) == sorted(choices)
-    new = {text: letter for letter, text in zip("ABCD", found.choices, strict=True)}
+    assert sorted(found.options) == sorted(choices)
+    new = {text: letter for letter, text in zip("ABCD", found.options, strict=True)}
     assert found.answer == new["effusion"]
     assert found.thinking == (
         f"Option {new['mass']}, mass: no. Options ({new['nodule']}) and {new['normal']} are not seen; the answer is "
@@ -128,11 +128,11 @@ def test_the_right_option_stays_right(places):
     )
     assert found.stages.conclusion == f"So the answer is {new['effusion']}."
     assert found.question == f"Which of ({new['mass']}) to ({new['normal']})?"
-    several = VqaRecord(
-        id="1", image_path="a.png", image_size=(9, 9), patient_id="p", kind="multi", question="Which?", choices=choices,
+    several = Record(
+        id="1", image="a.png", image_size=(9, 9), patient="p", kind="multi", question="Which?", options=choices,
         answer=("A", "C"),
     )  # fmt: skip
-    assert {reorder(several, places).choices["ABCD".index(x)] for x in reorder(several, places).answer} == {
+    assert {reorder(several, places).options["ABCD".index(x)] for x in reorder(several, places).answer} == {
         "mass",
         "effusion",
     }
@@ -140,7 +140,7 @@ def test_the_right_option_stays_right(places):
 
 def test_orders_are_uniform():
     record = [ask("Which?", name=f"s{k}", answer="A", choices=("x1", "x2", "x3")) for k in range(6000)]
-    orders = [each.choices for each in perturb_records(record, seed=0, round_number=2)]
+    orders = [each.options for each in perturb_records(record, seed=0, round_number=2)]
     assert all(abs(orders.count(order) / 6000 - 1 / 6) < 0.02 for order in set(orders))
     assert len(set(orders)) == 6
     with pytest.raises(ValueError, match="order of 3 options"):
@@ -148,8 +148,8 @@ def test_orders_are_uniform():
 
 
 def test_other_kinds_stay_and_are_left_out():
-    record = VqaRecord(
-        id="1", image_path="a.png", image_size=(9, 9), patient_id="p", kind="open", question="Is it abnormal?",
+    record = Record(
+        id="1", image="a.png", image_size=(9, 9), patient="p", kind="open", question="Is it abnormal?",
         answer="mass",
     )  # fmt: skip
     assert perturb(record, seed=0, round_number=1) is record

@@ -96,16 +96,16 @@ def test_the_order_of_a_draw_tells_nothing_of_strata():
 
 def test_cases_are_drawn_by_diagnosis_and_those_without_one_are_not(sample):
     _, key = sample
-    diagnoses = [case.labels[-1] for case in key.cases]
+    diagnoses = [case.answers[-1] for case in key.cases]
     assert {label: diagnoses.count(label) for label in set(DIAGNOSES)} == {0: 6, 1: 4, 7: 2, -100: 0}
     assert key.chain == CHAIN
 
 
 def test_cases_without_a_diagnosis_may_be_a_stratum_of_their_own(root, tmp_path):
     key = make_sample(tmp_path / "new", root, num_cases=26, with_undiagnosed=True)
-    assert sorted(case.labels[-1] for case in key.cases) == sorted(DIAGNOSES)
+    assert sorted(case.answers[-1] for case in key.cases) == sorted(DIAGNOSES)
     half = make_sample(tmp_path / "half", root, num_cases=13, with_undiagnosed=True)
-    assert [case.labels[-1] for case in half.cases].count(NOT_ANNOTATED) == 1
+    assert [case.answers[-1] for case in half.cases].count(NOT_ANNOTATED) == 1
 
 
 def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
@@ -134,8 +134,8 @@ def test_the_real_sample_becomes_forms(shared, tmp_path):
     given = tmp_path / "out" / "Ann"
     assert len(list((given / "images").iterdir())) == 6
     text = (given / "form.csv").read_text(encoding="utf-8-sig")
-    assert not [case.image_path for case in key.cases if Path(case.image_path).stem in text]
-    assert all(case.labels[-1] != NOT_ANNOTATED for case in key.cases)
+    assert not [case.image for case in key.cases if Path(case.image).stem in text]
+    assert all(case.answers[-1] != NOT_ANNOTATED for case in key.cases)
 
 
 def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, root):
@@ -150,7 +150,7 @@ def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, ro
         content = (folder / "Ann" / "images" / case.image).read_bytes()
         assert list_chunks(content) == {b"IHDR", b"IDAT", b"IEND"}
         given = np.asarray(Image.open(folder / "Bo" / "images" / case.image))
-        np.testing.assert_array_equal(given, np.asarray(Image.open(root / case.image_path)))
+        np.testing.assert_array_equal(given, np.asarray(Image.open(root / case.image)))
 
 
 def list_chunks(content):
@@ -253,7 +253,7 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
     tested = make_cases()[3:20]
     run = write_run(tmp_path / "run", tested, data__source="folder", data__root=str(root))
     source = open_run(run, "test")
-    assert [case.image_path for case in source.cases] == [case.image_path for case in tested]
+    assert [case.image for case in source.cases] == [case.image for case in tested]
     np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image_path)))
     moved = open_run(run, "test", root=root)
     assert moved.cases == source.cases
@@ -278,7 +278,7 @@ def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):
     drawn = [draw_case(index, seed=5, size=32, prevalence="flat") for index in (3, 8, 12)]
     run = write_run(tmp_path / "run", [each.case for each in drawn], **phantom)
     source = open_run(run, "test")
-    assert [case.labels for case in source.cases] == [each.case.labels for each in drawn]
+    assert [case.answers for case in source.cases] == [each.case.answers for each in drawn]
     np.testing.assert_array_equal(np.asarray(source.picture(1)), drawn[1].image)
     other = write_run(tmp_path / "other", [each.case for each in drawn], **{**phantom, "phantom__seed": 6})
     with pytest.raises(BadInput, match=r"case 'images/phantom_000008\.png', drawn again, has another"):

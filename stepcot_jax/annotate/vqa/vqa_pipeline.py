@@ -20,12 +20,11 @@ from stepcot_jax.annotate.vqa import lvkc, medclm, rmcot
 from stepcot_jax.annotate.vqa.items import Question, Task, TaskSettings, as_provenance, read_questions
 from stepcot_jax.annotate.vqa.pictures import require_picture
 from stepcot_jax.annotate.vqa.text_checks import INSTRUCTION_WORDS, find_word
-from stepcot_jax.data.grounded.record_files import FILE_NAME, write_vqa_records
-from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.questions.record_files import FILE_NAME, write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record, SetAside
 
 TASKS: Mapping[str, Task[Any]] = {task.name: task for task in (rmcot.TASK, lvkc.TASK, medclm.TASK)}
 
@@ -55,7 +54,7 @@ def annotate_questions(
     task: str,
     settings: TaskSettings,
     num_regenerations: int = 0,
-) -> Result[VqaRecord]:
+) -> Result[Record]:
     """Annotate every question of a source into a folder of records, what was set aside, funnel and ledgers.
 
     Args:
@@ -133,7 +132,7 @@ def _require_no_result(source: Path, folder: Path, plan: Plan) -> None:
         raise BadInput(f"{path} is the source itself; choose another folder")
 
 
-def _make_records(outcome: Outcome[Any, VqaRecord]) -> list[VqaRecord]:
+def _make_records(outcome: Outcome[Any, Record]) -> list[Record]:
     record = outcome.made
     if record is None:
         return []
@@ -173,7 +172,7 @@ def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
 
 def _prepare(
     crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, regenerations: int
-) -> Process[Any, VqaRecord]:
+) -> Process[Any, Record]:
     """Return the function that makes one record."""
     write = _make_writer(crew, plan, task)
     regenerations = regenerations if plan.annotator is not None else 0
@@ -188,7 +187,7 @@ def _prepare(
             return str(error)
         return ""
 
-    async def make(item: Item, attempt: Mapping[str, str]) -> tuple[VqaRecord, Provenance]:
+    async def make(item: Item, attempt: Mapping[str, str]) -> tuple[Record, Provenance]:
         problem = find_problem(task.picture(item)) if task.picture is not None else ""
         if problem:
             raise CannotAnnotate(Reason.UNREADABLE_RECORD, problem)
@@ -207,7 +206,7 @@ def _prepare(
             item, parts, data=data, name="written", picture=picture, doubter=doubter, voters=voters
         )
 
-    async def process(item: Item) -> tuple[VqaRecord, Provenance]:
+    async def process(item: Item) -> tuple[Record, Provenance]:
         for number in range(regenerations):
             try:
                 return await make(item, {"attempt": str(number + 1)} if number else {})

@@ -22,13 +22,13 @@ from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.output import SET_ASIDE_NAME, bring_images
 from stepcot_jax.annotate.review import CONFIRMED
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
-from stepcot_jax.boxes import mean_iou
+from stepcot_jax.box import mean_iou
 from stepcot_jax.chain import fold
-from stepcot_jax.data.grounded.record_files import FILE_NAME, VqaCollection, read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole
-from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.replies import BOX, corners_of, write_answer
+from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import token_f1
 
 REJECTED = "reject"
@@ -49,7 +49,7 @@ def write_record_review(path: Path, source: Path, *, sample: int, seed: int) -> 
     return len(chosen)
 
 
-def draw_sample(records: Sequence[VqaRecord], *, sample: int, seed: int) -> list[VqaRecord]:
+def draw_sample(records: Sequence[Record], *, sample: int, seed: int) -> list[Record]:
     """Return at most `sample` records of each kind, chosen by a hash of seed and id, in the order of the file."""
     if sample < 1:
         raise BadInput(f"--sample: {sample} must be at least 1")
@@ -91,7 +91,7 @@ def apply_record_review(
 
 def _apply(
     collection: VqaCollection, verdicts: dict[str, tuple[bool, str]], reviewer: str
-) -> tuple[list[VqaRecord], list[Aside]]:
+) -> tuple[list[Record], list[Aside]]:
     today, kept, rejected = datetime.datetime.now(datetime.UTC).date().isoformat(), [], []
     for record in collection.records:
         is_right, comment = verdicts.get(record.id, (True, ""))
@@ -111,18 +111,18 @@ def _apply(
     return kept, rejected
 
 
-def _fixed_row(number: int, record: VqaRecord) -> list[str]:
+def _fixed_row(number: int, record: Record) -> list[str]:
     stages = [getattr(record.stages, name) for name in STAGE_NAMES] if record.stages is not None else []
-    choices = "; ".join(f"{letter}. {choice}" for letter, choice in zip(record.letters, record.choices, strict=True))
-    boxes = "; ".join(f"{each.label} {list(each.box)}" for each in record.references)
+    choices = "; ".join(f"{letter}. {choice}" for letter, choice in zip(record.letters, record.options, strict=True))
+    boxes = "; ".join(f"{each.label} {list(each.corners)}" for each in record.references)
     reasoning = "\n".join(filter(None, [record.thinking, *stages]))
     return [
-        str(number), record.id, record.image_path, record.kind, record.question, choices, write_answer(record), boxes,
+        str(number), record.id, record.image, record.kind, record.question, choices, write_answer(record), boxes,
         reasoning,
     ]  # fmt: skip
 
 
-def _read_form(path: Path, chosen: Sequence[VqaRecord]) -> dict[str, tuple[bool, str]]:
+def _read_form(path: Path, chosen: Sequence[Record]) -> dict[str, tuple[bool, str]]:
     rows = read_rows(path)
     header = next(rows, [])
     if len(header) != len(_COLUMNS) or not all(map(is_same_cell, header, _COLUMNS)):
@@ -219,7 +219,7 @@ def show_agreement(rows: Sequence[RecordAgreement]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compare(pairs: Sequence[tuple[VqaRecord, VqaRecord]], kind: str) -> RecordAgreement:
+def _compare(pairs: Sequence[tuple[Record, Record]], kind: str) -> RecordAgreement:
     if not pairs:
         return RecordAgreement(kind, 0, math.nan, math.nan, math.nan)
     texts = [(_reasoning(one), _reasoning(two)) for one, two in pairs]
@@ -233,7 +233,7 @@ def _compare(pairs: Sequence[tuple[VqaRecord, VqaRecord]], kind: str) -> RecordA
     )
 
 
-def _reasoning(record: VqaRecord) -> str:
+def _reasoning(record: Record) -> str:
     stages = [getattr(record.stages, name) for name in STAGE_NAMES] if record.stages is not None else []
     return "\n".join(filter(None, [record.thinking, *stages]))
 

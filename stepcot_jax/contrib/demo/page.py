@@ -21,7 +21,7 @@ from stepcot_jax.reading.corrections import follows_corrections
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.policy_reader import Answered, PolicyReader, list_questions
 from stepcot_jax.reading.radiographs import read_pixels
-from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.record import KINDS
 
 # The demo's tab for a policy: a radiograph, a question, and the reply with its boxes drawn.
 
@@ -106,7 +106,7 @@ def write_answer_view(answered: Answered) -> str:
 def _list(answered: Answered) -> Sequence[str]:
     width, height = answered.image_size
     return [
-        f"{region.name or 'without a name'}: {', '.join(f'{number:.0f}' for number in region.box)} "
+        f"{region.label or 'without a name'}: {', '.join(f'{number:.0f}' for number in region.corners)} "
         f"in pixels of {width} x {height}"
         for region in answered.boxes
     ]

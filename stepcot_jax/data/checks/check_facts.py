@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int64, Integer
 
 from stepcot_jax.chain import Chain, find_one_answer
 from stepcot_jax.data.checks.check_records import Reasons
-from stepcot_jax.data.records.cases import CaseTable
+from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.records.data_json import Scan
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
 from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
@@ -40,7 +40,7 @@ class Findings:
     num_unreadable: int = 0
     original: Int64[np.ndarray, " record"] | None = None
     assignment: Assignment | None = None
-    boxes_of: CaseTable | None = None
+    boxes_of: RecordTable | None = None
     uncertain: UncertainAnswers = IGNORED
     stops: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)

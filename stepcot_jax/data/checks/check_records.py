@@ -14,12 +14,12 @@ from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.images.shards import ShardFiles, has_shards, read_index
-from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.data_json import ImageLocator, MissingImage, Scan
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.splits.splits import Problem
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
+from stepcot_jax.record import SetAside
 
 _MOST_KINDS = 100
 _NUM_EXAMPLES = 3

@@ -8,22 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.boxes import convert_rounded, pixels
+from stepcot_jax.box import convert_rounded, pixels
 from stepcot_jax.chain import fold
 from stepcot_jax.data.checks.check import CheckOptions
 from stepcot_jax.data.checks.check_printing import Table, list_reasons, make_tables_printable
 from stepcot_jax.data.checks.check_records import Reasons
 from stepcot_jax.data.checks.vqa_counts import LENGTHS, count_lengths_of, count_records
-from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
-from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import read_answer
+from stepcot_jax.record import Record, SetAside
 
 _NUM_EXAMPLES = 5
 _MISSING = "does not exist below the data root"
@@ -37,15 +36,15 @@ def check_vqa(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[
     """
     collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
     unreadable = _find_unreadable(collection, options, terminal) if options.images == "decode" else {}
-    records = [record for record in collection.records if record.image_path not in unreadable]
+    records = [record for record in collection.records if record.image not in unreadable]
     reasons = Reasons()
     for item in collection.set_aside:
         reasons.append(item)
     bad_lines = {item.record for item in collection.set_aside}
     lines = (line for line in itertools.count(1) if line not in bad_lines)
     for line, record in zip(lines, collection.records, strict=False):
-        if record.image_path in unreadable:
-            reasons.append(SetAside(line, record.image_path, unreadable[record.image_path], record.patient_id))
+        if record.image in unreadable:
+            reasons.append(SetAside(line, record.image, unreadable[record.image], record.patient))
     watched = terminal.watch(records, "writing in every dialect")
     facts: dict[str, Any] = {
         "root": str(collection.root),
@@ -68,7 +67,7 @@ def check_vqa(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[
 def _find_unreadable(collection: VqaCollection, options: CheckOptions, terminal: Terminal) -> dict[str, str]:
     """Return the images that cannot be decoded, with the reason."""
     found = {}
-    paths = list(dict.fromkeys(record.image_path for record in collection.records))
+    paths = list(dict.fromkeys(record.image for record in collection.records))
     for path in terminal.watch(paths, "reading the images"):
         try:
             content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
@@ -91,7 +90,7 @@ def _spread(lengths: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _try_formats(records: Iterable[VqaRecord]) -> list[dict[str, Any]]:
+def _try_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
     formats: dict[str, dict[str, Any]] = {
         dialect: {"dialect": dialect, "written": 0, "read_back": 0, "refused": collections.Counter(), "differ": []}
         for dialect in DIALECTS
@@ -113,7 +112,7 @@ def _try_formats(records: Iterable[VqaRecord]) -> list[dict[str, Any]]:
     return list(formats.values())
 
 
-def find_difference(record: VqaRecord, text: str, dialect: str) -> str:
+def find_difference(record: Record, text: str, dialect: str) -> str:
     """Return how a written reply differs from its record when it is read; "" if it does not."""
     reply = read_reply(text, dialect, with_thinking=bool(record.thinking.strip()))
     if reply.problems:
@@ -123,19 +122,19 @@ def find_difference(record: VqaRecord, text: str, dialect: str) -> str:
         return f"answer: {reply.answer!r:.80}"
     is_without_boxes = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage
     source = pixels(record.image_size)
-    boxes = [] if is_without_boxes else [reference.box for reference in record.references]
+    boxes = [] if is_without_boxes else [reference.corners for reference in record.references]
     expected = convert_rounded(boxes, source=source, target=reply.space or source)
-    found = np.array([region.box for region in reply.references or ()]).reshape(-1, 4)
+    found = np.array([region.corners for region in reply.references or ()]).reshape(-1, 4)
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=1e-9):
         return f"boxes: {found.tolist()!r:.80}"
     return ""
 
 
-def _count_shared(records: Sequence[VqaRecord]) -> int:
+def _count_shared(records: Sequence[Record]) -> int:
     """Count the patients that are in more than one split."""
     splits = collections.defaultdict(set)
     for record in records:
-        splits[record.patient_id].add(record.split)
+        splits[record.patient].add(record.split)
     return sum(len(found - {""}) > 1 for found in splits.values())
 
 

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
+from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
 LENGTHS = ("question", "thinking", *STAGE_NAMES)
 """The texts of a record whose words are counted."""
@@ -25,7 +25,7 @@ class Majority(NamedTuple):
         return self.number / self.records
 
 
-def count_records(records: Sequence[VqaRecord]) -> dict[str, Any]:
+def count_records(records: Sequence[Record]) -> dict[str, Any]:
     """Return counts of records as plain facts, in a fixed order."""
     kinds = {
         kind: dict(sorted(collections.Counter(each.split for each in records if each.kind == kind).items()))
@@ -33,8 +33,8 @@ def count_records(records: Sequence[VqaRecord]) -> dict[str, Any]:
     }
     boxes = collections.Counter(len(record.references) for record in records)
     return {
-        "patients": len({record.patient_id for record in records}),
-        "pictures": len({record.image_path for record in records}),
+        "patients": len({record.patient for record in records}),
+        "pictures": len({record.image for record in records}),
         "boxes": sum(len(record.references) for record in records),
         "with_thinking": sum(bool(record.thinking.strip()) for record in records),
         "with_stages": sum(record.stages is not None for record in records),
@@ -45,13 +45,13 @@ def count_records(records: Sequence[VqaRecord]) -> dict[str, Any]:
     }
 
 
-def count_lengths_of(records: Sequence[VqaRecord], name: str) -> list[int]:
+def count_lengths_of(records: Sequence[Record], name: str) -> list[int]:
     """Return the number of words of a text, one of `LENGTHS`, for each record that has it."""
     texts = (getattr(record.stages if name in STAGE_NAMES else record, name, "") for record in records)
     return [len(text.split()) for text in texts if text.strip()]
 
 
-def find_majorities(records: Sequence[VqaRecord]) -> list[Majority]:
+def find_majorities(records: Sequence[Record]) -> list[Majority]:
     """Return the most frequent answer of each kind and topic; ties go to the first in alphabetical order."""
     answers: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record in records:
@@ -65,8 +65,8 @@ def find_majorities(records: Sequence[VqaRecord]) -> list[Majority]:
     return found
 
 
-def answer_in_words(record: VqaRecord) -> str:
+def answer_in_words(record: Record) -> str:
     """Return the answer with the texts of chosen options, in alphabetical order, in place of their letters."""
-    if not record.choices:
+    if not record.options:
         return str(record.answer)
-    return " + ".join(sorted(record.choices[record.letters.index(letter)] for letter in record.answer))
+    return " + ".join(sorted(record.options[record.letters.index(letter)] for letter in record.answer))

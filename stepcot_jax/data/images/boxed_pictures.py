@@ -1,6 +1,5 @@
 """Pictures with boxes and their names drawn, for people to look at."""
 
-import dataclasses
 import io
 from collections.abc import Sequence
 
@@ -8,7 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from stepcot_jax.boxes import Corners
+from stepcot_jax.box import Box, Corners
 
 TRUE, PREDICTED = (0x37, 0xD6, 0x7A), (0xFF, 0xAB, 0x40)
 """Colours of true and of predicted boxes, red, green and blue; those of the pages of replies."""
@@ -21,27 +20,17 @@ _LONGEST_NAME = 40
 _TEXT_HEIGHT = 14
 
 
-@dataclasses.dataclass(frozen=True)
-class DrawnBox:
-    """A box to draw.
-
-    Attributes:
-      box: corners in pixels of the picture.
-      name: written above it; "" for none.
-      colour: red, green and blue, 0 to 255.
-    """
-
-    box: Corners
-    name: str = ""
-    colour: tuple[int, int, int] = PREDICTED
-
-
 def draw_named_boxes(
-    pixels: UInt8[np.ndarray, "height width 3"], boxes: Sequence[DrawnBox], *, least_side: int = LEAST_SIDE
+    pixels: UInt8[np.ndarray, "height width 3"],
+    boxes: Sequence[Box],
+    *,
+    colour: tuple[int, int, int] = PREDICTED,
+    least_side: int = LEAST_SIDE,
 ) -> UInt8[np.ndarray, "height2 width2 3"]:
     """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side.
 
-    A dark seam keeps lines visible on white and on black. Corners outside of the picture are moved to its edge.
+    The label is written above each box, none for "". A dark seam keeps lines visible on white and on black. Corners
+    outside of the picture are moved to its edge.
     """
     picture = Image.fromarray(np.ascontiguousarray(pixels))
     scale = min(max(1.0, least_side / min(picture.size)), _MOST_SIDE / max(picture.size))
@@ -50,14 +39,12 @@ def draw_named_boxes(
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     drawing, font = ImageDraw.Draw(picture), ImageFont.load_default(size=_TEXT_HEIGHT)
     line = max(2, round(min(picture.size) / 250))
-    for each in boxes:
-        left, upper, right, lower = _place(each.box, scale, picture.size)
-        for grown, colour, thickness in ((1, (0, 0, 0), line + 2), (0, each.colour, line)):
-            drawing.rectangle(
-                [left - grown, upper - grown, right + grown, lower + grown], outline=colour, width=thickness
-            )
-        if each.name:
-            _write_name(drawing, each, font=font, corner=(left, upper), size=picture.size)
+    for box in boxes:
+        left, upper, right, lower = _place(box.corners, scale, picture.size)
+        for grown, ink, thickness in ((1, (0, 0, 0), line + 2), (0, colour, line)):
+            drawing.rectangle([left - grown, upper - grown, right + grown, lower + grown], outline=ink, width=thickness)
+        if box.label:
+            _write_name(drawing, box.label, colour=colour, font=font, corner=(left, upper), size=picture.size)
     return np.asarray(picture)
 
 
@@ -72,20 +59,21 @@ def _place(box: Corners, scale: float, size: tuple[int, int]) -> tuple[int, int,
 
 def _write_name(
     drawing: ImageDraw.ImageDraw,
-    each: DrawnBox,
+    name: str,
     *,
+    colour: tuple[int, int, int],
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
     corner: tuple[int, int],
     size: tuple[int, int],
 ) -> None:
     """Write a box's name on a dark plate above it, or within it at the picture's upper edge."""
-    name = each.name if len(each.name) <= _LONGEST_NAME else f"{each.name[: _LONGEST_NAME - 1]}…"
+    name = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     width, height = round(drawing.textlength(name, font=font)) + 6, _TEXT_HEIGHT + 5
     left = max(0, min(corner[0], size[0] - width))
     upper = corner[1] - height if corner[1] >= height else corner[1]
     drawing.rectangle([left, upper, left + width, upper + height - 1], fill=(0, 0, 0))
-    drawing.text((left + 3, upper + 1), name, fill=each.colour, font=font)
+    drawing.text((left + 3, upper + 1), name, fill=colour, font=font)
 
 
 def write_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:

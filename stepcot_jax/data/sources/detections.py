@@ -4,21 +4,21 @@ MedCLM, data: detection lists are what its reasoning data starts from. Boxes tha
 clipped; none of the 984 released boxes of ChestX-ray8 does.
 """
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.records.cases import SetAside
+import msgspec
+
+from stepcot_jax.box import Box
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources import chestxray8 as nih
 from stepcot_jax.data.sources.chestxray8 import IMAGE_FOLDERS, ORIGIN, ImageRecord, list_box_images
 from stepcot_jax.data.sources.intake import ImageFinder, Listing, Readers, Sorting, find_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
-from stepcot_jax.reasoning.record import VqaBox
+from stepcot_jax.record import Record, SetAside
 
 AUTO = "auto"
 
@@ -43,7 +43,7 @@ def read_detections(
     with_normal: bool = False,
     readers: Readers = 2,
     set_aside: list[SetAside] | None = None,
-) -> list[GroundedImage]:
+) -> list[Record]:
     """Read the images of a detection list with their boxed findings.
 
     Args:
@@ -72,7 +72,7 @@ def read_detections(
         if not sorting.keep(image.id, place=place):
             continue
         image = _drop_repeats(image)
-        if image.findings or (with_normal and image.absent):
+        if image.boxes or (with_normal and image.absent):
             images.append(image)
         else:
             num_boxless += 1
@@ -145,51 +145,49 @@ def _list_chestxray8(path: Path, require_images: bool, readers: Readers, *, with
             )
 
 
-def _ground(record: ImageRecord, *, finder: ImageFinder, file: str, rows: str) -> GroundedImage | BadInput:
+def _ground(record: ImageRecord, *, finder: ImageFinder, file: str, rows: str) -> Record | BadInput:
     if record.problem:
         return BadInput(record.problem.removeprefix(f"{record.place}: "))
     try:
         image_path, _ = finder.find(record.image)
     except BadInput as error:
         return error
-    return GroundedImage(
+    return Record(
         id=Path(record.image).stem,
-        image_path=image_path,
+        image=image_path,
         image_size=(nih.RELEASED_SIDE, nih.RELEASED_SIDE),
-        patient_id=record.patient_id,
+        patient=record.patient_id,
         origin=ORIGIN,
-        findings=tuple(
-            Finding(box.label, (box.x, box.y, box.x + box.width, box.y + box.height)) for box in record.boxes
-        ),
+        boxes=tuple(Box(row.box.label, row.box.corners) for row in record.boxes),
         absent=nih.CLASSES if record.labels == (nih.NO_FINDING,) else (),
         provenance={"file": file, "row": rows, "licence": _NIH_LICENCE},
     )
 
 
-def _drop_repeats(image: GroundedImage) -> GroundedImage:
+def _drop_repeats(image: Record) -> Record:
     """Keep one of several equal findings, and say so."""
-    findings = tuple(dict.fromkeys(image.findings))
-    number = len(image.findings) - len(findings)
+    findings = tuple(dict.fromkeys(image.boxes))
+    number = len(image.boxes) - len(findings)
     if not number:
         return image
     provenance = {**image.provenance, "repeated": f"{number} box{'' if number == 1 else 'es'} listed again, kept once"}
-    return dataclasses.replace(image, findings=findings, provenance=provenance)
+    return msgspec.structs.replace(image, boxes=findings, provenance=provenance)
 
 
-def _find_problem(image: GroundedImage) -> str:
+def _find_problem(image: Record) -> str:
     """Return why records of the image would be refused, "" if they would not."""
     width, height = image.image_size
-    for finding in image.findings:
+    for finding in image.boxes:
         try:
-            VqaBox(finding.label, finding.box)
+            finding.check()
         except BadInput as error:
             return str(error)
         try:
-            VqaBox(finding.region or "unknown", finding.box)
+            Box(finding.region or "unknown", finding.corners).check()
         except BadInput as error:
             return f"region: {str(error).removeprefix('label: ')}"
-        if finding.box[2] > width or finding.box[3] > height:
-            return f"box: {list(finding.box)} of {finding.label!r} leaves the picture of {width} by {height}"
+        if finding.corners[2] > width or finding.corners[3] > height:
+            return f"box: {list(finding.corners)} of {finding.label!r} leaves the picture of {width} by {height}"
     return ""
 
 

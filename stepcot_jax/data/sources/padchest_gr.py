@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 # The files of BIMCV PadChest-GR, grounded reports in JSON and the master table, and its labels as findings.
 
@@ -276,12 +277,12 @@ class _StudyReader:
                 findings, diagnosis=diagnoses[0] if len(diagnoses) == 1 else "", reason=stated
             )
         known = self.facts.get(study_id)
-        case = Case(
-            patient_id=patient_id,
-            image_path=image_path,
+        case = Record(
+            patient=patient_id,
+            image=image_path,
             origin=ORIGIN,
             report=" ".join(filter(None, map(sentence_of, study.findings))),
-            labels=answers,
+            answers=answers,
             reasoning=reasoning,
             boxes=self._boxes(study, size=size),
             sex=known.sex if known else "",
@@ -318,6 +319,6 @@ def _scale(finding: GroundedFinding, corners: Corners, size: tuple[int, int]) ->
     left, upper, right, lower = (min(max(corner, 0.0), 1.0) for corner in corners)
     label = ", ".join(" ".join(label.split()) for label in finding.labels or ())
     width, height = size
-    return Box(
+    return Box.of_size(
         label, left * width, upper * height, (right - left) * width, (lower - upper) * height, sentence_of(finding)
     )

@@ -1,18 +1,18 @@
 """PadChest-GR as grounded images: each label of a sentence with its boxes, sentence and location."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
+from stepcot_jax.box import Box
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.sources import padchest_gr as files
 from stepcot_jax.data.sources.intake import ImageFinder, Listing, Readers, read_image_size
 from stepcot_jax.data.sources.padchest_gr import IMAGE_FOLDERS, ORIGIN, read_facts, sentence_of
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 _LICENCE = "PadChest-GR: BIMCV data use agreement"
 _NORMAL = ("normal", "unchanged")
@@ -43,7 +43,7 @@ def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> List
             locations = [place.locations for place in places]
             image = _ground(study, locations, finder=finder, facts=facts, readers=readers)
             provenance = {"file": path.name, "row": str(index), "licence": _LICENCE}
-            yield f"record {index}", dataclasses.replace(image, provenance=provenance)
+            yield f"record {index}", msgspec.structs.replace(image, provenance=provenance)
         except BadInput as error:
             yield f"record {index}", error
 
@@ -55,7 +55,7 @@ def _ground(
     finder: ImageFinder,
     facts: Mapping[str, files.StudyFacts],
     readers: Readers,
-) -> GroundedImage:
+) -> Record:
     study_id = str(study.study)
     if not study_id.strip() or (facts and study_id not in facts):
         raise BadInput(f"StudyID: {study_id[:80]!r} is {'not in the master table' if study_id.strip() else 'blank'}")
@@ -72,15 +72,15 @@ def _ground(
         for corners in boxes:
             x1, y1, x2, y2 = (min(max(corner, 0.0), 1.0) for corner in corners)
             box = (x1 * width, y1 * height, x2 * width, y2 * height)
-            findings += [Finding(label, box, sentence_of(sentence), region) for label in labels]
+            findings += [Box(label, box, sentence_of(sentence), region) for label in labels]
     present = {label.casefold() for sentence in study.findings if sentence.abnormal for label in sentence.labels or ()}
     present |= {finding.label.casefold() for finding in findings}
-    return GroundedImage(
+    return Record(
         id=study_id,
-        image_path=image_path,
+        image=image_path,
         image_size=(width, height),
-        patient_id=facts[study_id].patient_id if facts else study_id,
+        patient=facts[study_id].patient_id if facts else study_id,
         origin=ORIGIN,
-        findings=tuple(findings),
+        boxes=tuple(findings),
         absent=tuple(dict.fromkeys(label for label in denied if label.casefold() not in present)),
     )

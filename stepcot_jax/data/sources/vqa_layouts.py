@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.grounded.grounded_image import GroundedImage
-from stepcot_jax.data.grounded.record_files import FILE_NAME, read_vqa_records
-from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, detect_detection_layout, read_detections
 from stepcot_jax.data.sources.gemex import is_gemex, read_gemex
@@ -18,7 +16,7 @@ from stepcot_jax.data.sources.intake import Readers, read_objects
 from stepcot_jax.data.sources.medsage import is_medsage, read_medsage
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record, SetAside
 
 AUTO = "auto"
 RECORDS, GEMEX, MEDSAGE = "records", "gemex", "medsage"
@@ -42,7 +40,7 @@ def read_vqa_source(
     with_normal: bool = True,
     readers: Readers = 2,
     set_aside: list[SetAside] | None = None,
-) -> Iterator[VqaRecord]:
+) -> Iterator[Record]:
     """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them.
 
     Image paths are relative to `root` (its folder, if it is a file). Faults of single records are raised or set aside
@@ -77,8 +75,8 @@ def read_vqa_source(
     return read(files, root=folder, box_size=box_size, set_aside=set_aside, **options)
 
 
-def _ask(images: Iterable[GroundedImage], seed: int) -> Iterator[VqaRecord]:
-    from stepcot_jax.data.grounded.questions import ask_questions
+def _ask(images: Iterable[Record], seed: int) -> Iterator[Record]:
+    from stepcot_jax.data.questions.questions import ask_questions
 
     return (record for image in images for record in ask_questions(image, seed=seed))
 

@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.images.near_duplicates import join_patients
-from stepcot_jax.data.records.cases import Case, CaseTable, as_table
 from stepcot_jax.data.splits.splits import Splits, check_splits
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 PUBLISHED_FRACTIONS = (0.7, 0.15, 0.15)
 
@@ -41,7 +42,7 @@ class Group:
 
 
 def make_splits(
-    cases: Iterable[Case],
+    cases: Iterable[Record],
     *,
     seed: int,
     fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
@@ -71,7 +72,7 @@ def make_splits(
 
 
 def deal(
-    table: CaseTable,
+    table: RecordTable,
     *,
     seed: int,
     fractions: Sequence[float],
@@ -97,7 +98,7 @@ def deal(
     return [tuple(sorted(indices)) for indices in members]
 
 
-def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence[float]) -> None:
+def _check_joined(groups: Sequence[Group], table: RecordTable, fractions: Sequence[float]) -> None:
     """Check that joined patients fit into the smallest split."""
     joined = [group for group in groups if len(group.patients) > 1]
     largest = max(joined, key=lambda group: len(group.cases), default=None)
@@ -111,7 +112,7 @@ def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence
 
 
 def form_groups(
-    cases: Iterable[Case], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
+    cases: Iterable[Record], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
 ) -> list[Group]:
     """Group the patients; each is in one group. Arguments and errors are those of `make_splits`."""
     table = as_table(cases)
@@ -159,7 +160,7 @@ class _Dealer:
     by its own diagnosis and origin, whatever its patient counts for.
     """
 
-    def __init__(self, table: CaseTable, fractions: Sequence[float]) -> None:
+    def __init__(self, table: RecordTable, fractions: Sequence[float]) -> None:
         self._diagnoses, self._origins = table.labels[:, -1].tolist(), table.origins
         self._fractions = fractions
         self._short: dict[Level, list[float]] = collections.defaultdict(lambda: [0.0] * len(fractions))
@@ -247,7 +248,12 @@ def list_folds(num_folds: int = NUM_FOLDS) -> list[str]:
 
 
 def make_fold(
-    cases: Iterable[Case], *, fold: str, seed: int, fractions: tuple[float, ...] = PUBLISHED_FRACTIONS, joined: Any = ()
+    cases: Iterable[Record],
+    *,
+    fold: str,
+    seed: int,
+    fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
+    joined: Any = (),
 ) -> Splits:
     """Make the splits of one fold of a cross-validation by patient.
 

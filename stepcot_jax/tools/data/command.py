@@ -83,7 +83,7 @@ def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.checks.check import CheckOptions, check_root
     from stepcot_jax.data.checks.check_printing import print_facts, write_facts
     from stepcot_jax.data.checks.vqa_check import check_vqa, list_vqa_tables
-    from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.data.questions.record_files import holds_records
     from stepcot_jax.host.outputs import writing_file
     from stepcot_jax.tools.data.missing_images import name_option
 
@@ -134,7 +134,7 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.data.questions.record_files import holds_records
 
     if holds_records(options.root):
         _write_vqa_statistics(options)
@@ -167,7 +167,7 @@ def _write_statistics(options: argparse.Namespace) -> None:
 
 
 def _write_vqa_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.grounded.record_files import read_vqa_records
+    from stepcot_jax.data.questions.record_files import read_vqa_records
     from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.tools.data.vqa_statistics import write_vqa_statistics

@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Int64
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.records.cases import Case, CaseTable, as_table
+from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable
+from stepcot_jax.record import Record
 
 NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"
@@ -64,7 +65,7 @@ class Statistics:
         return (*self.chain.steps[step].options, NOT_ANNOTATED_NAME)
 
 
-def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
+def compute_statistics(cases: Iterable[Record], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
     """Count cases (at least one) and their splits; `splits_source` says in words where the splits come from."""
     table = as_table(cases)
     labels = table.labels.astype(np.int64)
@@ -96,7 +97,7 @@ def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, s
     )
 
 
-def _rank_origins(table: CaseTable) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
+def _rank_origins(table: RecordTable) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
     """Return the names of the origins, the most frequent first, and each case's place among them."""
     names = [name or NO_ORIGIN_NAME for name in table.origins.names]
     found = sorted(set(names))  # a file may write "(none)" itself

@@ -19,13 +19,13 @@ from stepcot_jax.data.checks.vqa_counts import (
     count_records,
     find_majorities,
 )
-from stepcot_jax.data.grounded.record_files import VqaCollection
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.questions.record_files import VqaCollection
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
 from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable
-from stepcot_jax.reasoning.record import KINDS, VqaRecord
+from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.pictures import PALETTE, drawing_style
 
 Row = Sequence[str | int | float]
@@ -61,7 +61,7 @@ def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[
     return [*(f"{name}.csv" for name in tables), "records.md", EXAMPLES], num_missing
 
 
-def list_tables_of_records(records: Sequence[VqaRecord]) -> dict[str, list[Row]]:
+def list_tables_of_records(records: Sequence[Record]) -> dict[str, list[Row]]:
     """Return the tables of records by name, each with its head."""
     counts = count_records(records)
     splits = [name for name in (*SPLIT_NAMES, "") if counts["splits"].get(name)]
@@ -114,29 +114,29 @@ def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:
             for column, record in enumerate(row):
                 left = column * (_SIDE + 2 * _GAP) + _GAP
                 axes = figure.add_axes((left / width, bottom / height, _SIDE / width, _SIDE / height))
-                num_missing += not _draw_image(axes, collection.root / record.image_path, record)
+                num_missing += not _draw_image(axes, collection.root / record.image, record)
                 _draw_boxes(axes, record)
                 axes.set_title("\n".join(_list_lines(record)), fontsize=8, loc="left")
     return figure, num_missing
 
 
-def choose_examples(records: Sequence[VqaRecord]) -> list[VqaRecord]:
+def choose_examples(records: Sequence[Record]) -> list[Record]:
     """Return up to three records of each kind, of different images and topics as far as possible."""
-    chosen: list[VqaRecord] = []
+    chosen: list[Record] = []
     for _ in range(_PER_KIND):
         for kind in KINDS:
-            images, topics = {each.image_path for each in chosen}, {(each.kind, each.topic) for each in chosen}
+            images, topics = {each.image for each in chosen}, {(each.kind, each.topic) for each in chosen}
             left = (each for each in records if each.kind == kind and each not in chosen)
             best = min(
                 left,
-                key=lambda each: ((each.kind, each.topic) in topics, each.image_path in images),
+                key=lambda each: ((each.kind, each.topic) in topics, each.image in images),
                 default=None,
             )
             chosen += [best] if best is not None else []
     return chosen
 
 
-def _draw_image(axes: Axes, path: Path, record: VqaRecord) -> bool:
+def _draw_image(axes: Axes, path: Path, record: Record) -> bool:
     """Draw an image to the scale of its boxes; return whether it can be read."""
     width, height = record.image_size
     axes.set_xlim(0, width)
@@ -154,12 +154,12 @@ def _draw_image(axes: Axes, path: Path, record: VqaRecord) -> bool:
     return True
 
 
-def _draw_boxes(axes: Axes, record: VqaRecord) -> None:
+def _draw_boxes(axes: Axes, record: Record) -> None:
     """Draw boxes with labels above them; below where an earlier label is near."""
     width, height = record.image_size
     above: list[tuple[float, float]] = []
     for number, reference in enumerate(record.references):
-        x1, y1, x2, y2 = reference.box
+        x1, y1, x2, y2 = reference.corners
         colour = PALETTE[1:][number % (len(PALETTE) - 1)]
         axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.8))
         is_near = any(abs(x1 - x) < 0.2 * width and abs(y1 - y) < 0.05 * height for x, y in above)
@@ -169,10 +169,10 @@ def _draw_boxes(axes: Axes, record: VqaRecord) -> None:
         axes.text(*place, name, color=colour, fontsize=9, va="top" if is_near else "bottom", clip_on=True, bbox=behind)
 
 
-def _list_lines(record: VqaRecord) -> list[str]:
+def _list_lines(record: Record) -> list[str]:
     """Return question, options and answer as lines."""
-    choices = "; ".join(f"{letter}: {text}" for letter, text in zip(record.letters, record.choices, strict=True))
-    given = ", ".join(record.answer) if record.choices else ""
+    choices = "; ".join(f"{letter}: {text}" for letter, text in zip(record.letters, record.options, strict=True))
+    given = ", ".join(record.answer) if record.options else ""
     answer = f"{given} ({answer_in_words(record)})" if given else answer_in_words(record)
     lines = [f"{record.kind}: {record.question}", *([choices] if choices else []), f"Answer: {answer}"]
     return [line for text in lines for line in textwrap.wrap(make_printable(text), 58, max_lines=3, placeholder=" …")]

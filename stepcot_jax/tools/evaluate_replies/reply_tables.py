@@ -7,7 +7,7 @@ from stepcot_jax.evaluation.replies import Results
 from stepcot_jax.evaluation.reply_page import ShownTable
 from stepcot_jax.evaluation.vqa_metrics import HEADED_FIGURES, Key
 from stepcot_jax.pages.sheets import Entry, Figure, Kind, Table, columns
-from stepcot_jax.reasoning.record import STAGE_NAMES
+from stepcot_jax.record import STAGE_NAMES
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""

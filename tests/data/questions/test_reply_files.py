@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from stepcot_jax.data.grounded.reply_files import name_models, read_replies
+from stepcot_jax.data.questions.reply_files import name_models, read_replies
 from stepcot_jax.host.errors import BadInput
 
 IDS = ("a", "b", "c")

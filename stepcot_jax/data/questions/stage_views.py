@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from PIL import Image
 
-from stepcot_jax.boxes import Corners
-from stepcot_jax.data.grounded.drawn_boxes import draw_boxes
-from stepcot_jax.data.grounded.vocabulary import canonical
+from stepcot_jax.box import Corners
+from stepcot_jax.data.questions.drawn_boxes import draw_boxes
+from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 Stage = Literal["easy", "medium", "hard"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -30,11 +30,11 @@ _STREAM = 3  # of draws of other cases, apart from those of the stages
 _SEED_CASE = "seed case"
 
 
-def domain_of(record: VqaRecord) -> str:
+def domain_of(record: Record) -> str:
     """Return the domain of a record, LESION_MODALITY; "" if it has no lesion.
 
-    >>> from stepcot_jax.reasoning.record import VqaRecord
-    >>> domain_of(VqaRecord(id="1", image_path="1.png", image_size=(8, 8), patient_id="1", kind="closed",
+    >>> from stepcot_jax.record import Record
+    >>> domain_of(Record(id="1", image="1.png", image_size=(8, 8), patient="1", kind="closed",
     ...     question="Is there a mass?", answer="Yes", lesion="mass", modality="xray"))
     'Mass_xray'
     """
@@ -52,7 +52,7 @@ class StageView:
       with_thinking: whether prompt and target have the part before the answer.
     """
 
-    record: VqaRecord
+    record: Record
     place: int
     boxes: tuple[Corners, ...]
     stage: Stage
@@ -68,7 +68,7 @@ class StageViews:
 
     def __init__(
         self,
-        records: Sequence[VqaRecord],
+        records: Sequence[Record],
         places: Sequence[int] | Int[np.ndarray, " place"],
         *,
         dialect: str,
@@ -105,7 +105,7 @@ class StageViews:
         if _made_stage(record):
             return self._view_made(place, stage)
         if stage == "easy" and record.lesion and record.references:
-            boxes = tuple(reference.box for reference in record.references)
+            boxes = tuple(reference.corners for reference in record.references)
             return StageView(record, place, boxes, "easy", self._with_thinking)
         if stage == "hard" and (others := self._others(place)):
             rng = np.random.default_rng((_STREAM, seed, update, row))
@@ -126,10 +126,10 @@ class StageViews:
     def _others(self, place: int) -> list[int]:
         record = self._records[place]
         found = self._of_domain.get((domain_of(record), record.kind), [])
-        others = [other for other in found if self._records[other].image_path != record.image_path]
-        return [other for other in others if self._records[other].patient_id != record.patient_id] or others
+        others = [other for other in found if self._records[other].image != record.image]
+        return [other for other in others if self._records[other].patient != record.patient] or others
 
-    def _strip(self, record: VqaRecord) -> VqaRecord:
+    def _strip(self, record: Record) -> Record:
         """Return a record whose target is the answer alone, in "gemex" with its boxes, which the grammar requires."""
         references = () if self._dialect == "medclm" else record.references
         return msgspec.structs.replace(record, thinking="", preamble="", stages=None, references=references)
@@ -143,12 +143,12 @@ class StageViews:
         return StageView(self._records[other], other, (), shown, self._with_thinking and shown != "hard")
 
 
-def _made_stage(record: VqaRecord) -> Stage | None:
+def _made_stage(record: Record) -> Stage | None:
     named = record.provenance.get("stage") if _SEED_CASE in record.provenance else None
     return next((stage for stage in STAGES if stage == named), None)
 
 
-def _made_key(record: VqaRecord) -> tuple[str, str]:
+def _made_key(record: Record) -> tuple[str, str]:
     return record.provenance[_SEED_CASE], canonical(record.lesion)
 
 

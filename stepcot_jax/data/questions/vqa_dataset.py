@@ -11,23 +11,22 @@ import msgspec
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from stepcot_jax.boxes import Corners, Space, convert, convert_rounded, pixels
-from stepcot_jax.data.grounded.image_splits import split_by_patient
-from stepcot_jax.data.grounded.making import Progress, draw_phantoms, plan_phantoms
-from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
-from stepcot_jax.data.grounded.vocabulary import canonical
+from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
 from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
-from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.questions.image_splits import split_by_patient
+from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
+from stepcot_jax.data.questions.record_files import VqaCollection, as_line, read_vqa_records
+from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.store_cache import find_files
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of
+from stepcot_jax.record import Record, SetAside
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.sections import DataSettings
 
@@ -37,7 +36,7 @@ from stepcot_jax.settings.sections import DataSettings
 _THINNEST = 1e-6  # pixels
 
 
-def scale_record(record: VqaRecord, image_size: tuple[int, int]) -> VqaRecord:
+def scale_record(record: Record, image_size: tuple[int, int]) -> Record:
     """Return a record whose boxes refer to a picture that was stretched to another size.
 
     References are scaled along each axis by the ratio of the sizes, as floats, and never become empty. Boxes in the
@@ -47,10 +46,10 @@ def scale_record(record: VqaRecord, image_size: tuple[int, int]) -> VqaRecord:
     if record.image_size == image_size:
         return record
     source, target = pixels(record.image_size), pixels(image_size)
-    corners = [reference.box for reference in record.references]
+    corners = [reference.corners for reference in record.references]
     scaled = [_within(box, image_size) for box in convert(corners, source=source, target=target).tolist()]
     written = dict(zip(_round(corners, source, source), _round(scaled, target, target), strict=True))
-    references = tuple(VqaBox(reference.label, box) for reference, box in zip(record.references, scaled, strict=True))
+    references = tuple(Box(reference.label, box) for reference, box in zip(record.references, scaled, strict=True))
 
     def rewrite(found: re.Match[str]) -> str:
         box = corners_of(found)
@@ -132,7 +131,7 @@ class RecordPictures:
         return dataclasses.replace(self, paths=paths, names=names)
 
 
-def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple[VqaRecord, ...]:
+def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple[Record, ...]:
     """Return the records with a split each, by patient.
 
     Splits that all records name are kept. If they name only "train" and "test", the share of "val" in
@@ -141,11 +140,11 @@ def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple
     together.
     """
     records, path = collection.records, collection.path
-    first: dict[str, VqaRecord] = {}
+    first: dict[str, Record] = {}
     for record, line in zip(records, collection.lines, strict=True):
-        other = first.setdefault(record.image_path, record)
-        if (other.patient_id, other.split) != (record.patient_id, record.split):
-            what = "patient" if other.patient_id != record.patient_id else "split"
+        other = first.setdefault(record.image, record)
+        if (other.patient, other.split) != (record.patient, record.split):
+            what = "patient" if other.patient != record.patient else "split"
             raise BadInput(
                 f"{path}, line {line}: {what} differs from that of {other.id[:80]!r}, which has the same image"
             )
@@ -167,21 +166,21 @@ def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple
         splits = split_by_patient(images, strata, seed=settings.split_seed, fractions=shares, names=names)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    made = {image.image_path: split for image, split in zip(images, splits, strict=True)}
-    return tuple(msgspec.structs.replace(record, split=made.get(record.image_path, record.split)) for record in records)
+    made = {image.image: split for image, split in zip(images, splits, strict=True)}
+    return tuple(msgspec.structs.replace(record, split=made.get(record.image, record.split)) for record in records)
 
 
-def _check_patients(images: Iterable[VqaRecord], path: Path) -> None:
+def _check_patients(images: Iterable[Record], path: Path) -> None:
     """Refuse patients in two splits, without naming them."""
     splits = collections.defaultdict(set)
     for image in images:
-        splits[image.patient_id].add(image.split)
+        splits[image.patient].add(image.split)
     number = sum(len(found) > 1 for found in splits.values())
     if number:
         raise BadInput(f"{path}: {number} of {len(splits)} patients are in more than one split; expected one each")
 
 
-def _stratum(record: VqaRecord) -> str:
+def _stratum(record: Record) -> str:
     return record.facts.get("diagnosis") or canonical(record.lesion)
 
 
@@ -196,7 +195,7 @@ class LoadedRecords:
       set_aside: records that take no part.
     """
 
-    records: tuple[VqaRecord, ...]
+    records: tuple[Record, ...]
     image_of: tuple[int, ...]
     pixels: PixelCache
     digest: bytes
@@ -219,7 +218,7 @@ def load_folder(
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
     first: dict[str, str] = {}
     for record, line in chosen:
-        first.setdefault(record.image_path, f"line {line}, image of record {record.id[:80]!r}")
+        first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
     max_pixels = int(data.max_megapixels * 1e6)
     pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
     pixels = PixelCache(pictures, data.cache_megabytes * 1e6)
@@ -232,11 +231,11 @@ def load_folder(
         raise BadInput(f"{collection.path}, {next(iter(bad.values()))}{more}{way_on}")
     kept = [place for place in range(len(first)) if place not in reasons]
     place_of = {pictures.paths[place]: number for number, place in enumerate(kept)}
-    records = tuple(record for record, _ in chosen if record.image_path not in bad)
-    unusable = [SetAside(line, "", bad[record.image_path]) for record, line in chosen if record.image_path in bad]
+    records = tuple(record for record, _ in chosen if record.image not in bad)
+    unusable = [SetAside(line, "", bad[record.image]) for record, line in chosen if record.image in bad]
     return LoadedRecords(
         records,
-        tuple(place_of[record.image_path] for record in records),
+        tuple(place_of[record.image] for record in records),
         pixels.select(kept, pictures.select(kept)) if bad else pixels,
         hashlib.sha256(b"".join(digests[place] for place in kept)).digest(),
         tuple(sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)),
@@ -307,7 +306,7 @@ class VqaDataset:
       pixels: place of an image -> uint8 [size, size, 3]; cached up to `data.cache_megabytes`.
     """
 
-    records: tuple[VqaRecord, ...]
+    records: tuple[Record, ...]
     image_of: Places
     splits: Mapping[str, Places]
     digest: str
@@ -349,7 +348,7 @@ def load_vqa_dataset(
             where = settings.vqa.root or "the phantoms"
             raise BadInput(f"{where}: split {name!r} has no record; expected at least one")
     digest = hashlib.sha256(loaded.digest)
-    digest.update(_ENCODER.encode([list(places), loaded.image_of, records]))
+    digest.update(_ENCODER.encode([list(places), loaded.image_of, list(map(as_line, records))]))
     image_of = np.array(loaded.image_of, np.int32)
     return VqaDataset(records, image_of, places, digest.hexdigest(), loaded.set_aside, loaded.pixels)
 
@@ -388,7 +387,7 @@ def _load_phantoms(
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
     redraw = _ChosenPhantoms(drawing, tuple(case.index for case, _ in chosen))
     pixels = PixelCache(redraw, settings.data.cache_megabytes * 1e6)
-    records, image_of, digests = list[VqaRecord](), list[int](), list[bytes]()
+    records, image_of, digests = list[Record](), list[int](), list[bytes]()
     drawn = draw_phantoms(chosen, size=phantom.image_size, prevalence=phantom.prevalence, progress=progress)
     for place, (case, asked) in enumerate(drawn):
         picture = resize_image(case.image, preprocessing)

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stepcot_jax.boxes import Corners
+from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_APPLICABLE
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.grounded.vocabulary import (
+from stepcot_jax.data.phantom.answers import generator
+from stepcot_jax.data.questions.vocabulary import (
     BOTH_LUNGS,
     EXPLAINS,
     HEART,
@@ -34,24 +34,13 @@ from stepcot_jax.data.grounded.vocabulary import (
     write_thinking,
     zone_name,
 )
-from stepcot_jax.data.phantom.answers import generator
-from stepcot_jax.reasoning.record import KINDS, Cue, Kind, VqaBox, VqaRecord
+from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 # Questions before they are records: what is asked, what is referred to, and what is seen there.
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """A box that an answer refers to.
-
-    Attributes:
-      region: region that the thinking names; the label itself where the source has no regions.
-      seen: what is seen there, as the thinking says it.
-    """
-
-    box: VqaBox
-    region: str
-    seen: str
+Reference = tuple[Box, str]
+"""A box that an answer refers to, with the region that the thinking names, and what is seen there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,29 +66,29 @@ class Draft:
     asked: str | None = None
 
 
-def diagnosis_of(image: GroundedImage) -> str:
+def diagnosis_of(image: Record) -> str:
     """Return the diagnosis: of the facts, else the one label that the image has; "" if there is none or several."""
     labels = present_in(image)
     return image.facts.get("diagnosis") or (labels[0] if len(labels) == 1 else "")
 
 
-def present_in(image: GroundedImage) -> tuple[str, ...]:
+def present_in(image: Record) -> tuple[str, ...]:
     """Return the labels of an image's findings, each once, in alphabetical order."""
-    return tuple(sorted({canonical(finding.label) for finding in image.findings}))
+    return tuple(sorted({canonical(finding.label) for finding in image.boxes}))
 
 
-def absent_in(image: GroundedImage) -> tuple[str, ...]:
+def absent_in(image: Record) -> tuple[str, ...]:
     """Return the labels that the source denies, each finding once, in its order."""
     present = present_in(image)
     return tuple(label for label in dict.fromkeys(map(canonical, image.absent)) if label not in present)
 
 
-def findings_of(image: GroundedImage, label: str) -> tuple[Finding, ...]:
+def findings_of(image: Record, label: str) -> tuple[Box, ...]:
     """Return the findings of a label or of another name for it."""
-    return tuple(finding for finding in image.findings if canonical(finding.label) == canonical(label))
+    return tuple(finding for finding in image.boxes if canonical(finding.label) == canonical(label))
 
 
-def refer(image: GroundedImage, findings: Sequence[Finding], rng: np.random.Generator) -> tuple[Reference, ...]:
+def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> tuple[Reference, ...]:
     """Refer to findings: the facts describe a lesion of the diagnosis, its look a secondary sign."""
     wording, references = int(rng.integers(6)), []
     for finding in findings:
@@ -108,14 +97,14 @@ def refer(image: GroundedImage, findings: Sequence[Finding], rng: np.random.Gene
         is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion beside the heart
         if knows_steps(image.facts) and finding.label == image.facts["diagnosis"] and is_lesion:
             seen = describe(image.facts, wording=wording)
-        references.append(Reference(VqaBox(finding.label, finding.box), finding.region or finding.label, seen))
+        references.append((Box(finding.label, finding.corners, region=finding.region or finding.label), seen))
     return tuple(references)
 
 
-def refer_to_region(image: GroundedImage, name: str, seen: str) -> tuple[Reference, ...]:
+def refer_to_region(image: Record, name: str, seen: str) -> tuple[Reference, ...]:
     """Refer to a region; to nothing if the image has no box of it."""
     box = image.region_box(name)
-    return () if box is None else (Reference(VqaBox(name, box), name, seen),)
+    return () if box is None else ((Box(name, box, region=name), seen),)
 
 
 def pick(rng: np.random.Generator, items: Sequence[Any], shares: Sequence[float] | None = None) -> Any:
@@ -177,7 +166,7 @@ class _Choice:
     wrong: tuple[_Option, ...]
 
 
-def ask_single(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
+def ask_single(image: Record, rng: np.random.Generator) -> Draft | None:
     """Ask for diagnosis, zone or pattern; None if no question has three options known to be wrong."""
     found = [make(image) for make in (_offer_diagnoses, _offer_zones, _offer_patterns)]
     choices = [choice for choice in found if choice is not None and len(choice.wrong) >= _NUM_CHOICES - 1]
@@ -198,7 +187,7 @@ def ask_single(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
     )
 
 
-def ask_multi(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
+def ask_multi(image: Record, rng: np.random.Generator) -> Draft | None:
     """Ask which of four are present, one to three of them true; None if too little is known for four options."""
     pools: dict[bool, list[_Option]] = {
         True: [_name_finding(label) for label in present_in(image)],
@@ -232,7 +221,7 @@ def ask_multi(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
     )
 
 
-def _offer_diagnoses(image: GroundedImage) -> _Choice | None:
+def _offer_diagnoses(image: Record) -> _Choice | None:
     """Offer diagnoses; of an image with several labels and no diagnosis offer one of its labels."""
     diagnosis, present = diagnosis_of(image), present_in(image)
     wrong = [label for label in absent_in(image) if "diagnosis" not in image.facts or label in DIAGNOSIS_OPTIONS]
@@ -246,12 +235,12 @@ def _offer_diagnoses(image: GroundedImage) -> _Choice | None:
     return _Choice("one present", _ONE_PRESENT, _name_finding(present[0]), tuple(map(_name_finding, wrong)))
 
 
-def _offer_zones(image: GroundedImage) -> _Choice | None:
+def _offer_zones(image: Record) -> _Choice | None:
     """Offer zones; wrong is only a zone in which no box of the diagnosis is centred."""
     right = image.facts.get("zone", NOT_APPLICABLE)
     if right == NOT_APPLICABLE or image.region_box(HEART) is None:
         return None
-    boxes = [finding.box for finding in findings_of(image, image.facts["diagnosis"])]
+    boxes = [finding.corners for finding in findings_of(image, image.facts["diagnosis"])]
     pleural = image.facts["diagnosis"] in ("Effusion", "Pneumothorax")
     wrong = [
         zone
@@ -281,7 +270,7 @@ def _is_centred(box: Corners, region: Corners | None) -> bool:
     return region[0] <= x < region[2] and region[1] <= y < region[3]
 
 
-def _offer_patterns(image: GroundedImage) -> _Choice | None:
+def _offer_patterns(image: Record) -> _Choice | None:
     right = image.facts.get("pattern", NOT_APPLICABLE)
     if right == NOT_APPLICABLE:
         return None
@@ -293,7 +282,7 @@ def _name_finding(label: str) -> _Option:
     return _Option(term_of(label).name, f"I see no {term_of(label).name}", label=canonical(label))
 
 
-def _list_statements(image: GroundedImage) -> list[tuple[_Option, bool]]:
+def _list_statements(image: Record) -> list[tuple[_Option, bool]]:
     """Return statements about the normal anatomy whose truth is known, and whether they are true."""
     statements = []
     # Congestion that lies within the box of the large heart has no box of its own.
@@ -307,9 +296,9 @@ def _list_statements(image: GroundedImage) -> list[tuple[_Option, bool]]:
         if image.region_box(name) is None or "diagnosis" not in image.facts:
             continue
         clear = _Option(f"clear {name}", f"the {name} is not clear", region=name, seen="nothing abnormal")
-        if any(image.region_box(finding.region) is None for finding in image.findings):
+        if any(image.region_box(finding.region) is None for finding in image.boxes):
             continue  # a finding of unknown region may lie in either lung
-        regions = {finding.region for finding in image.findings if finding.label != "Lymphadenopathy"}
+        regions = {finding.region for finding in image.boxes if finding.label != "Lymphadenopathy"}
         own = {region for region in regions if region.startswith(side) and region != diaphragm_name(side)}
         # Hilar lesions may reach the other lung; a shifted mediastinum or diaphragm changes a lung without a lesion.
         unsure = {hilum_name(other), diaphragm_name(side), "mediastinum"}
@@ -368,7 +357,7 @@ _ALL = ("Which abnormalities does this chest radiograph show?", "Name the abnorm
 _CAUSE = ("What explains the {name}?", "What is the most likely cause of the {name}?")
 
 
-def ask_questions(image: GroundedImage, *, seed: int) -> tuple[VqaRecord, ...]:
+def ask_questions(image: Record, *, seed: int) -> tuple[Record, ...]:
     """Ask one question of each kind about an image.
 
     A kind is left out if too little is known: a closed question requires an absent label, one with choices four
@@ -380,7 +369,7 @@ def ask_questions(image: GroundedImage, *, seed: int) -> tuple[VqaRecord, ...]:
         which the fact "asked" then names.
     """
     number = _number_of(image)
-    makers: dict[Kind, Callable[[GroundedImage, np.random.Generator], Draft | None]] = {
+    makers: dict[Kind, Callable[[Record, np.random.Generator], Draft | None]] = {
         "open": _ask_open,
         "closed": _ask_closed,
         "single": ask_single,
@@ -395,37 +384,37 @@ def ask_questions(image: GroundedImage, *, seed: int) -> tuple[VqaRecord, ...]:
     return tuple(records)
 
 
-def _number_of(image: GroundedImage) -> int:
+def _number_of(image: Record) -> int:
     """Return the phantom's index, or a number made from the image's name."""
     index = image.provenance.get("index", "")
     return int(index) if index.isdecimal() else int(hashlib.sha256(image.id.encode()).hexdigest()[:12], 16)
 
 
-def _record(image: GroundedImage, kind: Kind, draft: Draft, *, wording: int, seed: int) -> VqaRecord:
+def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int) -> Record:
     diagnosis = diagnosis_of(image)
-    shown = _sort_references(image, (reference.box for reference in draft.references))
-    seen = [(VqaBox(reference.region, reference.box.box), reference.seen) for reference in draft.references]
+    shown = _sort_references(image, (box for box, _ in draft.references))
+    seen = [(Box(box.region, box.corners), seen) for box, seen in draft.references]
     facts, stages, with_stages = dict(image.facts), None, knows_steps(image.facts)
     if with_stages and draft.asked is None:
         stages = write_stages(facts, answer=draft.spoken, wording=wording)
     elif with_stages:
-        places = [(reference.region, reference.seen) for reference in draft.references]
+        places = [(box.region, seen) for box, seen in draft.references]
         stages = write_asked_stages(places, asked=draft.asked or "", answer=draft.spoken, wording=wording)
         facts["asked"] = draft.asked or "several findings"
-    return VqaRecord(
+    return Record(
         id=f"{image.id}_{kind}",
-        image_path=image.image_path,
+        image=image.image,
         image_size=image.image_size,
-        patient_id=image.patient_id,
+        patient=image.patient,
         origin=image.origin,
-        split=image.split,  # type: ignore[arg-type]
+        split=image.split,
         kind=kind,
         topic=draft.topic,
         question=draft.question,
-        choices=draft.choices,
+        options=draft.choices,
         answer=draft.answer,
         synonyms=draft.synonyms,
-        references=tuple(reference.box for reference in draft.references),
+        references=tuple(box for box, _ in draft.references),
         thinking=write_thinking(seen, options=draft.sentences, answer=draft.spoken, wording=wording),
         preamble=PREAMBLE if with_stages else "",
         stages=stages,
@@ -438,7 +427,7 @@ def _record(image: GroundedImage, kind: Kind, draft: Draft, *, wording: int, see
     )
 
 
-def _sort_references(image: GroundedImage, boxes: Iterable[VqaBox]) -> References:
+def _sort_references(image: Record, boxes: Iterable[Box]) -> References:
     regions = {region.label for region in image.regions}
     are_regions = {box.label in regions for box in boxes}
     by_kind: dict[frozenset[bool], References] = {
@@ -449,7 +438,7 @@ def _sort_references(image: GroundedImage, boxes: Iterable[VqaBox]) -> Reference
     return by_kind.get(frozenset(are_regions), "both")
 
 
-def _ask_closed(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
+def _ask_closed(image: Record, rng: np.random.Generator) -> Draft | None:
     diagnosis = image.facts.get("diagnosis")
     if diagnosis and rng.random() < _NORMALITY_SHARE[diagnosis == NORMAL]:
         return _ask_normality(image, rng)
@@ -470,7 +459,7 @@ def _ask_closed(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
     return Draft(f"presence of {term.name}", question, answer, answer, references, asked=asked)
 
 
-def _ask_normality(image: GroundedImage, rng: np.random.Generator) -> Draft:
+def _ask_normality(image: Record, rng: np.random.Generator) -> Draft:
     is_normal, place = image.facts["diagnosis"] == NORMAL, int(rng.integers(2))
     answer = "Yes" if is_normal == (place == 0) else "No"
     references = refer(image, findings_of(image, image.facts["diagnosis"]), rng)
@@ -478,7 +467,7 @@ def _ask_normality(image: GroundedImage, rng: np.random.Generator) -> Draft:
     return Draft("normality", _NORMALITY[place], answer, answer, references)
 
 
-def _ask_open(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
+def _ask_open(image: Record, rng: np.random.Generator) -> Draft | None:
     """Ask for the main abnormality, for the cause of a sign that the diagnosis explains, or for all abnormalities."""
     diagnosis, secondary = diagnosis_of(image), image.facts.get("secondary", "")
     if not diagnosis:
@@ -493,7 +482,7 @@ def _ask_open(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
     return Draft(topic, question, answer, answer, references, synonyms=tuple(synonyms))
 
 
-def _ask_for_all(image: GroundedImage, rng: np.random.Generator) -> Draft | None:
+def _ask_for_all(image: Record, rng: np.random.Generator) -> Draft | None:
     """Ask for every label of an image without a diagnosis; either order of two is accepted."""
     names = [accepted_names(label)[0] for label in present_in(image)]
     if not names:

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 from reasoning_records import make_record
 
-from stepcot_jax.data.grounded.drawn_boxes import draw_boxes
-from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.data.grounded.stage_views import STAGES, StageViews, domain_of, draw_views
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions.drawn_boxes import draw_boxes
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.stage_views import STAGES, StageViews, domain_of, draw_views
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_question, write_reply
-from stepcot_jax.reasoning.record import VqaBox
 from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.tools.annotate.command import main as annotate
 from stepcot_jax.tools.data.command import main
@@ -31,7 +31,7 @@ def _records(lesions, *, patients=None, kinds=None, **changes):
                 "patient_id": f"p{patients[place] if patients else place}",
                 "lesion": lesion,
                 "modality": "xray",
-                "references": (VqaBox("heart", (4, 5 + place % 20, 20, 30)),),
+                "references": (Box("heart", (4, 5 + place % 20, 20, 30)),),
                 "thinking": f"I look at the **heart** ([4, {5 + place % 20}, 20, 30]).",
                 **changes,
             },
@@ -100,7 +100,7 @@ def test_hard_draws_among_cases_of_domain_kind_and_split_of_other_patients():
     kinds = ["closed"] * 7 + ["open"] + ["closed"] * 4
     patients = [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     records = _records(lesions, kinds=kinds, patients=patients)
-    records.append(msgspec.structs.replace(records[3], id="ct", image_path="ct.png", modality="ct", patient_id="x"))
+    records.append(msgspec.structs.replace(records[3], id="ct", image="ct.png", modality="ct", patient="x"))
     views = StageViews(records, [*range(6), *range(7, 13)], dialect="medclm")  # place 6 is of another split
     counts = collections.Counter(_view(views, 0, "hard", update=update).place for update in range(2000))
     assert set(counts) == {2, 3, 4, 5}
@@ -119,7 +119,7 @@ def test_hard_is_a_function_of_seed_update_and_row():
 
 def test_the_same_patient_serves_where_there_is_no_other_but_never_the_same_image():
     records = _records(["Mass"] * 3, patients=[0, 0, 0])
-    records[1] = msgspec.structs.replace(records[1], image_path="0.png")
+    records[1] = msgspec.structs.replace(records[1], image="0.png")
     views = StageViews(records, range(3), dialect="medclm")
     assert {_view(views, 0, "hard", row=row).place for row in range(20)} == {2}
 

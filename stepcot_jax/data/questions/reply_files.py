@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.data.grounded.record_files import read_lines
+from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Missing
 

@@ -4,16 +4,17 @@ import collections
 import dataclasses
 import re
 
+import msgspec
 import pytest
 
+from stepcot_jax.box import Box
 from stepcot_jax.data.checks.vqa_counts import find_majorities
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
-from stepcot_jax.data.grounded.questions import ask_questions
-from stepcot_jax.data.grounded.vocabulary import LOOK_ALIKES, TERMS, accepted_names, canonical
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, accepted_names, canonical
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import KINDS
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
+from stepcot_jax.record import KINDS, Record
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_larger_pictures_ask_about_the_same_findings():
     for index in range(20):
         small, large = (ground_phantom(index, seed=1, size=size)[0] for size in (64, 128))
         assert small.facts.keys() == large.facts.keys()
-        assert {finding.label for finding in small.findings} == {finding.label for finding in large.findings}
+        assert {finding.label for finding in small.boxes} == {finding.label for finding in large.boxes}
         assert small.absent == large.absent
 
 
@@ -102,7 +103,7 @@ def test_references_are_findings_but_for_normal_and_negative_questions(records):
 
 def test_nothing_present_or_alike_is_denied(images):
     for image in images:
-        present = {canonical(finding.label) for finding in image.findings}
+        present = {canonical(finding.label) for finding in image.boxes}
         denied = set(image.absent)
         assert not present & denied
         assert denied <= set(TERMS)
@@ -120,19 +121,21 @@ def test_rules_name_no_diagnosis_and_are_worded_three_times():
 
 
 def _image(findings=(), absent=(), **more):
-    return GroundedImage("a", "a.png", (100, 80), "p", findings=tuple(findings), absent=tuple(absent), **more)
+    return Record(
+        id="a", image="a.png", image_size=(100, 80), patient="p", boxes=tuple(findings), absent=tuple(absent), **more
+    )
 
 
-MASS = Finding("Mass", (10, 10, 30.5, 40), region="")
+MASS = Box("Mass", (10, 10, 30.5, 40), region="")
 
 
 def test_detection_lists_without_regions_and_facts():
     opened, closed, single, multi = ask_questions(_image([MASS], ["Nodule", "Effusion", "Pneumonia", "Edema"]), seed=0)
     assert opened.answer == "lung mass"
-    assert opened.references[0].box == MASS.box
+    assert opened.references[0].corners == MASS.corners
     assert opened.thinking.startswith("I look at the **Mass** ([10, 10, 31, 40]) ")
-    assert single.choices["ABCD".index(single.answer)] == "lung mass"
-    assert [multi.choices["ABCD".index(letter)] for letter in multi.answer] == ["lung mass"]
+    assert single.options["ABCD".index(single.answer)] == "lung mass"
+    assert [multi.options["ABCD".index(letter)] for letter in multi.answer] == ["lung mass"]
     for record in (opened, closed, single, multi):
         assert record.stages is None
         assert record.preamble == ""
@@ -154,7 +157,7 @@ def test_negative_questions_without_regions_have_no_references():
 def test_too_little_known_leaves_kinds_out():
     # "Yes" is the only answer that a closed question could have where nothing is denied.
     assert [record.kind for record in ask_questions(_image([MASS]), seed=0)] == ["open"]
-    two = _image([MASS, Finding("Edema", (1, 1, 9, 9))], ["Nodule", "Pneumonia", "Effusion"])
+    two = _image([MASS, Box("Edema", (1, 1, 9, 9))], ["Nodule", "Pneumonia", "Effusion"])
     opened, *others = ask_questions(two, seed=0)
     assert opened.accepted_texts == ("edema and lung mass", "lung mass and edema")
     assert [box.label for box in opened.references] == ["Edema", "Mass"]
@@ -165,28 +168,28 @@ def test_too_little_known_leaves_kinds_out():
 def test_several_labels_of_one_finding_are_one_option():
     image = _image([MASS], ["Infiltrate", "Infiltration", "mass", "pleural effusion", "Effusion", "Edema"])
     for number in range(20):
-        *_, single, multi = ask_questions(dataclasses.replace(image, id=f"image {number}"), seed=0)
+        *_, single, multi = ask_questions(msgspec.structs.replace(image, id=f"image {number}"), seed=0)
         for record in (single, multi):
-            assert sorted(record.choices) == ["edema", "lung mass", "pleural effusion", "pulmonary infiltrate"]
+            assert sorted(record.options) == ["edema", "lung mass", "pleural effusion", "pulmonary infiltrate"]
 
 
 def test_more_than_three_boxes_become_one_a_side():
     seen = set()
     for index in range(300):
         image, drawn = ground_phantom(index, seed=4, size=64)
-        for label in {finding.label for finding in image.findings}:
+        for label in {finding.label for finding in image.boxes}:
             marks = [mark for mark in drawn.marks if mark.box.label == label]
-            boxes = [finding.box for finding in image.findings if finding.label == label]
+            boxes = [finding.corners for finding in image.boxes if finding.label == label]
             if len(marks) <= 3:
                 assert len(boxes) == len(marks)
                 continue
             assert len(boxes) == len({mark.side for mark in marks}) <= 3
             for mark in marks:
                 left, top, right, low = (
-                    mark.box.x,
-                    mark.box.y,
-                    mark.box.x + mark.box.width,
-                    mark.box.y + mark.box.height,
+                    mark.box.x1,
+                    mark.box.y1,
+                    mark.box.x2,
+                    mark.box.y2,
                 )
                 assert any(b[0] <= left and b[1] <= top and b[2] >= right and b[3] >= low for b in boxes)
             seen.add(label)

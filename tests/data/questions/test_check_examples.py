@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from reasoning_records import make_record
 
-from stepcot_jax.data.grounded.check_examples import draw_check_examples, is_wrong, write_check
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
-from stepcot_jax.reasoning.record import Stages, VqaBox
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions.check_examples import draw_check_examples, is_wrong, write_check
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
+from stepcot_jax.record import Stages
 from stepcot_jax.settings.run_settings import load_settings
 
 
@@ -64,10 +65,10 @@ def test_checks_state_what_the_record_states(dataset):
             example.check.partition(name)[2].partition(after)[0]
             for name, after in zip(names, (*names[1:], "~"), strict=True)
         )
-        boxes = {each.box for each in record.references}
+        boxes = {each.corners for each in record.references}
         for each in record.references:
-            written = f"{each.label} ([{', '.join(str(int(edge)) for edge in each.box)}])"
-            assert (written in grounding) == (boxes != {each.box for each in wrong.references})
+            written = f"{each.label} ([{', '.join(str(int(edge)) for edge in each.corners)}])"
+            assert (written in grounding) == (boxes != {each.corners for each in wrong.references})
         assert (record.stages.visual in analysis) == (record.stages.visual != wrong.stages.visual)
         assert record.stages.knowledge in knowledge
         answer = wrong.answer if isinstance(wrong.answer, str) else ", ".join(wrong.answer)
@@ -92,7 +93,7 @@ def test_a_second_attempt_that_does_not_see_the_check_is_shown_alone(dataset):
 
 
 def test_other_dialects_name_labels_and_records_without_stages_say_less():
-    record = make_record(references=(VqaBox("heart", (4, 5, 20, 30)),), stages=None, answer="Yes")
+    record = make_record(references=(Box("heart", (4, 5, 20, 30)),), stages=None, answer="Yes")
     stages = Stages("a", "b", "c <CHECK> d </CHECK>.", "e")
     other = make_record(references=(), stages=stages, answer="No")
     for seed in range(10):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
-from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.phantom import phantom
 from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
 from stepcot_jax.data.phantom.answers import WORDINGS
 from stepcot_jax.data.phantom.findings import draw_findings
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.evaluation.stage_claims import find_claims
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 
@@ -76,7 +76,7 @@ class Drawing:
     def __init__(self, index):
         self.shot = phantom.plan_case(index, seed=SEED, prevalence="flat")
         self.drawn = phantom.draw_planned(self.shot, size=SIZE)
-        labels = zip(DEFAULT_CHAIN.steps, self.drawn.case.labels, strict=True)
+        labels = zip(DEFAULT_CHAIN.steps, self.drawn.case.answers, strict=True)
         self.answers = [step.options[label] for step, label in labels]
         self.labels = {mark.box.label for mark in self.drawn.marks}
         frame = Frame.of(self.shot.pose, SIZE)
@@ -136,7 +136,7 @@ def _box(mask):
 
 
 def _corners(box):
-    return (float(box.x), float(box.y), float(box.x + box.width), float(box.y + box.height))
+    return (float(box.x1), float(box.y1), float(box.x2), float(box.y2))
 
 
 @pytest.fixture(scope="module")
@@ -158,15 +158,15 @@ def _is_in(box, region, slack):
 
 
 def _check_look(drawing, record, reference, region, box, seen):
-    assert tuple(map(float, box)) == reference.box
+    assert tuple(map(float, box)) == reference.corners
     height = drawing.regions["bilateral lung"][3] - drawing.regions["bilateral lung"][1]
     if reference.label in drawing.regions:
         assert region == reference.label
-        assert tuple(map(int, reference.box)) == drawing.regions[region]
+        assert tuple(map(int, reference.corners)) == drawing.regions[region]
     else:
-        assert drawing.is_box_of(reference.box, reference.label)
+        assert drawing.is_box_of(reference.corners, reference.label)
         # Signs beside a lung may lie a little outside of it; a zone is named only where the box is centred in it.
-        assert _is_in(reference.box, drawing.regions[region], 0 if "zone" in region else 0.12 * height + 1)
+        assert _is_in(reference.corners, drawing.regions[region], 0 if "zone" in region else 0.12 * height + 1)
     if seen.startswith("no "):
         assert not drawing.shows(seen[3:])
         assert reference.label in drawing.regions
@@ -197,7 +197,7 @@ def _is_true(drawing, record, text):
 
 
 def _check_option(drawing, record, letter, text, judgement):
-    assert record.choices["ABCD".index(letter)] == text
+    assert record.options["ABCD".index(letter)] == text
     is_true = _is_true(drawing, record, text)
     assert is_true == (letter in record.answer)
     if is_true:
@@ -232,13 +232,13 @@ def test_thinking_is_true_of_the_picture(asked):
             for match, reference in zip(looks, record.references, strict=True):
                 region, *box, seen = match.groups()
                 _check_look(drawing, record, reference, region, map(int, box), seen)
-            assert [match[1] for match in options] == list("ABCD"[: len(record.choices)])
+            assert [match[1] for match in options] == list("ABCD"[: len(record.options)])
             for match in options:
                 _check_option(drawing, record, *match.groups())
             spoken = LAST.fullmatch(last)[1]
             expected = record.answer if isinstance(record.answer, str) else ", ".join(record.answer)
             if record.kind == "single":
-                expected = f"{record.answer}, {record.choices['ABCD'.index(record.answer)]}"
+                expected = f"{record.answer}, {record.options['ABCD'.index(record.answer)]}"
             assert spoken == expected
             for name, number in (("look", len(looks)), ("option", len(options)), ("last", 1)):
                 counts[name] += number
@@ -259,7 +259,7 @@ def test_answers_are_true_of_the_picture(asked):
         assert NAMES[opened.answer] == drawing.answers[6]
         for record in (single, multi):
             true = [
-                letter for letter, text in zip("ABCD", record.choices, strict=True) if _is_true(drawing, record, text)
+                letter for letter, text in zip("ABCD", record.options, strict=True) if _is_true(drawing, record, text)
             ]
             assert list(record.answer) == true
         assert 1 <= len(multi.answer) <= 3
@@ -280,11 +280,11 @@ def test_references_of_an_answer_are_all_boxes_it_speaks_of(asked):
         for record in records:
             names = {mark.box.label for mark in drawing.drawn.marks if mark.box.label == drawing.answers[6]}
             if record.kind == "multi":
-                names = {label for text in record.choices if text in FOUND for label in FOUND[text] & drawing.labels}
+                names = {label for text in record.options if text in FOUND for label in FOUND[text] & drawing.labels}
             if record.kind == "closed" and record.topic != "normality":
                 names = FOUND[record.topic.removeprefix("presence of ")] & drawing.labels
-            expected = [finding.box for finding in image.findings if finding.label in names]
-            found = [box.box for box in record.references if box.label not in drawing.regions]
+            expected = [finding.corners for finding in image.boxes if finding.label in names]
+            found = [box.corners for box in record.references if box.label not in drawing.regions]
             assert sorted(found) == sorted(expected)
             assert (record.provenance["references"] in ("findings", "both")) == bool(found)
             if not names:
@@ -341,7 +341,7 @@ def _check_place(drawing, record, location):
     """Hold step 4 and the side against the boxes that the answer refers to."""
     assert {box.label for box in record.references} == {drawing.answers[6]}
     gap = (drawing.regions["right lung"][2] + drawing.regions["left lung"][0]) / 2
-    centres = [(box.box[0] + box.box[2]) / 2 for box in record.references]
+    centres = [(box.corners[0] + box.corners[2]) / 2 for box in record.references]
     if drawing.drawn.side != "bilateral" and drawing.answers[6] != "Cardiomegaly":
         slack = 0.1 * SIZE
         assert all(x < gap + slack if drawing.drawn.side == "right" else x > gap - slack for x in centres)
@@ -386,7 +386,7 @@ def test_organ_covers_the_lesion_most(asked):
         if diagnosis == "Normal":
             assert record.organ == ""
             continue
-        x1, y1, x2, y2 = (int(edge) for edge in record.references[0].box)
+        x1, y1, x2, y2 = (int(edge) for edge in record.references[0].corners)
         masks = {f"{side} lung": drawing.chest.lungs[sign] > 0.5 for side, sign in SIGNS_OF.items()}
         counts = {name: (mask & ~drawing.drawn.heart_mask)[y1:y2, x1:x2].sum() for name, mask in masks.items()}
         counts["heart"] = drawing.drawn.heart_mask[y1:y2, x1:x2].sum()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
-from stepcot_jax.boxes import Corners, convert, pixels
+from stepcot_jax.box import Corners, convert, pixels
 
 _BLEND = 0.5
 """Share of white in a drawn line, rounded to 255ths: 128 / 255."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool
 
-from stepcot_jax.boxes import Corners, convert_rounded, pixels
+from stepcot_jax.box import Box, Corners, convert_rounded, pixels
 from stepcot_jax.chain import NOT_APPLICABLE
 from stepcot_jax.data.phantom.answers import WORDINGS, name_side
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import Stages, VqaBox
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
+from stepcot_jax.record import Stages
 
 # Boxes of anatomical regions from masks of lungs and heart, and the organ that hosts a lesion.
 #
@@ -44,7 +44,7 @@ def diaphragm_name(side: str) -> str:
     return f"{side} hemidiaphragm"
 
 
-def find_regions(lungs: Mask, heart: Mask) -> tuple[VqaBox, ...]:
+def find_regions(lungs: Mask, heart: Mask) -> tuple[Box, ...]:
     """Return the boxes of all regions, in whole pixels."""
     both, (x1, y1, x2, y2) = _enclose(lungs, "lungs"), _enclose(heart, "heart")
     right, left = (_enclose(part, f"{side} lung") for side, part in split_lungs(lungs).items())
@@ -61,7 +61,7 @@ def find_regions(lungs: Mask, heart: Mask) -> tuple[VqaBox, ...]:
         boxes[diaphragm_name(side)] = (inner, bottom - quarter, outer, min(bottom + quarter, lungs.shape[0]))
     boxes[MEDIASTINUM] = (min(right[2], x1), min(both[1], y1), max(left[0], x2), y2)
     try:
-        return tuple(VqaBox(name, tuple(map(float, box))) for name, box in boxes.items())  # type: ignore[arg-type]
+        return tuple(Box(name, tuple(map(float, box))) for name, box in boxes.items())  # type: ignore[arg-type]
     except BadInput as error:
         raise BadInput(
             f"masks of {lungs.shape[1]} by {lungs.shape[0]} pixels are too small for regions: {error}"
@@ -229,17 +229,17 @@ def write_box(box: Corners) -> str:
     return str([int(edge) for edge in convert_rounded([box], source=space, target=space)[0].tolist()])
 
 
-def look_at(place: VqaBox, seen: str, *, wording: int = 0) -> str:
+def look_at(place: Box, seen: str, *, wording: int = 0) -> str:
     """Return the sentence about one region: its name, its box, and what is seen there.
 
-    >>> look_at(VqaBox("left lung", (1, 2, 3, 4)), "no lung mass")
+    >>> look_at(Box("left lung", (1, 2, 3, 4)), "no lung mass")
     'I look at the **left lung** ([1, 2, 3, 4]) and see no lung mass.'
     """
-    return f"I look at the **{place.label}** ({write_box(place.box)}) {_SEEN[wording % len(_SEEN)]} {seen}."
+    return f"I look at the **{place.label}** ({write_box(place.corners)}) {_SEEN[wording % len(_SEEN)]} {seen}."
 
 
 def write_thinking(
-    seen: Iterable[tuple[VqaBox, str]], *, answer: str, options: Iterable[str] = (), wording: int = 0
+    seen: Iterable[tuple[Box, str]], *, answer: str, options: Iterable[str] = (), wording: int = 0
 ) -> str:
     """Return a thinking text.
 

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 from reasoning_records import make_record
 
-from stepcot_jax.data.grounded.record_files import FILE_NAME, read_vqa_records, write_vqa_records
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaBox
 from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.tools.data.command import main
 
@@ -49,7 +49,7 @@ def test_phantoms_in_memory_are_those_of_the_command(phantoms, folder):
     pixels = phantoms.load_images(phantoms.image_of)
     assert (pixels.shape, pixels.dtype) == ((len(phantoms.records), SIZE, SIZE, 3), np.uint8)
     for record, own in zip(phantoms.records, pixels, strict=True):
-        with Image.open(folder / record.image_path) as picture:
+        with Image.open(folder / record.image) as picture:
             assert np.array_equal(np.asarray(picture.convert("RGB")), own)
 
 
@@ -105,13 +105,13 @@ def test_pictures_and_boxes_have_the_size_that_the_model_sees(phantoms):
     for own, place in zip(wide.records, phantoms.splits["test"], strict=True):
         assert own.image_size == (120, 120)
         for new, old in zip(own.references, phantoms.records[place].references, strict=True):
-            assert new.box == pytest.approx(np.multiply(old.box, 2.5))
+            assert new.corners == pytest.approx(np.multiply(old.corners, 2.5))
 
 
 def _write(root, *, records, sizes=None, seed=0):
     """Write records with images of random pixels, of (width, height) by path."""
     rng = np.random.default_rng(seed)
-    for path in dict.fromkeys(record.image_path for record in records):
+    for path in dict.fromkeys(record.image for record in records):
         width, height = (sizes or {}).get(path, (24, 32))
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(root / path)
@@ -141,7 +141,7 @@ def test_splits_are_made_by_patient_unless_records_name_them(tmp_path):
     dataset = load_vqa_dataset(_settings(root))
     of_patient = collections.defaultdict(set)
     for record in dataset.records:
-        of_patient[record.patient_id].add(record.split)
+        of_patient[record.patient].add(record.split)
     assert all(len(found) == 1 for found in of_patient.values())
     assert {name: len(places) for name, places in dataset.splits.items()} == {"train": 28, "val": 6, "test": 6}
     other = load_vqa_dataset(_settings(root, **{"data.split_seed": 5}))
@@ -189,19 +189,19 @@ def test_a_split_without_records_is_refused(tmp_path):
 
 
 def test_boxes_scale_by_the_stated_size_whatever_the_image_has(tmp_path):
-    box, thin = VqaBox("heart", (21.6, 20, 30, 90)), VqaBox("line", (99.9999999, 0, 100, 200))
+    box, thin = Box("heart", (21.6, 20, 30, 90)), Box("line", (99.9999999, 0, 100, 200))
     text = "I look at the **heart** ([22, 20, 30, 90]), ([1, 50, 3, 60]) and **unit** ([0.1, 0.2, 0.3, 0.4])."
     records = _records(split=["train"] * 6, image_size=(100, 200), references=(box, thin), thinking=text)
-    root = _write(tmp_path, records=records, sizes={records[0].image_path: (200, 40)})
+    root = _write(tmp_path, records=records, sizes={records[0].image: (200, 40)})
     dataset = load_vqa_dataset(_settings(root), splits=("train",))
     for record in dataset.records:
         first, second = record.references
-        assert first.box == pytest.approx((21.6 * 0.48, 20 * 0.24, 30 * 0.48, 90 * 0.24))
-        assert 0 < second.box[0] < second.box[2] == SIZE
+        assert first.corners == pytest.approx((21.6 * 0.48, 20 * 0.24, 30 * 0.48, 90 * 0.24))
+        assert 0 < second.corners[0] < second.corners[2] == SIZE
         # 21.6 * 0.48 = 10.4 as the reference is written, and not 22 * 0.48 = 10.6; halves go up
         assert "([10, 5, 14, 22]), ([0, 12, 1, 14])" in record.thinking
         assert "([0.1, 0.2, 0.3, 0.4])" in record.thinking
-    with Image.open(root / records[0].image_path) as picture:
+    with Image.open(root / records[0].image) as picture:
         expected = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
     assert np.array_equal(dataset.load_images([0])[0], expected)
 
@@ -215,24 +215,24 @@ def test_the_digest_tells_every_change(tmp_path, change):
     assert same.digest == dataset.digest
     changes = {
         "answer": {"answer": "Another text"},
-        "box": {"references": (VqaBox("bilateral lung", (64, 42, 257, 261)),)},
+        "box": {"references": (Box("bilateral lung", (64, 42, 257, 261)),)},
     }
     other = [msgspec.structs.replace(records[0], **changes.get(change, {})), *records[1:]]
     other = _records(split=splits[::-1]) if change == "split" else other
     root = _write(tmp_path / "c", records=other)
     if change == "pixels":
-        with Image.open(root / records[0].image_path) as picture:
+        with Image.open(root / records[0].image) as picture:
             pixels = np.array(picture)
         pixels[5, 5] ^= 255
-        Image.fromarray(pixels).save(root / records[0].image_path)
+        Image.fromarray(pixels).save(root / records[0].image)
     assert load_vqa_dataset(_settings(root)).digest != dataset.digest
 
 
 @pytest.mark.parametrize("fault", ["missing", "broken", "large"])
 def test_a_bad_image_stops_or_is_set_aside(tmp_path, fault, caplog):
     records = _records(40)
-    root = _write(tmp_path, records=records, sizes={records[4].image_path: (400, 300)} if fault == "large" else None)
-    bad = root / records[4].image_path
+    root = _write(tmp_path, records=records, sizes={records[4].image: (400, 300)} if fault == "large" else None)
+    bad = root / records[4].image
     if fault == "missing":
         bad.unlink()
     elif fault == "broken":
@@ -263,7 +263,7 @@ def test_a_missing_image_is_found_at_once_and_a_broken_one_at_its_use(tmp_path):
     records = _records(split=["train", "val", "test"] * 2)
     root = _write(tmp_path, records=records)
     settings = _settings(root, **{"data.check_images": "on_use"})
-    bad = root / records[4].image_path
+    bad = root / records[4].image
     bad.write_bytes(bad.read_bytes()[:60])
     dataset = load_vqa_dataset(settings)
     with pytest.raises(BadInput, match="image of record 'record 4': cannot be decoded") as caught:
@@ -290,7 +290,7 @@ def test_sixteen_bit_images_are_scaled_as_everywhere(tmp_path):
     records = _records(split=["train"] * 6)
     root = _write(tmp_path, records=records)
     levels = np.linspace(0, 4095, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
-    Image.fromarray(levels).save(root / records[0].image_path)
+    Image.fromarray(levels).save(root / records[0].image)
     found = load_vqa_dataset(_settings(root), splits=("train",)).load_images([0])[0]
     assert np.array_equal(found, np.repeat(np.round(levels * (255 / 4095)).astype(np.uint8)[..., None], 3, axis=2))
 

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.record import Record
 
 CHECK_OPENS, CHECK_CLOSES = "<CHECK>", "</CHECK>"
 
@@ -52,10 +53,10 @@ class CheckExample:
     shows_check: bool = True
 
 
-def is_wrong(attempt: VqaRecord, record: VqaRecord) -> bool:
+def is_wrong(attempt: Record, record: Record) -> bool:
     """Return whether the answer of an attempt, the target of another record of the same kind, is wrong.
 
-    >>> yes = VqaRecord(id="1", image_path="1.png", image_size=(8, 8), patient_id="1", kind="closed",
+    >>> yes = Record(id="1", image="1.png", image_size=(8, 8), patient="1", kind="closed",
     ...     question="Is there a mass?", answer="Yes")
     >>> is_wrong(yes, yes)
     False
@@ -66,7 +67,7 @@ def is_wrong(attempt: VqaRecord, record: VqaRecord) -> bool:
 
 
 def draw_check_examples(
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     places: Sequence[int] | Int[np.ndarray, " place"],
     *,
     share: float,
@@ -104,7 +105,7 @@ def draw_check_examples(
 
 
 def _wrong_ones(
-    candidates: Sequence[int], records: Sequence[VqaRecord], record: VqaRecord, rng: np.random.Generator
+    candidates: Sequence[int], records: Sequence[Record], record: Record, rng: np.random.Generator
 ) -> Sequence[int]:
     """Return the first wrong candidate after a drawn one, as a list of at most one."""
     start = int(rng.integers(len(candidates)))
@@ -116,12 +117,12 @@ def _wrong_ones(
     ]
 
 
-def write_check(record: VqaRecord, wrong: VqaRecord, *, rng: np.random.Generator, dialect: str) -> str:
+def write_check(record: Record, wrong: Record, *, rng: np.random.Generator, dialect: str) -> str:
     """Return the text of a check: three sentences or more, each of which the record states."""
     grounding, analysis, knowledge = (
         options[int(rng.integers(len(options)))] for options in (_GROUNDING, _ANALYSIS, _KNOWLEDGE)
     )
-    if {each.box for each in record.references} == {each.box for each in wrong.references}:
+    if {each.corners for each in record.references} == {each.corners for each in wrong.references}:
         grounding = "the place is right."
     elif not record.references:
         grounding = "no place is to be named."
@@ -138,10 +139,10 @@ def write_check(record: VqaRecord, wrong: VqaRecord, *, rng: np.random.Generator
     return _plain(" ".join(f"{name}: {text}" for name, text in parts))
 
 
-def _list_places(references: Sequence[VqaBox], dialect: str) -> str:
+def _list_places(references: Sequence[Box], dialect: str) -> str:
     if dialect not in _DIALECTS_IN_PIXELS:
         return " and ".join(each.label for each in references)
-    boxes = [", ".join(str(math.floor(edge + 0.5)) for edge in each.box) for each in references]
+    boxes = [", ".join(str(math.floor(edge + 0.5)) for edge in each.corners) for each in references]
     return " and ".join(f"{each.label} ([{box}])" for each, box in zip(references, boxes, strict=True))
 
 

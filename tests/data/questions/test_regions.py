@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from stepcot_jax.data.grounded.vocabulary import find_regions, host_organ, split_lungs
 from stepcot_jax.data.phantom import phantom
 from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
+from stepcot_jax.data.questions.vocabulary import find_regions, host_organ, split_lungs
 from stepcot_jax.host.errors import BadInput
 
 
@@ -18,7 +18,7 @@ def _mask(*boxes, size=64):
 
 def test_regions_of_two_rectangles_by_hand():
     regions = find_regions(_mask((6, 4, 24, 52), (34, 7, 58, 49)), _mask((22, 30, 46, 50)))
-    assert {region.label: region.box for region in regions} == {
+    assert {region.label: region.corners for region in regions} == {
         "bilateral lung": (6, 4, 58, 52),
         "cardiac region": (22, 30, 46, 50),
         "right lung": (6, 4, 24, 52),

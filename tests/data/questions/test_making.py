@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.grounded.image_splits import split_images
-from stepcot_jax.data.grounded.making import make_folder_records, make_phantom_records
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
-from stepcot_jax.data.grounded.questions import ask_questions
-from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import plan_case
+from stepcot_jax.data.questions.image_splits import split_images
+from stepcot_jax.data.questions.making import make_folder_records, make_phantom_records
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question
+from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main
 
 
@@ -46,7 +47,7 @@ def test_records_and_pictures_are_those_of_the_phantoms(tmp_path):
         image, drawn = ground_phantom(index, seed=3, size=48)
         for expected, record in zip(ask_questions(image, seed=3), records[4 * index :], strict=False):
             assert record == type(record)(**{**_fields(expected), "split": record.split})
-        with Image.open(tmp_path / "out" / records[4 * index].image_path) as picture:
+        with Image.open(tmp_path / "out" / records[4 * index].image) as picture:
             assert np.array_equal(np.asarray(picture), drawn.image)
         for organ, mask in (("lung", drawn.lung_mask), ("heart", drawn.heart_mask)):
             with Image.open(tmp_path / "out/masks" / organ / f"phantom_{index:06d}.png") as picture:
@@ -62,7 +63,7 @@ def test_splits_are_by_patient_and_near_their_shares():
     split = split_images(images, seed=0)
     of_patient = collections.defaultdict(set)
     for image in split:
-        of_patient[image.patient_id].add(image.split)
+        of_patient[image.patient].add(image.split)
     assert all(len(found) == 1 for found in of_patient.values())
     counts = collections.Counter(image.split for image in split)
     assert counts["train"] == pytest.approx(210, abs=6)
@@ -84,7 +85,7 @@ def test_conversations_hold_prompt_and_reply(tmp_path, dialect):
         human, gpt = line["conversations"]
         assert (human["from"], gpt["from"]) == ("human", "gpt")
         assert human["value"] == f"<image>\n{write_question(record, dialect)}"
-        assert line["images"] == [record.image_path]
+        assert line["images"] == [record.image]
         assert line["split"] == record.split
         assert read_reply(gpt["value"], dialect).is_well_formed
 
@@ -95,11 +96,11 @@ def test_a_folder_of_phantoms_is_a_source(tmp_path):
     records = read_vqa_records(tmp_path / "out", require_images=True).records
     assert {record.split for record in records} == {"train", "val", "test"}
     for record in records:
-        index = int(record.image_path.removesuffix(".png")[-6:])
-        boxes = {finding.box for finding in ground_phantom(index, size=64)[0].findings}
+        index = int(record.image.removesuffix(".png")[-6:])
+        boxes = {finding.corners for finding in ground_phantom(index, size=64)[0].findings}
         assert (tmp_path / "out/masks/lung" / f"phantom_{index:06d}.png").is_file()
         if record.provenance["references"] == "findings":
-            assert {box.box for box in record.references} <= boxes
+            assert {box.corners for box in record.references} <= boxes
 
 
 def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
@@ -107,8 +108,17 @@ def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
     images = []
     for number in range(4):
         Image.new("L", (20, 10)).save(tmp_path / f"in/deep/{number}.png")
-        finding = Finding("Mass", (1, 1, 5 + number, 6))
-        images.append(GroundedImage(f"i{number}", f"deep/{number}.png", (20, 10), f"p{number}", "", "test", (finding,)))
+        finding = Box("Mass", (1, 1, 5 + number, 6))
+        images.append(
+            Record(
+                id=f"i{number}",
+                image=f"deep/{number}.png",
+                image_size=(20, 10),
+                patient=f"p{number}",
+                split="test",
+                boxes=(finding,),
+            )
+        )
     records = make_folder_records(tmp_path / "out", images, root=tmp_path / "in", seed=0)
     assert [record.kind for record in records] == ["open"] * 4
     assert {record.split for record in records} == {"test"}
@@ -124,8 +134,8 @@ def test_the_released_boxes_make_records_without_images(shared, tmp_path, capsys
         main(["vqa", str(out), f"--source={shared / 'data/nih_chestxray8'}"])
     main(["vqa", str(out), f"--source={shared / 'data/nih_chestxray8'}", "--images=none"])
     records = read_vqa_records(out).records
-    assert len({record.image_path for record in records}) == 880
-    assert len({(record.image_path, box.label, box.box) for record in records for box in record.references}) == 984
+    assert len({record.image for record in records}) == 880
+    assert len({(record.image, box.label, box.corners) for record in records for box in record.references}) == 984
     assert main(["check", str(out), "--images=none"]) == 0
     assert not (out / "images").exists()
 
@@ -178,7 +188,7 @@ def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
     def fail(out, records, dialect):
         raise BadInput(f"{len(records)} records, {len(list(out.iterdir()))} folders")
 
-    monkeypatch.setattr("stepcot_jax.data.grounded.making.write_records", fail)
+    monkeypatch.setattr("stepcot_jax.data.questions.making.write_records", fail)
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
         with pytest.raises(BadInput, match="48 records, 2 folders"):
@@ -188,14 +198,14 @@ def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
 
 
 def test_too_few_patients_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepcot_jax.data.grounded.making.write_pictures", None)
+    monkeypatch.setattr("stepcot_jax.data.questions.making.write_pictures", None)
     seed = next(seed for seed in range(1000) if _num_patients(seed) == 2)
     with pytest.raises(BadInput, match="2 patients cannot fill 3 splits"):
         make_phantom_records(tmp_path, num_cases=3, size=32, seed=seed)
 
 
 def _num_patients(seed):
-    return len({plan_case(index, seed=seed, prevalence="flat").case.patient_id for index in range(3)})
+    return len({plan_case(index, seed=seed, prevalence="flat").case.patient for index in range(3)})
 
 
 def test_a_folder_with_files_is_refused(tmp_path):

@@ -2,31 +2,81 @@
 
 import codecs
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
+from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
-from stepcot_jax.reasoning.record import KINDS, Cue, VqaRecord
+from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
 FILE_NAME = "records.jsonl"
 
 _LONGEST_LINE = 2**22
 _LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
-_DECODER = msgspec.json.Decoder(VqaRecord)
-_ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": ("", "train", "val", "test")}
-_OF_BOX = re.compile(r"(?:box|label): ")
+_ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": get_args(Split)}
 _ENCODER = msgspec.json.Encoder()
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
+_REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
+_LINE: tuple[str, ...] = (
+    "id",
+    "image",
+    "image_size",
+    "patient",
+    "origin",
+    "split",
+    "kind",
+    "topic",
+    "question",
+    "options",
+    "answer",
+)
+_LINE = (*_LINE, "synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion")
+_LINE = (*_LINE, "organ", "modality", "facts", "provenance")
+"""The fields of a question in the order of the file."""
+
+_FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
+
+
+class _BoxOfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    label: str
+    box: Corners
+
+
+def _field(name: str) -> tuple[Any, ...]:
+    kind = tuple[_BoxOfLine, ...] if name == "references" else _FIELDS[name].type
+    if name in _REQUIRED:
+        return name, kind
+    default = _FIELDS[name].default
+    return name, kind, msgspec.field(default_factory=dict) if default is msgspec.NODEFAULT else default
+
+
+_DECODER = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "Line",
+        [_field(name) for name in _LINE],
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        rename=_FILE_NAMES,
+    )
+)
+
+
+def as_line(record: Record) -> dict[str, Any]:
+    """Return a question's fields by the names of the file, in its order."""
+    line = {_FILE_NAMES.get(name, name): getattr(record, name) for name in _LINE}
+    line["references"] = [{"label": box.label, "box": box.corners} for box in record.references]
+    return line
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -50,7 +100,7 @@ class VqaCollection:
     """
 
     path: Path
-    records: tuple[VqaRecord, ...]
+    records: tuple[Record, ...]
     set_aside: tuple[SetAside, ...] = ()
     lines: tuple[int, ...] = ()
     set_aside_ids: frozenset[str] = frozenset()
@@ -82,7 +132,7 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
             if record.id in seen:
                 raise BadInput(f"id: {record.id[:80]!r} came before; each record needs an id of its own")
             try:
-                locator.locate(record.image_path)
+                locator.locate(record.image)
             except BadInput as error:
                 raise BadInput(f"image_path: {error}") from None
         except BadInput as error:
@@ -109,10 +159,10 @@ def _find_id(line: bytes) -> str | None:
         return None
 
 
-def decode_record(line: bytes) -> VqaRecord:
+def decode_record(content: bytes) -> Record:
     """Decode one line."""
     try:
-        record = _DECODER.decode(line)
+        line: Any = _DECODER.decode(content)
     except UnicodeDecodeError:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -121,19 +171,23 @@ def decode_record(line: bytes) -> VqaRecord:
         if field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:
-            message += f"; expected some of {', '.join(VqaRecord.__struct_fields__)}"
-        within = "." if field and _OF_BOX.match(message) else ": "
-        raise BadInput(f"{field}{within}{message}" if field else message) from None
-    normal = normalise_image_path(record.image_path)
-    return record if normal == record.image_path else msgspec.structs.replace(record, image_path=normal)
+            message += f"; expected some of {', '.join(_FILE_NAMES.get(name, name) for name in _LINE)}"
+        raise BadInput(f"{field}: {message}" if field else message) from None
+    fields = msgspec.structs.asdict(line)
+    fields["references"] = tuple([Box(box.label, box.box) for box in line.references])
+    fields["image"] = normalise_image_path(line.image)
+    record = Record(**fields)
+    if not record.question:
+        raise BadInput("question: blank; a text is required")
+    return record
 
 
-def write_vqa_records(path: Path, records: Iterable[VqaRecord]) -> int:
+def write_vqa_records(path: Path, records: Iterable[Record]) -> int:
     """Write records as JSON lines, atomically; return their number."""
     number = 0
     with writing_whole(path) as file:
         for record in records:
-            line = _ENCODER.encode(record) + b"\n"
+            line = _ENCODER.encode(as_line(record)) + b"\n"
             if len(line) >= _LONGEST_LINE:
                 raise BadInput(f"{path}: record {record.id[:80]!r} has {len(line)} bytes; at most {_LONGEST_LINE}")
             file.write(line)

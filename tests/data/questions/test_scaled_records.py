@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from reasoning_records import make_record, records
 
-from stepcot_jax.data.grounded.vqa_dataset import scale_record
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.reasoning.record import VqaBox
 
 
 @pytest.mark.parametrize("edge", [15, 30, 60, 63])
 def test_a_box_that_rounding_would_close_stays_open(edge):
     left = float(np.nextafter(edge, 0))
     assert left * 48 / 78 == edge * 48 / 78
-    record = make_record(image_size=(78, 78), references=(VqaBox("line", (left, 0, edge, 5)),))
+    record = make_record(image_size=(78, 78), references=(Box("line", (left, 0, edge, 5)),))
     (reference,) = scale_record(record, (48, 48)).references
-    assert reference.box[0] < reference.box[2] == edge * 48 / 78
+    assert reference.corners[0] < reference.corners[2] == edge * 48 / 78
 
 
 @hypothesis.given(record=records(), side=st.integers(1, 512))
@@ -25,7 +25,7 @@ def test_scaled_records_are_valid_and_their_boxes_keep_their_shares(record, side
     scaled = scale_record(record, (side, side))
     width, height = record.image_size
     for new, old in zip(scaled.references, record.references, strict=True):
-        assert np.divide(new.box, side) == pytest.approx(np.divide(old.box, [width, height] * 2), abs=1e-5)
+        assert np.divide(new.corners, side) == pytest.approx(np.divide(old.corners, [width, height] * 2), abs=1e-5)
     assert scale_record(scaled, (side, side)) is scaled
 
 

@@ -4,27 +4,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from stepcot_jax.boxes import mean_iou
+from stepcot_jax.box import Box, mean_iou
 from stepcot_jax.data.checks.vqa_check import find_difference
-from stepcot_jax.data.grounded.baselines import fit_baseline
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
-from stepcot_jax.data.grounded.questions import ask_questions
+from stepcot_jax.data.questions.baselines import fit_baseline
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.record import Record
 
 
 def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), choices=(), size=(100, 100), label="a"):
-    references = tuple(VqaBox(label, box) for box in boxes)
-    return VqaRecord(
+    references = tuple(Box(label, box) for box in boxes)
+    return Record(
         id=str(number),
-        image_path="i.png",
+        image="i.png",
         image_size=size,
-        patient_id="p",
+        patient="p",
         kind=kind,
         topic=topic,
         question="Which?",
-        choices=tuple(choices),
+        options=tuple(choices),
         answer=answer,
         references=references,
         thinking="Seen.",
@@ -42,7 +42,7 @@ def test_majority_and_median_by_hand():
     baseline = fit_baseline(train)
     told = baseline.answer(_record(9, answer="Yes", boxes=[(1, 1, 2, 2)], size=(200, 50)))
     assert told.answer == "No"  # two each: the first in alphabetical order
-    assert told.references == (VqaBox("a", (20, 5, 60, 25)),)
+    assert told.references == (Box("a", (20, 5, 60, 25)),)
     assert told.thinking == "The usual answer to this question, with the usual boxes."
     assert baseline.answer(_record(9, topic="u")).references == ()
     assert baseline.answer(_record(9, topic="unseen")).answer == "Yes"  # three of five
@@ -50,18 +50,18 @@ def test_majority_and_median_by_hand():
 
 def test_options_are_judged_by_how_often_they_were_right_where_offered():
     train = [
-        _record(1, "single", answer="A", choices=("one", "two")),
-        _record(2, "single", answer="B", choices=("two", "one")),
-        _record(3, "single", answer="A", choices=("Two", "three")),
-        _record(4, "multi", answer=("A", "B"), choices=("one", "two", "three")),
-        _record(5, "multi", answer=("B",), choices=("three", "one", "four")),
+        _record(1, "single", answer="A", options=("one", "two")),
+        _record(2, "single", answer="B", options=("two", "one")),
+        _record(3, "single", answer="A", options=("Two", "three")),
+        _record(4, "multi", answer=("A", "B"), options=("one", "two", "three")),
+        _record(5, "multi", answer=("B",), options=("three", "one", "four")),
     ]
     answer = fit_baseline(train).answer
     # Offered and right: one 2 of 2, two 1 of 3, three 0 of 1.
-    assert answer(_record(9, "single", answer="A", choices=("two", "new", "one"))).answer == "C"
-    assert answer(_record(9, "single", answer="A", choices=("three", "two"))).answer == "B"
-    assert answer(_record(9, "multi", answer=("C",), choices=("four", "one", "two"))).answer == ("B", "C")
-    assert answer(_record(9, "multi", answer=("B",), choices=("four", "three"))).answer == ("A",)
+    assert answer(_record(9, "single", answer="A", options=("two", "new", "one"))).answer == "C"
+    assert answer(_record(9, "single", answer="A", options=("three", "two"))).answer == "B"
+    assert answer(_record(9, "multi", answer=("C",), options=("four", "one", "two"))).answer == ("B", "C")
+    assert answer(_record(9, "multi", answer=("B",), options=("four", "three"))).answer == ("A",)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_it_beats_neither_the_options_nor_the_boxes(records):
     for record, own in told:
         shown = record.provenance["references"]
         if shown in overlaps:
-            boxes = ([each.box for each in some.references] for some in (own, record))
+            boxes = ([each.corners for each in some.references] for some in (own, record))
             overlaps[shown].append(mean_iou(*boxes))
     assert np.mean(overlaps["findings"]) < 0.3
     assert np.mean(overlaps["regions"]) > np.mean(overlaps["findings"])

@@ -1,4 +1,4 @@
-"""Boxes as corners: overlap, matching, mean overlap, and the spaces that their coordinates are written in.
+"""Boxes as corners: the labelled `Box`, overlap, matching, and the spaces that coordinates are written in.
 
 A box is (x1, y1, x2, y2): left, upper, right and lower edge, with continuous areas (a box from 2 to 5 is 3 wide).
 Everything is float64 on the host. A box without a positive width and height is empty; its IoU with any box is 0.
@@ -8,15 +8,20 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float64, Int64
+
+from stepcot_jax.host.errors import BadInput
 
 Corners: TypeAlias = tuple[float, float, float, float]
 Matching = Literal["optimal", "ordered"]
 UnequalCounts = Literal["penalise", "zero", "matched"]
 EmptyBoxes = Literal["one", "zero"]
 
+_LONGEST_LABEL = 200
+_UNSAFE = frozenset("<>[](){}*\"'`|\\")
 _LARGEST = 2.0**500  # areas of larger coordinates would overflow
 
 
@@ -52,6 +57,71 @@ UNIT_SQUARE = Space(1, 1, decimals=4)
 
 GRID_1000 = Space(1000, 1000, y_first=True)
 """Whole numbers from 0 to 1000 in both directions, y first."""
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A labelled box.
+
+    Attributes:
+      label: name of the finding or region.
+      corners: in pixels of the record's picture, unless `space` says otherwise.
+      sentence: the report's sentence about it; "" if the source has none.
+      region: name of the anatomical region that it lies in; "" if unknown.
+      stated_size: width and height as the source writes them, where the corners' difference rounds to another number.
+    """
+
+    label: str
+    corners: Corners
+    sentence: str = ""
+    region: str = ""
+    space: Space | None = None
+    stated_size: tuple[float, float] | None = None
+
+    @classmethod
+    def of_size(cls, label: str, x: float, y: float, width: float, height: float, sentence: str = "") -> "Box":
+        """Return the box of a left upper corner and a size."""
+        x2, y2 = x + width, y + height
+        stated = None if (x2 - x, y2 - y) == (width, height) else (width, height)
+        return cls(label, (x, y, x2, y2), sentence, stated_size=stated)
+
+    @property
+    def x1(self) -> float:
+        """Left edge."""
+        return self.corners[0]
+
+    @property
+    def y1(self) -> float:
+        """Upper edge."""
+        return self.corners[1]
+
+    @property
+    def x2(self) -> float:
+        """Right edge."""
+        return self.corners[2]
+
+    @property
+    def y2(self) -> float:
+        """Lower edge."""
+        return self.corners[3]
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height."""
+        x1, y1, x2, y2 = self.corners
+        return self.stated_size or (x2 - x1, y2 - y1)
+
+    def check(self) -> "Box":
+        """Return a box that a record can refer to: a label on one line, and not empty; else `BadInput`."""
+        if len(self.label) > _LONGEST_LABEL:
+            raise BadInput(f"label: {self.label[:80]!r} has {len(self.label)} characters; at most {_LONGEST_LABEL}")
+        if not self.label.strip() or not self.label.isprintable() or _UNSAFE & set(self.label):
+            raise BadInput(
+                f"label: {self.label[:80]!r} is not a name on one line without brackets, quotes or asterisks"
+            )
+        x1, y1, x2, y2 = self.corners
+        if not (0 <= x1 < x2 < float("inf") and 0 <= y1 < y2 < float("inf")):
+            raise BadInput(f"box: {list(self.corners)} is not [x1, y1, x2, y2] with 0 <= x1 < x2 and 0 <= y1 < y2")
+        return self
 
 
 def as_corners(boxes: npt.ArrayLike) -> Float64[np.ndarray, "box 4"]:

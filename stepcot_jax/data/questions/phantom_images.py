@@ -1,14 +1,17 @@
 """Phantoms as grounded images: findings with their regions, region boxes from masks, absent labels and facts."""
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepcot_jax.boxes import Corners
+import msgspec
+
+from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.grounded.vocabulary import (
+from stepcot_jax.data.phantom.answers import Prevalence
+from stepcot_jax.data.phantom.findings import Mark
+from stepcot_jax.data.phantom.phantom import PhantomCase, PlannedCase, check_size, draw_planned, plan_case
+from stepcot_jax.data.questions.vocabulary import (
     FACT_NAMES,
     HEART,
     LOOK_ALIKES,
@@ -24,10 +27,7 @@ from stepcot_jax.data.grounded.vocabulary import (
     split_lungs,
     zone_name,
 )
-from stepcot_jax.data.phantom.answers import Prevalence
-from stepcot_jax.data.phantom.findings import Mark
-from stepcot_jax.data.phantom.phantom import PhantomCase, PlannedCase, check_size, draw_planned, plan_case
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.record import Record
 
 _LEAST_SIZE = 32
 _MOST_BOXES = 3
@@ -38,7 +38,7 @@ _ZONES = {"Upper lung zone": "upper", "Middle lung zone": "middle", "Lower lung 
 
 def ground_phantom(
     index: int, *, seed: int = 0, size: int = 64, prevalence: Prevalence = "flat"
-) -> tuple[GroundedImage, PhantomCase]:
+) -> tuple[Record, PhantomCase]:
     """Draw a phantom and return it as a grounded image, and the drawn case.
 
     A label with more than three boxes has one box a side that holds them. A label is neither found nor absent if it
@@ -47,20 +47,18 @@ def ground_phantom(
     return ground_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size, prevalence=prevalence)
 
 
-def ground_planned(
-    planned: PlannedCase, *, size: int, prevalence: Prevalence = "flat"
-) -> tuple[GroundedImage, PhantomCase]:
+def ground_planned(planned: PlannedCase, *, size: int, prevalence: Prevalence = "flat") -> tuple[Record, PhantomCase]:
     """Draw a planned phantom as `ground_phantom` does; `prevalence` is that of its plan."""
     check_size(size, least=_LEAST_SIZE)
     drawn = draw_planned(planned, size=size)
     image = ground_marks(drawn.case, drawn.marks, side=drawn.side, lungs=drawn.lung_mask, heart=drawn.heart_mask)
     source = {"source": "phantom", "seed": str(planned.seed), "index": str(planned.index), "prevalence": prevalence}
-    return dataclasses.replace(image, provenance=source), drawn
+    return msgspec.structs.replace(image, provenance=source), drawn
 
 
 def ground_marks(
-    case: Case, marks: Sequence[Mark], *, side: str, lungs: Mask, heart: Mask, chain: Chain = DEFAULT_CHAIN
-) -> GroundedImage:
+    case: Record, marks: Sequence[Mark], *, side: str, lungs: Mask, heart: Mask, chain: Chain = DEFAULT_CHAIN
+) -> Record:
     """Return a drawn case as a grounded image without provenance.
 
     Args:
@@ -70,17 +68,17 @@ def ground_marks(
     facts = list_answers(case, chain)
     facts["side"] = side if _shows_side(marks, facts) else ""
     regions = find_regions(lungs, heart)
-    findings = _find(case, marks, facts, {region.label: region.box for region in regions})
-    own = [finding.box for finding in findings if finding.label == facts["diagnosis"]]
+    findings = _find(case, marks, facts, {region.label: region.corners for region in regions})
+    own = [finding.corners for finding in findings if finding.label == facts["diagnosis"]]
     organs = {f"{name} lung": mask for name, mask in split_lungs(lungs).items()} | {"heart": heart}
     facts["organ"] = host_organ(own[0], organs) if own else ""
-    return GroundedImage(
-        id=Path(case.image_path).stem,
-        image_path=case.image_path,
+    return Record(
+        id=Path(case.image).stem,
+        image=case.image,
         image_size=(lungs.shape[1], lungs.shape[0]),
-        patient_id=case.patient_id,
+        patient=case.patient,
         origin=case.origin,
-        findings=findings,
+        boxes=findings,
         regions=regions,
         absent=list_absent(findings),
         facts=facts,
@@ -93,23 +91,23 @@ def _shows_side(marks: Sequence[Mark], facts: dict[str, str]) -> bool:
     return facts["zone"] != _SIDELESS or any(mark.side and canonical(mark.box.label) in described for mark in marks)
 
 
-def list_answers(case: Case, chain: Chain) -> dict[str, str]:
+def list_answers(case: Record, chain: Chain) -> dict[str, str]:
     """Return the answers of a case by `wording.FACT_NAMES`, "" where it has none."""
     answers = [
         step.options[label] if label != NOT_ANNOTATED else ""
-        for step, label in zip(chain.steps, case.labels, strict=True)
+        for step, label in zip(chain.steps, case.answers, strict=True)
     ]
     return dict(zip(FACT_NAMES, answers, strict=True))
 
 
-def list_absent(findings: Sequence[Finding]) -> tuple[str, ...]:
+def list_absent(findings: Sequence[Box]) -> tuple[str, ...]:
     """Return the labels that a phantom with these findings does not show and that look like none of them."""
     present = {canonical(finding.label) for finding in findings}
     unknown = present.union(*(LOOK_ALIKES.get(label, ()) for label in present))
     return tuple(label for label in TERMS if label not in unknown)
 
 
-def _find(case: Case, drawn: Sequence[Mark], facts: dict[str, str], regions: dict[str, Corners]) -> tuple[Finding, ...]:
+def _find(case: Record, drawn: Sequence[Mark], facts: dict[str, str], regions: dict[str, Corners]) -> tuple[Box, ...]:
     """Return the findings, those of the diagnosis first."""
     by_label = collections.defaultdict(list)
     for mark in sorted(drawn, key=lambda mark: mark.box.label != facts["diagnosis"]):
@@ -122,7 +120,7 @@ def _find(case: Case, drawn: Sequence[Mark], facts: dict[str, str], regions: dic
             groups = [[mark for mark in marks if mark.side == side] for side in (0, -1, 1)]
         for group in filter(None, groups):
             box = enclose_boxes([corners_of(mark) for mark in group])
-            found.append(Finding(label, box, sentence, _name_region(group, facts, box, regions)))
+            found.append(Box(label, box, sentence, _name_region(group, facts, box, regions)))
     return tuple(found)
 
 
@@ -134,8 +132,8 @@ def _sentence(report: str, label: str, facts: dict[str, str]) -> str:
 
 def corners_of(mark: Mark) -> Corners:
     """Return the box of a mark as corners."""
-    box = mark.box
-    return float(box.x), float(box.y), float(box.x + box.width), float(box.y + box.height)
+    x1, y1, x2, y2 = map(float, mark.box.corners)
+    return x1, y1, x2, y2
 
 
 def _name_region(marks: Sequence[Mark], facts: dict[str, str], box: Corners, regions: dict[str, Corners]) -> str:
