@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.box import Box, Corners, convert, pixels
-from stepcot_jax.data.images.boxed_pictures import draw_named_boxes
+from stepcot_jax.data.images.drawn_boxes import draw_named_boxes
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput

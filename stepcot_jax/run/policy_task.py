@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, draw_named_boxes
+from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.replies import (

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
-    from stepcot_jax.data.images.boxed_pictures import write_png
+    from stepcot_jax.data.images.drawn_boxes import write_png
     from stepcot_jax.host.outputs import writing_file
     from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.reading.loading import find_folder

@@ -13,8 +13,8 @@ from PIL import Image
 
 from stepcot_jax.annotate.vqa.items import HostOrgan, TaskSettings
 from stepcot_jax.box import Corners, iou
+from stepcot_jax.data.images.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
-from stepcot_jax.data.questions.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.questions.vocabulary import host_organ, split_lungs
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from stepcot_jax.contrib.demo.examples import CLICKED, Example, write_examples
 from stepcot_jax.contrib.demo.sessions import SECONDS_KEPT, Session, read_session, start_session, takes_corrections
 from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, SUFFIXES, Uploads
-from stepcot_jax.data.images.boxed_pictures import write_png
+from stepcot_jax.data.images.drawn_boxes import write_png
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment

@@ -10,12 +10,11 @@ import msgspec
 from stepcot_jax.chain import DIAGNOSIS_OPTIONS
 from stepcot_jax.data.phantom.answers import Prevalence
 from stepcot_jax.data.phantom.phantom import PICTURE_FOLDERS, PhantomCase, PlannedCase, plan_case, write_pictures
-from stepcot_jax.data.questions.image_splits import split_by_patient, split_images
 from stepcot_jax.data.questions.phantom_images import ground_phantom, ground_planned
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import FILE_NAME, write_vqa_records
 from stepcot_jax.data.records.data_json import normalise_image_path
-from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS
+from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, split_by_patient, split_images
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.reasoning.dialects import write_question, write_reply

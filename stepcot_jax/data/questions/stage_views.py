@@ -16,7 +16,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 
 from stepcot_jax.box import Corners
-from stepcot_jax.data.questions.drawn_boxes import draw_boxes
+from stepcot_jax.data.images.drawn_boxes import draw_boxes
 from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record

@@ -16,11 +16,11 @@ from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
-from stepcot_jax.data.questions.image_splits import split_by_patient
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
 from stepcot_jax.data.questions.record_files import VqaCollection, as_line, read_vqa_records
 from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.data.splits.making import split_by_patient
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads

@@ -122,8 +122,7 @@ def _read_images_or_say(options: argparse.Namespace) -> "list[Record]":
 def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
     """Read the folder of --source, copy its images to OUT and return the records."""
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
-    from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
-    from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+    from stepcot_jax.data.sources.layouts import DETECTION_LAYOUTS, detect_vqa_layout, read_detections, read_vqa_source
     from stepcot_jax.record import SetAside
 
     source = pathlib.Path(options.source)

@@ -9,7 +9,7 @@ from PIL import Image
 from stepcot_jax.annotate.vqa.items import TaskSettings
 from stepcot_jax.annotate.vqa.pictures import UNKNOWN, find_hosts, name_host, read_masks
 from stepcot_jax.box import Box
-from stepcot_jax.data.questions.drawn_boxes import scale_boxes
+from stepcot_jax.data.images.drawn_boxes import scale_boxes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, draw_named_boxes, write_png
+from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes, write_png
 
 GREY = np.full((100, 200, 3), 90, np.uint8)
 

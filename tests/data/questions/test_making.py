@@ -10,11 +10,11 @@ from PIL import Image
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.phantom import plan_case
-from stepcot_jax.data.questions.image_splits import split_images
 from stepcot_jax.data.questions.making import make_folder_records, make_phantom_records
 from stepcot_jax.data.questions.phantom_images import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question
 from stepcot_jax.record import Record

@@ -9,7 +9,7 @@ from PIL import Image
 from reasoning_records import make_record
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.questions.drawn_boxes import draw_boxes
+from stepcot_jax.data.images.drawn_boxes import draw_boxes
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.stage_views import STAGES, StageViews, domain_of, draw_views
 from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset

@@ -1,4 +1,4 @@
-"""Pictures with boxes and their names drawn, for people to look at."""
+"""Boxes drawn on pictures: with names for people, and as thin half-white lines (MedCLM's easy stage)."""
 
 import io
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from stepcot_jax.box import Box, Corners
+from stepcot_jax.box import Box, Corners, convert, pixels
 
 TRUE, PREDICTED = (0x37, 0xD6, 0x7A), (0xFF, 0xAB, 0x40)
 """Colours of true and of predicted boxes, red, green and blue; those of the pages of replies."""
@@ -81,3 +81,31 @@ def write_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+_BLEND = 0.5
+"""Share of white in a drawn line, rounded to 255ths: 128 / 255."""
+
+
+def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tuple[int, ...]) -> list[Corners]:
+    """Return boxes of a picture in pixels of a mask or file of [height, width]."""
+    target = pixels((shape[1], shape[0]))
+    scaled = convert(list(boxes), source=pixels(image_size), target=target).tolist()
+    return [(x1, y1, x2, y2) for x1, y1, x2, y2 in scaled]
+
+
+def draw_boxes(picture: Image.Image, boxes: Sequence[Corners], image_size: tuple[int, int]) -> Image.Image:
+    """Return a picture with boxes drawn: the outermost pixels of each, rounded, in lines of 1 pixel.
+
+    A pixel of a line becomes (128 white + 127 picture) / 255 in each channel, once even where lines cross.
+
+    Args:
+      image_size: width and height that the boxes refer to; they are scaled to the picture.
+    """
+    base = picture.convert("RGB" if picture.mode not in ("L", "RGB") else picture.mode)
+    lines = Image.new("L", base.size)
+    drawing = ImageDraw.Draw(lines)
+    for x1, y1, x2, y2 in scale_boxes(boxes, image_size, (base.size[1], base.size[0])):
+        right, lower = max(round(x2) - 1, round(x1)), max(round(y2) - 1, round(y1))
+        drawing.rectangle([round(x1), round(y1), right, lower], outline=round(255 * _BLEND), width=1)
+    return Image.composite(Image.new(base.mode, base.size, "white"), base, lines)
