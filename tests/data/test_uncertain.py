@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.batches import evaluation_batches, training_batches
-from stepcot_jax.data.checks.check import CheckOptions, check_root
+from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.data.uncertain import UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
 from stepcot_jax.run.run_checks import check_annotated
-from stepcot_jax.tools.data.counts import UNCERTAIN_NAME, compute_statistics, write_tables
+from stepcot_jax.tools.data.statistics import UNCERTAIN_NAME, write_tables
 
 __all__ = ["root"]  # a fixture
 

@@ -414,7 +414,7 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
         options=draft.choices,
         answer=draft.answer,
         synonyms=draft.synonyms,
-        references=tuple(box for box, _ in draft.references),
+        references=tuple(Box(box.label, box.corners) for box, _ in draft.references),
         thinking=write_thinking(seen, options=draft.sentences, answer=draft.spoken, wording=wording),
         preamble=PREAMBLE if with_stages else "",
         stages=stages,

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from ml_collections import config_dict
 
 from configs import base
-from stepcot_jax.data.checks.check import CheckOptions, check_root
-from stepcot_jax.data.checks.check_printing import print_facts
-from stepcot_jax.data.checks.check_records import Reasons
+from stepcot_jax.data.check import CheckOptions, Reasons, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
@@ -33,6 +31,7 @@ from stepcot_jax.record import Record
 from stepcot_jax.run.run_checks import check_annotated
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.tools.data.command import main
+from stepcot_jax.tools.data.printing import print_facts
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.checks.vqa_check import find_difference
+from stepcot_jax.data.check import find_difference
 from stepcot_jax.data.questions.making import make_phantom_records, write_records
 from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput

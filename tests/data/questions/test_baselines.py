@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.box import Box, mean_iou
-from stepcot_jax.data.checks.vqa_check import find_difference
+from stepcot_jax.data.check import find_difference
 from stepcot_jax.data.questions.baselines import fit_baseline
 from stepcot_jax.data.questions.phantom_images import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
@@ -14,7 +14,7 @@ from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.record import Record
 
 
-def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), choices=(), size=(100, 100), label="a"):
+def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), options=(), size=(100, 100), label="a"):
     references = tuple(Box(label, box) for box in boxes)
     return Record(
         id=str(number),
@@ -24,7 +24,7 @@ def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), choices=()
         kind=kind,
         topic=topic,
         question="Which?",
-        options=tuple(choices),
+        options=tuple(options),
         answer=answer,
         references=references,
         thinking="Seen.",

@@ -97,7 +97,7 @@ def test_a_folder_of_phantoms_is_a_source(tmp_path):
     assert {record.split for record in records} == {"train", "val", "test"}
     for record in records:
         index = int(record.image.removesuffix(".png")[-6:])
-        boxes = {finding.corners for finding in ground_phantom(index, size=64)[0].findings}
+        boxes = {finding.corners for finding in ground_phantom(index, size=64)[0].boxes}
         assert (tmp_path / "out/masks/lung" / f"phantom_{index:06d}.png").is_file()
         if record.provenance["references"] == "findings":
             assert {box.corners for box in record.references} <= boxes

@@ -1,17 +1,16 @@
 """Records of four kinds: deterministic, balanced, and as far as known for images without regions and facts."""
 
 import collections
-import dataclasses
 import re
 
 import msgspec
 import pytest
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.checks.vqa_counts import find_majorities
 from stepcot_jax.data.questions.phantom_images import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, accepted_names, canonical
+from stepcot_jax.data.statistics import find_majorities
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 from stepcot_jax.record import KINDS, Record
@@ -38,7 +37,7 @@ def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
         again = ground_phantom(index, seed=1, size=32)[0]
         assert ask_questions(again, seed=1) == tuple(records[4 * index : 4 * index + 4])
     assert ask_questions(images[3], seed=2) != ask_questions(images[3], seed=1)
-    other = dataclasses.replace(images[3], provenance={})  # the name stands for the index
+    other = msgspec.structs.replace(images[3], provenance={})  # the name stands for the index
     assert ask_questions(other, seed=1) == ask_questions(other, seed=1)
 
 
@@ -144,7 +143,7 @@ def test_detection_lists_without_regions_and_facts():
 
 def test_negative_questions_without_regions_have_no_references():
     found = [
-        ask_questions(dataclasses.replace(_image([MASS], ["Edema"]), id=f"image {number}"), seed=0)[1]
+        ask_questions(msgspec.structs.replace(_image([MASS], ["Edema"]), id=f"image {number}"), seed=0)[1]
         for number in range(40)
     ]
     assert {(record.answer, len(record.references)) for record in found} == {("Yes", 1), ("No", 0)}

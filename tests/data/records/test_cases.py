@@ -11,21 +11,21 @@ from stepcot_jax.data.columns import OTHER_ORIGINS, RecordTable, as_table
 from stepcot_jax.record import Record
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-boxes = st.builds(Box, words, st.integers(0, 9), st.floats(0, 9), st.floats(1, 9), st.integers(1, 9), words)
+boxes = st.builds(Box.of_size, words, st.integers(0, 9), st.floats(0, 9), st.floats(1, 9), st.integers(1, 9), words)
 cases = st.builds(
     Record,
-    words,
-    words,
-    words,
-    words,
-    st.tuples(*[st.sampled_from([NOT_ANNOTATED, 0, 1, 25])] * 2),
-    st.tuples(words, words),
-    st.lists(boxes, max_size=2).map(tuple),
-    st.sampled_from(["", "F", "M"]),
-    st.none() | st.integers(0, 99) | st.floats(0, 99),
-    words,
-    st.lists(st.tuples(words, words), max_size=2).map(tuple),
-    st.sampled_from([(), (3, NOT_ANNOTATED), (0, 1)]),
+    patient=words,
+    image=words,
+    origin=words,
+    report=words,
+    answers=st.tuples(*[st.sampled_from([NOT_ANNOTATED, 0, 1, 25])] * 2),
+    reasoning=st.tuples(words, words),
+    boxes=st.lists(boxes, max_size=2).map(tuple),
+    sex=st.sampled_from(["", "F", "M"]),
+    age=st.none() | st.integers(0, 99) | st.floats(0, 99),
+    view=words,
+    provenance=st.dictionaries(words, words, max_size=2),
+    uncertain=st.sampled_from([(), (3, NOT_ANNOTATED), (0, 1)]),
 )
 
 

@@ -130,7 +130,7 @@ def test_steps_are_matched_by_number_in_any_order(root):
 
 
 def test_unknown_fields_numeric_patients_and_byte_order_mark_are_accepted(root):
-    record = change_step(make_record(patient=17, extra={"nested": [1]}), 0, confidence=0.5)
+    record = change_step(make_record(patient_id=17, extra={"nested": [1]}), 0, confidence=0.5)
     collection = read(root, b"\xef\xbb\xbf" + json.dumps([record]).encode())
     assert collection.cases[0].patient == "17"
 
@@ -267,7 +267,7 @@ def test_refuses_a_record_that_is_no_object(root):
 
 @pytest.mark.parametrize("patient_id", ["", "  "])
 def test_refuses_a_blank_patient(root, patient_id):
-    assert_says(refusal(root, [make_record(patient=patient_id)]), f"patient_id: {patient_id!r} is blank")
+    assert_says(refusal(root, [make_record(patient_id=patient_id)]), f"patient_id: {patient_id!r} is blank")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_skipping_keeps_the_options_of_most(root):
 )
 def test_refuses_an_image_twice_and_names_both_records(root, again):
     (root / "images/link.png").symlink_to(root / "images/a.png")
-    message = refusal(root, [make_record("a"), make_record("b"), make_record("c", image=again)])
+    message = refusal(root, [make_record("a"), make_record("b"), make_record("c", image_path=again)])
     assert_says(message, f"record 2 (image_path {again.replace('./', '').replace('//', '/')!r}".replace("\\\\", "/"))
     assert_says(message, "image_path: the image of record 0 (image_path 'images/a.png') is named again")
 
@@ -359,7 +359,7 @@ def test_an_image_of_a_record_with_other_options_is_free_for_another(root):
     ],
 )
 def test_refuses_an_image_path_that_leaves_the_data_root(root, image_path):
-    message = refusal(root, [make_record("a"), make_record("b", image=image_path)])
+    message = refusal(root, [make_record("a"), make_record("b", image_path=image_path)])
     assert_says(message, "record 1", f"image_path: {image_path!r} must be a path below the data root")
 
 
@@ -370,7 +370,7 @@ def test_refuses_links_out_of_the_data_root(root, tmp_path_factory, require_imag
     (root / "images/link.png").symlink_to(outside / "x.png")
     (root / "linked").symlink_to(outside)
     for image_path in ("images/link.png", "linked/x.png"):
-        message = refusal(root, [make_record(image=image_path)], require_images=require_images)
+        message = refusal(root, [make_record(image_path=image_path)], require_images=require_images)
         assert_says(message, f"image_path: {image_path!r} is a link out of the data root")
 
 
@@ -378,7 +378,7 @@ def test_a_data_root_and_images_behind_links_are_fine(root, tmp_path_factory):
     linked_root = tmp_path_factory.mktemp("link") / "root"
     linked_root.symlink_to(root)
     (root / "images/inside.png").symlink_to("a.png")
-    collection = read(linked_root, [make_record("a", image="images/inside.png")])
+    collection = read(linked_root, [make_record("a", image_path="images/inside.png")])
     assert collection.cases[0].image == "images/inside.png"
 
 
@@ -398,7 +398,7 @@ def test_a_data_root_and_images_behind_links_are_fine(root, tmp_path_factory):
 )
 def test_refuses_an_image_that_is_not_there(root, image_path, found):
     (root / "images/loop.png").symlink_to("loop.png")
-    message = refusal(root, [make_record("a"), make_record("b", image=image_path)])
+    message = refusal(root, [make_record("a"), make_record("b", image_path=image_path)])
     assert_says(message, "record 1", repr(image_path[:80]), found)
 
 
@@ -418,7 +418,7 @@ def test_skipping_sets_every_bad_record_aside_with_its_reason(root):
         make_record("a"),
         make_record("b", report=1),
         make_record("c"),
-        make_record("a", patient="other"),
+        make_record("a", patient_id="other"),
         change_step(make_record("d"), 0, answer="Z"),
     ]
     collection = read(root, records, on_bad_record="skip")
@@ -456,7 +456,7 @@ words = st.text(string.ascii_letters + "äß()., 0-9", min_size=2, max_size=12).
 )
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 sides = st.floats(0.5, 1e4)
-boxes = st.builds(Box, label=texts, x=sides, y=sides, width=sides, height=sides, sentence=texts)
+boxes = st.builds(Box.of_size, label=texts, x=sides, y=sides, width=sides, height=sides, sentence=texts)
 
 
 @st.composite
@@ -478,7 +478,7 @@ def chains_with_cases(draw):
             sex=draw(st.sampled_from(["", "F", "M", "O"])),
             age=draw(st.none() | st.floats(0, 150)),
             view=draw(texts),
-            provenance=tuple(sorted(draw(st.dictionaries(texts, texts, max_size=2)).items())),
+            provenance=dict(sorted(draw(st.dictionaries(texts, texts, max_size=2)).items())),
         )
         for number in range(draw(st.integers(1, 4)))
     )

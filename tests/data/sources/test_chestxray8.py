@@ -114,7 +114,7 @@ def test_metadata_of_the_released_table(shared):
     assert len(entries) == 1444
     assert not any(entry.problem for entry in entries)
     first = entries[0]
-    assert (first.image, first.answers, first.patient) == ("00000001_000.png", ("Cardiomegaly",), "00000001")
+    assert (first.image, first.labels, first.patient_id) == ("00000001_000.png", ("Cardiomegaly",), "00000001")
     assert (first.sex, first.age, first.view) == ("M", 57.0, "PA")
 
 
@@ -151,7 +151,7 @@ def test_without_the_image_boxes_stay_as_released_and_a_warning_says_so(tmp_path
     write_boxes(tmp_path, "00000001_000.png,Mass,512,256,128,64")
     with caplog.at_level(logging.WARNING):
         (case,) = read_chestxray8(tmp_path, require_images=False).cases
-    assert (case.boxes[0].x, case.patient) == (512, "00000001")
+    assert (case.boxes[0].x1, case.patient) == (512, "00000001")
     assert "1 images with boxes have no file: their boxes are in pixels of the released 1024 x 1024" in caplog.text
 
 

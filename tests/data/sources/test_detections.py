@@ -2,7 +2,6 @@
 
 import collections
 import csv
-import dataclasses
 import json
 import shutil
 
@@ -311,7 +310,7 @@ def test_phantom_folders_keep_boxes_patients_and_answers(phantoms):
 def test_phantom_folders_are_the_phantoms_that_were_drawn(phantoms):
     for index, image in enumerate(read_detections(phantoms, with_normal=True)):
         drawn, _ = ground_phantom(index, seed=1, size=64)
-        assert image == dataclasses.replace(drawn, provenance=image.provenance)
+        assert image == msgspec.structs.replace(drawn, provenance=image.provenance)
         assert image.facts["side"] in ("", "right", "left", "bilateral")
 
 

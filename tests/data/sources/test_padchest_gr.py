@@ -93,7 +93,7 @@ def test_boxes_sentences_and_labels_of_a_study(tmp_path):
     )
     both = read_padchest_gr(tmp_path, readers="both").cases[0].boxes
     assert len(both) == 4
-    assert both[2].x == pytest.approx(20)
+    assert both[2].x1 == pytest.approx(20)
     write_records(tmp_path, chain=DEFAULT_CHAIN, cases=collection.cases)
     assert read_records(tmp_path).cases == collection.cases
 

@@ -20,13 +20,14 @@ from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
+from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data import pictures as count_pictures
 from stepcot_jax.tools.data import pictures as length_picture
 from stepcot_jax.tools.data.command import main
-from stepcot_jax.tools.data.counts import compute_statistics, list_splits, write_tables
 from stepcot_jax.tools.data.pictures import draw_flow, write_pictures
+from stepcot_jax.tools.data.statistics import list_splits, write_tables
 
 CHAIN = Chain(
     (

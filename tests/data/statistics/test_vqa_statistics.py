@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.checks.vqa_counts import answer_in_words, find_majorities
 from stepcot_jax.data.questions.making import make_phantom_records, write_records
 from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.statistics import answer_in_words, find_majorities
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.command import main
-from stepcot_jax.tools.data.vqa_statistics import choose_examples, draw_examples
+from stepcot_jax.tools.data.statistics import choose_examples, draw_examples
 
 
 @pytest.fixture(scope="module")

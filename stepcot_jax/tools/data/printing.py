@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.text import make_printable
 
 _WIDTH = 120
@@ -27,10 +28,10 @@ def write_facts(facts: dict[str, Any]) -> str:
     return json.dumps(facts, indent=1) + "\n"
 
 
-def print_facts(facts: dict[str, Any], file: TextIO | None = None, *, tables: list[Table] | None = None) -> None:
+def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
     """Print the facts with rich on a terminal, as plain aligned text elsewhere."""
     file = file or sys.stdout
-    tables = list_tables(facts) if tables is None else tables
+    tables = _list_tables_of_questions(facts) if "formats" in facts else list_tables(facts)
     if file.isatty():
         _print_rich(tables, file)
     else:
@@ -159,3 +160,43 @@ def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
         for row in rows:
             shown.add_row(*map(Text, row))
         console.print(shown)
+
+
+def _list_tables_of_questions(facts: dict[str, Any]) -> list[Table]:
+    """Return the facts as tables of printable cells."""
+    names = ("records", "set_aside", "patients", "pictures", "boxes", "with_thinking", "with_stages")
+    spread = ("texts", "percentile_5", "median", "percentile_95", "longest")
+    splits = [name for name in (*SPLIT_NAMES, "") if facts["splits"].get(name)]
+    return make_tables_printable(
+        [
+            (
+                f"{facts['root']}: {facts['layout']} ({facts['file']})",
+                ("", "number"),
+                [[name.replace("_", " "), f"{facts[name]:,}"] for name in names],
+            ),
+            (
+                "Records by kind and split",
+                ("kind", *(name or "(none)" for name in splits), "all"),
+                [
+                    [kind, *(f"{counts.get(name, 0):,}" for name in splits), f"{sum(counts.values()):,}"]
+                    for kind, counts in facts["kinds"].items()
+                ],
+            ),
+            (
+                "Boxes of a record",
+                ("boxes", "records"),
+                [[number, f"{count:,}"] for number, count in facts["boxes_of_records"].items()],
+            ),
+            (
+                "Lengths (words)",
+                ("text", *(name.replace("_", " ") for name in spread)),
+                [[name, *(f"{found.get(key, 0):,.0f}" for key in spread)] for name, found in facts["lengths"].items()],
+            ),
+            (
+                "Formats",
+                ("dialect", "written", "read back"),
+                [[each["dialect"], f"{each['written']:,}", f"{each['read_back']:,}"] for each in facts["formats"]],
+            ),
+            list_reasons(facts),
+        ]
+    )
