@@ -17,7 +17,7 @@ TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and th
 
 
 def ask(question, *, answer="Yes", name="1", **fields):
-    kind = "single" if fields.get("choices") else "closed"
+    kind = "single" if fields.get("options") else "closed"
     return Record(
         id=name, image="a.png", image_size=(64, 64), patient="p", kind=kind, question=question, answer=answer,
         **fields,
@@ -92,7 +92,7 @@ def test_each_question_is_changed_with_probability_one_half_and_each_way_has_hal
 @hypothesis.given(st.integers(0, 10**6), st.integers(1, 5), st.randoms())
 def test_a_record_depends_on_seed_round_and_id_alone(seed, number, random):
     records = [ask("Is it abnormal?", name=f"q{k}") for k in range(20)]
-    records += [ask("Which?", name=f"s{k}", answer="B", choices=("a mass", "a node", "air")) for k in range(20)]
+    records += [ask("Which?", name=f"s{k}", answer="B", options=("a mass", "a node", "air")) for k in range(20)]
     alone = {record.id: perturb(record, seed=seed, round_number=number) for record in records}
     random.shuffle(records)
     assert {each.id: each for each in perturb_records(records, seed=seed, round_number=number)} == alone
@@ -114,7 +114,7 @@ def test_the_right_option_stays_right(places):
     record = ask(
         "Which of (A) to (D)?",
         answer="C",
-        choices=choices,
+        options=choices,
         thinking="Option A, mass: no. Options (B) and D are not seen; the answer is C, effusion. C: effusion. A chest.",
         stages=Stages("a", "b", "c", "So the answer is C."),
     )
@@ -139,7 +139,7 @@ def test_the_right_option_stays_right(places):
 
 
 def test_orders_are_uniform():
-    record = [ask("Which?", name=f"s{k}", answer="A", choices=("x1", "x2", "x3")) for k in range(6000)]
+    record = [ask("Which?", name=f"s{k}", answer="A", options=("x1", "x2", "x3")) for k in range(6000)]
     orders = [each.options for each in perturb_records(record, seed=0, round_number=2)]
     assert all(abs(orders.count(order) / 6000 - 1 / 6) < 0.02 for order in set(orders))
     assert len(set(orders)) == 6

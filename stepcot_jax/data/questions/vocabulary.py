@@ -61,7 +61,7 @@ def find_regions(lungs: Mask, heart: Mask) -> tuple[Box, ...]:
         boxes[diaphragm_name(side)] = (inner, bottom - quarter, outer, min(bottom + quarter, lungs.shape[0]))
     boxes[MEDIASTINUM] = (min(right[2], x1), min(both[1], y1), max(left[0], x2), y2)
     try:
-        return tuple(Box(name, tuple(map(float, box))) for name, box in boxes.items())  # type: ignore[arg-type]
+        return tuple(Box(name, tuple(map(float, box))).check() for name, box in boxes.items())  # type: ignore[arg-type]
     except BadInput as error:
         raise BadInput(
             f"masks of {lungs.shape[1]} by {lungs.shape[0]} pixels are too small for regions: {error}"

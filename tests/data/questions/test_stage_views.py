@@ -26,9 +26,9 @@ def _records(lesions, *, patients=None, kinds=None, **changes):
             kinds[place] if kinds else "closed",
             **{
                 "id": str(place),
-                "image_path": f"{place}.png",
+                "image": f"{place}.png",
                 "image_size": (48, 48),
-                "patient_id": f"p{patients[place] if patients else place}",
+                "patient": f"p{patients[place] if patients else place}",
                 "lesion": lesion,
                 "modality": "xray",
                 "references": (Box("heart", (4, 5 + place % 20, 20, 30)),),

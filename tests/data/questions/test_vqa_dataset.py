@@ -126,8 +126,8 @@ def _records(number=12, split="", **changes):
             kinds[place % 4],
             **{
                 "id": f"record {place}",
-                "image_path": f"files/p1000{place // 2}/{place // 2}.png",
-                "patient_id": f"1000{place // 2}",
+                "image": f"files/p1000{place // 2}/{place // 2}.png",
+                "patient": f"1000{place // 2}",
                 "split": split if isinstance(split, str) else split[place // 2],
                 **changes,
             },
@@ -165,7 +165,7 @@ def test_validation_patients_are_taken_from_training_where_there_are_none(tmp_pa
     [
         ({0: {"split": "val"}, 1: {"split": "val"}}, r"10 of 12 records have no split; expected all or none$"),
         ({1: {"split": "val"}}, r"line 2: split differs from that of 'record 0', which has the same image$"),
-        ({1: {"patient_id": "7"}}, r"line 2: patient differs from that of 'record 0', which has the same image$"),
+        ({1: {"patient": "7"}}, r"line 2: patient differs from that of 'record 0', which has the same image$"),
     ],
 )
 def test_splits_that_contradict_each_other_are_refused(tmp_path, changes, message):
@@ -175,7 +175,7 @@ def test_splits_that_contradict_each_other_are_refused(tmp_path, changes, messag
 
 
 def test_patients_in_two_splits_are_counted_but_not_named(tmp_path):
-    records = _records(split=["train", "val", "test"] * 2, patient_id="secret")
+    records = _records(split=["train", "val", "test"] * 2, patient="secret")
     with pytest.raises(BadInput, match="1 of 1 patients are in more than one split") as caught:
         load_vqa_dataset(_settings(_write(tmp_path, records=records)))
     assert "secret" not in str(caught.value)
