@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int, Int8, Int64, UInt64
 
-from stepcot_jax.box import Box, Corners
+from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.record import Record
 
@@ -158,14 +158,17 @@ def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item
     return first
 
 
+_Numbers = tuple[int | float, ...]  # 54 stays 54
+
+
 class _Rest(msgspec.Struct, frozen=True, array_like=True):
     """What a table keeps of a record beside its columns."""
 
     report: str
     reasoning: tuple[str, ...]
-    boxes: tuple[tuple[str, Corners, str, str, None, tuple[float, float] | None], ...]
+    boxes: tuple[tuple[str, _Numbers, str, str, None, _Numbers | None], ...]
     sex: str
-    age: float | None
+    age: int | float | None
     view: str
     provenance: dict[str, str]
 
@@ -227,11 +230,12 @@ class RecordTable(Sequence[Record]):
             return tuple(self[place] for place in range(*index.indices(len(self))))
         place = operator.index(index)
         place += len(self) if place < 0 else 0
+        patient = self.patient_ids[place]  # or IndexError
         num_steps = len(self._labels) // len(self)
         own = slice(place * num_steps, (place + 1) * num_steps)
         possible = tuple(self._uncertain[own])
         columns: dict[str, Any] = {
-            "patient": self.patient_ids[place],
+            "patient": patient,
             "image": self.image_paths[place],
             "origin": self.origins[place],
             "answers": tuple(self._labels[own]),
@@ -244,7 +248,7 @@ class RecordTable(Sequence[Record]):
             **columns,
             report=rest.report,
             reasoning=rest.reasoning,
-            boxes=tuple([Box(*box) for box in rest.boxes]),
+            boxes=tuple([Box(*box) for box in rest.boxes]),  # type: ignore[arg-type]
             sex=rest.sex,
             age=rest.age,
             view=rest.view,
