@@ -63,7 +63,7 @@ def write_sources(root):
             sex=("", "F", "O")[number % 3],
             age=None if number % 2 else 40.5,
             view="PA",
-            provenance=(("made", "by hand"),) if number % 2 else (),
+            provenance={"made": "by hand"} if number % 2 else {},
         )
         for number, case in enumerate(read_records(root).cases)
     ]

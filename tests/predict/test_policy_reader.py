@@ -106,7 +106,7 @@ def test_the_prompt_is_that_of_training_and_the_reply_is_read(reader, run, monke
     assert found.kind == kind
     for region, true in zip(found.boxes, record.references, strict=True):
         x1, y1, x2, y2 = np.floor(np.asarray(true.corners) + 0.5)
-        assert region.name == true.label
+        assert region.label == true.label
         assert region.corners == (x1 * 2, y1 * 1.5, x2 * 2, y2 * 1.5)  # a picture of 64 x 48, read at 32 x 32
     assert json.loads(json.dumps(found.as_dict()))["image_size"] == [64, 48]
     if kind == "single":

@@ -112,5 +112,5 @@ def guess(key, seed):
     """Answers [case, step] of someone who guesses half of the questions."""
     rng = np.random.default_rng(seed)
     guesses = np.stack([rng.integers(number, size=len(key.cases)) for number in key.chain.answers_per_step], axis=1)
-    truth = np.array([case.answers for case in key.cases])
+    truth = np.array([case.labels for case in key.cases])
     return np.where((rng.random(truth.shape) < 0.5) & (truth != NOT_ANNOTATED), truth, guesses)

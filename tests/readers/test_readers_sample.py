@@ -1,6 +1,5 @@
 """Samples for readers: a draw in proportion, forms and images that give nothing away, and a key that says all."""
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -96,16 +95,16 @@ def test_the_order_of_a_draw_tells_nothing_of_strata():
 
 def test_cases_are_drawn_by_diagnosis_and_those_without_one_are_not(sample):
     _, key = sample
-    diagnoses = [case.answers[-1] for case in key.cases]
+    diagnoses = [case.labels[-1] for case in key.cases]
     assert {label: diagnoses.count(label) for label in set(DIAGNOSES)} == {0: 6, 1: 4, 7: 2, -100: 0}
     assert key.chain == CHAIN
 
 
 def test_cases_without_a_diagnosis_may_be_a_stratum_of_their_own(root, tmp_path):
     key = make_sample(tmp_path / "new", root, num_cases=26, with_undiagnosed=True)
-    assert sorted(case.answers[-1] for case in key.cases) == sorted(DIAGNOSES)
+    assert sorted(case.labels[-1] for case in key.cases) == sorted(DIAGNOSES)
     half = make_sample(tmp_path / "half", root, num_cases=13, with_undiagnosed=True)
-    assert [case.answers[-1] for case in half.cases].count(NOT_ANNOTATED) == 1
+    assert [case.labels[-1] for case in half.cases].count(NOT_ANNOTATED) == 1
 
 
 def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
@@ -113,7 +112,7 @@ def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
     from data.images.test_dicom import MARKERS, make, write
 
     pixels = np.linspace(0, 4095, 80).astype(np.uint16).reshape(8, 10)
-    case = dataclasses.replace(make_cases()[1], image_path="images/scan.dcm")
+    case = msgspec.structs.replace(make_cases()[1], image="images/scan.dcm")
     root = write_folder(tmp_path / "root", [case, *make_cases()[2:4]])
     (root / "images" / "scan.dcm").write_bytes(write(make(pixels, BitsStored=12, HighBit=11)))
     key = make_sample(tmp_path / "sample", root, readers=("Ann",), num_cases=3)
@@ -134,8 +133,8 @@ def test_the_real_sample_becomes_forms(shared, tmp_path):
     given = tmp_path / "out" / "Ann"
     assert len(list((given / "images").iterdir())) == 6
     text = (given / "form.csv").read_text(encoding="utf-8-sig")
-    assert not [case.image for case in key.cases if Path(case.image).stem in text]
-    assert all(case.answers[-1] != NOT_ANNOTATED for case in key.cases)
+    assert not [case.image_path for case in key.cases if Path(case.image_path).stem in text]
+    assert all(case.labels[-1] != NOT_ANNOTATED for case in key.cases)
 
 
 def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, root):
@@ -150,7 +149,7 @@ def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, ro
         content = (folder / "Ann" / "images" / case.image).read_bytes()
         assert list_chunks(content) == {b"IHDR", b"IDAT", b"IEND"}
         given = np.asarray(Image.open(folder / "Bo" / "images" / case.image))
-        np.testing.assert_array_equal(given, np.asarray(Image.open(root / case.image)))
+        np.testing.assert_array_equal(given, np.asarray(Image.open(root / case.image_path)))
 
 
 def list_chunks(content):
@@ -254,7 +253,7 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
     run = write_run(tmp_path / "run", tested, data__source="folder", data__root=str(root))
     source = open_run(run, "test")
     assert [case.image for case in source.cases] == [case.image for case in tested]
-    np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image_path)))
+    np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image)))
     moved = open_run(run, "test", root=root)
     assert moved.cases == source.cases
     with pytest.raises(BadInput, match=r"val\.npz"):
@@ -263,11 +262,11 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
 
 def test_other_data_than_the_runs_are_refused(root, tmp_path):
     cases = make_cases()
-    changed = [*cases[:2], dataclasses.replace(cases[2], labels=(0,) * 7)]
+    changed = [*cases[:2], msgspec.structs.replace(cases[2], answers=(0,) * 7)]
     run = write_run(tmp_path / "labels", changed, data__source="folder", data__root=str(root))
     with pytest.raises(BadInput, match=r"SECRETNAME_2\.png' in .* has another labels"):
         open_run(run, "test")
-    absent = [dataclasses.replace(cases[0], image_path="images/absent.png")]
+    absent = [msgspec.structs.replace(cases[0], image="images/absent.png")]
     run = write_run(tmp_path / "absent", absent, data__source="folder", data__root=str(root))
     with pytest.raises(BadInput, match=r"case 'images/absent.png' is missing"):
         open_run(run, "test")

@@ -63,8 +63,8 @@ def predictions(sample, tmp_path_factory):
     """A run's file in another order, with more cases than the sample has: a teacher that is right and a student."""
     path = tmp_path_factory.mktemp("run") / "test.npz"
     _, key = sample
-    truth = np.array([*(case.answers for case in key.cases[::-1]), (0,) * 7], np.int32)
-    paths = np.array([*(case.image for case in key.cases[::-1]), "images/other.png"])
+    truth = np.array([*(case.labels for case in key.cases[::-1]), (0,) * 7], np.int32)
+    paths = np.array([*(case.image_path for case in key.cases[::-1]), "images/other.png"])
     right = np.zeros((*truth.shape, 12), np.float32)
     np.put_along_axis(right, np.maximum(truth, 0)[:, :, None], 5.0, axis=2)
     student = np.random.default_rng(9).normal(size=right.shape).astype(np.float32)
@@ -88,7 +88,7 @@ def comparison(sample, forms, predictions):
 
 
 def truth_of(key):
-    return np.array([case.answers for case in key.cases])
+    return np.array([case.labels for case in key.cases])
 
 
 def test_answers_come_back_in_the_keys_order_whoever_filled_them(sample, answers, forms):
@@ -287,7 +287,7 @@ def test_intervals_of_f1_are_those_of_the_resampled_cases(answers, comparison, s
     """Each resample written out as cases, given to scikit-learn, and the mean taken over the readers."""
     _, key = sample
     truth, step = truth_of(key)[:, 0], comparison.steps[0]
-    patients = np.array([case.patient for case in key.cases])
+    patients = np.array([case.patient_id for case in key.cases])
     drawn = []
     for counts in np.concatenate(list(draw_weights(patients, num_resamples=300, seed=4))).astype(int):
         own = np.repeat(truth, counts)
@@ -309,7 +309,7 @@ def test_intervals_are_those_of_the_evaluator_for_answers_given_once_a_reader(sa
     }
     text = np.array([f"{number}" for number in range(72)])
     facts = dict.fromkeys(("case_id", "image_path", "origin", "view", "sex"), text) | {"age": np.full(72, "")}
-    facts["patient_id"] = np.tile([case.patient for case in key.cases], 3)
+    facts["patient_id"] = np.tile([case.patient_id for case in key.cases], 3)
     split = SplitPredictions(Predictions(np.arange(72, dtype=np.int32), np.tile(truth, (3, 1)), models), facts)
     expected = bootstrap(split, CHAIN, num_resamples=300, seed=4)
     gains = bootstrap_differences(split, CHAIN, first="student", second="readers", num_resamples=300, seed=4)
@@ -353,7 +353,7 @@ def test_agreement_is_cohens_of_two_and_fleiss_of_all(answers, comparison, sampl
 def test_intervals_of_agreement_are_those_of_the_resampled_cases(answers, comparison, sample):
     """Each resample written out as cases, patient by patient, and given to scikit-learn and to Fleiss' formula."""
     _, key = sample
-    patients = np.array([case.patient for case in key.cases])
+    patients = np.array([case.patient_id for case in key.cases])
     weights = np.concatenate(list(draw_weights(patients, num_resamples=300, seed=4)))
     one, other = READERS[:2]
     for place, step in enumerate(comparison.steps[:2]):
@@ -454,7 +454,7 @@ def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, compa
     for place, step in enumerate(comparison.steps):
         known = truth[:, place] != NOT_ANNOTATED
         by_patient = {}
-        for case, patient in enumerate(case.patient for case in key.cases):
+        for case, patient in enumerate(case.patient_id for case in key.cases):
             if known[case]:
                 more = 3 * (student[case, place] == truth[case, place])
                 more -= sum(answers[name][case, place] == truth[case, place] for name in READERS)
