@@ -146,11 +146,11 @@ def test_two_annotators_have_cohens_kappa_and_the_same_step_has_none(tmp_path):
 
 
 def test_images_of_one_report_are_one_unit(tmp_path):
-    first, second = make_case("1"), make_case("1", image_path="images/1b.png")
+    first, second = make_case("1"), make_case("1", image="images/1b.png")
     other = make_case("2", MASS)
     aligned = align(write(tmp_path, {"a": [first, other, second], "b": [first, other, second]}))
     assert [unit.image_paths for unit in aligned.units] == [("images/1.png", "images/1b.png"), ("images/2.png",)]
-    corrected = dataclasses.replace(second, labels=MASS)
+    corrected = msgspec.structs.replace(second, answers=MASS)
     aligned = align(write(tmp_path, {"c": [first, second], "d": [first, corrected]}))
     assert len(aligned.units) == 2
     blank = [msgspec.structs.replace(case, report="") for case in (first, second)]
@@ -170,7 +170,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         {
             "a": [make_case("1")],
             "b": [make_case("1", report="Another.")],
-            "c": [make_case("1", patient_id="another")],
+            "c": [make_case("1", patient="another")],
             "d": [make_case("2")],
         },
     )
