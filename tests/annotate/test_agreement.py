@@ -207,7 +207,7 @@ HOSTILE = (
 
 
 def test_the_page_shows_hostile_text_as_text_and_runs_nothing(tmp_path):
-    hostile = {"report": HOSTILE, "patient_id": HOSTILE, "reasoning": (HOSTILE,) * 7}
+    hostile = {"report": HOSTILE, "patient": HOSTILE, "reasoning": (HOSTILE,) * 7}
     cases = {
         "a": [make_case("1", **hostile), make_case("2")],
         "b": [make_case("1", MASS, **hostile), make_case("2")],
