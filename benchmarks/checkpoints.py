@@ -60,7 +60,7 @@ def _published_sizes(folder: pathlib.Path) -> Any:
     config.training.teacher_epochs, config.training.joint_epochs = 0, 2
     cases = load_dataset(make_settings(config), preprocessing=Preprocessing(size=32), require_images=False).cases
     features = np.random.default_rng(0).standard_normal((NUM_CASES, 512), dtype=np.float32)
-    np.savez(folder / "features.npz", features=features, ids=np.array([case.image_path for case in cases]))
+    np.savez(folder / "features.npz", features=features, ids=np.array([case.image for case in cases]))
     import_features(folder / "features.npz", None, cases, folder / "features")
     return config
 

@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.measure import make_sgemm, time_in_turn
-from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main as run_data
 from stepcot_jax.tools.evaluate_replies.command import main as evaluate_replies
 
@@ -34,7 +35,7 @@ def write_replies(folder: pathlib.Path, path: pathlib.Path, *, seed: int = 0) ->
     return len(records)
 
 
-def _reply(record: VqaRecord, kind: int) -> str:
+def _reply(record: Record, kind: int) -> str:
     if kind == 0:
         return write_reply(record, "gemex").replace("</answer>", "")
     if kind == 1:
@@ -43,7 +44,7 @@ def _reply(record: VqaRecord, kind: int) -> str:
         record = msgspec.structs.replace(record, answer=(answer,) if record.kind == "multi" else answer)
     elif kind == 2:
         width, height = record.image_size
-        moved = tuple(VqaBox(own.label, (0.0, 0.0, width / 2, height / 2)) for own in record.references)
+        moved = tuple(Box(own.label, (0.0, 0.0, width / 2, height / 2)) for own in record.references)
         record = msgspec.structs.replace(record, references=moved)
     return write_reply(record, "gemex")
 

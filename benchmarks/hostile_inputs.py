@@ -10,8 +10,8 @@ from typing import BinaryIO
 import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
+from stepcot_jax.record import Record
 
 Command = list[str]
 Make = Callable[[Path, float], Command]
@@ -42,8 +42,11 @@ def repeat(file: BinaryIO, piece: bytes, num_bytes: float) -> None:
 
 def published_folder(root: Path) -> Command:
     """Write a good folder of the published layout without images or split tables."""
-    unanswered = (DEFAULT_CHAIN.num_steps * (0,), DEFAULT_CHAIN.num_steps * ("",))
-    cases = [Case(f"p{number}", f"images/{number}.png", "", "", *unanswered) for number in range(NUM_CASES)]
+    answers, reasoning = DEFAULT_CHAIN.num_steps * (0,), DEFAULT_CHAIN.num_steps * ("",)
+    cases = [
+        Record(patient=f"p{number}", image=f"images/{number}.png", answers=answers, reasoning=reasoning)
+        for number in range(NUM_CASES)
+    ]
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
     return ["data", "check", str(root), "--images=none"]
 

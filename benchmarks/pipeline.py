@@ -6,12 +6,12 @@ shards with small images, so that decoding does not hide the time that grows wit
 """
 
 import contextlib
-import dataclasses
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -87,7 +87,7 @@ def write_radiographs(root: pathlib.Path, *, num_drawn: int = _NUM_DRAWN) -> Non
         for roll in range(_NUM_ROLLED):
             name = f"images/{index}_{roll}.png"
             _save(root / name, np.roll(drawn.image, 37 * roll, axis=1))
-            cases.append(dataclasses.replace(drawn.case, patient_id=f"{index}_{roll}", image_path=name))
+            cases.append(msgspec.structs.replace(drawn.case, patient=f"{index}_{roll}", image=name))
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
 
 
@@ -99,7 +99,7 @@ def write_cases(root: pathlib.Path) -> None:
         source = drawn[index % len(drawn)]
         name = f"images/{index:05d}.png"
         _save(root / name, source.image)
-        cases.append(dataclasses.replace(source.case, patient_id=f"patient {index:05d}", image_path=name))
+        cases.append(msgspec.structs.replace(source.case, patient=f"patient {index:05d}", image=name))
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
 
 

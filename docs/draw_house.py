@@ -7,7 +7,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "stepcot_jax"
 PAGE = ROOT / "docs" / "house.md"
-GROUND = ("host", "chain", "boxes", "settings")
+GROUND = ("host", "chain", "record", "box", "settings")
 
 _HEAD = """# The house
 

@@ -4,8 +4,8 @@ import string
 
 import hypothesis.strategies as st
 
-from stepcot_jax.boxes import GRID_1000, UNIT_SQUARE
-from stepcot_jax.reasoning.record import Stages, VqaBox, VqaRecord
+from stepcot_jax.box import GRID_1000, UNIT_SQUARE, Box
+from stepcot_jax.record import Record, Stages
 
 STAGES = Stages("The lower zone of the right lung.", "A hazy opacity.", "Haze over fluid.", "Fluid it is.")
 SPACES = {"lvkc": GRID_1000, "medclm": UNIT_SQUARE}
@@ -17,18 +17,18 @@ def make_record(kind="closed", **changes):
     """A valid record with thinking, stages and one reference."""
     fields = {
         "id": "case-1",
-        "image_path": "images/1.png",
+        "image": "images/1.png",
         "image_size": (336, 336),
-        "patient_id": "patient-1",
+        "patient": "patient-1",
         "kind": kind,
         "question": "What is seen?",
-        "choices": ("Nodule", "Effusion", "Normal", "Mass") if kind in ("single", "multi") else (),
+        "options": ("Nodule", "Effusion", "Normal", "Mass") if kind in ("single", "multi") else (),
         "answer": ANSWERS[kind],
-        "references": (VqaBox("bilateral lung", (64, 42, 257, 262)),),
+        "references": (Box("bilateral lung", (64, 42, 257, 262)),),
         "thinking": "I look at the **bilateral lung** ([64, 42, 257, 262]). It is hazy.",
         "stages": STAGES,
     }
-    return VqaRecord(**fields | changes)
+    return Record(**fields | changes)
 
 
 names = st.text(min_size=1, max_size=20).filter(
@@ -71,9 +71,9 @@ def records(draw, thinking=texts):
     return make_record(
         kind,
         image_size=(width, height),
-        choices=choices,
+        options=choices,
         answer=answer,
-        references=tuple(VqaBox(draw(names), box) for box in fitting if box[0] < box[2] and box[1] < box[3]),
+        references=tuple(Box(draw(names), box) for box in fitting if box[0] < box[2] and box[1] < box[3]),
         thinking=draw(thinking),
         preamble=draw(st.one_of(st.just(""), texts)),
         stages=Stages(*(draw(texts) for _ in range(4))),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcot_jax.boxes import (
+from stepcot_jax.box import (
     GRID_1000,
     UNIT_SQUARE,
     Space,

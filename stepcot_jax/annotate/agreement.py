@@ -20,18 +20,17 @@ import numpy as np
 from jaxtyping import Float64, Int, Real
 
 from stepcot_jax.annotate.output import SET_ASIDE_NAME
-from stepcot_jax.boxes import mean_iou
+from stepcot_jax.box import mean_iou
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
-from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment, render_page
-from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.replies import BOX, corners_of, write_answer
+from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import token_f1
 
 PAGE_NAME = "disagreements.html"
@@ -45,7 +44,7 @@ _NUM_SHOWN = 80
 class Unit:
     """One report: a case per annotator, of its first image, and all images with the same answers."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[Record, ...]
     image_paths: tuple[str, ...]
 
 
@@ -74,7 +73,7 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
     collections = tuple(map(read_annotator, roots))
     for other in collections[1:]:
         _require_same_chain(collections[0], other)
-    by_image = [{case.image_path: case for case in collection.cases} for collection in collections]
+    by_image = [{case.image: case for case in collection.cases} for collection in collections]
     common = [image for image in by_image[0] if all(image in cases for cases in by_image)]
     if not common:
         raise BadInput(f"{', '.join(map(str, roots))} have no image_path in common")
@@ -99,16 +98,16 @@ def read_annotator(root: Path) -> Collection:
     raise BadInput(f"{where}: {first.reason}{others}")
 
 
-def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
+def _join(matched: Sequence[tuple[Record, ...]]) -> tuple[Unit, ...]:
     """Join images of one report with the same answers: they are one annotation."""
-    groups: dict[object, list[tuple[Case, ...]]] = {}
+    groups: dict[object, list[tuple[Record, ...]]] = {}
     for cases in matched:
         case = cases[0]
         name = dict(case.provenance).get("report", "") or case.report
-        answers = tuple((each.labels, each.uncertain) for each in cases)
-        key = (case.patient_id, name, answers) if case.report else case.image_path
+        answers = tuple((each.answers, each.uncertain) for each in cases)
+        key = (case.patient, name, answers) if case.report else case.image
         groups.setdefault(key, []).append(cases)
-    return tuple(Unit(group[0], tuple(cases[0].image_path for cases in group)) for group in groups.values())
+    return tuple(Unit(group[0], tuple(cases[0].image for cases in group)) for group in groups.values())
 
 
 def _choose_names(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:
@@ -133,12 +132,12 @@ def _require_same_chain(first: Collection, other: Collection) -> None:
         )
 
 
-def _require_same_report(cases: Sequence[Case], collections: Sequence[Collection]) -> None:
+def _require_same_report(cases: Sequence[Record], collections: Sequence[Collection]) -> None:
     for case, collection in zip(cases[1:], collections[1:], strict=True):
-        for field in ("patient_id", "report"):
-            if getattr(case, field) != getattr(cases[0], field):
+        for field, name in (("patient_id", "patient"), ("report", "report")):
+            if getattr(case, name) != getattr(cases[0], name):
                 path, first = (each.root / data_json.FILE_NAME for each in (collection, collections[0]))
-                where = f"{path}, image_path {case.image_path[:_NUM_SHOWN]!r}, field {field!r}"
+                where = f"{path}, image_path {case.image[:_NUM_SHOWN]!r}, field {field!r}"
                 raise BadInput(f"{where} differs from {first}")
 
 
@@ -283,10 +282,10 @@ def find_disagreements(aligned: Aligned) -> list[Unit]:
     return [unit for unit in aligned.units if len({case.stated for case in unit.cases}) > 1]
 
 
-def show_answer(step: Step, case: Case, place: int) -> str:
+def show_answer(step: Step, case: Record, place: int) -> str:
     """Return a case's answer to the step at `place` as shown to people."""
     label = case.stated[place]
-    doubt = "" if label == case.labels[place] else " (uncertain)"
+    doubt = "" if label == case.answers[place] else " (uncertain)"
     return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label] + doubt
 
 
@@ -345,7 +344,7 @@ def show_agreement(rows: Sequence[RecordAgreement]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compare_records(pairs: Sequence[tuple[VqaRecord, VqaRecord]], kind: str) -> RecordAgreement:
+def _compare_records(pairs: Sequence[tuple[Record, Record]], kind: str) -> RecordAgreement:
     if not pairs:
         return RecordAgreement(kind, 0, math.nan, math.nan, math.nan)
     texts = [(reasoning_of(one), reasoning_of(two)) for one, two in pairs]
@@ -359,7 +358,7 @@ def _compare_records(pairs: Sequence[tuple[VqaRecord, VqaRecord]], kind: str) ->
     )
 
 
-def reasoning_of(record: VqaRecord) -> str:
+def reasoning_of(record: Record) -> str:
     """Return a record's thinking and stages as one text."""
     stages = [getattr(record.stages, name) for name in STAGE_NAMES] if record.stages is not None else []
     return "\n".join(filter(None, [record.thinking, *stages]))

@@ -13,9 +13,9 @@ from stepcot_jax.annotate.recipes.items import split_sentences as _split_texts
 from stepcot_jax.annotate.rules.annotator import URGENCY, find_asserted, is_contradicted
 from stepcot_jax.annotate.rules.mentions import Status, read_report, split_sentences
 from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
-from stepcot_jax.data.grounded.vocabulary import write_box
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.data.questions.vocabulary import write_box
 from stepcot_jax.reasoning.replies import BOX, IN_ROUND_BRACKETS, corners_of, find_named_boxes
+from stepcot_jax.record import Record
 
 _NONE = fold("No abnormality")
 _NORMAL = fold("Normal")
@@ -252,15 +252,15 @@ def check_regions(text: str, question: Question) -> None:
     require(bool(boxes), Reason.NO_REGION, "no box in the thinking")
     require(len(boxes) == len(regions), Reason.WRONG_BOX, "a box without the form **name** ([x1, y1, x2, y2])")
     for number, region in enumerate(regions, start=1):
-        require((fold(region.name), region.box) in accepted, Reason.WRONG_BOX, f"region {number} of the thinking")
+        require((fold(region.label), region.corners) in accepted, Reason.WRONG_BOX, f"region {number} of the thinking")
     rest = BOX.sub("", text)
     require("[" not in rest and "]" not in rest, Reason.WRONG_BOX, "square brackets that hold no box")
 
 
-def options_named(text: str, record: VqaRecord) -> set[str]:
+def options_named(text: str, record: Record) -> set[str]:
     """Return the letters of the options that a text names, by letter or by text."""
     named, rest = set(), fold(text)
-    choices = sorted(zip(record.letters, record.choices, strict=True), key=lambda choice: -len(choice[1]))
+    choices = sorted(zip(record.letters, record.options, strict=True), key=lambda choice: -len(choice[1]))
     for letter, choice in choices:  # longer texts first: "effusion" is a part of "pleural effusion"
         pattern = re.compile(rf"(?<!\w){re.escape(fold(choice))}(?!\w)")
         if pattern.search(rest):
@@ -306,7 +306,7 @@ def check_options(text: str, question: Question) -> None:
         for found in _VERDICT.finditer(sentence):
             said, verdict = sentence[place : found.start()], found["affirms"] or found["is_right"]
             named = options_named(said, question.record) or (last if _PRONOUN.search(said) else set())
-            clause = _CLAUSE.split(_without(f"{said} {found[0]}", question.record.choices))[-1]
+            clause = _CLAUSE.split(_without(f"{said} {found[0]}", question.record.options))[-1]
             _judge(named, question, affirms=bool(verdict) != bool(_NEGATED.search(clause)))
             last, place = named or last, found.end()
         last = options_named(sentence[place:], question.record) or last
@@ -316,7 +316,7 @@ def check_options(text: str, question: Question) -> None:
 def _check_sight(sentence: str, question: Question) -> None:
     """Judge the options whose texts follow "I see" or "I see no"."""
     record, folded = question.record, fold(sentence)
-    for letter, choice in zip(record.letters, record.choices, strict=True):
+    for letter, choice in zip(record.letters, record.options, strict=True):
         name = rf"{re.escape(fold(choice))}(?![\w-])(?! (?:on|in|at|of)\b)"
         signs = r"(?:an? |the |any |clear |definite |signs? of |evidence of )*"
         for found in re.finditer(

@@ -19,7 +19,7 @@ import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Outcome, Reason
 from stepcot_jax.annotate.llm.answers import LEDGER_FOLDER, Answers
-from stepcot_jax.data.grounded import record_files
+from stepcot_jax.data.questions import record_files
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput
@@ -51,7 +51,7 @@ class WithImage(Protocol):
     """A record of an image."""
 
     @property
-    def image_path(self) -> str:
+    def image(self) -> str:
         """Image, relative to the data root."""
 
 
@@ -129,11 +129,11 @@ def bring_images(cases: Sequence[WithImage], *, source: Path, folder: Path) -> i
     """Link images from `source`, never from outside of it, into `folder`, or copy them where links are not possible."""
     for case in cases:
         # A link named like an output would let the run write into the source; some disks ignore letter case.
-        if Path(case.image_path).parts[0].casefold() in _TAKEN:
-            raise BadInput(f"{folder}: image_path {case.image_path[:80]!r} is the name of an output of this command")
+        if Path(case.image).parts[0].casefold() in _TAKEN:
+            raise BadInput(f"{folder}: image_path {case.image[:80]!r} is the name of an output of this command")
     locator, num_found = ImageLocator(source, require_images=False), 0
     for case in cases:
-        original, target = Path(locator.locate(case.image_path)), folder / case.image_path
+        original, target = Path(locator.locate(case.image)), folder / case.image
         if not original.is_file():
             continue
         num_found += 1
@@ -237,7 +237,7 @@ _MAX_SET_ASIDE_BYTES = 1 << 28
 
 
 class _Image(msgspec.Struct, frozen=True):
-    image_path: str
+    image: str = msgspec.field(name="image_path")
 
 
 def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False) -> Result[bytes]:

@@ -26,14 +26,13 @@ from stepcot_jax.annotate.checks import check_consistency
 from stepcot_jax.annotate.output import SET_ASIDE_NAME, bring_images
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Step
-from stepcot_jax.data.grounded.record_files import FILE_NAME, VqaCollection, read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, read_vqa_records, write_vqa_records
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, write_whole
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import write_answer
+from stepcot_jax.record import Record
 
 CONFIRMED = "ok"
 REJECTED = "reject"
@@ -130,7 +129,7 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
     first = aligned.collections[0]
     by_image = {image: said for unit, said in zip(units, verdicts, strict=True) for image in unit.image_paths}
     cases = [
-        _correct(case, by_image[case.image_path], first.chain.steps, reviewer) if case.image_path in by_image else case
+        _correct(case, by_image[case.image], first.chain.steps, reviewer) if case.image in by_image else case
         for case in first.cases
     ]
     make_workdir(folder)
@@ -196,10 +195,10 @@ def _read_verdicts(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[
     return verdicts
 
 
-def _read_verdict(review: str, comment: str, *, step: Step, case: Case, place: int, where: str) -> _Verdict:
+def _read_verdict(review: str, comment: str, *, step: Step, case: Record, place: int, where: str) -> _Verdict:
     current = case.stated[place]
     if review.casefold() == CONFIRMED:
-        return _Verdict(current, current != case.labels[place], comment)
+        return _Verdict(current, current != case.answers[place], comment)
     try:
         label = step.read_answer(review)
     except BadInput:
@@ -214,17 +213,17 @@ def _read_verdict(review: str, comment: str, *, step: Step, case: Case, place: i
     return _Verdict(label, False, comment)
 
 
-def _differs(verdict: _Verdict, case: Case, place: int) -> bool:
+def _differs(verdict: _Verdict, case: Record, place: int) -> bool:
     """Whether a verdict changes the answer of a case at a step, or makes it certain."""
-    return (verdict.label, verdict.is_uncertain) != (case.stated[place], case.stated[place] != case.labels[place])
+    return (verdict.label, verdict.is_uncertain) != (case.stated[place], case.stated[place] != case.answers[place])
 
 
-def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:
+def _correct(case: Record, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Record:
     """Return the reviewed case, with every change in its provenance."""
     review, added = _name_review(dict(case.provenance), reviewer)
     reasoning = list(case.reasoning)
     for place, (step, now, verdict) in enumerate(zip(steps, case.stated, verdicts, strict=True)):
-        name, doubt = f"{review} step {place + 1}", "" if now == case.labels[place] else " (uncertain)"
+        name, doubt = f"{review} step {place + 1}", "" if now == case.answers[place] else " (uncertain)"
         if verdict.label != now:
             change = f"{step.written(now)}{doubt} -> {step.written(verdict.label)}"
             added |= {name: change, f"{name} was": reasoning[place]}
@@ -234,8 +233,8 @@ def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], re
             added[name] = f"{step.written(now)}{doubt} -> {step.written(now)}"
         if verdict.comment:
             added[f"{name} comment"] = verdict.comment
-    reviewed = dataclasses.replace(
-        case, reasoning=tuple(reasoning), provenance=tuple(sorted({**dict(case.provenance), **added}.items()))
+    reviewed = msgspec.structs.replace(
+        case, reasoning=tuple(reasoning), provenance=dict(sorted({**case.provenance, **added}.items()))
     )
     stated, doubts = zip(*((verdict.label, verdict.is_uncertain) for verdict in verdicts), strict=True)
     return reviewed.with_stated(stated, doubts)
@@ -251,7 +250,7 @@ def write_record_review(path: Path, source: Path, *, sample: int, seed: int) -> 
     return len(chosen)
 
 
-def draw_sample(records: Sequence[VqaRecord], *, sample: int, seed: int) -> list[VqaRecord]:
+def draw_sample(records: Sequence[Record], *, sample: int, seed: int) -> list[Record]:
     """Return at most `sample` records of each kind, chosen by a hash of seed and id, in the order of the file."""
     if sample < 1:
         raise BadInput(f"--sample: {sample} must be at least 1")
@@ -290,7 +289,7 @@ def apply_record_review(
 
 def _apply_verdicts(
     collection: VqaCollection, verdicts: dict[str, tuple[bool, str]], reviewer: str
-) -> tuple[list[VqaRecord], list[Aside]]:
+) -> tuple[list[Record], list[Aside]]:
     kept, rejected = [], []
     for record in collection.records:
         is_right, comment = verdicts.get(record.id, (True, ""))
@@ -305,16 +304,16 @@ def _apply_verdicts(
     return kept, rejected
 
 
-def _record_row(number: int, record: VqaRecord) -> list[str]:
-    choices = "; ".join(f"{letter}. {choice}" for letter, choice in zip(record.letters, record.choices, strict=True))
-    boxes = "; ".join(f"{each.label} {list(each.box)}" for each in record.references)
+def _record_row(number: int, record: Record) -> list[str]:
+    choices = "; ".join(f"{letter}. {choice}" for letter, choice in zip(record.letters, record.options, strict=True))
+    boxes = "; ".join(f"{each.label} {list(each.corners)}" for each in record.references)
     return [
-        str(number), record.id, record.image_path, record.kind, record.question, choices, write_answer(record), boxes,
+        str(number), record.id, record.image, record.kind, record.question, choices, write_answer(record), boxes,
         reasoning_of(record),
     ]  # fmt: skip
 
 
-def _read_record_form(path: Path, chosen: Sequence[VqaRecord]) -> dict[str, tuple[bool, str]]:
+def _read_record_form(path: Path, chosen: Sequence[Record]) -> dict[str, tuple[bool, str]]:
     fixed = (
         (f"{path}, record {number} ({record.id[:_NUM_SHOWN]})", _record_row(number, record))
         for number, record in enumerate(chosen, start=1)

@@ -54,15 +54,14 @@ from stepcot_jax.annotate.recipes.pictures import require_picture
 from stepcot_jax.annotate.reports import locate_images, read_reports
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.grounded import record_files
+from stepcot_jax.data.questions import record_files
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case, SetAside
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record, SetAside
 
 TASKS: Mapping[str, Task[Any]] = {task.name: task for task in (rmcot.TASK, lvkc.TASK, medclm.TASK)}
 
@@ -215,7 +214,7 @@ def _today() -> str:
 
 def annotate_source(
     source: Path, folder: Path, plan: Plan, terminal: Terminal, *, chain: Chain, shard: Shard | None = None
-) -> Result[Case]:
+) -> Result[Record]:
     """Annotate every report of a source into a folder of records, reports set aside, funnel and ledgers."""
     _require_own_shard(folder, shard)
     _require_no_result(source, folder, plan, data_json.FILE_NAME)
@@ -274,7 +273,7 @@ def _annotate_in_blocks(
     reports: Iterable[Report],
     folder: Path,
     chain: Chain,
-    result: Result[Case],
+    result: Result[Record],
     terminal: Terminal,
     *,
     total: int,
@@ -384,7 +383,7 @@ def _prepare_rules(chain: Chain, today: str) -> Annotate:
     return annotate
 
 
-def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Case]:
+def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Record]:
     report, annotation = outcome.item, outcome.made
     if annotation is None:
         return []
@@ -392,14 +391,14 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Case]:
     if report.id not in (report.patient_id, *report.images):
         named["report"] = report.id
     cases = [
-        Case(
-            patient_id=report.patient_id,
-            image_path=image,
+        Record(
+            patient=report.patient_id,
+            image=image,
             origin=report.origin,
             report=report.text,
-            labels=annotation.labels,
+            answers=annotation.labels,
             reasoning=annotation.reasoning,
-            provenance=tuple(sorted(named.items())),
+            provenance=dict(sorted(named.items())),
         )
         for image in report.images
     ]
@@ -412,7 +411,7 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Case]:
 
 def annotate_questions(
     source: Path, plan: Plan, terminal: Terminal, *, task: str, settings: TaskSettings, num_regenerations: int = 0
-) -> Result[VqaRecord]:
+) -> Result[Record]:
     """Annotate every question of a source into a folder of records, what was set aside, funnel and ledgers.
 
     Args:
@@ -478,7 +477,7 @@ def _check_settings(task: Task[Any], plan: Plan, settings: TaskSettings, num_reg
         raise BadInput("--images=none: --task=medclm draws boxes and requires the images")
 
 
-def _make_records(outcome: Outcome[Any, VqaRecord]) -> list[VqaRecord]:
+def _make_records(outcome: Outcome[Any, Record]) -> list[Record]:
     record = outcome.made
     if record is None:
         return []
@@ -518,7 +517,7 @@ def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
 
 def _prepare_questions(
     crew: Crew, *, plan: Plan, task: Task[Any], settings: TaskSettings, regenerations: int
-) -> Process[Any, VqaRecord]:
+) -> Process[Any, Record]:
     write = _make_writer(crew, plan, task)
     regenerations = regenerations if plan.annotator is not None else 0
     doubter = crew.interview(plan.annotator, task.trust) if plan.annotator and plan.asks_trust else None
@@ -532,7 +531,7 @@ def _prepare_questions(
             return str(error)
         return ""
 
-    async def make(item: Item, attempt: Mapping[str, str]) -> tuple[VqaRecord, Provenance]:
+    async def make(item: Item, attempt: Mapping[str, str]) -> tuple[Record, Provenance]:
         problem = find_problem(task.picture(item)) if task.picture is not None else ""
         if problem:
             raise CannotAnnotate(Reason.UNREADABLE_RECORD, problem)
@@ -551,7 +550,7 @@ def _prepare_questions(
             item, parts, data=data, name="written", picture=picture, doubter=doubter, voters=voters
         )
 
-    async def process(item: Item) -> tuple[VqaRecord, Provenance]:
+    async def process(item: Item) -> tuple[Record, Provenance]:
         for number in range(regenerations):
             try:
                 return await make(item, {"attempt": str(number + 1)} if number else {})

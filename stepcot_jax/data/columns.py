@@ -1,12 +1,22 @@
-"""Compact columns for a million records: texts, digests and categories without an object per item."""
+"""Compact columns for a million records: `RecordTable`, and texts, digests and categories by position."""
 
 import array
 import bisect
+import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, overload
 
+import msgspec
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Bool, Int, Int8, Int64, UInt64
+
+from stepcot_jax.box import Box
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.record import Record
+
+OTHER_ORIGINS = "(further origins)"
 
 _DIGEST_BYTES = 16
 _MAX_NAMES, _MAX_CHARS = 1000, 300
@@ -146,3 +156,165 @@ def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item
     first = np.empty_like(order)
     first[order] = order[np.maximum.accumulate(np.where(differs, np.arange(len(order)), 0))]
     return first
+
+
+_Numbers = tuple[int | float, ...]  # 54 stays 54
+
+
+class _Rest(msgspec.Struct, frozen=True, array_like=True):
+    """What a table keeps of a record beside its columns."""
+
+    report: str
+    reasoning: tuple[str, ...]
+    boxes: tuple[tuple[str, _Numbers, str, str, None, _Numbers | None], ...]
+    sex: str
+    age: int | float | None
+    view: str
+    provenance: dict[str, str]
+
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Rest)
+
+
+class RecordTable(Sequence[Record]):
+    """The pictures and answers of records as columns; indexing builds one `Record`, without a question.
+
+    Args:
+      with_texts: keep everything. Otherwise only labels, identifiers, origins and box counts are kept, in less than
+        200 bytes a case, and origins beyond the first thousand are merged.
+
+    Attributes:
+      patients: digest of each case's patient.
+
+    >>> table = RecordTable([Record(image="a.png", patient="p", answers=(0, 1), reasoning=("", ""))])
+    >>> table.labels.tolist(), table[0].patient
+    ([[0, 1]], 'p')
+    """
+
+    def __init__(self, cases: Iterable[Record] = (), *, with_texts: bool = True) -> None:
+        self.patient_ids, self.image_paths = TextColumn(), TextColumn()
+        self.patients = DigestColumn()
+        self.origins = CategoryColumn(other=None if with_texts else OTHER_ORIGINS)
+        self._labels, self._uncertain = array.array("b"), array.array("b")
+        self._num_boxes, self._num_box_labels = array.array("i"), array.array("i")
+        self._rest: list[bytes] | None = [] if with_texts else None
+        for case in cases:
+            self.append(case)
+
+    def append(self, case: Record) -> None:
+        """Append a case."""
+        self.patient_ids.append(case.patient)
+        self.image_paths.append(case.image)
+        self.patients.append(case.patient)
+        self.origins.append(case.origin)
+        self._labels.extend(case.answers)
+        self._uncertain.extend(case.uncertain or (NOT_ANNOTATED,) * len(case.answers))
+        self._num_boxes.append(len(case.boxes))
+        self._num_box_labels.append(len({box.label for box in case.boxes}) if case.boxes else 0)
+        if self._rest is not None:
+            boxes = tuple([msgspec.structs.astuple(box) for box in case.boxes])
+            rest = _Rest(case.report, case.reasoning, boxes, case.sex, case.age, case.view, case.provenance)
+            self._rest.append(_ENCODER.encode(rest))
+
+    def __len__(self) -> int:
+        return len(self.patient_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Record, ...]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = operator.index(index)
+        place += len(self) if place < 0 else 0
+        patient = self.patient_ids[place]  # or IndexError
+        num_steps = len(self._labels) // len(self)
+        own = slice(place * num_steps, (place + 1) * num_steps)
+        possible = tuple(self._uncertain[own])
+        columns: dict[str, Any] = {
+            "patient": patient,
+            "image": self.image_paths[place],
+            "origin": self.origins[place],
+            "answers": tuple(self._labels[own]),
+            "uncertain": possible if max(possible, default=NOT_ANNOTATED) >= 0 else (),
+        }
+        if self._rest is None:
+            return Record(**columns)
+        rest = _DECODER.decode(self._rest[place])
+        return Record(
+            **columns,
+            report=rest.report,
+            reasoning=rest.reasoning,
+            boxes=tuple([Box(*box) for box in rest.boxes]),  # type: ignore[arg-type]
+            sex=rest.sex,
+            age=rest.age,
+            view=rest.view,
+            provenance=rest.provenance,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RecordTable | tuple | list):
+            return NotImplemented
+        return len(self) == len(other) and all(own == each for own, each in zip(self, other, strict=True))
+
+    def __repr__(self) -> str:
+        return f"RecordTable({len(self)} cases)"
+
+    @property
+    def labels(self) -> Int8[np.ndarray, "case step"]:
+        """Certain labels, `chain.NOT_ANNOTATED` elsewhere; the table cannot grow while this view exists."""
+        return self._by_case(self._labels)
+
+    @property
+    def uncertain(self) -> Int8[np.ndarray, "case step"]:
+        """Labels of uncertain answers, `chain.NOT_ANNOTATED` elsewhere; a view, as `labels`."""
+        return self._by_case(self._uncertain)
+
+    def _by_case(self, column: "array.array[int]") -> Int8[np.ndarray, "case step"]:
+        return np.frombuffer(column, np.int8).reshape(len(self), len(column) // max(len(self), 1))
+
+    def with_labels(
+        self, labels: Int[np.ndarray, "case step"], uncertain: Int[np.ndarray, "case step"] | None = None
+    ) -> "RecordTable":
+        """Return the same cases with other labels, and with other uncertain ones if given; the rest is shared."""
+        changed = copy.copy(self)
+        changed._labels = array.array("b", labels.astype(np.int8).tobytes())
+        if uncertain is not None:
+            changed._uncertain = array.array("b", uncertain.astype(np.int8).tobytes())
+        return changed
+
+    def count_patients(self, chosen: Bool[np.ndarray, " case"] | None = None) -> int:
+        """Count the patients of the chosen cases (None: of all)."""
+        halves = self.patients.halves
+        first = find_first(halves if chosen is None else halves[chosen])
+        return int((first == np.arange(len(first))).sum())
+
+    def count_origins(self, chosen: Bool[np.ndarray, " case"]) -> dict[str, int]:
+        """Count the chosen cases of each origin, the most frequent first."""
+        names = self.origins.names
+        counts = np.bincount(self.origins.numbers[chosen], minlength=len(names)).tolist()
+        return {name: count for count, name in sorted(zip(counts, names, strict=True), reverse=True) if count}
+
+    def count_boxes(self, chosen: Bool[np.ndarray, " case"]) -> tuple[int, int, int]:
+        """Count the boxes of the chosen cases, the cases with boxes, and the cases whose boxes have one label."""
+        num_boxes, num_labels = np.array(self._num_boxes)[chosen], np.array(self._num_box_labels)[chosen]
+        return int(num_boxes.sum()), int((num_boxes > 0).sum()), int((num_labels == 1).sum())
+
+    def count_answers(
+        self, chosen: Bool[np.ndarray, " case"], *, step: int, num_answers: int
+    ) -> Int64[np.ndarray, " answer"]:
+        """Count each certain answer of a step among the chosen cases; other cases count nowhere."""
+        labels = self.labels[chosen, step]
+        return np.bincount(labels[labels >= 0], minlength=num_answers)
+
+    def count_uncertain(self, chosen: Bool[np.ndarray, " case"]) -> Int64[np.ndarray, " step"]:
+        """Count the chosen cases whose answer is uncertain, for each step."""
+        return (self.uncertain[chosen] >= 0).sum(axis=0, dtype=np.int64)
+
+
+def as_table(cases: Iterable[Record]) -> RecordTable:
+    """Return the cases as a table, the same object if they are one."""
+    return cases if isinstance(cases, RecordTable) else RecordTable(cases)

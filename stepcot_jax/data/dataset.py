@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
-from stepcot_jax.data.records.cases import CaseTable, as_table
 from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.splits import Splits, write_manifest
 from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
@@ -42,7 +42,7 @@ class Dataset:
     """
 
     chain: Chain
-    cases: CaseTable
+    cases: RecordTable
     splits: Splits
     pixels: PixelCache
     preprocessing: Preprocessing

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
@@ -16,7 +17,6 @@ from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
 from stepcot_jax.data.images.shards import has_shards, open_images
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.making import make_fold, make_splits
@@ -25,6 +25,7 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.uncertain import UncertainAnswers
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 from stepcot_jax.settings.run_settings import Settings
 
 # Wraps an iterable with a known length and a description, as progress bars do.
@@ -142,9 +143,9 @@ def _decode_ahead(
     """Decode every image once into the cache; return the readable cases and the digests computed, by image path."""
     digests: dict[str, str] = {}
 
-    def digest_known(case: Case, content: bytes) -> bool:
-        digests[case.image_path] = hashlib.sha256(content).hexdigest()
-        return is_known is not None and is_known(digests[case.image_path])
+    def digest_known(case: Record, content: bytes) -> bool:
+        digests[case.image] = hashlib.sha256(content).hexdigest()
+        return is_known is not None and is_known(digests[case.image])
 
     readable = check_images(
         collection,
@@ -173,7 +174,7 @@ def _budget(settings: Settings) -> float:
 def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
     phantom = settings.phantom
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
-    pixels, cases = PixelCache(drawing, _budget(settings)), CaseTable()
+    pixels, cases = PixelCache(drawing, _budget(settings)), RecordTable()
     for index in progress(range(phantom.num_cases), "drawing the phantom"):
         case, drawn = drawing.draw(index)
         cases.append(case)
@@ -226,7 +227,7 @@ def _find_splits(
 
 
 def _make_splits(
-    settings: Settings, cases: CaseTable, where: str, read_whole: Callable[[int], np.ndarray], progress: Progress
+    settings: Settings, cases: RecordTable, where: str, read_whole: Callable[[int], np.ndarray], progress: Progress
 ) -> tuple[Splits, str]:
     """Make splits; near-duplicates are found in full-size images, so that they do not depend on the encoder."""
     data = settings.data

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int, Int32
+from jaxtyping import Bool, Float32, Int, Int32, Integer
 
 from stepcot_jax.chain import NEGATIVE_OPTIONS, Chain, find_one_answer
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 
 Treatment = Literal["ignore", "negative", "positive", "soft"]
@@ -90,3 +91,30 @@ def _find_negatives(chain: Chain, num_uncertain: Sequence[int], *, treatment: st
                 f"training answers) offers none of {', '.join(NEGATIVE_OPTIONS)}; expected 'ignore' or 'positive'"
             )
     return np.array([-1 if step.negative is None else step.negative for step in chain.steps], np.int32)
+
+
+_OF_ONE_ANSWER = {
+    "train": ("nothing to learn there", "nothing to learn"),
+    "val": ("not counted for the best weights", "no best weights can be chosen, the last are kept"),
+    "test": ("not in the mean accuracy", "there is no mean accuracy"),
+}
+"""What it means for a split that all its annotated cases have the same answer at a step; and at every step."""
+
+
+def note_one_answers(
+    labels: Integer[np.ndarray, "case step"], member: Bool[np.ndarray, "split case"], targets: Targets, chain: Chain
+) -> list[str]:
+    """Return, for each split with steps at which all its annotated cases have the same answer, what follows from it."""
+    notes = []
+    for name, own in zip(SPLIT_NAMES, member, strict=True):
+        counted = targets.labels if name == "train" else labels[own]
+        same = targets.has_one_answer if name == "train" else find_one_answer(counted)
+        annotated = (counted >= 0).any(axis=0)
+        if not same.any():
+            continue
+        steps = ", ".join(step.name for step, is_same in zip(chain.steps, same, strict=True) if is_same)
+        of_a_step, of_all = _OF_ONE_ANSWER[name]
+        follows = of_all if same.sum() == annotated.sum() else of_a_step
+        share = f"{same.sum()} of {annotated.sum()} steps"
+        notes.append(f"every case of the {name} split has the same answer at {steps} ({share}): {follows}")
+    return notes

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.predictions import softmax
 from stepcot_jax.evaluation.statistics import mean_where
-from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
+from stepcot_jax.record import STAGE_NAMES, Record, Stages
 
 Probabilities = npt.NDArray[np.float64]
 ReadGiven = Callable[[npt.NDArray[np.float32]], Probabilities]
@@ -243,14 +243,14 @@ _ALONE = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
 
 
 def perturb(
-    record: VqaRecord, *, seed: int, round_number: int, probability: float = 0.5, negated_answer: NegatedAnswer = "flip"
-) -> VqaRecord:
+    record: Record, *, seed: int, round_number: int, probability: float = 0.5, negated_answer: NegatedAnswer = "flip"
+) -> Record:
     """Return the record of one round, of the same id; open and multiple-choice questions stay as they are."""
     if not 0 <= probability <= 1 or round_number < 1:
         raise ValueError(f"probability must be from 0 to 1 and round_number from 1; got {probability}, {round_number}")
     draw = f"{seed}/{round_number}/{record.id}"
     if record.kind == "single":
-        places = sorted(range(len(record.choices)), key=lambda place: _hash(f"{draw}/option {place}"))
+        places = sorted(range(len(record.options)), key=lambda place: _hash(f"{draw}/option {place}"))
         changed = reorder(record, places)
     elif record.kind == "closed" and _uniform(f"{draw}/change") < probability:
         changed = negate(record, prefer_is=_uniform(f"{draw}/mode") < 0.5, negated_answer=negated_answer)
@@ -263,13 +263,13 @@ def perturb(
 
 
 def perturb_records(
-    records: Iterable[VqaRecord],
+    records: Iterable[Record],
     *,
     seed: int,
     round_number: int,
     probability: float = 0.5,
     negated_answer: NegatedAnswer = "flip",
-) -> list[VqaRecord]:
+) -> list[Record]:
     """Return the closed and the single-choice records of one round, perturbed, in their order."""
     settings = {"seed": seed, "round_number": round_number, "probability": probability}
     return [
@@ -279,7 +279,7 @@ def perturb_records(
     ]
 
 
-def negate(record: VqaRecord, *, prefer_is: bool, negated_answer: NegatedAnswer = "flip") -> VqaRecord:
+def negate(record: Record, *, prefer_is: bool, negated_answer: NegatedAnswer = "flip") -> Record:
     """Return a closed question with its leading "is" as "isn't", or its "abnormal" as "normal".
 
     The paper does not say whether "isn't" turns the answer. Where the answer turns, the reasoning, which led to the
@@ -310,19 +310,19 @@ def negate(record: VqaRecord, *, prefer_is: bool, negated_answer: NegatedAnswer 
     )
 
 
-def reorder(record: VqaRecord, places: Sequence[int]) -> VqaRecord:
+def reorder(record: Record, places: Sequence[int]) -> Record:
     """Return a choice question with its options in another order, and every letter that names an option moved.
 
     Letters are moved in the answer, and in question, thinking, preamble and stages where they follow "option", "choice"
     or "answer", stand in brackets, or stand before the option's text ("B: Mass").
     """
-    if sorted(places) != list(range(len(record.choices))):
-        raise ValueError(f"places must be an order of {len(record.choices)} options; got {list(places)}")
+    if sorted(places) != list(range(len(record.options))):
+        raise ValueError(f"places must be an order of {len(record.options)} options; got {list(places)}")
     if list(places) == sorted(places):
         return record
     moved = {letter: record.letters[list(places).index(old)] for old, letter in enumerate(record.letters)}
 
-    lettered = [rf"\b{letter}(?=[.:)]\s+{re.escape(text)})" for letter, text in zip(moved, record.choices, strict=True)]
+    lettered = [rf"\b{letter}(?=[.:)]\s+{re.escape(text)})" for letter, text in zip(moved, record.options, strict=True)]
     named = re.compile("|".join([_NAMED, *lettered]))
 
     def rename(text: str) -> str:
@@ -331,7 +331,7 @@ def reorder(record: VqaRecord, places: Sequence[int]) -> VqaRecord:
     stages = record.stages and Stages(**{name: rename(getattr(record.stages, name)) for name in STAGE_NAMES})
     return msgspec.structs.replace(
         record,
-        choices=tuple(record.choices[old] for old in places),
+        options=tuple(record.options[old] for old in places),
         answer=moved[record.answer]
         if isinstance(record.answer, str)
         else tuple(sorted(moved[letter] for letter in record.answer)),

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.boxes import Corners, UnequalCounts
+from stepcot_jax.box import Box, Corners, UnequalCounts
 from stepcot_jax.chain import fold
 from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures
 from stepcot_jax.evaluation.statistics import (
@@ -30,8 +30,8 @@ from stepcot_jax.evaluation.statistics import (
     weighted_mean,
 )
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
-from stepcot_jax.reasoning.replies import Missing, Region, Reply, read_answer
+from stepcot_jax.reasoning.replies import Missing, Reply, read_answer
+from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import IllFormed, Judged, OpenAnswer, answer_reward, format_reward
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
@@ -302,7 +302,7 @@ class ReplyScore:
     id: str
     text: str | None
     answer: str | tuple[str, ...] | None
-    boxes: tuple[Region, ...]
+    boxes: tuple[Box, ...]
     a_score: float
     v_score: float
     grounding: float
@@ -314,7 +314,7 @@ class ReplyScore:
 
 
 def score_text(
-    text: str | None, record: VqaRecord, settings: ScoringSettings, *, judged: Judged | None = None
+    text: str | None, record: Record, settings: ScoringSettings, *, judged: Judged | None = None
 ) -> ReplyScore:
     """Score one reply; None is a missing one, wrong in every part or, with `missing` "skip", not scored."""
     if text is None:
@@ -332,7 +332,7 @@ def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, 
     return reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
 
 
-def _label(stages: Mapping[str, str], record: VqaRecord, settings: ScoringSettings) -> tuple[float, ...]:
+def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings) -> tuple[float, ...]:
     """Values of the stages; without any, each is worth 0 that could be checked in the record's own, NaN otherwise."""
     checked = CHECKED_STAGES.get(settings.dialect, ())
     if not record.facts or not checked:
@@ -356,9 +356,7 @@ def read(text: str, settings: ScoringSettings) -> Reply:
     return read_reply(text, settings.dialect)
 
 
-def score_reply(
-    reply: Reply, record: VqaRecord, settings: ScoringSettings, *, judged: Judged | None = None
-) -> ReplyScore:
+def score_reply(reply: Reply, record: Record, settings: ScoringSettings, *, judged: Judged | None = None) -> ReplyScore:
     """Score a reply that was read, or made without a text."""
     open_answer: OpenAnswer = "judge" if settings.open_score in JUDGED else settings.open_score  # type: ignore[assignment]
     ill_formed: IllFormed = "nothing" if settings.reading == "strict" else "parts"
@@ -368,7 +366,7 @@ def score_reply(
         text=None,
         answer=answer,
         boxes=tuple(
-            Region(region.name, _corners(box))
+            Box(region.label, _corners(box))
             for region, box in zip(reply.references or (), reply.boxes(record.image_size), strict=True)
         ),
         a_score=answer_reward(reply, record, open_answer=open_answer, ill_formed=ill_formed, judged=judged),
@@ -381,7 +379,7 @@ def score_reply(
 
 
 def score_all(
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     replies: Mapping[str, str],
     settings: ScoringSettings,
     *,
@@ -392,7 +390,7 @@ def score_all(
     return [score_text(replies.get(each.id), each, settings, judged=scores.get(each.id)) for each in records]
 
 
-def as_columns(records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> ScoredReplies:
+def as_columns(records: Sequence[Record], scores: Sequence[ReplyScore]) -> ScoredReplies:
     """Return the columns that figures are computed from."""
 
     def column(name: str) -> np.ndarray:
@@ -401,7 +399,7 @@ def as_columns(records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> Sc
     judged = [score.judged or Judged(math.nan, math.nan) for score in scores]
     return ScoredReplies(
         kinds=np.array([record.kind for record in records]),
-        patients=np.array([record.patient_id for record in records]),
+        patients=np.array([record.patient for record in records]),
         references=np.array([reference_kind(record) for record in records]),
         judged_reply=np.array([each.reply for each in judged], np.float64),
         judged_reference=np.array([each.reference for each in judged], np.float64),
@@ -409,17 +407,17 @@ def as_columns(records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> Sc
     )
 
 
-def reference_kind(record: VqaRecord) -> str:
+def reference_kind(record: Record) -> str:
     """Return what a record's boxes show: "findings", "regions", "both", or "" without boxes.
 
     The record's provenance says so under "references"; else the boxes show regions if each label is the name of an
     anatomical region. Questions that are answered with no, and those of normal pictures, refer to regions, whose boxes
     hardly vary: a model that ignores the picture gets them nearly right.
 
-    >>> from stepcot_jax.reasoning.record import VqaBox
-    >>> reference_kind(VqaRecord(
-    ...     id="1", image_path="a.png", image_size=(64, 64), patient_id="7", kind="closed", question="Is there a mass?",
-    ...     answer="No", references=(VqaBox("right lower lung zone", (0, 40, 20, 60)),)))
+    >>> from stepcot_jax.record import Box
+    >>> reference_kind(Record(
+    ...     id="1", image="a.png", image_size=(64, 64), patient="7", kind="closed", question="Is there a mass?",
+    ...     answer="No", references=(Box("right lower lung zone", (0, 40, 20, 60)),)))
     'regions'
     """
     if not record.references:
@@ -467,7 +465,7 @@ class Results:
 
 
 def summarise(
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     models: Mapping[str, Sequence[ReplyScore]],
     settings: ScoringSettings,
     *,
@@ -518,7 +516,7 @@ def summarise(
     )
 
 
-def _describe_judged(name: str, records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> str:
+def _describe_judged(name: str, records: Sequence[Record], scores: Sequence[ReplyScore]) -> str:
     """Say how many open answers a judge's figure rests on; "" if the judge scored all that could be read."""
     opened = [score for record, score in zip(records, scores, strict=True) if record.kind == "open"]
     num_unscored = sum(math.isnan(score.a_score) and MISSING not in score.problems for score in opened)
@@ -554,7 +552,7 @@ def _count_stages(scores: Sequence[ReplyScore]) -> dict[str, int]:
     return dict(zip(STAGE_NAMES, scored.sum(axis=0).tolist(), strict=True))
 
 
-def count_replies(records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> dict[str, dict[str, int]]:
+def count_replies(records: Sequence[Record], scores: Sequence[ReplyScore]) -> dict[str, dict[str, int]]:
     """Count, for each kind and for "all": questions, missing, not well formed, without answer and unscored."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record, score in zip(records, scores, strict=True):

@@ -12,7 +12,7 @@ from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.pages.sheets import Table
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render_page
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 MOST_SHOWN = 10_000
 """Default for the most records on a page."""
@@ -46,7 +46,7 @@ _PARTS = ("page.css", "browse.css", "shared.js", "browse.js")
 
 def write_page(
     folder: Path,
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     models: Mapping[str, Sequence[ReplyScore]],
     tables: Sequence[ShownTable],
     *,
@@ -104,12 +104,12 @@ def _describe_models(models: Mapping[str, Sequence[ReplyScore]], num_shown: int)
 
 
 def _read_pictures(
-    records: Sequence[VqaRecord], read_picture: Callable[[str], str | None] | None
+    records: Sequence[Record], read_picture: Callable[[str], str | None] | None
 ) -> tuple[dict[str, int], list[str | None]]:
     """Return the place of each image path among the pictures, and the pictures as data URIs."""
     if read_picture is None:
         return {}, []
-    paths = list(dict.fromkeys(record.image_path for record in records))
+    paths = list(dict.fromkeys(record.image for record in records))
     pictures = [picture for _, picture in map_in_threads(read_picture, paths, num_threads=2, num_ahead=64)]
     return {path: place for place, path in enumerate(paths)}, pictures
 
@@ -124,16 +124,16 @@ def _write_files(folder: Path, pictures: Sequence[str | None]) -> list[str | Non
     return names
 
 
-def _describe_record(record: VqaRecord, places: Mapping[str, int]) -> dict[str, Any]:
+def _describe_record(record: Record, places: Mapping[str, int]) -> dict[str, Any]:
     return {
         "id": _shorten(record.id),
         "kind": record.kind,
         "question": _shorten(record.question),
-        "choices": [f"{letter}: {_shorten(text)}" for letter, text in zip(record.letters, record.choices, strict=True)],
+        "choices": [f"{letter}: {_shorten(text)}" for letter, text in zip(record.letters, record.options, strict=True)],
         "truth": _shorten(_join(record.answer)),
         "size": record.image_size,
-        "picture": places.get(record.image_path, -1),
-        "boxes": [[name_unseen(box.label), *_round(box.box)] for box in record.references],
+        "picture": places.get(record.image, -1),
+        "boxes": [[name_unseen(box.label), *_round(box.corners)] for box in record.references],
     }
 
 
@@ -141,7 +141,7 @@ def _describe_score(score: ReplyScore) -> dict[str, Any]:
     return {
         "text": None if score.text is None else _shorten(score.text),
         "answer": None if score.answer is None else _shorten(_join(score.answer)),
-        "boxes": [[_shorten(region.name), *_round(region.box)] for region in score.boxes],
+        "boxes": [[_shorten(region.label), *_round(region.corners)] for region in score.boxes],
         "a": _number(score.a_score),
         "v": _number(score.v_score),
         "passed": _number(score.grounding),

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 
 CHECKED_FACTS: Mapping[str, tuple[str, ...]] = {
     "localisation": ("side", "zone"),
@@ -138,7 +138,7 @@ def states_answer_alone(text: str) -> bool:
     return bool(clauses) and all(_ANSWER.search(clause) for clause in clauses)
 
 
-def stage_consistency(record: VqaRecord, reply: Reply) -> float:
+def stage_consistency(record: Record, reply: Reply) -> float:
     """Return the share of side, zone, pattern and diagnosis on which the stages of a reply agree with each other.
 
     A fact counts if at least two stages affirm a value of it; they agree if they share one. Ours: MEDSAGE's learned

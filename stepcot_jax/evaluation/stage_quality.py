@@ -19,8 +19,8 @@ from stepcot_jax.evaluation.stage_claims import (
     states_answer_alone,
 )
 from stepcot_jax.evaluation.statistics import Weights, mean_defined, weighted_mean
-from stepcot_jax.reasoning.record import STAGE_NAMES
 from stepcot_jax.reasoning.rules import find_rules, ruled_diagnosis
+from stepcot_jax.record import STAGE_NAMES
 
 DESCRIPTIONS = ("localisation", "visual")
 LABEL_VALUES: Mapping[str, float] = {

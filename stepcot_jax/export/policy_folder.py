@@ -36,7 +36,7 @@ from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.reading.policy_reader import ask_question
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
-from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.record import KINDS
 from stepcot_jax.run.stored import SETTINGS_FILE
 from stepcot_jax.run.stored_policy import POLICY_FILE
 from stepcot_jax.training.state import count_parameters

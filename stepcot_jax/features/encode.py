@@ -207,7 +207,7 @@ def prompt_keys(encoder: FrozenTextEncoder, texts: Sequence[str], *, pooling: st
 def image_items(dataset: Dataset, keys: Sequence[bytes]) -> Iterator[ImageItem]:
     """Yield the cases' images for `encode_images`; the dataset's preprocessing must be the encoder's."""
     for index, (case, key) in enumerate(zip(dataset.cases, keys, strict=True)):
-        yield image_item(index, key, pixels=dataset.pixels.__getitem__, name=case.image_path)
+        yield image_item(index, key, pixels=dataset.pixels.__getitem__, name=case.image)
 
 
 def image_item(index: int, key: bytes, *, pixels: Callable[[int], np.ndarray], name: str) -> ImageItem:

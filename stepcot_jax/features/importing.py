@@ -14,7 +14,6 @@ from typing import IO, NamedTuple
 import msgspec
 import numpy as np
 
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.sources.delimited import iterate_rows
 from stepcot_jax.features.store import DESCRIPTION_FILE, FeatureStore, Kind, StoreSpec, digest_fields, digest_file
@@ -22,6 +21,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import list_texts, one_line
 from stepcot_jax.host.untrusted import exceeds, open_archive, open_untrusted, read_limits
+from stepcot_jax.record import Record
 
 # Read arrays and ids from untrusted files: no pickle, bounded headers, rows in blocks.
 
@@ -241,7 +241,7 @@ class ImportCounts(NamedTuple):
     width: int
 
 
-def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder: Path) -> ImportCounts:
+def import_features(path: Path, ids: Path | None, cases: Sequence[Record], folder: Path) -> ImportCounts:
     """Import features into a store; nothing is written before all of them are checked.
 
     Args:
@@ -258,7 +258,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
         raise BadInput(f"{where}: {len(texts)} ids for {num_rows} rows of features in {path} (expected one id per row)")
     image_paths = _match_ids(texts, cases, where=where)
     _check_finite(features, image_paths)
-    num_steps = len(cases[0].labels)
+    num_steps = len(cases[0].answers)
     if prompts is not None:
         check_features(prompts)
         if prompts.shape[0] != num_steps:
@@ -275,10 +275,10 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
     return ImportCounts(images=len(keys), prompts=0 if prompts is None else num_steps, width=features.shape[1])
 
 
-def open_imported_images(folder: Path, cases: Sequence[Case]) -> tuple[FeatureStore, list[bytes]]:
+def open_imported_images(folder: Path, cases: Sequence[Record]) -> tuple[FeatureStore, list[bytes]]:
     """Return the store of imported image features and the key of each case, for `store.open_features`."""
     store = _open_store(folder / _IMAGES, "imported images")
-    return store, _image_keys(store.spec.digest, [case.image_path for case in cases])
+    return store, _image_keys(store.spec.digest, [case.image for case in cases])
 
 
 def open_imported_prompts(folder: Path, *, num_steps: int) -> tuple[FeatureStore, list[bytes]] | None:
@@ -355,12 +355,12 @@ def _write(features: ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Ki
             store.write([keys[start + row] for row in wanted], rows[wanted])
 
 
-def _match_ids(ids: Sequence[str], cases: Sequence[Case], *, where: str) -> list[str]:
+def _match_ids(ids: Sequence[str], cases: Sequence[Record], *, where: str) -> list[str]:
     """Return the image path that each id refers to; every case must occur exactly once."""
-    paths = {case.image_path for case in cases}
+    paths = {case.image for case in cases}
     by_patient: dict[str, list[str]] = {}
     for case in cases:
-        by_patient.setdefault(case.patient_id, []).append(case.image_path)
+        by_patient.setdefault(case.patient, []).append(case.image)
     matched, unknown = [], []
     for given in ids:
         path = normalise_image_path(given) if given else ""
@@ -378,13 +378,13 @@ def _match_ids(ids: Sequence[str], cases: Sequence[Case], *, where: str) -> list
     if unknown:
         raise BadInput(
             f"{where}: {len(unknown)} ids match no case: {_list(unknown)}; expected image paths, such as "
-            f"{cases[0].image_path!r}, or ids of patients with one image"
+            f"{cases[0].image!r}, or ids of patients with one image"
         )
     repeated = [path for path, count in collections.Counter(matched).items() if count > 1]
     if repeated:
         raise BadInput(f"{where}: {len(repeated)} cases occur more than once: {_list(repeated)}")
     given_paths = set(matched)
-    missing = [case.image_path for case in cases if case.image_path not in given_paths]
+    missing = [case.image for case in cases if case.image not in given_paths]
     if missing:
         raise BadInput(f"{where}: {len(missing)} of {len(cases)} cases are missing: {_list(missing)}")
     return matched

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from stepcot_jax.data.grounded.check_examples import CHECK_CLOSES, CHECK_OPENS, CheckExample
+from stepcot_jax.data.questions.check_examples import CHECK_CLOSES, CHECK_OPENS, CheckExample
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import answer_start, write_question, write_reply
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 ANSWER, REASONING = 0, 1
 """Parts of a reply, as `losses.sequence.sequence_loss` takes their weights."""
@@ -50,16 +50,16 @@ class RecordEncoder:
     dialect: str
     with_thinking: bool = True
 
-    def texts(self, record: VqaRecord) -> tuple[str, str]:
+    def texts(self, record: Record) -> tuple[str, str]:
         """Return prompt and reply."""
         return write_texts(record, self.dialect, with_thinking=self.with_thinking)
 
-    def encode_prompt(self, record: VqaRecord) -> tuple[int, ...]:
+    def encode_prompt(self, record: Record) -> tuple[int, ...]:
         """Return the tokens of the prompt."""
         text = write_question(record, self.dialect, with_thinking=self.with_thinking)
         return tuple(self.tokenizer.encode_prompt(text))
 
-    def encode(self, record: VqaRecord) -> EncodedRecord:
+    def encode(self, record: Record) -> EncodedRecord:
         """Return a record's tokens. Reasoning and answer are encoded apart, so that no token lies in both."""
         _, reply = self.texts(record)
         start = answer_start(reply, self.dialect)
@@ -69,7 +69,7 @@ class RecordEncoder:
         return EncodedRecord(self.encode_prompt(record), (*reasoning, *answer), tuple(parts))
 
 
-def write_texts(record: VqaRecord, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
+def write_texts(record: Record, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
     """Return the prompt and the reply of a record."""
     try:
         reply = write_reply(record if with_thinking else msgspec.structs.replace(record, thinking=""), dialect)

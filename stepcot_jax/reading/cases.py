@@ -13,12 +13,12 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.shards import has_shards, open_images
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 from stepcot_jax.run.stored import StoredRun, read_stored
 
 _PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
@@ -36,13 +36,13 @@ class CaseSource:
 
     name: str
     chain: Chain
-    cases: tuple[Case, ...]
+    cases: tuple[Record, ...]
     picture: Callable[[int], Image.Image]
 
     @property
     def diagnosed(self) -> tuple[int, ...]:
         """Places of the cases whose last step is annotated."""
-        return tuple(place for place, case in enumerate(self.cases) if case.labels[-1] != NOT_ANNOTATED)
+        return tuple(place for place, case in enumerate(self.cases) if case.answers[-1] != NOT_ANNOTATED)
 
 
 def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
@@ -65,13 +65,13 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
         return CaseSource(name, DEFAULT_CHAIN, cases, lambda place: _draw(cases[place], run, path))
     data = _open_data_of(run, root)
     predictions = read_predictions(path, data.chain)
-    places = {case.image_path: place for place, case in enumerate(data.cases)}
+    places = {case.image: place for place, case in enumerate(data.cases)}
     chosen = []
     for case in _predicted_cases(predictions):
         where = _name(path, case)
-        if case.image_path not in places:
+        if case.image not in places:
             raise BadInput(f"{where} is missing in {data.name}; expected the data of the run")
-        chosen.append(places[case.image_path])
+        chosen.append(places[case.image])
         _require_same(case, data.cases[chosen[-1]], f"{where} in {data.name}")
     cases = tuple(data.cases[place] for place in chosen)
     return CaseSource(name, data.chain, cases, lambda place: data.picture(chosen[place]))
@@ -103,23 +103,23 @@ def _with_files(name: str, collection: Collection, images: ImageFiles, max_pixel
     return CaseSource(name, collection.chain, tuple(collection.cases), decode)
 
 
-def _predicted_cases(predictions: SplitPredictions) -> Sequence[Case]:
+def _predicted_cases(predictions: SplitPredictions) -> Sequence[Record]:
     """The cases of a predictions file, which has no reports and no reasoning."""
     labels = predictions.predictions.labels.tolist()
     patients, paths, origins = (predictions.facts[name].tolist() for name in ("patient_id", "image_path", "origin"))
     return [
-        Case(patient, path, origin, report="", labels=tuple(row), reasoning=("",) * len(row))
+        Record(patient=patient, image=path, origin=origin, answers=tuple(row), reasoning=("",) * len(row))
         for patient, path, origin, row in zip(patients, paths, origins, labels, strict=True)
     ]
 
 
-def _name(path: Path, case: Case) -> str:
-    return f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
+def _name(path: Path, case: Record) -> str:
+    return f"{path}, case {case.image[:_NUM_SHOWN]!r}"
 
 
-def _draw(case: Case, run: StoredRun, path: Path) -> Image.Image:
+def _draw(case: Record, run: StoredRun, path: Path) -> Image.Image:
     where = _name(path, case)
-    number = _PHANTOM_PATH.fullmatch(case.image_path)
+    number = _PHANTOM_PATH.fullmatch(case.image)
     if number is None:
         raise BadInput(f"{where} is not a phantom's image_path, such as images/phantom_000012.png")
     drawn = run.draw(int(number[1]))
@@ -127,7 +127,7 @@ def _draw(case: Case, run: StoredRun, path: Path) -> Image.Image:
     return Image.fromarray(np.asarray(drawn.image))
 
 
-def _require_same(expected: Case, found: Case, where: str) -> None:
-    for field in ("patient_id", "labels"):
-        if getattr(expected, field) != getattr(found, field):
+def _require_same(expected: Record, found: Record, where: str) -> None:
+    for field, name in (("patient_id", "patient"), ("labels", "answers")):
+        if getattr(expected, name) != getattr(found, name):
             raise BadInput(f"{where} has another {field} than in the run; expected the data of the run")

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.boxes import Corners, convert, pixels
-from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.data.images.boxed_pictures import DrawnBox, draw_named_boxes
+from stepcot_jax.box import Box, Corners, convert, pixels
+from stepcot_jax.data.images.drawn_boxes import draw_named_boxes
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
+from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.policies.policy_files import AnyTokenizer
@@ -26,8 +26,8 @@ from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_pixels
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import read_reply, write_question
-from stepcot_jax.reasoning.record import Kind, VqaRecord
-from stepcot_jax.reasoning.replies import Region, Reply, read_answer
+from stepcot_jax.reasoning.replies import Reply, read_answer
+from stepcot_jax.record import Kind, Record
 from stepcot_jax.run.stored import StoredRun
 
 # A question as a user asks it: its kind, its prompt, and words that a closed vocabulary does not have.
@@ -54,7 +54,7 @@ def guess_kind(question: str, *, choices: Sequence[str] = ()) -> Kind:
 
 def ask_question(
     question: str, *, image_size: tuple[int, int], choices: Sequence[str] = (), kind: str | None = None
-) -> VqaRecord:
+) -> Record:
     """Return a question as a record, whose answer is a placeholder.
 
     Args:
@@ -65,25 +65,25 @@ def ask_question(
     kind = kind or guess_kind(question, choices=choices)
     if kind not in _ANSWERS:
         raise BadInput(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
-    return VqaRecord(
+    return Record(
         id="asked",
-        image_path="image",
+        image="image",
         image_size=image_size,
-        patient_id="asked",
+        patient="asked",
         kind=kind,  # type: ignore[arg-type]
         question=question,
-        choices=tuple(choices),
+        options=tuple(choices),
         answer=_ANSWERS[kind],
     )
 
 
 def list_questions(workdir: pathlib.Path, *, most: int) -> list[str]:
     """Return the most frequent questions without choices of a run's test records; none without the file."""
-    counts = collections.Counter(record.question for record in _read_questions(workdir) if not record.choices)
+    counts = collections.Counter(record.question for record in _read_questions(workdir) if not record.options)
     return [question for question, _ in counts.most_common(most)]
 
 
-def _read_questions(workdir: pathlib.Path) -> Sequence[VqaRecord]:
+def _read_questions(workdir: pathlib.Path) -> Sequence[Record]:
     """Return the run's test records; none if the file is missing or cannot be used."""
     try:
         return read_vqa_records(workdir / QUESTIONS_FILE, on_bad_record="skip").records
@@ -92,7 +92,7 @@ def _read_questions(workdir: pathlib.Path) -> Sequence[VqaRecord]:
 
 
 def encode_prompt(
-    record: VqaRecord, tokenizer: AnyTokenizer, run: StoredRun, *, prompt_length: int, workdir: pathlib.Path
+    record: Record, tokenizer: AnyTokenizer, run: StoredRun, *, prompt_length: int, workdir: pathlib.Path
 ) -> list[int]:
     """Return the tokens of a question's prompt, in the words of the run's dialect."""
     prompt = write_question(record, run.dialect, with_thinking=run.with_thinking)
@@ -110,7 +110,7 @@ def encode_prompt(
     return tokens
 
 
-def _explain_unknown(record: VqaRecord, prompt: str, tokenizer: Vocabulary, workdir: pathlib.Path) -> str:
+def _explain_unknown(record: Record, prompt: str, tokenizer: Vocabulary, workdir: pathlib.Path) -> str:
     """Return the message on the first word of a prompt that the vocabulary lacks; "" if each piece alone is known."""
     piece = next((piece for piece in split_pieces(prompt) if not _is_known(piece, tokenizer)), None)
     if piece is None:
@@ -143,7 +143,7 @@ def _known_words(tokenizer: Vocabulary) -> list[str]:
     return sorted({word for piece in tokenizer.pieces for word in _WORD.findall(piece.casefold()) if len(word) > 1})
 
 
-def _similar_questions(record: VqaRecord, workdir: pathlib.Path) -> list[str]:
+def _similar_questions(record: Record, workdir: pathlib.Path) -> list[str]:
     """Return the most similar questions of the run's test records that have the same kind."""
     known = {each.question.casefold(): each.question for each in _read_questions(workdir) if each.kind == record.kind}
     near = difflib.get_close_matches(record.question.casefold(), known, n=_NUM_NEAR - 1, cutoff=0.0)
@@ -172,7 +172,7 @@ class Answered:
     text: str
     reply: Reply
     answer: str | tuple[str, ...] | None
-    boxes: tuple[Region, ...]
+    boxes: tuple[Box, ...]
     image_size: tuple[int, int]
     picture: UInt8[np.ndarray, "height width 3"] = dataclasses.field(repr=False, compare=False)
 
@@ -188,7 +188,7 @@ class Answered:
 
     def draw(self) -> UInt8[np.ndarray, "height2 width2 3"]:
         """Return the picture with the boxes drawn; small pictures are enlarged."""
-        return draw_named_boxes(self.picture, [DrawnBox(region.box, region.name) for region in self.boxes])
+        return draw_named_boxes(self.picture, self.boxes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the picture, for JSON."""
@@ -198,7 +198,7 @@ class Answered:
             "choices": list(self.choices),
             "reply": self.text,
             "answer": list(self.answer) if isinstance(self.answer, tuple) else self.answer,
-            "boxes": [{"name": region.name, "box": list(region.box)} for region in self.boxes],
+            "boxes": [{"name": region.label, "box": list(region.corners)} for region in self.boxes],
             "image_size": list(self.image_size),
             "problems": list(self.reply.problems),
         }
@@ -208,8 +208,8 @@ class Answered:
         lines = [self.text, "", f"answer: {self.answer_text or 'none could be read'}"]
         width, height = self.image_size
         for region in self.boxes:
-            corners = ", ".join(f"{number:.0f}" for number in region.box)
-            lines.append(f"box: {region.name or 'without a name'} [{corners}] in pixels of {width} x {height}")
+            corners = ", ".join(f"{number:.0f}" for number in region.corners)
+            lines.append(f"box: {region.label or 'without a name'} [{corners}] in pixels of {width} x {height}")
         if not self.boxes:
             lines.append("box: none")
         if self.reply.problems:
@@ -280,7 +280,7 @@ class PolicyReader:
         return Answered(
             question=question,
             kind=record.kind,
-            choices=record.choices,
+            choices=record.options,
             text=text,
             reply=reply,
             answer=None if reply.answer is None else read_answer(reply.answer, record),
@@ -318,13 +318,11 @@ def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) ->
     return PolicyReader(load_policy(pathlib.Path(workdir), phase=phase))
 
 
-def _scale_boxes(reply: Reply, *, read_size: int, image_size: tuple[int, int]) -> tuple[Region, ...]:
+def _scale_boxes(reply: Reply, *, read_size: int, image_size: tuple[int, int]) -> tuple[Box, ...]:
     """Return the boxes of a reply in pixels of the image as given."""
     side = (read_size, read_size)
     corners = convert(reply.boxes(side), source=pixels(side), target=pixels(image_size))
-    return tuple(
-        Region(region.name, _corners(box)) for region, box in zip(reply.references or (), corners, strict=True)
-    )
+    return tuple(Box(region.label, _corners(box)) for region, box in zip(reply.references or (), corners, strict=True))
 
 
 def _corners(box: np.ndarray) -> Corners:

@@ -20,14 +20,14 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.gemex_replies import read_gemex, read_gemex_plain, write_gemex, write_gemex_plain
 from stepcot_jax.reasoning.lvkc_replies import read_lvkc, read_lvkc_released, write_lvkc, write_lvkc_released
 from stepcot_jax.reasoning.medclm_replies import read_medclm, write_medclm
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 
 
 class _Dialect(NamedTuple):
     """A dialect's writer and reader, what its prompts ask for (with and without thinking), and its answer's mark."""
 
-    write: Callable[[VqaRecord], str]
+    write: Callable[[Record], str]
     read: Callable[[str], Reply]
     form: str
     form_without_thinking: str
@@ -79,7 +79,7 @@ _KINDS = {
 }
 
 
-def write_reply(record: VqaRecord, dialect: str) -> str:
+def write_reply(record: Record, dialect: str) -> str:
     """Write the reply that a record stands for: the target of fine-tuning."""
     return _find(dialect).write(record)
 
@@ -92,7 +92,7 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
         dialects are read the same.
 
     >>> reply = read_reply("<answer> Yes <reason> The heart is wide. <location> [[10, 20, 50, 60]]", "gemex_plain")
-    >>> reply.answer, reply.references[0].box, reply.is_well_formed
+    >>> reply.answer, reply.references[0].corners, reply.is_well_formed
     ('Yes', (10.0, 20.0, 50.0, 60.0), True)
     """
     read = _find(dialect).read
@@ -112,7 +112,7 @@ def answer_start(reply: str, dialect: str) -> int:
     return max(reply.rfind(_find(dialect).answer_mark), 0)
 
 
-def write_question(record: VqaRecord, dialect: str, *, with_thinking: bool = True) -> str:
+def write_question(record: Record, dialect: str, *, with_thinking: bool = True) -> str:
     """Write the prompt: question, choices, the kind of question and the form that the reply is to have.
 
     Args:
@@ -121,7 +121,7 @@ def write_question(record: VqaRecord, dialect: str, *, with_thinking: bool = Tru
     of = _find(dialect)
     kind, answer = _KINDS[record.kind]
     form = (of.form if with_thinking else of.form_without_thinking).format(answer=answer)
-    choices = [f"{letter}: {choice}" for letter, choice in zip(string.ascii_uppercase, record.choices, strict=False)]
+    choices = [f"{letter}: {choice}" for letter, choice in zip(string.ascii_uppercase, record.options, strict=False)]
     lines = [record.question.strip(), f"This is {kind} question. {form}"]
     if choices:
         lines.insert(1, f"<choices>: [{', '.join(choices)}]")

@@ -10,12 +10,11 @@ Grammar of "gemex_plain":
     <answer> .. <reason> .. <location> [[x1, y1, x2, y2], ..]
 """
 
+from stepcot_jax.box import Box
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import (
     IN_ROUND_BRACKETS,
     MOST_BOXES,
-    Region,
     Reply,
     check_text,
     find_named_boxes,
@@ -26,6 +25,7 @@ from stepcot_jax.reasoning.replies import (
     write_answer,
     write_boxes,
 )
+from stepcot_jax.record import Record
 
 _MARKS = ("think", "/think", "response", "answer", "/answer", "location", "/location", "/response")
 _LOCATED = ("ref", "box")
@@ -33,7 +33,7 @@ _TAGS = ("think", "response", "answer", "location", *_LOCATED)
 _PLAIN = ("answer", "reason", "location")
 
 
-def write_gemex(record: VqaRecord) -> str:
+def write_gemex(record: Record) -> str:
     """Write a record, with one <ref> and one <box> a reference.
 
     A record without thinking is written as the response block alone, the target of GEMeX-200K; `read_gemex` reports
@@ -67,16 +67,16 @@ def read_gemex(text: str, *, with_thinking: bool = True) -> Reply:
         "gemex",
         answer=parts.texts.get("answer"),
         references=references,
-        regions=tuple(region for region, _, _ in find_named_boxes(thinking, IN_ROUND_BRACKETS) if region.name),
+        regions=tuple(region for region, _, _ in find_named_boxes(thinking, IN_ROUND_BRACKETS) if region.label),
         thinking=thinking,
         problems=tuple(problems),
     )
 
 
-def _read_located(text: str) -> tuple[Region, ...] | None:
+def _read_located(text: str) -> tuple[Box, ...] | None:
     """Return what <location> names: each <ref> is followed by at least one <box> of one or more boxes."""
     tags = scan_tags(text, _LOCATED, most=4 * MOST_BOXES) or []
-    regions: list[Region] = []
+    regions: list[Box] = []
     name, is_open, place = "", True, 0  # is_open: the last name has no box yet
     for opening, closing in zip(tags[::2], tags[1::2], strict=False):
         content = text[opening.end : closing.start]
@@ -90,13 +90,13 @@ def _read_located(text: str) -> tuple[Region, ...] | None:
             boxes = read_boxes(content) if name else None
             if boxes is None or len(regions) + len(boxes) > MOST_BOXES:
                 return None
-            regions += [Region(name, box) for box in boxes]
+            regions += [Box(name, box) for box in boxes]
             is_open = False
         place = closing.end
     return None if is_open or text[place:].strip() else tuple(regions)
 
 
-def write_gemex_plain(record: VqaRecord) -> str:
+def write_gemex_plain(record: Record) -> str:
     """Write a record; its thinking is the reason. Labels are not written; no reference is written as []."""
     answer = check_text("answer", write_answer(record), _PLAIN)
     reason = check_text("thinking", record.thinking, _PLAIN)
@@ -112,7 +112,7 @@ def read_gemex_plain(text: str) -> Reply:
     if location is not None:
         inner = location[1:-1].strip() if location[0] == "[" and location[-1] == "]" and len(location) > 1 else "-"
         boxes = read_boxes(inner) if inner else []
-        references = None if boxes is None else tuple(Region("", box) for box in boxes)
+        references = None if boxes is None else tuple(Box("", box) for box in boxes)
         if references is None:
             problems.append("<location> is not a list of boxes")
     return Reply(

@@ -16,19 +16,10 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.boxes import GRID_1000, Corners
+from stepcot_jax.box import GRID_1000, Box, Corners
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
-from stepcot_jax.reasoning.replies import (
-    LARGEST,
-    MOST_BOXES,
-    Region,
-    Reply,
-    check_text,
-    read_parts,
-    write_answer,
-    write_boxes,
-)
+from stepcot_jax.reasoning.replies import LARGEST, MOST_BOXES, Reply, check_text, read_parts, write_answer, write_boxes
+from stepcot_jax.record import STAGE_NAMES, Record, Stages
 
 _STAGE_TAGS = dict(zip(("LOC", "VISUAL", "KNOWLEDGE", "CON"), STAGE_NAMES, strict=True))
 _RELEASED_TAGS = dict(zip(("LOC", "VIS", "KNO", "CON"), STAGE_NAMES, strict=True))
@@ -54,7 +45,7 @@ _PLACE = msgspec.json.Decoder(_Place)
 _PIXELS = msgspec.json.Decoder(_Pixels)
 
 
-def write_lvkc(record: VqaRecord) -> str:
+def write_lvkc(record: Record) -> str:
     """Write a record; the boxes of its references follow the text of the localisation."""
     stages = _required_stages(record)
     texts = {tag: check_text(f"stages.{name}", getattr(stages, name), _TAGS) for tag, name in _STAGE_TAGS.items()}
@@ -91,7 +82,7 @@ def read_lvkc(text: str) -> Reply:
     )
 
 
-def write_lvkc_released(record: VqaRecord) -> str:
+def write_lvkc_released(record: Record) -> str:
     """Write a record; localisation is the boxes alone, without labels, and the conclusion is the answer alone."""
     stages, tags = _required_stages(record), tuple(_RELEASED_TAGS)
     visual, knowledge = (check_text(f"stages.{name}", getattr(stages, name), tags) for name in ("visual", "knowledge"))
@@ -109,7 +100,7 @@ def read_lvkc_released(text: str) -> Reply:
     if "LOC" in parts.texts:
         found = _decode(_PIXELS, parts.texts["LOC"])
         if found is not None and len(found.bbox_xyxy_pixel) <= MOST_BOXES and _are_usable(found.bbox_xyxy_pixel):
-            references = tuple(Region("", box) for box in found.bbox_xyxy_pixel)
+            references = tuple(Box("", box) for box in found.bbox_xyxy_pixel)
         else:
             problems.append("<LOC> is not a JSON object with bbox_xyxy_pixel")
     return Reply(
@@ -121,7 +112,7 @@ def read_lvkc_released(text: str) -> Reply:
     )
 
 
-def _read_places(text: str) -> tuple[tuple[Region, ...] | None, str]:
+def _read_places(text: str) -> tuple[tuple[Box, ...] | None, str]:
     """Return the boxes of a localisation, None if a place is malformed, and the text without the places."""
     rest, last, regions, is_readable = [], 0, [], True
     for number, found in enumerate(_OBJECT.finditer(text)):
@@ -134,7 +125,7 @@ def _read_places(text: str) -> tuple[tuple[Region, ...] | None, str]:
         numbers = place.box_2d or place.point or ()
         is_readable = all(0 <= number <= 1000 for number in numbers)
         if place.box_2d is not None:
-            regions.append(Region(place.label, place.box_2d))
+            regions.append(Box(place.label, place.box_2d))
     remaining = "".join([*rest, text[last:]]).strip()
     is_readable &= "{" not in remaining and "}" not in remaining
     return (tuple(regions) if is_readable else None), remaining
@@ -154,7 +145,7 @@ def _are_usable(boxes: Iterable[Corners]) -> bool:
     return all(abs(number) < LARGEST for box in boxes for number in box)
 
 
-def _required_stages(record: VqaRecord) -> Stages:
+def _required_stages(record: Record) -> Stages:
     if record.stages is None:
         raise BadInput("stages: none; dialects 'lvkc' and 'lvkc_released' require all four")
     return record.stages

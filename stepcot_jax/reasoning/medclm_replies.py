@@ -14,29 +14,28 @@ The hard stage has neither reasoning nor boxes:
 import itertools
 import re
 
-from stepcot_jax.boxes import UNIT_SQUARE
+from stepcot_jax.box import UNIT_SQUARE, Box
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import (
     BOX,
     BOX_AFTER_NAME,
     IN_ROUND_BRACKETS,
     MOST_BOXES,
-    Region,
     Reply,
     corners_of,
     find_named_boxes,
     write_answer,
     write_boxes,
 )
+from stepcot_jax.record import Record
 
 _HEADS = re.compile(r"^(Reasoning|Answer):", re.MULTILINE)
 _LISTS = re.compile(r"\[([^\[\]]*)\]")
 _NUMBERS_BEGIN = re.compile(r"\s*[-+]?(?:[0-9.]|nan|inf)", re.IGNORECASE)
 
 
-def write_medclm(record: VqaRecord) -> str:
+def write_medclm(record: Record) -> str:
     """Write a record: with thinking as the easy and medium stages, without as the hard stage, which writes no box.
 
     Regions of the thinking, **name** ([x1, y1, x2, y2]) in pixels, are written in the unit square if they are the
@@ -62,7 +61,7 @@ def read_medclm(text: str) -> Reply:
     answer = text[heads[-1].end() :].strip() if names.count("Answer") == 1 and names[-1] == "Answer" else ""
     if not answer and not problems:
         problems.append("'Answer:' is empty")
-    references: tuple[Region, ...] | None = () if names == ["Answer"] else None
+    references: tuple[Box, ...] | None = () if names == ["Answer"] else None
     reasoning = ""
     if names == ["Reasoning", "Answer"]:
         reasoning = text[heads[0].end() : heads[1].start()].strip()
@@ -82,7 +81,7 @@ def read_medclm(text: str) -> Reply:
     )
 
 
-def _read_references(reasoning: str) -> tuple[Region, ...] | None:
+def _read_references(reasoning: str) -> tuple[Box, ...] | None:
     """Return the boxes of a reasoning; None if a list of four numbers or more is no box of the unit square."""
     for number, found in enumerate(_LISTS.finditer(reasoning)):
         box = BOX.fullmatch(found[0])
@@ -93,25 +92,25 @@ def _read_references(reasoning: str) -> tuple[Region, ...] | None:
     return tuple(region for region, _, _ in find_named_boxes(reasoning, BOX_AFTER_NAME))
 
 
-def _write_reasoning(thinking: str, record: VqaRecord) -> str:
+def _write_reasoning(thinking: str, record: Record) -> str:
     """Put the references into the reasoning."""
     references = [reference.label for reference in record.references]
     boxes = write_boxes(record, UNIT_SQUARE)
     in_pixels = [corners_of(found) for box in write_boxes(record) if (found := BOX.match(box))]
     regions = list(find_named_boxes(thinking, IN_ROUND_BRACKETS))
-    are_references = [(region.name, region.box) for region, _, _ in regions] == list(
+    are_references = [(region.label, region.corners) for region, _, _ in regions] == list(
         zip(references, in_pixels, strict=True)
     )
     pieces, last = [], 0
     for place, (region, start, end) in enumerate(regions):
-        name = f"**{region.name}**" if thinking.startswith("**", start) else ""
+        name = f"**{region.label}**" if thinking.startswith("**", start) else ""
         pieces += [thinking[last:start], name, f" {boxes[place]}" if are_references else ""]
         last = end
     body = "".join([*pieces, thinking[last:]]).strip()
     written = _read_references(body)
     if written is None:
         raise BadInput("thinking: holds a list of numbers that is no box; dialect 'medclm' reads each as a box")
-    named = [fold(label) in fold(region.name) for label, region in zip(references, written, strict=False)]
+    named = [fold(label) in fold(region.label) for label, region in zip(references, written, strict=False)]
     if [_write_region(region) for region in written] == boxes and all(named):
         return _check("thinking", body)
     if written:
@@ -120,8 +119,8 @@ def _write_reasoning(thinking: str, record: VqaRecord) -> str:
     return f"{_check('thinking', body)}\nBoxes: {listed}"
 
 
-def _write_region(region: Region) -> str:
-    return f"[{', '.join(f'{number:.4f}' for number in region.box)}]"
+def _write_region(region: Box) -> str:
+    return f"[{', '.join(f'{number:.4f}' for number in region.corners)}]"
 
 
 def _check(field: str, text: str) -> str:

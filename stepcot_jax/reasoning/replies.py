@@ -13,27 +13,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from stepcot_jax.boxes import Corners, Space, convert, convert_rounded, pixels
+from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
 from stepcot_jax.chain import NOT_ANNOTATED, Step, fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Missing = Literal["wrong", "stop", "skip"]
 """What a missing reply is: wrong, a reason to refuse the file, or left out."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Region:
-    """A named box of a reply.
-
-    Attributes:
-      box: as written, in the reply's space.
-    """
-
-    name: str
-    box: Corners
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +43,8 @@ class Reply:
 
     dialect: str
     answer: str | None = None
-    references: tuple[Region, ...] | None = None
-    regions: tuple[Region, ...] = ()
+    references: tuple[Box, ...] | None = None
+    regions: tuple[Box, ...] = ()
     thinking: str = ""
     preamble: str = ""
     stages: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)
@@ -71,7 +59,7 @@ class Reply:
 
     def boxes(self, image_size: Sequence[float]) -> Float64[np.ndarray, "box 4"]:
         """Return the references as corners in pixels of a picture of (width, height), x first."""
-        written = [region.box for region in self.references or ()]
+        written = [region.corners for region in self.references or ()]
         return convert(written, source=self.space or pixels(image_size), target=pixels(image_size))
 
 
@@ -189,7 +177,7 @@ def corners_of(found: re.Match[str]) -> Corners:
     return first, second, third, fourth
 
 
-def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Region, int, int]]:
+def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Box, int, int]]:
     """Yield boxes of a pattern with the name before each, and the positions of their first and last character + 1.
 
     The first character is that of a bold name with its asterisks, or follows a plain name.
@@ -207,19 +195,19 @@ def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Regi
         else:
             name = _NAME_ENDS.split(body)[-1].strip()
             start = last + len(before)
-        yield Region(name, corners_of(found)), start, found.end()
+        yield Box(name, corners_of(found)), start, found.end()
         last = found.end()
 
 
-def write_boxes(record: VqaRecord, space: Space | None = None) -> list[str]:
+def write_boxes(record: Record, space: Space | None = None) -> list[str]:
     """Return the references' boxes as a space writes them (None: whole pixels), rounded half up."""
     size = pixels(record.image_size)
     target = space or size
-    rounded = convert_rounded([reference.box for reference in record.references], source=size, target=target)
+    rounded = convert_rounded([reference.corners for reference in record.references], source=size, target=target)
     return [f"[{', '.join(f'{number:.{target.decimals}f}' for number in box)}]" for box in rounded.tolist()]
 
 
-def write_answer(record: VqaRecord) -> str:
+def write_answer(record: Record) -> str:
     """Return a record's answer as text; letters of several choices with a comma between."""
     return record.answer.strip() if isinstance(record.answer, str) else ", ".join(record.answer)
 
@@ -252,7 +240,7 @@ _LONGEST = 2**16
 """Longer texts are no choice; reading them would take much memory."""
 
 
-def read_answer(text: str, record: VqaRecord) -> str | tuple[str, ...] | None:
+def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
     """Return a written answer in the form of `record.answer`; None if it is no readable answer.
 
     - closed: the first word decides; a text with both "yes" and "no", or with neither first, is no answer.
@@ -268,7 +256,7 @@ def read_answer(text: str, record: VqaRecord) -> str | tuple[str, ...] | None:
         return None
     if record.kind == "closed":
         return _read_yes_or_no(text)
-    step = Step("choices", record.question, record.choices)
+    step = Step("choices", record.question, record.options)
     if record.kind == "single":
         return _read_choice(text, step)
     letters = _read_letters(text, step)

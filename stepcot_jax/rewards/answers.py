@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply, read_answer
+from stepcot_jax.record import Record
 
 MultiChoice = Literal["exact", "jaccard"]
 OpenAnswer = Literal["judge", "exact", "equal", "token_f1"]
@@ -54,7 +54,7 @@ class Judged:
 
 def answer_reward(
     reply: Reply,
-    record: VqaRecord,
+    record: Record,
     *,
     multi_choice: MultiChoice = "exact",
     open_answer: OpenAnswer = "exact",
@@ -94,7 +94,7 @@ def answer_reward(
     return float(found == record.answer)
 
 
-def _open_reward(answer: str, record: VqaRecord, open_answer: OpenAnswer, judged: Judged | None) -> float:
+def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: Judged | None) -> float:
     if open_answer == "judge":
         if judged is None or not judged.is_usable:
             return math.nan
@@ -117,13 +117,13 @@ def token_f1(first: str, second: str) -> float:
     return 2 * (counts & others).total() / (counts.total() + others.total())
 
 
-def is_hedged(answer: str, record: VqaRecord) -> bool:
+def is_hedged(answer: str, record: Record) -> bool:
     """Whether a closed or choice answer hedges or takes something back, outside of the words of its options.
 
     Our reading of MEDSAGE's "strict readers that refuse hedged or retracted replies"; the list of words is ours.
     """
     text = fold(answer)
-    for option in sorted(map(fold, record.choices), key=len, reverse=True):
+    for option in sorted(map(fold, record.options), key=len, reverse=True):
         text = text.replace(option, " ") if len(option) > 1 else text
     return _HEDGED.search(text) is not None
 

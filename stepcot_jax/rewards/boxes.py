@@ -1,8 +1,8 @@
 """The grounding reward of GEMeX-RMCoT (Section 4.2.2) and the localisation score of a reply."""
 
-from stepcot_jax.boxes import EmptyBoxes, Matching, UnequalCounts, mean_iou
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.box import EmptyBoxes, Matching, UnequalCounts, mean_iou
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import IllFormed, check_choice
 
 LEAST_IOU = 0.75
@@ -12,7 +12,7 @@ _ROUNDING = 1e-12
 
 def grounding_reward(
     reply: Reply,
-    record: VqaRecord,
+    record: Record,
     *,
     matching: Matching = "optimal",
     empty_boxes: EmptyBoxes = "one",
@@ -47,7 +47,7 @@ def grounding_reward(
 
 def localisation(
     reply: Reply,
-    record: VqaRecord,
+    record: Record,
     *,
     matching: Matching = "optimal",
     unequal_counts: UnequalCounts = "penalise",
@@ -66,7 +66,7 @@ def localisation(
         return 0.0
     return mean_iou(
         reply.boxes(record.image_size),
-        [reference.box for reference in record.references],
+        [reference.corners for reference in record.references],
         matching=matching,
         unequal_counts=unequal_counts,
         empty_boxes=empty_boxes,

@@ -5,28 +5,28 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import answer_reward, format_reward
 from stepcot_jax.rewards.boxes import grounding_reward
 
-RewardFunction = Callable[[Sequence[Reply], Sequence[VqaRecord]], Sequence[float]]
+RewardFunction = Callable[[Sequence[Reply], Sequence[Record]], Sequence[float]]
 """(replies, records) -> one number each; NaN for a reply that it cannot score."""
 
 Weighted = RewardFunction | tuple[RewardFunction, float]
 
 
-def answer(replies: Sequence[Reply], records: Sequence[VqaRecord]) -> list[float]:
+def answer(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
     """Return 1 for each reply whose answer is right, else 0 (`answers.answer_reward`)."""
     return [answer_reward(reply, record) for reply, record in zip(replies, records, strict=True)]
 
 
-def grounding(replies: Sequence[Reply], records: Sequence[VqaRecord]) -> list[float]:
+def grounding(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
     """Return 1 for each reply whose boxes fit those of its record, else 0 (`boxes.grounding_reward`)."""
     return [grounding_reward(reply, record) for reply, record in zip(replies, records, strict=True)]
 
 
-def well_formed(replies: Sequence[Reply], records: Sequence[VqaRecord]) -> list[float]:
+def well_formed(replies: Sequence[Reply], records: Sequence[Record]) -> list[float]:
     """Return 1 for each reply that keeps its dialect's grammar, else 0."""
     del records
     return [format_reward(reply) for reply in replies]
@@ -56,7 +56,7 @@ def name_functions(rewards: Sequence[Weighted]) -> dict[str, tuple[RewardFunctio
 
 
 def apply_functions(
-    named: Mapping[str, tuple[RewardFunction, float]], replies: Sequence[Reply], records: Sequence[VqaRecord]
+    named: Mapping[str, tuple[RewardFunction, float]], replies: Sequence[Reply], records: Sequence[Record]
 ) -> dict[str, list[float]]:
     """Return each function's rewards by its name, and their weighted sum as "total".
 

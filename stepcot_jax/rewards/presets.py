@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from stepcot_jax.boxes import EmptyBoxes, Matching
+from stepcot_jax.box import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import (
     ChoiceReading,
     IllFormed,
@@ -23,7 +23,7 @@ from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 
 GroundingReward = Literal["threshold", "mean_iou"]
 Gate = Literal["none", "released"]
-Consistency = Callable[[VqaRecord, Reply], float]
+Consistency = Callable[[Record, Reply], float]
 """Share of a reply's statements that agree with each other, from 0 to 1; NaN if it has none."""
 
 _WEIGHTS = ("answer_weight", "grounding_weight", "format_weight", "consistency_weight")
@@ -125,7 +125,7 @@ class Rewards:
 
 def reward(
     reply: Reply,
-    record: VqaRecord,
+    record: Record,
     settings: RewardSettings,
     *,
     judged: Judged | None = None,
@@ -147,9 +147,9 @@ def reward(
       BadInput: the function is missing, or returns a number outside of 0 to 1.
 
     >>> from stepcot_jax.reasoning.dialects import read_reply
-    >>> from stepcot_jax.reasoning.record import VqaBox
-    >>> record = VqaRecord(id="1", image_path="1.png", image_size=(64, 64), patient_id="p", kind="closed", answer="Yes",
-    ...                    question="Is the heart enlarged?", references=(VqaBox("heart", (9, 9, 40, 40)),))
+    >>> from stepcot_jax.record import Box
+    >>> record = Record(id="1", image="1.png", image_size=(64, 64), patient="p", kind="closed", answer="Yes",
+    ...                    question="Is the heart enlarged?", references=(Box("heart", (9, 9, 40, 40)),))
     >>> reply = read_reply("<answer> Yes <reason> It is wide. <location> [[9, 9, 40, 38]]", "gemex_plain")
     >>> reward(reply, record, PRESETS["gemex"]).total
     2.0
@@ -176,7 +176,7 @@ def reward(
     return Rewards(**parts, total=total)
 
 
-def _grounding(reply: Reply, record: VqaRecord, settings: RewardSettings) -> float:
+def _grounding(reply: Reply, record: Record, settings: RewardSettings) -> float:
     if settings.grounding == "mean_iou":
         return localisation(
             reply,
@@ -196,7 +196,7 @@ def _grounding(reply: Reply, record: VqaRecord, settings: RewardSettings) -> flo
     )
 
 
-def _consistency(reply: Reply, record: VqaRecord, settings: RewardSettings, function: Consistency | None) -> float:
+def _consistency(reply: Reply, record: Record, settings: RewardSettings, function: Consistency | None) -> float:
     if not settings.consistency_weight and function is None:
         return 0.0
     if function is None:
@@ -209,7 +209,7 @@ def _consistency(reply: Reply, record: VqaRecord, settings: RewardSettings, func
     return float(found)
 
 
-def _passes_gate(reply: Reply, record: VqaRecord) -> bool:
+def _passes_gate(reply: Reply, record: Record) -> bool:
     """Whether format and conclusion are there, and as many boxes as the record's references, if it has any."""
     has_conclusion = bool(reply.answer and reply.stages.get("conclusion", reply.answer))
     are_counts_right = not record.references or len(reply.references or ()) == len(record.references)

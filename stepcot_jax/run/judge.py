@@ -8,8 +8,8 @@ import jax
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge, make_exchange, open_answer_session
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import IllFormed, Judged
 from stepcot_jax.settings.sections import RewardsSettings
 from stepcot_jax.training.processes import any_process, wait_for_all
@@ -49,7 +49,7 @@ class JudgedRewards:
         self.judge, self.ill_formed = judge, ill_formed
         self._session = open_answer_session(judge)
 
-    def __call__(self, replies: Iterable[tuple[VqaRecord, Reply]]) -> list[Judged | None]:
+    def __call__(self, replies: Iterable[tuple[Record, Reply]]) -> list[Judged | None]:
         """Return the rating of each reply; None without a usable one, and where none is needed. Collective."""
         exchanges = [make_exchange(*each) if self._is_judged(*each) else None for each in replies]
         asked = {exchange.text: exchange for exchange in exchanges if exchange is not None}
@@ -64,7 +64,7 @@ class JudgedRewards:
         rated = dict(zip(asked, found, strict=True))
         return [None if exchange is None else rated[exchange.text] for exchange in exchanges]
 
-    def _is_judged(self, record: VqaRecord, reply: Reply) -> bool:
+    def _is_judged(self, record: Record, reply: Reply) -> bool:
         is_read = reply.answer is not None and (reply.is_well_formed or self.ill_formed == "parts")
         return record.kind == "open" and is_read
 

@@ -4,11 +4,11 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.sampling import Sampling
 from stepcot_jax.policies.tokenizers import Tokenizer
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.presets import RewardSettings
 from stepcot_jax.run.judge import JudgedRewards, make_judge
 from stepcot_jax.run.policy_networks import choose_policy, make_normalise
@@ -38,7 +38,7 @@ def make_rollouts(
     policy: AnyPolicy,
     normalise: Normalise,
     tokenizer: Tokenizer,
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     devices: Devices,
     workdir: pathlib.Path,
     longest: int,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.records import EncodedRecord, RecordEncoder
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.settings.run_settings import Settings
 
 
@@ -30,9 +30,7 @@ def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
     return number
 
 
-def check_round_trip(
-    encoder: RecordEncoder, records: Sequence[VqaRecord], encoded: Mapping[int, EncodedRecord]
-) -> None:
+def check_round_trip(encoder: RecordEncoder, records: Sequence[Record], encoded: Mapping[int, EncodedRecord]) -> None:
     """Refuse a tokenizer that loses what a reply is scored by, such as one without capital letters or line breaks."""
     for place, tokens in encoded.items():
         reply, decoded = encoder.texts(records[place])[1], encoder.tokenizer.decode(tokens.target)

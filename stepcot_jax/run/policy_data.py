@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from stepcot_jax.data.grounded.record_files import write_vqa_records
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
+from stepcot_jax.data.questions.record_files import write_vqa_records
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset, load_vqa_dataset
 from stepcot_jax.features.encode import ImageItem
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together

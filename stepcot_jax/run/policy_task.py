@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, DrawnBox, draw_named_boxes
+from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.replies import (
     BASELINE,
@@ -31,7 +31,7 @@ from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.sampling import reply_in_batches
-from stepcot_jax.reasoning.record import KINDS, VqaRecord
+from stepcot_jax.record import KINDS, Record
 from stepcot_jax.run.policy_build import make_policy_system
 from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_data import load_policy_data
@@ -74,7 +74,7 @@ _SHOWN: tuple[tuple[str, Key], ...] = (
 class Answered:
     """Questions with replies."""
 
-    records: Sequence[VqaRecord]
+    records: Sequence[Record]
     texts: Sequence[str]
     scores: Sequence[ReplyScore]
 
@@ -83,7 +83,7 @@ def write_policy_results(
     workdir: pathlib.Path,
     answered: Mapping[str, Answered],
     *,
-    train: Sequence[VqaRecord],
+    train: Sequence[Record],
     scoring: ScoringSettings,
     outcome: Outcome,
     num_resamples: int,
@@ -169,7 +169,7 @@ def write_replies(path: pathlib.Path, answered: Answered) -> None:
 
 
 def write_examples(
-    workdir: pathlib.Path, answered: Answered, *, step: int, load_image: Callable[[VqaRecord], np.ndarray]
+    workdir: pathlib.Path, answered: Answered, *, step: int, load_image: Callable[[Record], np.ndarray]
 ) -> None:
     """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes drawn.
 
@@ -189,7 +189,7 @@ def write_examples(
             {
                 "id": record.id,
                 "question": record.question,
-                "choices": record.choices,
+                "choices": record.options,
                 "answer": record.answer,
                 "reply": answered.texts[place],
                 "a_score": score.a_score,
@@ -197,10 +197,8 @@ def write_examples(
             }
         )
         pixels = load_image(record)
-        true = [DrawnBox(each.box, each.label, TRUE) for each in record.references]
-        told = [DrawnBox(each.box, each.name, PREDICTED) for each in score.boxes]
-        drawn = (draw_named_boxes(pixels, boxes, least_side=_TILE) for boxes in (true, told))
-        tiles += [Image.fromarray(tile) for tile in drawn]
+        for boxes, colour in ((record.references, TRUE), (score.boxes, PREDICTED)):
+            tiles.append(Image.fromarray(draw_named_boxes(pixels, boxes, colour=colour, least_side=_TILE)))
     write_whole(folder / f"{step:06}.jsonl", b"".join(encode(line) for line in lines))
     sheet = Image.new("RGB", (4 * tiles[0].width, -(-len(tiles) // 4) * tiles[0].height))
     for place, tile in enumerate(tiles):

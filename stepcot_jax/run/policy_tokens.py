@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from stepcot_jax.data.grounded.check_examples import CheckExample, draw_check_examples
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_examples
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained
 from stepcot_jax.policies.qwen_inputs import FRAME
 from stepcot_jax.policies.records import (

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.checks.check_facts import note_one_answers
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import check_manifest
+from stepcot_jax.data.uncertain import note_one_answers
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.more_epochs import Raised, epochs_keys, find_raised

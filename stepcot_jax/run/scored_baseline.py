@@ -4,14 +4,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from stepcot_jax.data.grounded.baselines import fit_baseline
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions.baselines import fit_baseline
 from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, score_reply
-from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.reasoning.replies import Region, Reply
+from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 
 
 def score_baseline(
-    records: Sequence[VqaRecord], chosen: Sequence[VqaRecord], settings: ScoringSettings
+    records: Sequence[Record], chosen: Sequence[Record], settings: ScoringSettings
 ) -> tuple[list[ReplyScore] | None, str]:
     """Score the majority answer with the constant box, of the training records; None and why if there are none."""
     train = [record for record in records if record.split == "train"]
@@ -27,7 +28,7 @@ def score_baseline(
         reply = Reply(
             dialect=settings.dialect,
             answer=found.answer if isinstance(found.answer, str) else ", ".join(found.answer),
-            references=tuple(Region(reference.label, reference.box) for reference in found.references),
+            references=tuple(Box(reference.label, reference.corners) for reference in found.references),
         )
         scores.append(dataclasses.replace(score_reply(reply, record, settings), format=math.nan))
     own = " Training records are among those scored." if any(record.split == "train" for record in chosen) else ""

@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from stepcot_jax.chain import Chain, fold
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.splits.splits import read_members
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.download import find_path, name_source
@@ -247,8 +247,8 @@ def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) ->
     Images are known by their paths in the same folder, or of phantoms by their seed. Of another folder nobody can say
     whether its images are the same; neither can a converted checkpoint.
     """
-    patients = {dataset.cases[index].image_path: dataset.cases[index].patient_id for index in range(len(dataset.cases))}
-    test = {dataset.cases[index].image_path for index in dataset.splits.test}
+    patients = {dataset.cases[index].image: dataset.cases[index].patient for index in range(len(dataset.cases))}
+    test = {dataset.cases[index].image for index in dataset.splits.test}
     of_test = {patients[image] for image in test if patients[image]}
     starts, notes = _list_starts(start)
     for source, workdir in starts.items():
@@ -362,8 +362,7 @@ def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> 
 def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
     """Write the patients of each split, for runs that start from this one."""
     patients = {
-        split: sorted({dataset.records[place].patient_id for place in places})
-        for split, places in dataset.splits.items()
+        split: sorted({dataset.records[place].patient for place in places}) for split, places in dataset.splits.items()
     }
     path = workdir / PATIENTS_FILE
     path.parent.mkdir(exist_ok=True)
@@ -376,7 +375,7 @@ def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
     Of other phantoms, of another folder, of runs whose folder is gone and of runs of earlier versions, which did not
     write their patients, nobody can say.
     """
-    of_test = {dataset.records[place].patient_id for place in dataset.splits["test"]}
+    of_test = {dataset.records[place].patient for place in dataset.splits["test"]}
     for start, workdir in _earlier_runs(settings):
         before, path = read_run_settings(workdir), workdir / PATIENTS_FILE
         if not path.is_file() or not _have_same_records(before, settings):

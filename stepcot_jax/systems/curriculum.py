@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from stepcot_jax.data.grounded.stage_views import (
+from stepcot_jax.data.questions.stage_views import (
     DIALECTS_WITH_HARD,
     STAGES,
     Stage,
@@ -26,7 +26,7 @@ from stepcot_jax.data.grounded.stage_views import (
     domain_of,
     draw_views,
 )
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import sequence_loss
 from stepcot_jax.policies.policy_files import AnyTokenizer

@@ -25,8 +25,8 @@ from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.rewards.functions import RewardFunction, apply_functions
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
@@ -249,7 +249,7 @@ _PATIENCE = 20
 class Rating(Protocol):
     """Rates open answers, such as `run.judge.JudgedRewards`: one rating for each reply, None where none is needed."""
 
-    def __call__(self, replies: Iterable[tuple[VqaRecord, Reply]]) -> list[Judged | None]:
+    def __call__(self, replies: Iterable[tuple[Record, Reply]]) -> list[Judged | None]:
         """Return the rating of each reply; collective."""
         ...
 
@@ -276,7 +276,7 @@ class Rollouts:
     tokenizer: Tokenizer
     dialect: str
     with_thinking: bool
-    records: Sequence[VqaRecord]
+    records: Sequence[Record]
     devices: Devices
     settings: GrpoOptions
     rewards: RewardSettings
@@ -380,7 +380,7 @@ class Rollouts:
             found |= {"check": tried.checks & counted, "check_success": success}
         return found
 
-    def reward_all(self, replies: Sequence[tuple[VqaRecord, np.ndarray]]) -> list[Rewards]:
+    def reward_all(self, replies: Sequence[tuple[Record, np.ndarray]]) -> list[Rewards]:
         """Return the rewards of the tokens of this process's replies, each with its record."""
         read = [(record, self.read(tokens)) for record, tokens in replies]
         judged = [None] * len(read) if self.judge is None else self.judge(read)

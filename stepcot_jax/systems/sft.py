@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.records import EncodedRecord, lay_out_pack, pack_records, stack_rows

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
-    from stepcot_jax.data.images.boxed_pictures import write_png
+    from stepcot_jax.data.images.drawn_boxes import write_png
     from stepcot_jax.host.download import find_path
     from stepcot_jax.reading.policy_reader import load_reader
 

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.annotate.recipes.items import read_questions
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
-from stepcot_jax.data.grounded.questions import ask_questions
-from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.data.phantom.phantom import write_pictures
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.data.questions.record_files import write_vqa_records
 
 NUM_CASES = 100
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,9 +25,9 @@ from stepcot_jax.annotate.agreement import (
     write_agreement,
 )
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 NORMAL = (0, 3, 5, 6, 4, 6, 0)
 MASS = (1, 0, 2, 0, 2, 6, 7)
@@ -39,8 +40,15 @@ FLEISS_1971 = """
 
 
 def make_case(name, labels=NORMAL, **changes):
-    case = Case(f"p{name}", f"images/{name}.png", "here", f"Report of {name}.", labels, ("why",) * 7)
-    return dataclasses.replace(case, **changes)
+    case = Record(
+        patient=f"p{name}",
+        image=f"images/{name}.png",
+        origin="here",
+        report=f"Report of {name}.",
+        answers=labels,
+        reasoning=("why",) * 7,
+    )
+    return msgspec.structs.replace(case, **changes)
 
 
 def write(tmp_path, cases_of, chain=DEFAULT_CHAIN):
@@ -138,14 +146,14 @@ def test_two_annotators_have_cohens_kappa_and_the_same_step_has_none(tmp_path):
 
 
 def test_images_of_one_report_are_one_unit(tmp_path):
-    first, second = make_case("1"), make_case("1", image_path="images/1b.png")
+    first, second = make_case("1"), make_case("1", image="images/1b.png")
     other = make_case("2", MASS)
     aligned = align(write(tmp_path, {"a": [first, other, second], "b": [first, other, second]}))
     assert [unit.image_paths for unit in aligned.units] == [("images/1.png", "images/1b.png"), ("images/2.png",)]
-    corrected = dataclasses.replace(second, labels=MASS)
+    corrected = msgspec.structs.replace(second, answers=MASS)
     aligned = align(write(tmp_path, {"c": [first, second], "d": [first, corrected]}))
     assert len(aligned.units) == 2
-    blank = [dataclasses.replace(case, report="") for case in (first, second)]
+    blank = [msgspec.structs.replace(case, report="") for case in (first, second)]
     assert len(align(write(tmp_path, {"e": blank})).units) == 2
 
 
@@ -162,7 +170,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         {
             "a": [make_case("1")],
             "b": [make_case("1", report="Another.")],
-            "c": [make_case("1", patient_id="another")],
+            "c": [make_case("1", patient="another")],
             "d": [make_case("2")],
         },
     )
@@ -199,7 +207,7 @@ HOSTILE = (
 
 
 def test_the_page_shows_hostile_text_as_text_and_runs_nothing(tmp_path):
-    hostile = {"report": HOSTILE, "patient_id": HOSTILE, "reasoning": (HOSTILE,) * 7}
+    hostile = {"report": HOSTILE, "patient": HOSTILE, "reasoning": (HOSTILE,) * 7}
     cases = {
         "a": [make_case("1", **hostile), make_case("2")],
         "b": [make_case("1", MASS, **hostile), make_case("2")],

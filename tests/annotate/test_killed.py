@@ -69,4 +69,4 @@ def test_every_round_ends_with_a_complete_ledger_and_all_records(happened):
     for done in rounds:
         assert sorted(done["answered"], key=int) == [str(number) for number in range(NUM_REPORTS)]
         cases = read_records(pathlib.Path(done["folder"]), require_images=False).cases
-        assert [case.patient_id for case in cases] == [str(number) for number in range(NUM_REPORTS)]
+        assert [case.patient for case in cases] == [str(number) for number in range(NUM_REPORTS)]

@@ -72,8 +72,8 @@ def test_a_run_leaves_records_with_their_provenance(tmp_path, six, capsys):
     with MisbehavingServer() as server:
         cases = run(six, tmp_path / "out", server)
         assert server.most_at_once <= 4
-    assert [case.image_path for case in cases] == [f"images/{number}.png" for number in range(6)]
-    assert all(case.labels == NORMAL.labels and case.reasoning == NORMAL.reasoning for case in cases)
+    assert [case.image for case in cases] == [f"images/{number}.png" for number in range(6)]
+    assert all(case.answers == NORMAL.labels and case.reasoning == NORMAL.reasoning for case in cases)
     assert [case.report for case in cases] == [REPORT.format(number) for number in range(6)]
     said = dict(cases[2].provenance)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", said.pop("date"))
@@ -159,7 +159,7 @@ def test_a_normal_chest_is_set_aside_where_the_rules_assert_a_finding(tmp_path):
     ]
     with MisbehavingServer() as server:
         cases = run(write_reports(tmp_path, texts), tmp_path / "out", server)
-    assert [case.image_path for case in cases] == ["images/0.png", "images/2.png", "images/4.png"]
+    assert [case.image for case in cases] == ["images/0.png", "images/2.png", "images/4.png"]
     asides = read_lines(tmp_path / "out" / "set_aside.jsonl")
     assert {aside["reason"] for aside in asides} == {"normal although the report asserts a finding"}
     assert [(aside["id"], aside["detail"]) for aside in asides] == [("r1", "effusion"), ("r3", "emphysema")]
@@ -294,7 +294,7 @@ def test_only_chains_that_are_trusted_are_kept(tmp_path, six):
     with MisbehavingServer(answer_with(trust=["yes", "no", "not sure", "yes", "yes", "yes"])) as server:
         cases = run(six, tmp_path / "out", server, "--trust")
         question = next(request for request in server.requests if len(request["messages"]) == 4)
-    assert [case.image_path for case in cases] == [f"images/{number}.png" for number in (0, 3, 4, 5)]
+    assert [case.image for case in cases] == [f"images/{number}.png" for number in (0, 3, 4, 5)]
     assert dict(cases[0].provenance)["trusts itself"] == "yes"
     asides = read_lines(tmp_path / "out" / "set_aside.jsonl")
     assert [(aside["id"], aside["detail"]) for aside in asides] == [("r1", "m: no"), ("r2", "m: not sure")]
@@ -308,7 +308,7 @@ def test_only_chains_with_unanimous_votes_are_kept(tmp_path, six):
     with MisbehavingServer(answer_with(votes=votes)) as server:
         cases = run(six, tmp_path / "out", server, "--voter=v1", f"--voter=v2,base-url={server.base_url}")
         voted = [read_data(request) for request in server.requests if request["model"] == "v1"]
-    assert [case.image_path for case in cases] == [f"images/{number}.png" for number in (0, 3, 4, 5)]
+    assert [case.image for case in cases] == [f"images/{number}.png" for number in (0, 3, 4, 5)]
     assert dict(cases[0].provenance)["votes"] == "v1: correct, v2: correct"
     asides = [(aside["id"], aside["detail"]) for aside in read_lines(tmp_path / "out" / "set_aside.jsonl")]
     assert asides == [("r1", "v1: incorrect"), ("r2", "v1: correct, v2: uncertain")]
@@ -386,7 +386,7 @@ def test_nothing_is_lost_between_collected_and_kept(tmp_path):
 
     with MisbehavingServer(behave) as server:
         cases = run(source, tmp_path / "out", server)
-    assert [(case.image_path, dict(case.provenance).get("report")) for case in cases] == [
+    assert [(case.image, dict(case.provenance).get("report")) for case in cases] == [
         ("images/a.png", None),
         ("images/b.png", None),
     ]
@@ -444,7 +444,7 @@ def test_a_source_is_never_overwritten(tmp_path, six):
             main([str(tmp_path / "first"), f"--out={tmp_path / 'first'}", *more])
     assert (tmp_path / "first" / "data.json").read_bytes() == before
     main([str(tmp_path / "first"), f"--out={tmp_path / 'second'}"])
-    assert read_records(tmp_path / "second", require_images=False).cases[0].patient_id == "r0"
+    assert read_records(tmp_path / "second", require_images=False).cases[0].patient == "r0"
 
 
 def test_a_result_beside_its_table_is_replaced_when_asked(tmp_path, six):
@@ -598,7 +598,7 @@ def test_agreement_and_review_from_the_command_line(tmp_path, six, capsys):
     printed = capsys.readouterr().out
     assert "2 answers corrected in 1 of them" in printed
     cases = read_records(tmp_path / "reviewed", require_images=False).cases
-    assert [case.labels[0] for case in cases] == [1, 0, 0, 0, 0, 0]
+    assert [case.answers[0] for case in cases] == [1, 0, 0, 0, 0, 0]
     assert dict(cases[0].provenance)["review 1 step 1"] == "A -> B"
 
 
@@ -606,7 +606,7 @@ def test_the_archive_is_annotated_and_accounted_for(shared, tmp_path, capsys):
     main([str(shared / "data" / "iu_xray"), f"--out={tmp_path}"])
     cases = read_records(tmp_path, require_images=False).cases
     asides = read_lines(tmp_path / "set_aside.jsonl")
-    kept = {case.patient_id for case in cases}
+    kept = {case.patient for case in cases}
     assert all(re.fullmatch(r"CXR\d+", name) for name in kept)
     assert len(cases) > len(kept) > 1000  # several frontal images of a report are several records
     funnel = {(stage, what): number for stage, what, number in read_funnel(tmp_path)}
@@ -621,7 +621,7 @@ def test_rules_mark_possible_findings_uncertain_in_the_records(tmp_path):
     texts = ["FINDINGS: Possible right lower lobe pneumonia.", "FINDINGS: Right lower lobe pneumonia."]
     main([str(write_reports(tmp_path, texts)), f"--out={tmp_path / 'out'}", "--images=none"])
     possible, stated = read_records(tmp_path / "out", require_images=False).cases
-    assert possible.stated == stated.labels
+    assert possible.stated == stated.answers
     assert DEFAULT_CHAIN.steps[-1].options[possible.uncertain[-1]] == "Pneumonia"
-    assert possible.labels[-1] == NOT_ANNOTATED
+    assert possible.answers[-1] == NOT_ANNOTATED
     assert stated.uncertain == ()

@@ -20,12 +20,12 @@ REPORT = 'FINDINGS: Clear,\r\n"quite".\n\nIMPRESSION:  Größe; normal.'
 def aligned(tmp_path):
     hostile = {"report": "=HYPERLINK(1)", "reasoning": ("@SUM(1)", "+1", "-1", "\t=1", " =1", "\uff1d1", "why")}
     cases = [
-        make_case("1", report=REPORT, provenance=(("annotator", "rules"),)),
-        make_case("2", MASS, image_path="=cmd/2.png", **hostile),
+        make_case("1", report=REPORT, provenance={"annotator": "rules"}),
+        make_case("2", MASS, image="=cmd/2.png", **hostile),
         make_case("3"),
-        make_case("1", image_path="images/1b.png", report=REPORT, provenance=(("annotator", "rules"),)),
+        make_case("1", image="images/1b.png", report=REPORT, provenance={"annotator": "rules"}),
     ]
-    other = [cases[0], make_case("2", image_path="=cmd/2.png", **hostile), cases[2], cases[3]]
+    other = [cases[0], make_case("2", image="=cmd/2.png", **hostile), cases[2], cases[3]]
     return align(write(tmp_path, {"a": cases, "b": other}))
 
 
@@ -102,9 +102,9 @@ def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
 
     counts, cases = review(tmp_path, aligned, change, **format_of)
     assert counts == (3, 2, 1)
-    assert [case.image_path for case in cases] == ["images/1.png", "=cmd/2.png", "images/3.png", "images/1b.png"]
+    assert [case.image for case in cases] == ["images/1.png", "=cmd/2.png", "images/3.png", "images/1b.png"]
     first, second, third, same_report = cases
-    assert first.labels == (1, 3, 5, 6, 4, 6, 1)
+    assert first.answers == (1, 3, 5, 6, 4, 6, 1)
     assert first.reasoning == ("one", "why", "why", "why", "why", "why", "A nodule of 6 mm.")
     said = dict(first.provenance)
     date = said.pop("review 1 date")
@@ -117,14 +117,14 @@ def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
         "review 1 step 7": "A -> B",
         "review 1 step 7 was": "why",
     }
-    assert (same_report.labels, same_report.provenance) == (first.labels, first.provenance)
-    assert (second.labels, second.reasoning) == (MASS, aligned.collections[0].cases[1].reasoning)
+    assert (same_report.answers, same_report.provenance) == (first.answers, first.provenance)
+    assert (second.answers, second.reasoning) == (MASS, aligned.collections[0].cases[1].reasoning)
     assert dict(second.provenance) == {
         "review 1 by": "Dr Example",
         "review 1 date": date,
         "review 1 step 3 comment": "hard to say",
     }
-    assert third.labels == NORMAL
+    assert third.answers == NORMAL
 
 
 def test_a_second_review_is_kept_beside_the_first(tmp_path, aligned):
@@ -162,7 +162,7 @@ def test_a_correction_that_contradicts_the_rest_is_refused_by_case(tmp_path, ali
 
 def test_a_contradiction_that_nobody_corrected_is_not_the_reviewers(tmp_path):
     aligned = align(write(tmp_path, {"a": [make_case("1", (1, *NORMAL[1:]))]}))
-    assert review(tmp_path, aligned)[1][0].labels == (1, *NORMAL[1:])
+    assert review(tmp_path, aligned)[1][0].answers == (1, *NORMAL[1:])
 
 
 REFUSED = {

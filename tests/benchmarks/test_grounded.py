@@ -1,8 +1,8 @@
 """The replies that are timed are of the stated kinds."""
 
 from benchmarks import grounded
-from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.data.grounded.reply_files import read_replies
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.reply_files import read_replies
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.rewards.presets import PRESETS, reward
 from stepcot_jax.tools.data.command import main as run_data

@@ -10,7 +10,7 @@ def test_the_folder_has_the_stated_records_and_splits(tmp_path):
     records.write_records(folder, 1500)
     found = read_records(folder, on_bad_record="skip", require_images=False)
     assert len(found.cases) == 1498
-    assert len({case.patient_id for case in found.cases}) == 1000
+    assert len({case.patient for case in found.cases}) == 1000
     splits = read_splits(folder, found.cases)
     assert [len(own) for own in splits.by_name().values()] == [1098, 100, 300]
     figures = records.measure(folder)

@@ -16,7 +16,7 @@ NO_IMAGE = ShownImage(lambda: None, longest_side=32)
 def make_cases(num_cases, *, seed=0):
     """Phantoms with equal shares of the diagnoses, not drawn."""
     cases = [plan_case(index, seed=seed, prevalence="flat").case for index in range(num_cases)]
-    return [AskedCase(case.image_path, case.patient_id, case.labels, NO_IMAGE) for case in cases]
+    return [AskedCase(case.image, case.patient, case.answers, NO_IMAGE) for case in cases]
 
 
 def make_asking(*, variants=VARIANTS, levels=tuple(range(8)), chain=DEFAULT_CHAIN, **how):

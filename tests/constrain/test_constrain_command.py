@@ -107,8 +107,8 @@ def test_only_picture_and_prompt_are_sent(uninterrupted, phantoms):
     for request, sent in zip(requests, headers, strict=True):
         said = json.dumps(request)
         for case in cases:
-            assert case.patient_id not in said
-            assert case.image_path.rsplit("/", 1)[1] not in said
+            assert case.patient not in said
+            assert case.image.rsplit("/", 1)[1] not in said
             assert all(line not in said for line in case.report.splitlines() if line.strip())
         url = request["messages"][-1]["content"][0]["image_url"]["url"]
         picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
@@ -122,7 +122,7 @@ def test_true_answers_go_only_into_dialogues_that_give_them(uninterrupted, phant
     assert len(given) == NUM_CASES  # the true variant at level 7
     steps = DEFAULT_CHAIN.steps[:-1]
     known = [
-        [step.lettered_options[label] for step, label in zip(steps, case.labels, strict=False)]
+        [step.lettered_options[label] for step, label in zip(steps, case.answers, strict=False)]
         for case in read_records(phantoms).cases
     ]
     for text in given:
@@ -273,7 +273,7 @@ def test_the_cases_of_a_run_are_those_that_its_networks_read(tmp_path):
     main([f"--workdir={run}", f"--out={out}", "--levels=0,1", "--num-resamples=5", "--name=LLaVA-Med"])
     found = read_constrained(out)
     assert (found.model, found.num_cases) == ("LLaVA-Med", 3)
-    assert found.cases == digest_cases([case.image_path for case in drawn])
+    assert found.cases == digest_cases([case.image for case in drawn])
     assert (out / "index.html").read_text().count("<img") == 3
 
 

@@ -21,7 +21,7 @@ def make_folder(root):
     export_phantom(root, num_cases=NUM_CASES, seed=3, size=32)
     cases = read_records(root).cases
     for name, indices in make_splits(cases, seed=0).by_name().items():
-        write_rows(root, name, [[cases[index].patient_id, cases[index].image_path] for index in indices])
+        write_rows(root, name, [[cases[index].patient, cases[index].image] for index in indices])
 
 
 def write_rows(root, name, rows, head=("patient_id", "image_path")):

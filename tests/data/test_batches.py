@@ -12,6 +12,7 @@ import sys
 import time
 
 import grain
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,9 +23,9 @@ from stepcot_jax.data.batches import batches_per_epoch, evaluation_batches, iter
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.record import Record
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,9 @@ PREPROCESSING = Preprocessing(size=4)
 
 def dataset(num_train=10, num_val=7):
     num_cases = num_train + num_val
-    cases = tuple(Case(f"p{i}", f"images/{i}.png", "", "", (i % 2,), ("",)) for i in range(num_cases))
+    cases = tuple(
+        Record(patient=f"p{i}", image=f"images/{i}.png", answers=(i % 2,), reasoning=("",)) for i in range(num_cases)
+    )
     chain = Chain((Step("Only", "?", ("Yes", "No")),))
     order = np.random.default_rng(0).permutation(num_cases)
     splits = Splits(tuple(order[:num_train]), tuple(order[num_train:]), ())
@@ -77,7 +80,7 @@ def test_images_labels_and_index_belong_together():
         )
         for image, labels, index in zip(batch["images"], batch["labels"], batch["index"], strict=True):
             assert case_of(image) == split[index]
-            assert labels.tolist() == list(data.cases[split[index]].labels)
+            assert labels.tolist() == list(data.cases[split[index]].answers)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 50])
@@ -359,7 +362,7 @@ def rare_dataset():
     data = dataset(num_train=100, num_val=1)
     answers = {case: 0 if place < 90 else 1 if place < 99 else -100 for place, case in enumerate(data.splits.train)}
     cases = tuple(
-        Case(case.patient_id, case.image_path, "", "", (answers.get(index, 0),), ("",))
+        Record(patient=case.patient, image=case.image, answers=(answers.get(index, 0),), reasoning=("",))
         for index, case in enumerate(data.cases)
     )
     return type(data)(data.chain, cases, data.splits, data.pixels, data.preprocessing)
@@ -389,7 +392,7 @@ def uneven_dataset():
     first, last = np.array(data.splits.train)[:2], np.array(data.splits.train)[2:4]
     labels[first, 0], labels[last, 2], labels[last, 1] = 1, 1, -100
     cases = tuple(
-        dataclasses.replace(case, labels=tuple(own), reasoning=("",) * 3)
+        msgspec.structs.replace(case, answers=tuple(own), reasoning=("",) * 3)
         for case, own in zip(data.cases, labels.tolist(), strict=True)
     )
     chain = Chain(tuple(Step(name, "?", ("Yes", "No")) for name in ("First", "Second", "Last")))

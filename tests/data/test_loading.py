@@ -1,10 +1,10 @@
 """What the settings name, loaded: every source gives the same cases, pixels and batches."""
 
-import dataclasses
 import json
 import re
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -67,14 +67,14 @@ def with_copies(folder, root):
     """The folder with two of its patients' images a second time, under the names of two new patients."""
     shutil.copytree(folder, root)
     collection = read_records(root)
-    of_patient = {case.patient_id: case for case in collection.cases}
+    of_patient = {case.patient: case for case in collection.cases}
     copied = []
     for number, case in enumerate(list(of_patient.values())[:2]):
         path = f"images/copy_{number}.png"
-        shutil.copy(root / case.image_path, root / path)
-        copied.append(dataclasses.replace(case, patient_id=f"copy {number}", image_path=path))
+        shutil.copy(root / case.image, root / path)
+        copied.append(msgspec.structs.replace(case, patient=f"copy {number}", image=path))
     write_records(root, chain=collection.chain, cases=[*collection.cases, *copied])
-    return [(case.image_path, f"images/copy_{n}.png") for n, case in enumerate(list(of_patient.values())[:2])]
+    return [(case.image, f"images/copy_{n}.png") for n, case in enumerate(list(of_patient.values())[:2])]
 
 
 def test_near_duplicates_stay_on_one_side(folder, tmp_path):
@@ -85,7 +85,7 @@ def test_near_duplicates_stay_on_one_side(folder, tmp_path):
         for seed in seeds:
             dataset = load(tmp_path / "copied", data__near_duplicate_radius=radius, data__split_seed=seed)
             split_of = {
-                dataset.cases[index].image_path: name
+                dataset.cases[index].image: name
                 for name, indices in dataset.splits.by_name().items()
                 for index in indices
             }
@@ -110,7 +110,7 @@ def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys)
     for root in (tmp_path, tmp_path / "cases.csv"):
         dataset = load(root)
         found = {
-            name: [dataset.cases[index].patient_id for index in indices]
+            name: [dataset.cases[index].patient for index in indices]
             for name, indices in dataset.splits.by_name().items()
         }
         assert found == tables
@@ -127,7 +127,7 @@ def test_a_fold_replaces_the_tables_of_a_folder(folder, tmp_path):
     shutil.copytree(folder, root)
     made = load(root)
     for name, indices in made.splits.by_name().items():
-        lines = ["image_path", *(made.cases[index].image_path for index in indices)]
+        lines = ["image_path", *(made.cases[index].image for index in indices)]
         (root / f"{name}.csv").write_text("\n".join(lines))
     assert load(root).splits_source == str(root)
     folds = [load(root, data__fold=f"{fold}/4") for fold in range(1, 5)]

@@ -1,6 +1,5 @@
 """The dataset of tensorflow_datasets: prepared and read without tensorflow, nothing lost, nothing taken for another."""
 
-import dataclasses
 import hashlib
 import json
 import pathlib
@@ -11,17 +10,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import grain
+import msgspec
 import numpy as np
 import pytest
 from cloud.memory_store import put_files
 from PIL import Image
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.pixels import FilePixels
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
@@ -47,23 +47,23 @@ def _no_bars():
 def write_tables(root):
     cases = read_records(root).cases
     for name, indices in TABLES.items():
-        (root / f"{name}.csv").write_text("\n".join(["image_path", *(cases[index].image_path for index in indices)]))
+        (root / f"{name}.csv").write_text("\n".join(["image_path", *(cases[index].image for index in indices)]))
 
 
 def write_sources(root):
     """Cases with everything that a case can have, of patients with one image each, and tables."""
     export_phantom(root, num_cases=NUM_CASES, seed=0, size=48)
     cases = [
-        dataclasses.replace(
+        msgspec.structs.replace(
             case,
-            patient_id=f"Ä{number}",
+            patient=f"Ä{number}",
             report=f"Größe\0 {number}\n" * number,
-            labels=(NOT_ANNOTATED, *case.labels[1:]),
-            boxes=tuple(Box("Nodule", 1.5, 2, 3, 4.25, "dort") for _ in range(number % 3)),
+            answers=(NOT_ANNOTATED, *case.answers[1:]),
+            boxes=tuple(Box.of_size("Nodule", 1.5, 2, 3, 4.25, "dort") for _ in range(number % 3)),
             sex=("", "F", "O")[number % 3],
             age=None if number % 2 else 40.5,
             view="PA",
-            provenance=(("made", "by hand"),) if number % 2 else (),
+            provenance={"made": "by hand"} if number % 2 else {},
         )
         for number, case in enumerate(read_records(root).cases)
     ]
@@ -135,7 +135,7 @@ print(len(images.read(0)))
 assert not [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]
 """
     done = run(script, sources, tmp_path)
-    size = (sources / read_records(sources).cases[0].image_path).stat().st_size
+    size = (sources / read_records(sources).cases[0].image).stat().st_size
     assert done.stdout.splitlines()[-2:] == [f"{{'train': {NUM_CASES - 2}, 'val': 1, 'test': 1}} Ä0", str(size)], done
 
 
@@ -187,10 +187,10 @@ def test_what_is_opened_is_what_the_folder_has(sources, original):
     assert opened.splits == read_splits(sources, collection.cases)
     assert opened.splits_source == "the folder's tables"
     for index, case in enumerate(collection.cases):
-        content = (sources / case.image_path).read_bytes()
+        content = (sources / case.image).read_bytes()
         assert opened.images.read(index) == content
         assert opened.images.digest(index) == hashlib.sha256(content).hexdigest()
-        assert case.image_path in opened.images.name(index)
+        assert case.image in opened.images.name(index)
 
 
 def test_examples_hold_all_of_a_case(sources, original):
@@ -201,16 +201,16 @@ def test_examples_hold_all_of_a_case(sources, original):
         for example, index in zip(parts[name], indices, strict=True):
             case = cases[index]
             assert isinstance(example["image"], bytes)
-            assert example["image"] == (sources / case.image_path).read_bytes()
+            assert example["image"] == (sources / case.image).read_bytes()
             texts = {
                 key: example[key].decode() for key in ("patient_id", "image_path", "origin", "report", "sex", "view")
             }
             assert texts == {key: getattr(case, key) for key in texts}
-            np.testing.assert_array_equal(example["labels"], case.labels)
+            np.testing.assert_array_equal(example["labels"], case.answers)
             assert [reason.decode() for reason in example["reasoning"]] == list(case.reasoning)
             boxes = example["boxes"]
             found = [
-                Box(label.decode(), x, y, width, height, sentence.decode())
+                Box.of_size(label.decode(), x, y, width, height, sentence.decode())
                 for label, x, y, width, height, sentence in zip(
                     *(boxes[key] for key in ("label", "x", "y", "width", "height", "sentence")), strict=True
                 )
@@ -244,7 +244,7 @@ def test_grain_takes_the_librarys_source(sources, original):
     source = tfds.data_source("step_cot", split="train", data_dir=original.parents[1])
     batches = grain.MapDataset.source(source).shuffle(seed=0).map(lambda example: example["labels"]).batch(5)
     labels = np.concatenate([batches[index] for index in range(len(batches))])
-    expected = [case.labels for case in read_records(sources).cases[2:]]
+    expected = [case.answers for case in read_records(sources).cases[2:]]
     assert sorted(map(tuple, labels.tolist())) == sorted(expected)
 
 
@@ -268,14 +268,14 @@ def test_images_are_files_like_any_others(sources, original):
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(copy.read, range(NUM_CASES))) == [images.read(index) for index in range(NUM_CASES)]
     pixels = FilePixels(copy, Preprocessing(32), 10_000, "data.json", range(NUM_CASES))(3)
-    expected = np.asarray(Image.open(sources / read_records(sources).cases[3].image_path).resize((32, 32), 3))
+    expected = np.asarray(Image.open(sources / read_records(sources).cases[3].image).resize((32, 32), 3))
     np.testing.assert_allclose(pixels.astype(int), expected, atol=1)
 
 
 def test_cases_are_found_in_any_number_of_shards(sources, tmp_path, monkeypatch):
     monkeypatch.setattr("stepcot_jax.data.images.shards._MOST_OPEN", 1)
     root = pathlib.Path(shutil.copytree(sources, tmp_path / "root"))
-    paths = [case.image_path for case in read_records(root).cases]
+    paths = [case.image for case in read_records(root).cases]
     for name, places in {"train": (1, 3, 5, 7), "val": (0, 2, 4, 6), "test": (8, 9, 10, 11)}.items():
         (root / f"{name}.csv").write_text("\n".join(["image_path", *(paths[place] for place in places)]))
     builder = StepCot(data_root=root, data_dir=tmp_path / "data")
@@ -301,22 +301,22 @@ def test_bad_records_stop_or_are_set_aside_with_their_reasons(sources, tmp_path)
     assert not list((tmp_path / "stopped").rglob("*.*"))
     folder = prepare(root, tmp_path / "skipped", Reading(on_bad_record="skip"))
     opened = open_prepared(folder)
-    assert [case.patient_id for case in opened.collection.cases] == [f"Ä{n}" for n in range(12) if n not in (3, 5)]
+    assert [case.patient for case in opened.collection.cases] == [f"Ä{n}" for n in range(12) if n not in (3, 5)]
     lines = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
     assert [line["record"] for line in lines] == [3, 5]
     assert "'Z' is not one of" in lines[0]["reason"]
     assert "starts with bytes" in lines[1]["reason"]
     assert [(item.record, item.patient_id) for item in opened.collection.set_aside] == [(3, "Ä3"), (5, "Ä5")]
     assert tfds.builder_from_directory(folder).info.metadata["num_set_aside"] == 2
-    assert opened.images.read(3) == (root / opened.collection.cases[3].image_path).read_bytes()
+    assert opened.images.read(3) == (root / opened.collection.cases[3].image).read_bytes()
 
 
 def test_splits_are_made_where_there_are_no_tables(tmp_path):
     root = tmp_path / "root"
     export_phantom(root, num_cases=40, seed=0, size=48)
     cases = read_records(root).cases
-    other = next(case for case in cases if case.patient_id != cases[0].patient_id)
-    shutil.copy(root / cases[0].image_path, root / other.image_path)
+    other = next(case for case in cases if case.patient != cases[0].patient)
+    shutil.copy(root / cases[0].image, root / other.image)
     made = open_prepared(prepare(root, tmp_path / "a", Reading(split_seed=7)))
     assert made.splits == make_splits(cases, seed=7)
     assert "made from seed 7" in made.splits_source
@@ -497,4 +497,4 @@ def test_the_real_sample(shared, tmp_path):
     opened = open_prepared(prepare(root, tmp_path))
     collection = read_records(root)
     assert (opened.collection.cases, opened.splits) == (collection.cases, read_splits(root, collection.cases))
-    assert opened.images.read(400) == (root / collection.cases[400].image_path).read_bytes()
+    assert opened.images.read(400) == (root / collection.cases[400].image).read_bytes()

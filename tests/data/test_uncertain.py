@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.batches import evaluation_batches, training_batches
-from stepcot_jax.data.checks.check import CheckOptions, check_root
+from stepcot_jax.data.check import CheckOptions, check_root
+from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
-from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.data.uncertain import UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.record import Record
 from stepcot_jax.run.run_checks import check_annotated
-from stepcot_jax.tools.data.counts import UNCERTAIN_NAME, compute_statistics, write_tables
+from stepcot_jax.tools.data.statistics import UNCERTAIN_NAME, write_tables
 
 __all__ = ["root"]  # a fixture
 
@@ -83,7 +85,7 @@ def test_a_step_without_a_negative_option_is_refused(treatment):
 
 
 def make_dataset(treatment="ignore", weight=0.5):
-    cases = CaseTable(Case(f"p{n}", f"{n}.png", "", "", (0, 0), ("", "")) for n in range(8))
+    cases = RecordTable(Record(patient=f"p{n}", image=f"{n}.png", answers=(0, 0), reasoning=("", "")) for n in range(8))
     table = cases.with_labels(np.tile(LABELS, (2, 1)), np.tile(UNCERTAIN, (2, 1)))
     pixels = PixelCache(lambda n: np.full((4, 4, 3), n, np.uint8), budget_bytes=0)
     rule, splits = UncertainAnswers(treatment, weight), Splits((0, 1, 2, 3), (4, 5, 6, 7), ())
@@ -144,8 +146,8 @@ def test_the_last_step_alone_forgets_the_other_steps_marks():
 def test_a_mark_survives_reading_and_writing(root):
     collection = read(root, [change_step(make_record(), 1, uncertain=True), make_record("b")])
     doubtful, certain = collection.cases
-    assert (doubtful.labels, doubtful.uncertain, doubtful.stated) == ((0, NO), (NO, 1), (0, 1))
-    assert (certain.labels, certain.uncertain, certain.stated) == ((0, 1), (), (0, 1))
+    assert (doubtful.answers, doubtful.uncertain, doubtful.stated) == ((0, NO), (NO, 1), (0, 1))
+    assert (certain.answers, certain.uncertain, certain.stated) == ((0, 1), (), (0, 1))
     write_records(root, chain=collection.chain, cases=collection.cases)
     assert read_records(root, step_names=NAMES).cases == collection.cases
     written = json.loads((root / "data.json").read_text())

@@ -14,13 +14,14 @@ from policies.policy_workdir import make_policy_workdir
 from report.browser import Watched, find_violations, open_browser, open_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
+from stepcot_jax.box import Box
 from stepcot_jax.contrib.demo.page import answer_question, make_blocks, write_answer_view
 from stepcot_jax.contrib.demo.uploads import Uploads
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.policy_reader import Answered, list_questions, load_reader
 from stepcot_jax.reading.trained_model import load_trained
-from stepcot_jax.reasoning.replies import Region, Reply
+from stepcot_jax.reasoning.replies import Reply
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +45,8 @@ def run(tmp_path_factory):
 def test_a_question_is_answered(run):
     reader, records = run
     single = next(record for record in records if record.kind == "single")
-    answered = reader.answer(PICTURE, single.question, choices=single.choices)
-    choices = "\n".join(("", *single.choices, " "))
+    answered = reader.answer(PICTURE, single.question, choices=single.options)
+    choices = "\n".join(("", *single.options, " "))
     page = answer_question(reader, PICTURE, single.question, choices, "guess", False, None)
     assert page == write_answer_view(answered)
     drawn = answer_question(reader, PICTURE, single.question, choices, "multi", True, 5)
@@ -71,7 +72,7 @@ def test_replies_are_escaped_and_boxes_listed():
         text="<script>alert(1)</script>",
         reply=reply,
         answer="Yes",
-        boxes=(Region("<i>lung</i>", (1.2, 2.0, 30.0, 39.6)),),
+        boxes=(Box("<i>lung</i>", (1.2, 2.0, 30.0, 39.6)),),
         image_size=(50, 40),
         picture=np.repeat(PICTURE[..., None], 3, axis=2),
     )
@@ -86,7 +87,7 @@ def test_offered_questions_are_the_runs(run, tmp_path):
     reader, records = run
     found = list_questions(reader.trained.workdir, most=3)
     assert len(found) == 3
-    assert set(found) <= {record.question for record in records if not record.choices}
+    assert set(found) <= {record.question for record in records if not record.options}
     assert list_questions(tmp_path, most=3) == []
 
 

@@ -1,13 +1,13 @@
 """Folders of phantom records with replies, for the tests of this room."""
 
-import dataclasses
 import json
 
+import msgspec
 from PIL import Image
 
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
-from stepcot_jax.data.grounded.questions import ask_questions
-from stepcot_jax.data.grounded.record_files import write_vqa_records
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.reasoning.dialects import write_reply
 
 
@@ -16,8 +16,8 @@ def ask(num_images, *, num_train=0, size=64):
     records, pictures = [], {}
     for index in range(num_images):
         image, drawn = ground_phantom(index, seed=0, size=size)
-        pictures[image.image_path] = drawn.image
-        image = dataclasses.replace(image, split="train" if index < num_train else "test")
+        pictures[image.image] = drawn.image
+        image = msgspec.structs.replace(image, split="train" if index < num_train else "test")
         records += ask_questions(image, seed=0)
     return records, pictures
 

@@ -92,7 +92,7 @@ def test_perfect_replies_beside_the_baseline(folder, capsys):
     assert float(rows[1]["mean A"]) == 1
     scores = [json.loads(line) for line in (folder / "out" / "scores.jsonl").open()]
     assert [score["id"] for score in scores] == [record.id for record in TEST]
-    assert scores[0]["boxes"][0]["box"] == list(TEST[0].references[0].box)
+    assert scores[0]["boxes"][0]["box"] == list(TEST[0].references[0].corners)
 
 
 def _nothing():

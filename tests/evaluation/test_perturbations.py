@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 
 from stepcot_jax.evaluation.interventions import negate, perturb, perturb_records, reorder, spread
-from stepcot_jax.reasoning.record import Stages, VqaRecord
+from stepcot_jax.record import Record, Stages
 
 TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and the one about the original
     ("closed", "200K"): (79.93, (76.98, 83.06, 75.69), 3.2136, 3.487),
@@ -17,9 +17,9 @@ TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and th
 
 
 def ask(question, *, answer="Yes", name="1", **fields):
-    kind = "single" if fields.get("choices") else "closed"
-    return VqaRecord(
-        id=name, image_path="a.png", image_size=(64, 64), patient_id="p", kind=kind, question=question, answer=answer,
+    kind = "single" if fields.get("options") else "closed"
+    return Record(
+        id=name, image="a.png", image_size=(64, 64), patient="p", kind=kind, question=question, answer=answer,
         **fields,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_each_question_is_changed_with_probability_one_half_and_each_way_has_hal
 @hypothesis.given(st.integers(0, 10**6), st.integers(1, 5), st.randoms())
 def test_a_record_depends_on_seed_round_and_id_alone(seed, number, random):
     records = [ask("Is it abnormal?", name=f"q{k}") for k in range(20)]
-    records += [ask("Which?", name=f"s{k}", answer="B", choices=("a mass", "a node", "air")) for k in range(20)]
+    records += [ask("Which?", name=f"s{k}", answer="B", options=("a mass", "a node", "air")) for k in range(20)]
     alone = {record.id: perturb(record, seed=seed, round_number=number) for record in records}
     random.shuffle(records)
     assert {each.id: each for each in perturb_records(records, seed=seed, round_number=number)} == alone
@@ -114,13 +114,13 @@ def test_the_right_option_stays_right(places):
     record = ask(
         "Which of (A) to (D)?",
         answer="C",
-        choices=choices,
+        options=choices,
         thinking="Option A, mass: no. Options (B) and D are not seen; the answer is C, effusion. C: effusion. A chest.",
         stages=Stages("a", "b", "c", "So the answer is C."),
     )
     found = reorder(record, places)
-    assert sorted(found.choices) == sorted(choices)
-    new = {text: letter for letter, text in zip("ABCD", found.choices, strict=True)}
+    assert sorted(found.options) == sorted(choices)
+    new = {text: letter for letter, text in zip("ABCD", found.options, strict=True)}
     assert found.answer == new["effusion"]
     assert found.thinking == (
         f"Option {new['mass']}, mass: no. Options ({new['nodule']}) and {new['normal']} are not seen; the answer is "
@@ -128,19 +128,19 @@ def test_the_right_option_stays_right(places):
     )
     assert found.stages.conclusion == f"So the answer is {new['effusion']}."
     assert found.question == f"Which of ({new['mass']}) to ({new['normal']})?"
-    several = VqaRecord(
-        id="1", image_path="a.png", image_size=(9, 9), patient_id="p", kind="multi", question="Which?", choices=choices,
+    several = Record(
+        id="1", image="a.png", image_size=(9, 9), patient="p", kind="multi", question="Which?", options=choices,
         answer=("A", "C"),
     )  # fmt: skip
-    assert {reorder(several, places).choices["ABCD".index(x)] for x in reorder(several, places).answer} == {
+    assert {reorder(several, places).options["ABCD".index(x)] for x in reorder(several, places).answer} == {
         "mass",
         "effusion",
     }
 
 
 def test_orders_are_uniform():
-    record = [ask("Which?", name=f"s{k}", answer="A", choices=("x1", "x2", "x3")) for k in range(6000)]
-    orders = [each.choices for each in perturb_records(record, seed=0, round_number=2)]
+    record = [ask("Which?", name=f"s{k}", answer="A", options=("x1", "x2", "x3")) for k in range(6000)]
+    orders = [each.options for each in perturb_records(record, seed=0, round_number=2)]
     assert all(abs(orders.count(order) / 6000 - 1 / 6) < 0.02 for order in set(orders))
     assert len(set(orders)) == 6
     with pytest.raises(ValueError, match="order of 3 options"):
@@ -148,8 +148,8 @@ def test_orders_are_uniform():
 
 
 def test_other_kinds_stay_and_are_left_out():
-    record = VqaRecord(
-        id="1", image_path="a.png", image_size=(9, 9), patient_id="p", kind="open", question="Is it abnormal?",
+    record = Record(
+        id="1", image="a.png", image_size=(9, 9), patient="p", kind="open", question="Is it abnormal?",
         answer="mass",
     )  # fmt: skip
     assert perturb(record, seed=0, round_number=1) is record

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from evaluate_replies.asked import ask
 
+from stepcot_jax.box import Box
 from stepcot_jax.evaluation.replies import (
     ScoringSettings,
     as_columns,
@@ -17,15 +18,15 @@ from stepcot_jax.evaluation.replies import (
     score_text,
 )
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import Judged
 
 RECORDS, _ = ask(24)
 LEAST_V = {"lvkc": 0.97, "medclm": 0.999}  # boxes of a few pixels on a grid of 1000; four decimals
 
-HEART = VqaRecord(
-    id="1", image_path="a.png", image_size=(64, 64), patient_id="p", kind="closed", question="Is the heart enlarged?",
-    answer="Yes", references=(VqaBox("Cardiomegaly", (10, 20, 50, 60)),), thinking="It is wide.",
+HEART = Record(
+    id="1", image="a.png", image_size=(64, 64), patient="p", kind="closed", question="Is the heart enlarged?",
+    answer="Yes", references=(Box("Cardiomegaly", (10, 20, 50, 60)),), thinking="It is wide.",
 )  # fmt: skip
 WHOLE = write_reply(HEART, "gemex")
 
@@ -72,7 +73,7 @@ def test_boxes_by_hand():
     for unequal, expected in (("penalise", 0.5), ("zero", 0), ("matched", 1)):
         found = score_text(two, HEART, ScoringSettings(unequal_counts=unequal))
         assert (found.v_score, found.grounding) == (expected, 0)
-    assert [region.box for region in found.boxes] == [(10, 20, 50, 60), (0, 0, 5, 5)]
+    assert [region.corners for region in found.boxes] == [(10, 20, 50, 60), (0, 0, 5, 5)]
 
 
 def test_replies_of_models_that_were_trained_without_thinking():
@@ -138,10 +139,10 @@ def test_judged_open_answers():
     ],
 )
 def test_what_references_show(labels, stated, kind):
-    boxes = tuple(VqaBox(label, (1, 1, 5, 5)) for label in labels)
+    boxes = tuple(Box(label, (1, 1, 5, 5)) for label in labels)
     provenance = {} if stated is None else {"references": stated}
-    record = VqaRecord(
-        id="1", image_path="a.png", image_size=(64, 64), patient_id="p", kind="closed", question="Is it?", answer="No",
+    record = Record(
+        id="1", image="a.png", image_size=(64, 64), patient="p", kind="closed", question="Is it?", answer="No",
         references=boxes, provenance=provenance,
     )  # fmt: skip
     assert reference_kind(record) == kind

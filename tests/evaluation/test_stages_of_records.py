@@ -10,8 +10,8 @@ from annotate.phantom_records import phantom_folder, phantom_questions
 from stepcot_jax.annotate.recipes import lvkc
 from stepcot_jax.annotate.recipes.items import TaskSettings
 from stepcot_jax.evaluation.stage_quality import label_stages
-from stepcot_jax.reasoning.record import STAGE_NAMES
 from stepcot_jax.reasoning.rules import KNOWLEDGE
+from stepcot_jax.record import STAGE_NAMES
 
 RULES = [wordings[0] for wordings in KNOWLEDGE.values()]
 SOURCES = ("data vqa", "lvkc")

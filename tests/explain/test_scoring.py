@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
-from stepcot_jax.data.records.cases import Box
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.explain.drawing import attention_table, node_names, step_attention
 from stepcot_jax.tools.explain.scoring import (
@@ -101,10 +101,10 @@ def test_a_zigzag_does_not_narrow():
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (100, 160)])
 def test_a_box_goes_where_its_pixels_go(fit, width, height):
     preprocessing = Preprocessing(64, fit=fit)
-    box = Box("x", width * 0.4, height * 0.3, width * 0.25, height * 0.3)
+    box = Box.of_size("x", width * 0.4, height * 0.3, width * 0.25, height * 0.3)
     pixels = np.zeros((height, width, 3), np.uint8)
     rows, columns = (
-        slice(round(start), round(start + length)) for start, length in ((box.y, box.height), (box.x, box.width))
+        slice(round(start), round(start + length)) for start, length in ((box.y1, box.size[1]), (box.x1, box.size[0]))
     )
     pixels[rows, columns] = 255
     found = np.argwhere(resize_image(pixels, preprocessing)[..., 0] > 127)
@@ -116,7 +116,7 @@ def test_a_box_goes_where_its_pixels_go(fit, width, height):
 
 
 def test_boxes_are_joined_not_added():
-    boxes = [Box("x", 0, 0, 16, 16), Box("y", 8, 8, 16, 16)]
+    boxes = [Box.of_size("x", 0, 0, 16, 16), Box.of_size("y", 8, 8, 16, 16)]
     inside = fill_boxes(boxes, width=32, height=32, preprocessing=Preprocessing(32))
     assert inside.sum() == 2 * 256 - 64
 

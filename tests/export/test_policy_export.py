@@ -105,7 +105,7 @@ def test_prompts_and_tokens_are_those_of_the_package(run, model):
     vocabulary = Vocabulary.read(run[0] / "vocabulary.json")
     for record in run[2]:
         prompt = write_question(record, "gemex")
-        assert model.write_prompt(record.question, choices=record.choices, kind=record.kind) == prompt
+        assert model.write_prompt(record.question, choices=record.options, kind=record.kind) == prompt
         for text in (prompt, write_reply(record, "gemex")):
             tokens = model.encode(text)
             assert tokens == vocabulary.encode(text)

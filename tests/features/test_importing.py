@@ -8,17 +8,20 @@ import zipfile
 import numpy as np
 import pytest
 
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.features import importing as arrays
 from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
 from stepcot_jax.features.store import open_features
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 from stepcot_jax.tools.features import main
 
 PATIENTS = ["p0", "p1", "p2", "p2", *(f"p{k}" for k in range(4, 30))]
-CASES = [Case(patient, f"images/{k}.png", "", "", (0, 1), ("", "")) for k, patient in enumerate(PATIENTS)]
-PATHS = [case.image_path for case in CASES]
+CASES = [
+    Record(patient=patient, image=f"images/{k}.png", answers=(0, 1), reasoning=("", ""))
+    for k, patient in enumerate(PATIENTS)
+]
+PATHS = [case.image for case in CASES]
 ROWS = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
 
 

@@ -160,7 +160,7 @@ def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypat
     np.savez(
         tmp_path / "made.npz",
         features=rng.standard_normal((40, 6)).astype(np.float32),
-        ids=np.array([case.image_path for case in cases]),
+        ids=np.array([case.image for case in cases]),
         prompt_features=rng.standard_normal((7, 8)).astype(np.float32),
     )
     import_features(tmp_path / "made.npz", None, cases, tmp_path / "store")
@@ -245,7 +245,7 @@ def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, 
     loaded = inputs.load_inputs(frozen_settings(folder, features__patches="float16"), tmp_path, Terminal())
     spec = describe_image_store(frozen[0], patches="float16")
     store = FeatureStore(tmp_path / "features" / spec.folder_name)
-    keys = encode.image_keys(frozen[0], [digest_file(folder / case.image_path) for case in loaded.dataset.cases])
+    keys = encode.image_keys(frozen[0], [digest_file(folder / case.image) for case in loaded.dataset.cases])
     expected = normalise(np.stack([loaded.dataset.pixels[k] for k in range(40)]), frozen[0].preprocessing)
     found = store.read_patches(keys)
     assert found.dtype == np.float16

@@ -7,9 +7,9 @@ import pytest
 from features.fake_encoders import FakeImageEncoder, draw
 from run.small_policy_run import small_settings
 
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import normalise
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.features.patch_input import make_patch_input, store_patches
 from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput

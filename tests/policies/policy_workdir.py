@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from oracles.random_params import randomise
 
-from stepcot_jax.data.grounded.record_files import write_vqa_records
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.questions.record_files import write_vqa_records
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.policies.policy_files import PolicyLengths, write_lengths
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import write_question, write_reply

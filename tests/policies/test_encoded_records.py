@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP, WORDS
 
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.policies.records import (

@@ -96,7 +96,7 @@ def test_the_prompt_is_that_of_training_and_the_reply_is_read(reader, run, monke
     record = next(each for each in run[2] if each.kind == kind and each.references)
     calls = say(monkeypatch, reader, write_reply(record, "gemex"))
     guessed = None if kind != "multi" else "multi"
-    found = reader.answer(PICTURE, record.question, choices=record.choices, kind=guessed)
+    found = reader.answer(PICTURE, record.question, choices=record.options, kind=guessed)
     (_, prompts, lengths, sampling), vocabulary = calls[0], reader.trained.tokenizer
     expected = vocabulary.encode(write_question(record, "gemex"))
     assert prompts[0, : int(lengths[0])].tolist() == expected
@@ -105,12 +105,12 @@ def test_the_prompt_is_that_of_training_and_the_reply_is_read(reader, run, monke
     assert found.answer == (record.answer.casefold() if kind == "open" else record.answer)
     assert found.kind == kind
     for region, true in zip(found.boxes, record.references, strict=True):
-        x1, y1, x2, y2 = np.floor(np.asarray(true.box) + 0.5)
-        assert region.name == true.label
-        assert region.box == (x1 * 2, y1 * 1.5, x2 * 2, y2 * 1.5)  # a picture of 64 x 48, read at 32 x 32
+        x1, y1, x2, y2 = np.floor(np.asarray(true.corners) + 0.5)
+        assert region.label == true.label
+        assert region.corners == (x1 * 2, y1 * 1.5, x2 * 2, y2 * 1.5)  # a picture of 64 x 48, read at 32 x 32
     assert json.loads(json.dumps(found.as_dict()))["image_size"] == [64, 48]
     if kind == "single":
-        assert found.answer_text == f"{record.answer}: {record.choices[record.letters.index(record.answer)]}"
+        assert found.answer_text == f"{record.answer}: {record.options[record.letters.index(record.answer)]}"
     drawn = found.draw()
     assert min(drawn.shape[:2]) >= 384
     assert (drawn != drawn[..., :1]).any()  # coloured lines on a grey picture

@@ -8,10 +8,10 @@ from PIL import Image, PngImagePlugin
 
 from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
 from stepcot_jax.reading.cases import open_data
+from stepcot_jax.record import Record
 from stepcot_jax.settings.run_settings import make_settings, write_settings
 from stepcot_jax.tools.readers.forms import write_sample
 
@@ -35,12 +35,12 @@ def make_cases(diagnoses=DIAGNOSES):
         if number % 5 == 0:
             labels[2] = NOT_ANNOTATED
         cases.append(
-            Case(
-                patient_id=f"PATIENT{number // 2}",
-                image_path=f"images/SECRETNAME_{number}.png",
+            Record(
+                patient=f"PATIENT{number // 2}",
+                image=f"images/SECRETNAME_{number}.png",
                 origin="SECRETORIGIN",
                 report=f"SECRETREPORT {number}",
-                labels=(*labels, diagnosis),
+                answers=(*labels, diagnosis),
                 reasoning=("SECRETREASON",) * 7,
             )
         )
@@ -55,7 +55,7 @@ def write_folder(root, cases=None):
         text = PngImagePlugin.PngInfo()
         text.add_text("Comment", "SECRETTEXT")
         pixels = rng.integers(0, 256, (12, 10), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / case.image_path, format="PNG", pnginfo=text, icc_profile=b"SECRETTEXT")
+        Image.fromarray(pixels).save(root / case.image, format="PNG", pnginfo=text, icc_profile=b"SECRETTEXT")
     write_records(root, chain=CHAIN, cases=cases)
     return root
 
@@ -67,9 +67,9 @@ def write_run(workdir, cases, **changes):
     (workdir / "predictions").mkdir(parents=True)
     write_settings(workdir / "settings.json", make_settings(config))
     chain = DEFAULT_CHAIN if "data__root" not in changes else CHAIN
-    labels = np.array([case.labels for case in cases], np.int32)
+    labels = np.array([case.answers for case in cases], np.int32)
     logits = {"teacher": np.zeros((*labels.shape, 9), np.float32)}
-    facts = {"patient_id": [case.patient_id for case in cases], "image_path": [case.image_path for case in cases]}
+    facts = {"patient_id": [case.patient for case in cases], "image_path": [case.image for case in cases]}
     facts |= {"case_id": facts["image_path"], **dict.fromkeys(("origin", "view", "sex", "age"), [""] * len(cases))}
     split = SplitPredictions(
         Predictions(np.arange(len(cases), dtype=np.int32), labels, logits),

@@ -1,6 +1,5 @@
 """Samples for readers: a draw in proportion, forms and images that give nothing away, and a key that says all."""
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -113,7 +112,7 @@ def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
     from data.images.test_dicom import MARKERS, make, write
 
     pixels = np.linspace(0, 4095, 80).astype(np.uint16).reshape(8, 10)
-    case = dataclasses.replace(make_cases()[1], image_path="images/scan.dcm")
+    case = msgspec.structs.replace(make_cases()[1], image="images/scan.dcm")
     root = write_folder(tmp_path / "root", [case, *make_cases()[2:4]])
     (root / "images" / "scan.dcm").write_bytes(write(make(pixels, BitsStored=12, HighBit=11)))
     key = make_sample(tmp_path / "sample", root, readers=("Ann",), num_cases=3)
@@ -253,8 +252,8 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
     tested = make_cases()[3:20]
     run = write_run(tmp_path / "run", tested, data__source="folder", data__root=str(root))
     source = open_run(run, "test")
-    assert [case.image_path for case in source.cases] == [case.image_path for case in tested]
-    np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image_path)))
+    assert [case.image for case in source.cases] == [case.image for case in tested]
+    np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image)))
     moved = open_run(run, "test", root=root)
     assert moved.cases == source.cases
     with pytest.raises(BadInput, match=r"val\.npz"):
@@ -263,11 +262,11 @@ def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
 
 def test_other_data_than_the_runs_are_refused(root, tmp_path):
     cases = make_cases()
-    changed = [*cases[:2], dataclasses.replace(cases[2], labels=(0,) * 7)]
+    changed = [*cases[:2], msgspec.structs.replace(cases[2], answers=(0,) * 7)]
     run = write_run(tmp_path / "labels", changed, data__source="folder", data__root=str(root))
     with pytest.raises(BadInput, match=r"SECRETNAME_2\.png' in .* has another labels"):
         open_run(run, "test")
-    absent = [dataclasses.replace(cases[0], image_path="images/absent.png")]
+    absent = [msgspec.structs.replace(cases[0], image="images/absent.png")]
     run = write_run(tmp_path / "absent", absent, data__source="folder", data__root=str(root))
     with pytest.raises(BadInput, match=r"case 'images/absent.png' is missing"):
         open_run(run, "test")
@@ -278,7 +277,7 @@ def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):
     drawn = [draw_case(index, seed=5, size=32, prevalence="flat") for index in (3, 8, 12)]
     run = write_run(tmp_path / "run", [each.case for each in drawn], **phantom)
     source = open_run(run, "test")
-    assert [case.labels for case in source.cases] == [each.case.labels for each in drawn]
+    assert [case.answers for case in source.cases] == [each.case.answers for each in drawn]
     np.testing.assert_array_equal(np.asarray(source.picture(1)), drawn[1].image)
     other = write_run(tmp_path / "other", [each.case for each in drawn], **{**phantom, "phantom__seed": 6})
     with pytest.raises(BadInput, match=r"case 'images/phantom_000008\.png', drawn again, has another"):

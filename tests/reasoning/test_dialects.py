@@ -8,10 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from reasoning_records import SPACES, WITHOUT_NAMES, make_record, records
 
-from stepcot_jax.boxes import convert_rounded, pixels
+from stepcot_jax.box import Box, convert_rounded, pixels
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
-from stepcot_jax.reasoning.record import VqaBox
 from stepcot_jax.reasoning.replies import read_answer
 from stepcot_jax.rewards.presets import PRESETS, reward
 
@@ -27,13 +26,13 @@ def assert_read_back(record, dialect, text):
     if record.kind != "open":
         assert read_answer(reply.answer, record) == record.answer
     size = pixels(record.image_size)
-    boxes = [reference.box for reference in record.references]
+    boxes = [reference.corners for reference in record.references]
     expected = convert_rounded(boxes, source=size, target=SPACES.get(dialect, size))
-    np.testing.assert_array_equal([region.box for region in reply.references], expected)
+    np.testing.assert_array_equal([region.corners for region in reply.references], expected)
     expected_names = [reference.label for reference in record.references]
     if dialect in WITHOUT_NAMES:
         expected_names = [""] * len(boxes)
-    assert [region.name for region in reply.references] == expected_names
+    assert [region.label for region in reply.references] == expected_names
     found = reply.boxes(record.image_size)
     step = {"lvkc": max(record.image_size) / 1000, "medclm": max(record.image_size) / 10000}.get(dialect, 1)
     assert np.abs(found - np.array(boxes)).max() <= step / 2 * (1 + 1e-9)
@@ -47,7 +46,7 @@ def test_a_record_of_each_kind_is_read_back(dialect, kind):
     reply = assert_read_back(record, dialect, write_reply(record, dialect))
     if dialect == "gemex":
         assert reply.thinking == record.thinking
-        assert [(region.name, region.box) for region in reply.regions] == [("bilateral lung", (64, 42, 257, 262))]
+        assert [(region.label, region.corners) for region in reply.regions] == [("bilateral lung", (64, 42, 257, 262))]
     if dialect == "lvkc":
         assert reply.preamble == "A frontal radiograph."
         assert reply.stages == {name: getattr(record.stages, name) for name in record.stages.__struct_fields__}
@@ -95,7 +94,7 @@ def test_most_random_records_can_be_written():
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_many_boxes_are_read_back(dialect):
-    references = tuple(VqaBox(f"região {k}", (k, 2 * k, k + 7, 2 * k + 5)) for k in range(150))
+    references = tuple(Box(f"região {k}", (k, 2 * k, k + 7, 2 * k + 5)) for k in range(150))
     record = make_record("multi", references=references, thinking="All of them.")
     assert_read_back(record, dialect, write_reply(record, dialect))
 
@@ -151,7 +150,7 @@ def test_the_prompt_is_the_papers():
     record = make_record(
         "single",
         question="What is the primary finding regarding the lungs in this CXR?",
-        choices=("Focal consolidation", "Clear", "Pleural effusion", "Pneumothorax"),
+        options=("Focal consolidation", "Clear", "Pleural effusion", "Pneumothorax"),
     )
     assert write_question(record, "gemex") == (
         "What is the primary finding regarding the lungs in this CXR?\n"

@@ -3,8 +3,8 @@
 import pytest
 from reasoning_records import make_record
 
+from stepcot_jax.box import Box
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.reasoning.record import VqaBox
 
 LOCATION = "<location><ref>bilateral lung</ref><box>[64, 42, 257, 262]</box></location>"
 RESPONSE = f"<response><answer>B</answer>{LOCATION}</response>"
@@ -20,13 +20,13 @@ def test_the_published_sample_is_well_formed():
     reply = read_reply(PUBLISHED, "gemex")
     assert reply.problems == ()
     assert reply.answer == "B"
-    assert [(each.name, each.box) for each in reply.references] == [("bilateral lung", (64, 42, 257, 262))]
-    assert [(each.name, each.box) for each in reply.regions] == [("bilateral lung regions", (64, 42, 257, 262))]
+    assert [(each.label, each.corners) for each in reply.references] == [("bilateral lung", (64, 42, 257, 262))]
+    assert [(each.label, each.corners) for each in reply.regions] == [("bilateral lung regions", (64, 42, 257, 262))]
     assert reply.boxes((336, 336)).tolist() == [[64, 42, 257, 262]]
 
 
 def test_the_writer_gives_one_ref_and_one_box_each():
-    references = (VqaBox("left lung", (1, 2, 3, 4)), VqaBox("left lung", (2.5, 2.4, 9, 9)))
+    references = (Box("left lung", (1, 2, 3, 4)), Box("left lung", (2.5, 2.4, 9, 9)))
     assert write_reply(make_record(references=references, thinking=" It is wide. "), "gemex") == (
         "<think>It is wide.</think>\n<response><answer>Yes</answer><location>"
         "<ref>left lung</ref><box>[1, 2, 3, 4]</box>"
@@ -105,7 +105,7 @@ def test_a_name_may_have_several_boxes():
     )
     reply = read_reply(f" {PUBLISHED.replace(LOCATION, location)}\n", "gemex")
     assert reply.problems == ()
-    assert [(each.name, each.box) for each in reply.references] == [
+    assert [(each.label, each.corners) for each in reply.references] == [
         ("lung", (1, 2, 3, 4)),
         ("lung", (5, 6, 7, 8)),
         ("lung", (-1.5, 0, 9, 9.25)),
@@ -130,7 +130,7 @@ def test_a_name_may_have_several_boxes():
 def test_regions_of_the_thinking(thinking, regions):
     reply = read_reply(f"<think>{thinking}</think>{RESPONSE}", "gemex")
     assert reply.problems == ()
-    assert [(each.name, each.box[0]) for each in reply.regions] == regions
+    assert [(each.label, each.corners[0]) for each in reply.regions] == regions
 
 
 def test_without_thinking_the_response_alone_is_written_and_reported():
@@ -139,7 +139,7 @@ def test_without_thinking_the_response_alone_is_written_and_reported():
     reply = read_reply(text, "gemex")
     assert reply.problems == ("<think> is missing", "</think> is missing")
     assert reply.answer == "Yes"
-    assert [each.box for each in reply.references] == [(64, 42, 257, 262)]
+    assert [each.corners for each in reply.references] == [(64, 42, 257, 262)]
 
 
 def test_plain_replies():
@@ -147,7 +147,7 @@ def test_plain_replies():
     reply = read_reply(text, "gemex_plain")
     assert reply.problems == ()
     assert (reply.answer, reply.thinking) == ("No", "The heart is of normal size.")
-    assert [each.box for each in reply.references] == [(100, 90, 200, 180), (1, 2, 3, 4)]
+    assert [each.corners for each in reply.references] == [(100, 90, 200, 180), (1, 2, 3, 4)]
     without_boxes = write_reply(make_record(references=()), "gemex_plain")
     assert without_boxes.endswith("<location> []")
     assert read_reply(without_boxes, "gemex_plain").references == ()
@@ -182,13 +182,13 @@ def test_parts_that_occur_twice_or_end_before_they_begin_are_not_read():
     assert (unclosed.problems, unclosed.answer) == (("<answer> occurs more than once",), None)
     turned = read_reply(PUBLISHED.replace("<answer>B</answer>", "</answer>B<answer>"), "gemex")
     assert (turned.problems, turned.answer) == (("tags are out of order",), None)
-    assert [each.box for each in turned.references] == [(64, 42, 257, 262)]
+    assert [each.corners for each in turned.references] == [(64, 42, 257, 262)]
 
 
 @pytest.mark.parametrize("dialect", ["gemex", "lvkc", "medclm"])
 def test_names_keep_their_blanks(dialect):
-    record = make_record(references=(VqaBox(" left  lung ", (1, 2, 30, 40)),))
-    assert read_reply(write_reply(record, dialect), dialect).references[0].name == " left  lung "
+    record = make_record(references=(Box(" left  lung ", (1, 2, 30, 40)),))
+    assert read_reply(write_reply(record, dialect), dialect).references[0].label == " left  lung "
 
 
 def test_a_reply_without_thinking_is_read_as_such():
@@ -198,6 +198,6 @@ def test_a_reply_without_thinking_is_read_as_such():
     found = read_reply(text, "gemex", with_thinking=False)
     assert found.is_well_formed
     assert found.answer == record.answer
-    assert [(each.name, each.box) for each in found.references] == [("bilateral lung", (64, 42, 257, 262))]
+    assert [(each.label, each.corners) for each in found.references] == [("bilateral lung", (64, 42, 257, 262))]
     assert problems(text) == ("<think> is missing", "</think> is missing")
     assert not read_reply(f"<think>Hm.</think>{text}", "gemex", with_thinking=False).is_well_formed

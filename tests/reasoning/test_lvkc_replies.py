@@ -3,9 +3,8 @@
 import pytest
 from reasoning_records import make_record
 
-from stepcot_jax.boxes import GRID_1000
+from stepcot_jax.box import GRID_1000, Box
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.reasoning.record import VqaBox
 
 PUBLISHED = (
     "This is a non-contrast axial CT image of the upper abdomen. <LOC>The region of interest is the left upper "
@@ -28,7 +27,7 @@ def test_the_published_sample_is_well_formed():
     assert reply.preamble == "This is a non-contrast axial CT image of the upper abdomen."
     assert reply.answer == "Findings are consistent with hemoperitoneum."
     assert reply.space == GRID_1000
-    assert [(each.name, each.box) for each in reply.references] == [
+    assert [(each.label, each.corners) for each in reply.references] == [
         ("perisplenic hyperdense fluid", (315, 742, 785, 968))  # y first: it lies on the picture's right
     ]
     assert reply.boxes((1000, 500)).tolist() == [[742, 157.5, 968, 392.5]]
@@ -43,7 +42,7 @@ def test_the_diaphragm_is_a_wide_low_band():
 
 
 def test_what_is_written():
-    references = (VqaBox("left lung", (10, 20, 30, 45)), VqaBox("heart", (0, 0, 1, 200)))
+    references = (Box("left lung", (10, 20, 30, 45)), Box("heart", (0, 0, 1, 200)))
     record = make_record(image_size=(100, 200), references=references, preamble="A chest radiograph.")
     assert write_reply(record, "lvkc") == (
         'A chest radiograph.\n<LOC>The lower zone of the right lung. {"box_2d": [100, 100, 225, 300], "label": "left '
@@ -118,8 +117,8 @@ def test_a_malformed_place_spoils_all_places():
 
 @pytest.mark.parametrize("label", ["9" * 30, "Ω β", "a, b: c", "123456789012345678901234"])
 def test_long_numbers_and_any_letters_in_labels_are_read(label):
-    record = make_record(references=(VqaBox(label, (1, 2, 30, 40)),))
-    assert read_reply(write_reply(record, "lvkc"), "lvkc").references[0].name == label
+    record = make_record(references=(Box(label, (1, 2, 30, 40)),))
+    assert read_reply(write_reply(record, "lvkc"), "lvkc").references[0].label == label
 
 
 def test_a_localisation_without_boxes_is_well_formed():

@@ -3,13 +3,12 @@
 import pytest
 from reasoning_records import make_record
 
-from stepcot_jax.boxes import UNIT_SQUARE
+from stepcot_jax.box import UNIT_SQUARE, Box
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.reasoning.record import VqaBox
 
-MASS = VqaBox("Mass", (15, 40, 20, 44))
-HEART = VqaBox("heart", (0, 0, 64, 1))
+MASS = Box("Mass", (15, 40, 20, 44))
+HEART = Box("heart", (0, 0, 64, 1))
 
 
 def write(thinking, *references):
@@ -62,7 +61,7 @@ def test_boxes_of_the_reasoning_are_the_references(reasoning, references):
     reply = read_reply(f"Reasoning: {reasoning}\n\nAnswer: Mass", "medclm")
     assert reply.problems == ()
     assert reply.space == UNIT_SQUARE
-    assert [(each.name, each.box[0]) for each in reply.references] == references
+    assert [(each.label, each.corners[0]) for each in reply.references] == references
     assert reply.thinking == reasoning
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from reasoning_records import STAGES, make_record, records
 
-from stepcot_jax.boxes import GRID_1000
+from stepcot_jax.box import GRID_1000, Box
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import Stages, VqaBox, VqaRecord
-from stepcot_jax.reasoning.replies import Region, Reply
+from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record, Stages
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,16 @@ from stepcot_jax.reasoning.replies import Region, Reply
         ("closed", {"id": ""}, "id: '' is not a name on one line"),
         ("closed", {"id": "a\nb"}, r"id: 'a\\nb' is not a name on one line"),
         ("closed", {"id": "a" * 501}, "id: 'aaa.* of 1 to 500 characters"),
-        ("closed", {"patient_id": " "}, "patient_id: the value is not a name"),
-        ("closed", {"image_path": ""}, "image_path: '' is not a name"),
+        ("closed", {"patient": " "}, "patient_id: the value is not a name"),
+        ("closed", {"image": ""}, "image_path: '' is not a name"),
         ("closed", {"image_size": (0, 9)}, r"image_size: \[0, 9\] is not \[width, height\]"),
         ("closed", {"question": " "}, "question: blank"),
-        ("closed", {"choices": ("a", "b")}, "choices: 2 choices of a question of kind 'closed'; none expected"),
-        ("open", {"choices": ("a", "b")}, "choices: 2 choices of a question of kind 'open'"),
-        ("single", {"choices": ("one",)}, "choices: 1 options; 2 to 26 are required"),
-        ("single", {"choices": tuple(f"c{k}" for k in range(27))}, "choices: 27 options"),
-        ("single", {"choices": ("one", "One ")}, "choices: options .* must be distinct"),
-        ("single", {"choices": ("one", "")}, "choices: options .* not empty"),
+        ("closed", {"options": ("a", "b")}, "choices: 2 choices of a question of kind 'closed'; none expected"),
+        ("open", {"options": ("a", "b")}, "choices: 2 choices of a question of kind 'open'"),
+        ("single", {"options": ("one",)}, "choices: 1 options; 2 to 26 are required"),
+        ("single", {"options": tuple(f"c{k}" for k in range(27))}, "choices: 27 options"),
+        ("single", {"options": ("one", "One ")}, "choices: options .* must be distinct"),
+        ("single", {"options": ("one", "")}, "choices: options .* not empty"),
         ("closed", {"answer": "yes"}, "answer: 'yes' is not one of Yes, No"),
         ("closed", {"answer": ("Yes",)}, "answer: .* is a list; kind 'closed' expects a text"),
         ("single", {"answer": "E"}, "answer: 'E' is not one of A, B, C, D"),
@@ -59,7 +59,7 @@ _LABELS = ("", " ", "a\nb", "a" * 201, *(f"a{sign}" for sign in "<>[](){}*\"'`|\
 @pytest.mark.parametrize("label", _LABELS)
 def test_labels_that_would_break_markup_are_refused(label):
     with pytest.raises(BadInput, match=r"^label: "):
-        VqaBox(label, (0, 0, 1, 1))
+        Box(label, (0, 0, 1, 1)).check()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_labels_that_would_break_markup_are_refused(label):
 )
 def test_boxes_without_an_area_are_refused(box):
     with pytest.raises(BadInput, match=r"^box: "):
-        VqaBox("lung", box)
+        Box("lung", box).check()
 
 
 @pytest.mark.parametrize("name", Stages.__struct_fields__)
@@ -104,11 +104,11 @@ def test_json_gives_the_record_back(record):
         line = msgspec.json.encode(record)
     except UnicodeEncodeError:  # lone surrogates
         return
-    assert msgspec.json.decode(line, type=VqaRecord) == record
+    assert msgspec.json.decode(line, type=Record) == record
 
 
 def test_a_reply_gives_its_boxes_in_pixels():
-    reply = Reply("lvkc", "a", (Region("x", (0, 500, 1000, 1000)),), space=GRID_1000)
+    reply = Reply("lvkc", "a", (Box("x", (0, 500, 1000, 1000)),), space=GRID_1000)
     assert reply.boxes((64, 32)).tolist() == [[32, 0, 64, 32]]
     in_pixels = dataclasses.replace(reply, space=None)
     assert in_pixels.boxes((64, 32)).tolist() == [[0, 500, 1000, 1000]]

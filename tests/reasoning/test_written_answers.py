@@ -76,7 +76,7 @@ def test_multi(text, answer):
     ],
 )
 def test_options_that_hold_a_separator(text, answer):
-    assert read_answer(text, make_record("multi", choices=ODD)) == answer
+    assert read_answer(text, make_record("multi", options=ODD)) == answer
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_long_answers_are_read_in_seconds(kind, unit):
 
 
 def test_commas_within_options_do_not_part_lettered_options():
-    record = make_record("multi", choices=("Effusion, small", "Nodule", "Mass"), answer=("A", "B"))
+    record = make_record("multi", options=("Effusion, small", "Nodule", "Mass"), answer=("A", "B"))
     assert read_answer("A: Effusion, small, B: Nodule", record) == ("A", "B")
 
 

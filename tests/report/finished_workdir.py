@@ -20,7 +20,7 @@ EVIL_NAME = "images/<script>x</script>.png"
 def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
     """Random predictions with `skill` added to the true answer's logit."""
     rng = np.random.default_rng(seed)
-    labels = np.array([case.labels for case in cases], np.int32)
+    labels = np.array([case.answers for case in cases], np.int32)
     logits = {}
     for model in models:
         drawn = rng.normal(0, 1, (*labels.shape, 9)).astype(np.float32)
@@ -30,8 +30,8 @@ def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
             drawn[:, place, step.num_answers :] = -1e9
         logits[model] = drawn
     facts = {fact: np.array([""] * len(cases)) for fact in FACTS}
-    facts["case_id"] = facts["image_path"] = np.array([case.image_path for case in cases])
-    facts["patient_id"] = np.array([case.patient_id for case in cases])
+    facts["case_id"] = facts["image_path"] = np.array([case.image for case in cases])
+    facts["patient_id"] = np.array([case.patient for case in cases])
     facts["origin"] = np.array([case.origin for case in cases])
     return SplitPredictions(Predictions(np.arange(len(cases), dtype=np.int32), labels, logits), facts)
 

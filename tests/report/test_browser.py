@@ -39,7 +39,7 @@ def make_cases(number_of=NUM_CASES, evil=EVIL):
         probabilities = np.zeros((7, 9))
         for place, step in enumerate(DEFAULT_CHAIN.steps):
             probabilities[place, : step.num_answers] = rng.dirichlet(np.full(step.num_answers, 0.4))
-        truth = np.array(one.case.labels)
+        truth = np.array(one.case.answers)
         truth[rng.random(7) < 0.1] = NOT_ANNOTATED
         cases.append(
             ShownCase(

@@ -65,7 +65,7 @@ def test_replies_can_be_looked_through(tmp_path, browser):
     assert tab.inner_text("#case-title") == records[5].id
     boxes = tab.locator("dialog rect.true")
     assert boxes.count() == len(records[5].references)
-    x1, y1, x2, y2 = records[5].references[0].box
+    x1, y1, x2, y2 = records[5].references[0].corners
     drawn = [float(boxes.first.get_attribute(name)) for name in ("x", "y", "width", "height")]
     assert drawn == [x1, y1, x2 - x1, y2 - y1]
     frame, box = tab.locator("dialog .sheet").bounding_box(), boxes.first.bounding_box()
@@ -144,7 +144,7 @@ def test_many_pictures_become_files_that_load_when_they_are_seen(tmp_path, brows
 def test_pictures_that_cannot_be_read_are_counted(tmp_path, capsys):
     records, pictures = ask(4, num_train=1)
     folder = write_folder(tmp_path, records, dict(list(pictures.items())[:3]))
-    (folder / records[4].image_path).write_bytes(b"no picture")
+    (folder / records[4].image).write_bytes(b"no picture")
     path = write_replies(folder / "mine.jsonl", records)
     main([str(folder), str(path), "--out", str(folder / "out"), "--num-resamples", "5"])
     assert "2 images could not be read" in capsys.readouterr().out

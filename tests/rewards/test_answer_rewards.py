@@ -153,7 +153,7 @@ def test_strict_reading_refuses_what_is_hedged_or_taken_back(kind, answer, is_re
 
 
 def test_words_of_the_options_are_no_hedge():
-    record = make_record("single", choices=("Unlikely", "Possible", "Certain"))
+    record = make_record("single", options=("Unlikely", "Possible", "Certain"))
     for answer in ("B", "Possible", "B: possible"):
         assert answer_reward(reply_of(answer), record, choice_reading="strict") == 1
 

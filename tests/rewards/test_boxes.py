@@ -7,18 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reasoning_records import make_record
 
-from stepcot_jax.boxes import GRID_1000
-from stepcot_jax.reasoning.record import VqaBox
-from stepcot_jax.reasoning.replies import Region, Reply
+from stepcot_jax.box import GRID_1000, Box
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.boxes import grounding_reward, localisation
 
 
 def reply_of(*boxes, problems=(), space=None):
-    return Reply("gemex", "Yes", tuple(Region("", box) for box in boxes), problems=problems, space=space)
+    return Reply("gemex", "Yes", tuple(Box("", box) for box in boxes), problems=problems, space=space)
 
 
 def record_of(*boxes):
-    return make_record(references=tuple(VqaBox("lung", box) for box in boxes))
+    return make_record(references=tuple(Box("lung", box) for box in boxes))
 
 
 A, B = (0, 0, 100, 100), (200, 200, 300, 300)
@@ -50,7 +49,7 @@ def test_by_hand(predicted, true, expected):
 def test_a_mean_of_three_quarters_is_not_enough_however_it_is_rounded():
     boxes = [(0, 110 * place, 100, 110 * place + 100) for place in range(4)]
     predicted = [(0, box[1], 100, box[1] + height) for box, height in zip(boxes, (33, 81, 93, 93), strict=True)]
-    record = make_record(image_size=(100, 430), references=tuple(VqaBox("lung", box) for box in boxes))
+    record = make_record(image_size=(100, 430), references=tuple(Box("lung", box) for box in boxes))
     assert localisation(reply_of(*predicted), record) > 0.75  # by one rounding error
     assert grounding_reward(reply_of(*predicted), record) == 0
 
@@ -74,7 +73,7 @@ def test_settings():
 def test_the_threshold_is_exact_for_whole_pixels(heights):
     boxes = [(0, 110 * place, 100, 110 * place + 100) for place in range(len(heights))]
     predicted = [(0, box[1], 100, box[1] + height) for box, height in zip(boxes, heights, strict=True)]
-    record = make_record(image_size=(1000, 1000), references=tuple(VqaBox("lung", box) for box in boxes))
+    record = make_record(image_size=(1000, 1000), references=tuple(Box("lung", box) for box in boxes))
     expected = 4 * sum(heights) > 3 * 100 * len(heights)
     for order in itertools.islice(itertools.permutations(predicted), 3):
         assert grounding_reward(reply_of(*order), record) == expected
@@ -82,8 +81,8 @@ def test_the_threshold_is_exact_for_whole_pixels(heights):
 
 def test_boxes_of_a_grid_are_compared_in_pixels():
     reply = reply_of((0, 500, 1000, 1000), space=GRID_1000)  # y first: the right half
-    assert localisation(reply, make_record(references=(VqaBox("lung", (168, 0, 336, 336)),))) == 1
-    assert grounding_reward(reply, make_record(references=(VqaBox("lung", (0, 168, 336, 336)),))) == 0
+    assert localisation(reply, make_record(references=(Box("lung", (168, 0, 336, 336)),))) == 1
+    assert grounding_reward(reply, make_record(references=(Box("lung", (0, 168, 336, 336)),))) == 0
 
 
 def test_localisation_three_ways():

@@ -6,19 +6,19 @@ import math
 import pytest
 from reasoning_records import make_record
 
+from stepcot_jax.box import Box
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.reasoning.record import VqaBox
-from stepcot_jax.reasoning.replies import Region, Reply
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.rewards.presets import PRESETS, Rewards, RewardSettings, reward
 
 A = (0, 0, 100, 100)
-RECORD = make_record(references=(VqaBox("lung", A),))
+RECORD = make_record(references=(Box("lung", A),))
 
 
 def reply_of(answer="Yes", boxes=(A,), problems=(), **fields):
-    references = None if boxes is None else tuple(Region("", box) for box in boxes)
+    references = None if boxes is None else tuple(Box("", box) for box in boxes)
     return Reply("lvkc_released", answer, references, problems=problems, **fields)
 
 

@@ -9,9 +9,9 @@ from cloud.memory_store import new_address, put_files
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.contrib.cloud.stores import StoreFolder
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run.small_policy_run import read_log, read_results, small_run
 
-from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.run import policy_task as policy_results

@@ -11,7 +11,7 @@ import pytest
 from cloud.memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
 
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.start import PATIENTS_FILE, read_policy_start, refuse_seen_patients, write_patients
@@ -105,7 +105,7 @@ def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
     write_patients(folder, dataset)
     refuse_seen_patients(settings, dataset)
     moved = dataclasses.replace(dataset, splits={**dataset.splits, "test": dataset.splits["train"]})
-    of_test = {dataset.records[place].patient_id for place in dataset.splits["train"]}
+    of_test = {dataset.records[place].patient for place in dataset.splits["train"]}
     number = len(of_test)
     found = rf"^config\.policy\.start: .*run has learnt from {number} of the {number} patients of this run's test split"
     with pytest.raises(BadInput, match=found) as caught:

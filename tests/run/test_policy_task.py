@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from run.small_policy_run import read_log, small_settings
 
-from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.run import policy_data, policy_task, policy_tokens
@@ -144,12 +144,12 @@ def test_other_data_are_refused_on_resuming(folder, of_a_folder, tmp_path, chang
         if change == "word":
             records[0] = msgspec.structs.replace(records[0], question=f"{records[0].question} Zygomycosis")
         elif change == "split":
-            patient = next(record.patient_id for record in records if record.split == "train")
+            patient = next(record.patient for record in records if record.split == "train")
             records = [
-                msgspec.structs.replace(each, split="val") if each.patient_id == patient else each for each in records
+                msgspec.structs.replace(each, split="val") if each.patient == patient else each for each in records
             ]
         else:
-            path = folder / records[0].image_path
+            path = folder / records[0].image
             pixels = np.array(Image.open(path))
             Image.fromarray(255 - pixels).save(path)
         write_vqa_records(folder / "records.jsonl", records)

@@ -74,10 +74,10 @@ def test_a_finished_run_answers_as_it_did(dry):
     task, places = dry.task, dry.task.dataset.splits["test"][:1]
     record = task.dataset.records[places[0]]
     picture = task.dataset.load_images(task.dataset.image_of[places])[0]
-    found = reader.answer(picture, record.question, choices=record.choices, kind=record.kind)
+    found = reader.answer(picture, record.question, choices=record.options, kind=record.kind)
     lines = (dry.workdir / "replies" / "grpo_test.jsonl").read_text().splitlines()
     assert found.text == json.loads(lines[0])["reply"]
-    assert found.text != reader.answer(255 - picture, record.question, choices=record.choices, kind=record.kind).text
+    assert found.text != reader.answer(255 - picture, record.question, choices=record.options, kind=record.kind).text
     with pytest.raises(BadInput, match="a dry run cannot be exported"):
         export_policy(dry.workdir, dry.workdir.parent / "out")
 

@@ -5,6 +5,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -65,7 +66,7 @@ def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the
 
 def test_pairs_are_those_of_the_training_labels(trained):
     dataset = trained.run.task.dataset
-    labels = np.array([dataset.cases[index].labels for index in dataset.splits.train])
+    labels = np.array([dataset.cases[index].answers for index in dataset.splits.train])
     found = read_pairs(trained.workdir / "pairs.json", dataset.chain)
     for (earlier, later), counts in found.items():
         for first, second in np.ndindex(*counts.shape):
@@ -92,7 +93,7 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
     run = trained.run
     train = set(run.task.dataset.splits.train)
     cases = [
-        dataclasses.replace(case, labels=(0, *case.labels[1:6], 1)) if index in train else case
+        msgspec.structs.replace(case, answers=(0, *case.answers[1:6], 1)) if index in train else case
         for index, case in enumerate(run.task.dataset.cases)
     ]
     write_results(

@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from run import small_run as small_run_module
@@ -236,8 +237,8 @@ def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch
     workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
     run = small_run(workdir, monkeypatch)
     first = run.task.dataset.cases[0]
-    labels = ((first.labels[0] + 1) % 4, *first.labels[1:])
-    cases = (dataclasses.replace(first, labels=labels), *run.task.dataset.cases[1:])
+    labels = ((first.answers[0] + 1) % 4, *first.answers[1:])
+    cases = (msgspec.structs.replace(first, answers=labels), *run.task.dataset.cases[1:])
     run.task.dataset = dataclasses.replace(run.task.dataset, cases=cases)
     with pytest.raises(BadInput, match=r"splits\.json: .* 1 images have another patient or other labels"):
         run.execute()

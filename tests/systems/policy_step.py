@@ -10,7 +10,7 @@ import optax
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import NETWORK, STOP, WORDS, draw_packs, draw_pictures, lay_out, normalise, random_params
 
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.policy_build import make_reward_settings
 from stepcot_jax.systems import grpo, sft
@@ -52,11 +52,11 @@ class NumberRollouts(Rollouts):
 
 
 def make_record(place):
-    return VqaRecord(
+    return Record(
         id="x" * (place + 1),
-        image_path="1.png",
+        image="1.png",
         image_size=(4, 4),
-        patient_id="p",
+        patient="p",
         kind="closed",
         question="?",
         answer="Yes",

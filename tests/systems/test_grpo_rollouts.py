@@ -8,7 +8,7 @@ from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP
 from systems.policy_step import GROUP, LONGEST, PROMPTS, RECORDS, make_prompts, make_rollouts, roll, sample, start
 
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from systems.small_policy import first_state, policy_settings, policy_task
 
-from stepcot_jax.data.grounded.stage_views import STAGES, domain_of, draw_views
+from stepcot_jax.data.questions.stage_views import STAGES, domain_of, draw_views
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.run.training_run import Run

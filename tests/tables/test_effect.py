@@ -13,9 +13,9 @@ from tables.finished_cells import make_plan
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.record import Record
 from stepcot_jax.run import inputs
 from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.tools.tables import cell_networks, cells, effect_table
@@ -76,7 +76,7 @@ def expected_answers(count):
 
 def make_inputs():
     cases = tuple(
-        Case(f"P{number}", f"{number}.png", "", "", tuple(labels), ("",) * 3)
+        Record(patient=f"P{number}", image=f"{number}.png", answers=tuple(labels), reasoning=("",) * 3)
         for number, labels in enumerate(LABELS.tolist())
     )
     splits = Splits(train=(0, 1, 2), val=(3,), test=tuple(range(4, NUM_CASES)))

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.interventions import perturb_records
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.record import KINDS
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.tables import (
     curriculum_table,
@@ -263,5 +263,5 @@ def test_patients_of_a_figure_are_those_of_its_smallest_kind(tmp_path):
     scored = as_columns(kept, [score_text("none", record, ScoringSettings()) for record in kept])
     comparison = ReplyComparison([{"a": scored}])
     assert comparison.num_patients("a_score", "mean") == 3
-    assert comparison.num_patients("v_score", "all") == len({record.patient_id for record in kept})
+    assert comparison.num_patients("v_score", "all") == len({record.patient for record in kept})
     assert comparison.num_patients("v_score", "nothing") == 0

@@ -66,7 +66,7 @@ def rows(folder, name):
 
 def test_the_effect_has_every_annotated_step(made, root):
     collection = read_records(root)
-    annotated = (np.array([case.labels for case in collection.cases]) >= 0).any(axis=0)
+    annotated = (np.array([case.answers for case in collection.cases]) >= 0).any(axis=0)
     found = rows(made, "effect")
     assert {row["step"] for row in found} == {
         step.name for step, known in zip(collection.chain.steps, annotated, strict=True) if known
@@ -77,7 +77,7 @@ def test_the_effect_has_every_annotated_step(made, root):
 
 
 def test_networks_of_phantoms_read_every_diagnosed_radiograph(made, root):
-    labels = np.array([case.labels for case in read_records(root).cases])
+    labels = np.array([case.answers for case in read_records(root).cases])
     found = [row for row in rows(made, "transfer") if row["read"] == "nih_sample"]
     assert [row["model"] for row in found] == [*["resnet_small, trained along"] * 2, "teacher", "student"]
     assert {int(row["cases"]) for row in found} == {int((labels[:, -1] >= 0).sum())}

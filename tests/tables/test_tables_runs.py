@@ -114,7 +114,7 @@ def test_transfer_reads_every_case_of_the_styles_that_were_held_out(made):
         assert cases == {sum(case.origin == origin for case in dataset.cases)}
     source = json.loads((plan.cells.folder(transfer_table._main(plan, 0)) / "splits.json").read_text())
     named = [path for images in source["splits"].values() for path in images]
-    of_source = {case.image_path for case in dataset.cases if case.origin == "Phantom A"}
+    of_source = {case.image for case in dataset.cases if case.origin == "Phantom A"}
     assert set(named) == of_source
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -64,10 +65,10 @@ def make_source(root, num_cases=90):
     last = Step("Diagnosis", "What is it?", KNOWN)
     cases = []
     for case in collection.cases:
-        text = DIAGNOSIS_OPTIONS[case.labels[-1]].casefold()
+        text = DIAGNOSIS_OPTIONS[case.answers[-1]].casefold()
         label = [option.strip().casefold() for option in KNOWN].index(text) if text != "nodule" else 0
-        first = (min(own, step.num_answers - 1) for own, step in zip(case.labels, steps, strict=False))
-        cases.append(dataclasses.replace(case, labels=(*first, label)))
+        first = (min(own, step.num_answers - 1) for own, step in zip(case.answers, steps, strict=False))
+        cases.append(msgspec.structs.replace(case, answers=(*first, label)))
     write_records(root, chain=Chain((*steps, last)), cases=cases)
     return read_records(root).chain
 
@@ -115,10 +116,10 @@ def test_last_answers_are_matched_by_their_texts(folders):
     assert relabelled.chain == chain
     options = [option.strip().casefold() for option in chain.steps[-1].options]
     members = targets._members(relabelled, "train", "val", "test")
-    assert sorted(members + [i for i, case in enumerate(dataset.cases) if case.labels[-1] == 1]) == list(range(26))
+    assert sorted(members + [i for i, case in enumerate(dataset.cases) if case.answers[-1] == 1]) == list(range(26))
     for index in members:
-        text = DEFAULT_CHAIN.steps[-1].options[dataset.cases[index].labels[-1]].casefold()
-        assert relabelled.cases[index].labels == (*[NOT_ANNOTATED] * 6, options.index(text))
+        text = DEFAULT_CHAIN.steps[-1].options[dataset.cases[index].answers[-1]].casefold()
+        assert relabelled.cases[index].answers == (*[NOT_ANNOTATED] * 6, options.index(text))
     assert left_out == (  # two images are of two classes each
         "Left out: 4 cases of classes that the networks do not have (Nodule 4), 2 records set aside by the loader."
     )
@@ -126,7 +127,7 @@ def test_last_answers_are_matched_by_their_texts(folders):
 
 def test_cases_without_an_answer_are_counted_and_other_numbers_of_steps_do():
     dataset = load(tiny_settings())
-    cases = [dataclasses.replace(case, labels=(*case.labels[:-1], NOT_ANNOTATED)) for case in dataset.cases[:5]]
+    cases = [msgspec.structs.replace(case, answers=(*case.answers[:-1], NOT_ANNOTATED)) for case in dataset.cases[:5]]
     dataset = dataclasses.replace(dataset, cases=(*cases, *dataset.cases[5:]))
     chain = Chain((Step("Size", "How large?", ("Small", "Large")), DEFAULT_CHAIN.steps[-1]))
     relabelled, left_out = targets.relabel_last_step(dataset, chain, name="phantom")
@@ -158,12 +159,12 @@ def test_a_run_does_not_read_its_own_data(folders):
     settings = of_folder(folders[0] / "source")
     dataset = load(settings)
     learned = [dataset.cases[index] for index in (*dataset.splits.train, *dataset.splits.val)]
-    num_patients, num_cases = len({case.patient_id for case in learned}), len(learned)
+    num_patients, num_cases = len({case.patient for case in learned}), len(learned)
     words = rf"--target_config: {num_patients} patients with {num_cases} of the 90 cases of it are in the source's"
     with pytest.raises(BadInput, match=words) as error:
         check(settings, settings)
     first = dataset.cases[min((*dataset.splits.train, *dataset.splits.val))]
-    assert f"the first is '{first.patient_id}' ({first.image_path})" in str(error.value)
+    assert f"the first is '{first.patient}' ({first.image})" in str(error.value)
     other_splits = vary(settings, {"data.split_seed": 9})
     with pytest.raises(BadInput, match=rf"{num_patients} patients with {num_cases} of the 90 cases"):
         check(settings, other_splits)
@@ -182,14 +183,14 @@ def test_other_images_of_a_patient_are_known_in_the_same_folder(folders, tmp_pat
     shutil.copytree(folders[0] / "source", root)
     seen, changed = set(), []
     for case in cases:
-        changed.append(dataclasses.replace(case, origin="first" if case.patient_id not in seen else "again"))
-        seen.add(case.patient_id)
+        changed.append(msgspec.structs.replace(case, origin="first" if case.patient not in seen else "again"))
+        seen.add(case.patient)
     write_records(root, chain=chain, cases=changed)
     first, again = (of_folder(root, data__origins=(origin,)) for origin in ("first", "again"))
     dataset = load(first)
-    learned = {dataset.cases[index].patient_id for index in (*dataset.splits.train, *dataset.splits.val)}
-    shared = [case for case in changed if case.origin == "again" and case.patient_id in learned]
-    num_patients = len({case.patient_id for case in shared})
+    learned = {dataset.cases[index].patient for index in (*dataset.splits.train, *dataset.splits.val)}
+    shared = [case for case in changed if case.origin == "again" and case.patient in learned]
+    num_patients = len({case.patient for case in shared})
     assert num_patients > 3
     with pytest.raises(BadInput, match=f"{num_patients} patients with {len(shared)} of the "):
         check(first, again)
@@ -199,7 +200,7 @@ def test_an_image_is_known_in_another_folder_by_its_content_and_an_id_is_not(fol
     source = folders[0] / "source"
     settings = of_folder(source)
     export_phantom(tmp_path / "other", num_cases=60, seed=2, size=32)
-    ids = [{case.patient_id for case in read_records(root).cases} for root in (source, tmp_path / "other")]
+    ids = [{case.patient for case in read_records(root).cases} for root in (source, tmp_path / "other")]
     assert ids[0] & ids[1]
     # The same answers mean nothing either: only the pixels are somebody's own.
     check(settings, vary(of_folder(tmp_path / "other"), {"data.split_seed": 3}))
@@ -207,9 +208,9 @@ def test_an_image_is_known_in_another_folder_by_its_content_and_an_id_is_not(fol
     of_test, of_train = dataset.cases[dataset.splits.test[0]], dataset.cases[dataset.splits.train[3]]
     records = json.loads((tmp_path / "other" / "data.json").read_text())
     copy = tmp_path / "other" / records[7]["image_path"]
-    copy.write_bytes((source / of_test.image_path).read_bytes())
+    copy.write_bytes((source / of_test.image).read_bytes())
     check(settings, of_folder(tmp_path / "other"))  # of the test split
-    copy.write_bytes((source / of_train.image_path).read_bytes())
+    copy.write_bytes((source / of_train.image).read_bytes())
     words = rf"1 patients with 1 of the 60 cases of it .* '{records[7]['patient_id']}' \({records[7]['image_path']}"
     with pytest.raises(BadInput, match=words):
         check(settings, of_folder(tmp_path / "other"))

@@ -19,8 +19,8 @@ from stepcot_jax.annotate.llm.crew import Crew, Streak, process_items
 from stepcot_jax.annotate.llm.interviews import BadAnswer, find_object, read_scores
 from stepcot_jax.annotate.llm.prompts import RATE_ANSWERS, RATE_STAGES, Message, Prompt, rate_steps_prompt
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import Judged
 
 STEP_LABELS: Mapping[str, tuple[str, ...]] = {
@@ -57,7 +57,7 @@ class Exchange:
         return {**shown, **({"stages": dict(self.stages)} if self.stages else {"reply": self.reply})}
 
 
-def make_exchange(record: VqaRecord, reply: Reply) -> Exchange:
+def make_exchange(record: Record, reply: Reply) -> Exchange:
     """Return what a judge rates of a reply that has an answer, with the record's id."""
     if reply.answer is None:
         raise ValueError(f"the reply to record {record.id!r} has no answer; there is nothing to judge")
@@ -72,10 +72,10 @@ def make_exchange(record: VqaRecord, reply: Reply) -> Exchange:
     )
 
 
-def describe_picture(record: VqaRecord) -> str:
+def describe_picture(record: Record) -> str:
     """Return what stands for the picture in a request: the record's preamble, facts and boxes."""
     facts = "; ".join(f"{name}: {value}" for name, value in record.facts.items() if value)
-    boxes = "; ".join(f"{box.label} {list(box.box)}" for box in record.references)
+    boxes = "; ".join(f"{box.label} {list(box.corners)}" for box in record.references)
     size = f"boxes in a picture of {record.image_size[0]} by {record.image_size[1]} pixels: {boxes}" if boxes else ""
     return " | ".join(part for part in (record.preamble, facts, size) if part) or "not described"
 

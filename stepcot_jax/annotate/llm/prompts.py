@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.chain import NOT_APPLICABLE, Chain, fold
-from stepcot_jax.reasoning.record import STAGE_NAMES
+from stepcot_jax.record import STAGE_NAMES
 
 PROMPT_VERSION = "2"
 """Version of the annotation and trust prompts, incremented with every change of their texts; a folder with answers to

@@ -12,18 +12,15 @@ import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, ItemT
 from stepcot_jax.annotate.llm.prompts import Prompt
-from stepcot_jax.boxes import Corners
+from stepcot_jax.box import Corners
 from stepcot_jax.chain import fold
-from stepcot_jax.data.grounded.grounded_image import GroundedImage
-from stepcot_jax.data.grounded.image_splits import split_images
-from stepcot_jax.data.grounded.questions import ask_questions
-from stepcot_jax.data.grounded.vocabulary import accepted_names, write_box
-from stepcot_jax.data.records.cases import SetAside
-from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
-from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.data.questions.vocabulary import accepted_names, write_box
+from stepcot_jax.data.sources.layouts import DETECTION_LAYOUTS, detect_vqa_layout, read_detections, read_vqa_source
+from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, find_named_boxes, write_answer
+from stepcot_jax.record import Record, SetAside
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -43,7 +40,7 @@ class Statement:
 class Question:
     """A question about an image, with the grounded report."""
 
-    record: VqaRecord
+    record: Record
     statements: tuple[Statement, ...]
     from_list: bool = False  # whether it was asked about a detection list
 
@@ -60,7 +57,7 @@ class Question:
     @property
     def spoken_answer(self) -> str:
         """The answer as texts say it: choices with letter and text."""
-        if not self.record.choices:
+        if not self.record.options:
             return write_answer(self.record).rstrip(".")
         chosen = zip(self.record.answer, self.spoken_choices, strict=True)
         return "; ".join(f"{letter}, {text}" for letter, text in chosen)
@@ -69,7 +66,7 @@ class Question:
     def spoken_choices(self) -> tuple[str, ...]:
         """Texts of the right choices; empty for a question without choices."""
         record = self.record
-        return tuple(record.choices[record.letters.index(letter)] for letter in record.answer if record.choices)
+        return tuple(record.options[record.letters.index(letter)] for letter in record.answer if record.options)
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
@@ -82,7 +79,7 @@ class Question:
     def data(self) -> dict[str, Any]:
         """Return question, answer and grounded report as data of a request."""
         record = self.record
-        choices = dict(zip(record.letters, record.choices, strict=True))
+        choices = dict(zip(record.letters, record.options, strict=True))
         report = {
             str(number): {"sentence": said.sentence or said.label, "region": said.name, "box": bare_box(said.box)}
             for number, said in enumerate(self.statements, start=1)
@@ -105,30 +102,34 @@ def split_sentences(text: str) -> list[str]:
     return [sentence for sentence in _SENTENCE.split(text.strip()) if sentence]
 
 
-def ground_record(record: VqaRecord) -> Question:
+def ground_record(record: Record) -> Question:
     """Return a record's question; its grounded report are the regions of its thinking, and its references."""
     statements = []
     for sentence in split_sentences(record.thinking):
         regions = list(find_named_boxes(sentence, IN_ROUND_BRACKETS))
         words = IN_ROUND_BRACKETS.sub("", sentence).replace("**", "")
         statements += [
-            Statement(region.name, region.name, region.box, " ".join(words.split())) for region, _, _ in regions
+            Statement(region.label, region.label, region.corners, " ".join(words.split())) for region, _, _ in regions
         ]
     known = {said.box for said in statements}
-    statements += [Statement(each.label, each.label, each.box) for each in record.references if each.box not in known]
+    statements += [
+        Statement(each.label, each.label, each.corners) for each in record.references if each.corners not in known
+    ]
     return Question(record, tuple(statements))
 
 
-def ground_image(image: GroundedImage, *, seed: int) -> list[Question]:
+def ground_image(image: Record, *, seed: int) -> list[Question]:
     """Return the questions about an image of a detection list."""
     found = [
-        Statement(finding.region or finding.label, finding.label, finding.box, finding.sentence, is_finding=True)
-        for finding in image.findings
+        Statement(finding.region or finding.label, finding.label, finding.corners, finding.sentence, is_finding=True)
+        for finding in image.boxes
     ]
     questions = []
     for record in ask_questions(image, seed=seed):
         known = {said.box for said in found}
-        more = [Statement(each.label, each.label, each.box) for each in record.references if each.box not in known]
+        more = [
+            Statement(each.label, each.label, each.corners) for each in record.references if each.corners not in known
+        ]
         bare = msgspec.structs.replace(record, thinking="", preamble="", stages=None)
         questions.append(Question(bare, (*found, *more), from_list=True))
     return questions
@@ -177,7 +178,7 @@ def read_questions(
     return [ground_record(record) for record in records], root
 
 
-def as_provenance(record: VqaRecord, added: Mapping[str, str]) -> dict[str, str]:
+def as_provenance(record: Record, added: Mapping[str, str]) -> dict[str, str]:
     """Return a record's provenance with what was added."""
     return {**record.provenance, **added}
 
@@ -237,8 +238,8 @@ class Task(Generic[ItemT]):
     requests: tuple[Request[ItemT], ...]  # every request that the task makes
     choose: Callable[[ItemT], Sequence[Request[ItemT]]]  # returns the requests for one item, in order
     write: Callable[[ItemT], dict[str, str]]  # the offline version: returns the texts, or raises `CannotAnnotate`
-    assemble: Callable[[ItemT, Parts], VqaRecord]  # returns the record of an item and its texts
-    check: Callable[[ItemT, Parts, VqaRecord], None]  # raises `CannotAnnotate` with a named reason
+    assemble: Callable[[ItemT, Parts], Record]  # returns the record of an item and its texts
+    check: Callable[[ItemT, Parts, Record], None]  # raises `CannotAnnotate` with a named reason
     data: Callable[[ItemT], dict[str, Any]]  # returns the data that trust and votes are asked about
     trust: Prompt  # prompt of the trust question
     vote: Prompt
@@ -247,4 +248,4 @@ class Task(Generic[ItemT]):
     # returns the path of an item's picture, which must be readable; None for a task that needs none
     picture: Callable[[ItemT], str] | None = None
     # writes what the records need besides themselves; None for nothing
-    finish: Callable[[Sequence[VqaRecord], TaskSettings], None] | None = None
+    finish: Callable[[Sequence[Record], TaskSettings], None] | None = None

@@ -41,9 +41,9 @@ from stepcot_jax.annotate.recipes.items import (
 )
 from stepcot_jax.annotate.recipes.pictures import show_picture
 from stepcot_jax.annotate.recipes.rmcot import require_readable
-from stepcot_jax.boxes import Corners
+from stepcot_jax.box import Corners
 from stepcot_jax.chain import fold
-from stepcot_jax.data.grounded.vocabulary import (
+from stepcot_jax.data.questions.vocabulary import (
     FACT_NAMES,
     NORMAL,
     PREAMBLE,
@@ -53,8 +53,8 @@ from stepcot_jax.data.grounded.vocabulary import (
     state_finding,
     write_stages,
 )
-from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
+from stepcot_jax.record import STAGE_NAMES, Record, Stages
 
 # Regions of interest of a question, for MEDSAGE's reasoning-path augmentation: perturbed, widened, inner, whole.
 #
@@ -84,7 +84,7 @@ class Roi:
         return f"{self.variant}: {bare_box(self.box)}"
 
 
-def list_rois(record: VqaRecord, *, num_regions: int, seed: int) -> list[Roi]:
+def list_rois(record: Record, *, num_regions: int, seed: int) -> list[Roi]:
     """Return the first variants of the box around all references, and the whole picture.
 
     A text cue is untouched: its only box is the given one. An image cue and a record without references have the whole
@@ -94,12 +94,12 @@ def list_rois(record: VqaRecord, *, num_regions: int, seed: int) -> list[Roi]:
     whole = Roi(WHOLE, (0.0, 0.0, float(width), float(height)))
     if not record.references or record.cue == "image":
         return [whole]
-    box = enclose_boxes([reference.box for reference in record.references])
+    box = enclose_boxes([reference.corners for reference in record.references])
     variants = VARIANTS[:1] if record.cue == "text" else VARIANTS
     return [*(Roi(name, vary_box(box, name, record, seed)) for name in variants[:num_regions]), whole]
 
 
-def vary_box(box: Corners, variant: str, record: VqaRecord, seed: int) -> Corners:
+def vary_box(box: Corners, variant: str, record: Record, seed: int) -> Corners:
     """Return a variant of a box within the picture, not empty."""
     corners = np.array(box, np.float64)
     sides = np.array([box[2] - box[0], box[3] - box[1]] * 2)
@@ -186,7 +186,7 @@ def conclude(item: Trajectory) -> str:
     return f"{state_finding(facts['diagnosis'], wording=item.template)} {answer}"
 
 
-def assemble(item: Trajectory, parts: Parts) -> VqaRecord:
+def assemble(item: Trajectory, parts: Parts) -> Record:
     """Return the question's record with the four stages; references are the unperturbed boxes."""
     record = item.question.record
     # Not checked here: a blank part is the check's to name.
@@ -197,7 +197,7 @@ def assemble(item: Trajectory, parts: Parts) -> VqaRecord:
     )
 
 
-def check(item: Trajectory, parts: Parts, record: VqaRecord) -> None:
+def check(item: Trajectory, parts: Parts, record: Record) -> None:
     """Require stages that each keep to their part, and a record that is assembled of them."""
     question = item.question
     place, visual, rule = (parts[name] for name in STAGE_NAMES[:3])
@@ -245,7 +245,7 @@ def _show_region(item: Trajectory, settings: TaskSettings) -> str:
     """Return the picture cropped to the region of interest."""
     record = item.question.record
     region = None if item.roi.variant == WHOLE else (item.roi.box, record.image_size)
-    return show_picture(record.image_path, settings, region=region)
+    return show_picture(record.image, settings, region=region)
 
 
 def _of_all_templates(item: Trajectory) -> Trajectory:

@@ -20,19 +20,19 @@ from stepcot_jax.annotate.llm.prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VO
 from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings, as_provenance
 from stepcot_jax.annotate.recipes.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
 from stepcot_jax.annotate.recipes.rmcot import require_readable
-from stepcot_jax.boxes import UNIT_SQUARE
-from stepcot_jax.data.grounded.stage_views import STAGES, Stage
-from stepcot_jax.data.grounded.vocabulary import accepted_names, canonical, term_of
+from stepcot_jax.box import UNIT_SQUARE, Box
+from stepcot_jax.data.questions.stage_views import STAGES, Stage
+from stepcot_jax.data.questions.vocabulary import accepted_names, canonical, term_of
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
 from stepcot_jax.reasoning.replies import BOX, write_boxes
+from stepcot_jax.record import Record
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
     """One stage of a lesion."""
 
-    record: VqaRecord  # image that is shown, with the lesion's boxes as references; of the hard stage another case's
+    record: Record  # image that is shown, with the lesion's boxes as references; of the hard stage another case's
     seed_case: str  # id of the question that the lesion comes from
     label: str
     stage: Stage
@@ -50,7 +50,7 @@ class View:
     @functools.cached_property
     def text(self) -> str:
         """Everything that an answer depends on."""
-        return json.dumps([self.record.image_path, self.data()], sort_keys=True)
+        return json.dumps([self.record.image, self.data()], sort_keys=True)
 
     @property
     def box_text(self) -> str:
@@ -78,10 +78,10 @@ class View:
 def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[View | Aside]:
     """Return the three views of each lesion; images are looked at once, however many questions they have."""
     planned: list[View | Aside] = []
-    lesions: dict[tuple[str, str], tuple[str, VqaRecord]] = {}
+    lesions: dict[tuple[str, str], tuple[str, Record]] = {}
     boxless: dict[str, Aside] = {}
     for question in questions:
-        image = question.record.image_path
+        image = question.record.image
         for label, record in _find_lesions(question):
             if (image, canonical(label)) not in lesions:
                 lesions[image, canonical(label)] = (question.id, record)
@@ -94,7 +94,7 @@ def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[Vi
         except BadInput as error:
             planned.append(Aside(f"{seed_case}.{record.lesion}", Reason.UNREADABLE_RECORD, str(error)))
             del lesions[key]
-    domains: dict[tuple[str, str, str], list[VqaRecord]] = {}
+    domains: dict[tuple[str, str, str], list[Record]] = {}
     for (_, label), (_, record) in lesions.items():
         domains.setdefault((label, record.modality, record.split), []).append(record)
     for (_, label), (seed_case, record) in lesions.items():
@@ -106,13 +106,13 @@ def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[Vi
     return planned
 
 
-def _find_lesions(question: Question) -> Iterable[tuple[str, VqaRecord]]:
+def _find_lesions(question: Question) -> Iterable[tuple[str, Record]]:
     """Yield the classes of a question's image, and a record that refers to the boxes of the class."""
-    record, boxes = question.record, dict[str, list[VqaBox]]()
+    record, boxes = question.record, dict[str, list[Box]]()
     if question.from_list:
         for said in question.statements:
             if said.is_finding:
-                boxes.setdefault(said.label, []).append(VqaBox(said.label, said.box))
+                boxes.setdefault(said.label, []).append(Box(said.label, said.box))
     elif record.lesion:
         own = [each for each in record.references if canonical(each.label) == canonical(record.lesion)]
         boxes = {record.lesion: own} if own else {}
@@ -120,11 +120,11 @@ def _find_lesions(question: Question) -> Iterable[tuple[str, VqaRecord]]:
         yield label, msgspec.structs.replace(record, lesion=label, references=tuple(found))
 
 
-def _find_other(record: VqaRecord, domain: Sequence[VqaRecord]) -> VqaRecord | None:
+def _find_other(record: Record, domain: Sequence[Record]) -> Record | None:
     """Return the next case of the domain, of another patient if there is one."""
     place = next(place for place, each in enumerate(domain) if each is record)
-    others = [each for each in (*domain[place + 1 :], *domain[:place]) if each.image_path != record.image_path]
-    strangers = [each for each in others if each.patient_id != record.patient_id]
+    others = [each for each in (*domain[place + 1 :], *domain[:place]) if each.image != record.image]
+    strangers = [each for each in others if each.patient != record.patient]
     return next(iter(strangers or others), None)
 
 
@@ -146,20 +146,20 @@ def write_view(view: View) -> dict[str, str]:
     return {"question": question, "reasoning": reasoning, "answer": f"{answer}{place}."}
 
 
-def assemble(view: View, parts: Parts) -> VqaRecord:
+def assemble(view: View, parts: Parts) -> Record:
     """Return the record of a view; the hard one has no boxes and no reasoning."""
     shown, is_hard = view.record, view.stage == "hard"
-    path, made = shown.image_path, {"stage": view.stage, "seed case": view.seed_case}
+    path, made = shown.image, {"stage": view.stage, "seed case": view.seed_case}
     if view.stage == "easy":
         path, made = _drawn_path(view), {**made, "drawn from": path}
     return msgspec.structs.replace(
         shown,
         id=view.id,
-        image_path=path,
+        image=path,
         kind="open",
         topic=f"{view.stage} view",
         question=parts["question"],
-        choices=(),
+        options=(),
         answer=parts["answer"],
         synonyms=accepted_names(view.label),
         references=() if is_hard else shown.references,
@@ -175,7 +175,7 @@ def _drawn_path(view: View) -> str:
     return f"{DRAWN_FOLDER}/{readable}-{hashlib.sha256(view.id.encode()).hexdigest()[:8]}.png"
 
 
-def check(view: View, parts: Parts, record: VqaRecord) -> None:
+def check(view: View, parts: Parts, record: Record) -> None:
     """Require the boxes in the reasoning, the class in the answer, and no box in the hard stage."""
     check_markup(parts.values())
     for name, text in parts.items():
@@ -216,8 +216,8 @@ TASK: Task[View] = Task(
     trust=MEDCLM_TRUST,
     vote=MEDCLM_VOTE,
     show=lambda view, settings: show_picture(
-        view.record.image_path, settings, boxed=view.record if view.stage == "easy" else None
+        view.record.image, settings, boxed=view.record if view.stage == "easy" else None
     ),
-    picture=lambda view: view.record.image_path,
+    picture=lambda view: view.record.image,
     finish=draw_views,
 )

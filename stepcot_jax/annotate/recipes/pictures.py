@@ -12,14 +12,14 @@ from jaxtyping import Bool
 from PIL import Image
 
 from stepcot_jax.annotate.recipes.items import HostOrgan, TaskSettings
-from stepcot_jax.boxes import Corners, iou
-from stepcot_jax.data.grounded.drawn_boxes import draw_boxes, scale_boxes
-from stepcot_jax.data.grounded.vocabulary import host_organ, split_lungs
+from stepcot_jax.box import Corners, iou
+from stepcot_jax.data.images.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.questions.vocabulary import host_organ, split_lungs
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 # The organ that hosts a lesion, from boxes and masks (MedCLM): by coverage, or as its public code has it.
 
@@ -33,14 +33,14 @@ MOST_PIXELS = 100_000_000
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif"}
 
 
-def name_host(record: VqaRecord, settings: TaskSettings) -> str:
+def name_host(record: Record, settings: TaskSettings) -> str:
     """Return the organs that host a record's boxes by its image's masks, or without masks the organ that it names."""
     folder, root = (settings.masks,) * 2 if settings.masks is not None else (settings.root / "masks", settings.root)
-    masks = read_masks(folder, record.image_path, root=root)
+    masks = read_masks(folder, record.image, root=root)
     if not masks:
         return record.organ or UNKNOWN
     shape = next(iter(masks.values())).shape
-    boxes = scale_boxes([each.box for each in record.references], record.image_size, shape)
+    boxes = scale_boxes([each.corners for each in record.references], record.image_size, shape)
     return find_hosts(boxes, masks, method=settings.host_organ)
 
 
@@ -127,13 +127,13 @@ Region = tuple[Corners, tuple[int, int]]
 """A box, and the width and height of the picture that it refers to."""
 
 
-def draw_views(records: Sequence[VqaRecord], settings: TaskSettings) -> None:
+def draw_views(records: Sequence[Record], settings: TaskSettings) -> None:
     """Write the pictures of the easy views, with the boxes drawn, below the result's folder."""
     for record in records:
         if record.provenance["stage"] == "easy":
             picture = _draw_references(_read_picture(record.provenance["drawn from"], settings), record)
             make_workdir(settings.folder / DRAWN_FOLDER)
-            write_whole(settings.folder / record.image_path, _encode(picture))
+            write_whole(settings.folder / record.image, _encode(picture))
 
 
 def require_picture(image_path: str, settings: TaskSettings) -> None:
@@ -142,7 +142,7 @@ def require_picture(image_path: str, settings: TaskSettings) -> None:
 
 
 def show_picture(
-    image_path: str, settings: TaskSettings, *, boxed: VqaRecord | None = None, region: Region | None = None
+    image_path: str, settings: TaskSettings, *, boxed: Record | None = None, region: Region | None = None
 ) -> str:
     """Return an image as data URL of a PNG, its longer side at most 768 pixels.
 
@@ -156,8 +156,8 @@ def show_picture(
     return f"data:image/png;base64,{base64.b64encode(_encode(picture)).decode()}"
 
 
-def _draw_references(picture: Image.Image, record: VqaRecord) -> Image.Image:
-    return draw_boxes(picture, [each.box for each in record.references], record.image_size)
+def _draw_references(picture: Image.Image, record: Record) -> Image.Image:
+    return draw_boxes(picture, [each.corners for each in record.references], record.image_size)
 
 
 def _crop(picture: Image.Image, box: Corners, image_size: tuple[int, int]) -> Image.Image:

@@ -20,11 +20,12 @@ from stepcot_jax.annotate.checks import (
 )
 from stepcot_jax.annotate.llm.prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
 from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Statement, Task, TaskSettings
-from stepcot_jax.data.grounded import vocabulary as wording
-from stepcot_jax.data.grounded.vocabulary import term_of, write_box
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions import vocabulary as wording
+from stepcot_jax.data.questions.vocabulary import term_of, write_box
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.record import Record
 
 
 def plan_questions(questions: Sequence[Question], _: TaskSettings) -> list[Question | Aside]:
@@ -40,11 +41,11 @@ def plan_questions(questions: Sequence[Question], _: TaskSettings) -> list[Quest
 def write_thinking(question: Question) -> dict[str, str]:
     """Write the thinking offline: a sentence a region, one a rejected option, one with the answer."""
     record = question.record
-    boxes = {write_box(each.box) for each in record.references}
+    boxes = {write_box(each.corners) for each in record.references}
     chosen = [said for said in question.statements if write_box(said.box) in boxes]
     rejected = [
         f"Option {letter}, {choice.rstrip('.')}, does not fit what I see."
-        for letter, choice in zip(record.letters, record.choices, strict=True)
+        for letter, choice in zip(record.letters, record.options, strict=True)
         if letter not in record.answer
     ]
     looks = map(_quote, chosen or question.statements)
@@ -56,7 +57,7 @@ def _quote(said: Statement) -> str:
     # Grounded reports may end without a full stop, or hold several sentences.
     words = said.sentence.strip().rstrip(".")
     if not words and said.is_finding:
-        return wording.look_at(VqaBox(said.name, said.box), f"signs of {term_of(said.label).name}")
+        return wording.look_at(Box(said.name, said.box), f"signs of {term_of(said.label).name}")
     region = f"**{said.name}** ({write_box(said.box)})"
     before, name, after = words.partition(said.name)
     if name and before:
@@ -64,12 +65,12 @@ def _quote(said: Statement) -> str:
     return f"I look at the {region}{f': {words}' if words else ''}."
 
 
-def assemble(question: Question, parts: Parts) -> VqaRecord:
+def assemble(question: Question, parts: Parts) -> Record:
     """Return the question's record with the thinking, without the source's own reasoning in stages."""
     return msgspec.structs.replace(question.record, thinking=parts["thinking"], preamble="", stages=None)
 
 
-def check(question: Question, parts: Parts, record: VqaRecord) -> None:
+def check(question: Question, parts: Parts, record: Record) -> None:
     """Require thinking that is grounded, speaks of the picture, judges every option rightly and ends with the answer.
 
     Raises:
@@ -88,7 +89,7 @@ def check(question: Question, parts: Parts, record: VqaRecord) -> None:
     require_readable(record, "gemex")
 
 
-def require_readable(record: VqaRecord, dialect: str) -> None:
+def require_readable(record: Record, dialect: str) -> None:
     """Require a record that its dialect writes and reads back well formed: `MARKUP`."""
     try:
         problems = read_reply(write_reply(record, dialect), dialect).problems

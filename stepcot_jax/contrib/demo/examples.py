@@ -66,7 +66,7 @@ def _draw_phantoms(trained: Trained) -> tuple[Example, ...]:
     phantom, found = trained.run.settings.phantom, dict[int, Example]()
     for index in range(phantom.num_cases, phantom.num_cases + _MAX_TRIES):
         drawn = draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
-        label = drawn.case.labels[-1]
+        label = drawn.case.answers[-1]
         if label not in found:
             name = trained.chain.steps[-1].options[label]
             found[label] = _make(name, drawn.image, max_pixels=trained.max_pixels)

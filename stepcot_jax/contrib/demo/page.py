@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from stepcot_jax.contrib.demo.examples import CLICKED, Example, write_examples
 from stepcot_jax.contrib.demo.sessions import SECONDS_KEPT, Session, read_session, start_session, takes_corrections
 from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, SUFFIXES, Uploads
-from stepcot_jax.data.images.boxed_pictures import write_png
+from stepcot_jax.data.images.drawn_boxes import write_png
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment
@@ -21,7 +21,7 @@ from stepcot_jax.reading.corrections import follows_corrections
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.policy_reader import Answered, PolicyReader, list_questions
 from stepcot_jax.reading.radiographs import read_pixels
-from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.record import KINDS
 
 # The demo's tab for a policy: a radiograph, a question, and the reply with its boxes drawn.
 
@@ -106,7 +106,7 @@ def write_answer_view(answered: Answered) -> str:
 def _list(answered: Answered) -> Sequence[str]:
     width, height = answered.image_size
     return [
-        f"{region.name or 'without a name'}: {', '.join(f'{number:.0f}' for number in region.box)} "
+        f"{region.label or 'without a name'}: {', '.join(f'{number:.0f}' for number in region.corners)} "
         f"in pixels of {width} x {height}"
         for region in answered.boxes
     ]

@@ -9,15 +9,15 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.columns import TextColumn
+from stepcot_jax.data.columns import RecordTable, TextColumn
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
-from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads
+from stepcot_jax.record import Record
 
 Pixels = UInt8[np.ndarray, "height width *channel"]
 
@@ -105,8 +105,8 @@ def check_images(
     max_pixels: int = MAX_PIXELS,
     preprocessing: Preprocessing | None = None,
     visit: Callable[[int, Pixels], None] | None = None,
-    is_known: Callable[[Case, bytes], bool] | None = None,
-    progress: Callable[[Iterable[Case]], Iterable[Case]] | None = None,
+    is_known: Callable[[Record, bytes], bool] | None = None,
+    progress: Callable[[Iterable[Record]], Iterable[Record]] | None = None,
     num_threads: int = 2,
 ) -> Collection:
     """Decode every image that is not known yet and return the collection without the unreadable ones.
@@ -121,7 +121,7 @@ def check_images(
     """
     files = images or folder_files(collection, max_pixels=max_pixels)
 
-    def prepare(item: tuple[int, Case]) -> Pixels | BadInput | None:
+    def prepare(item: tuple[int, Record]) -> Pixels | BadInput | None:
         index, case = item
         try:
             content, name = files.read(index), files.name(index)
@@ -148,7 +148,7 @@ def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_ba
     if not reasons:
         return collection
     numbers, paths, patients = collection.record_numbers, collection.cases.image_paths, collection.cases.patient_ids
-    cases = CaseTable(case for index, case in enumerate(collection.cases) if index not in reasons)
+    cases = RecordTable(case for index, case in enumerate(collection.cases) if index not in reasons)
     unusable = [SetAside(numbers[index], paths[index], reasons[index], patients[index]) for index in reasons]
     if on_bad_record == "stop" or not cases:
         raise BadInput(describe_bad_records(collection.path, unusable, num_good=len(cases)))

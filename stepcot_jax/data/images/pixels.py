@@ -19,8 +19,8 @@ from stepcot_jax.data.images.preprocessing import (
     resize_image,
 )
 from stepcot_jax.data.phantom.phantom import Prevalence, draw_case
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 Pixels = UInt8[np.ndarray, "size size 3"]
 CompactPixels = UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]
@@ -65,7 +65,7 @@ class PhantomPixels:
     prevalence: Prevalence
     preprocessing: Preprocessing
 
-    def draw(self, index: int) -> tuple[Case, CompactPixels]:
+    def draw(self, index: int) -> tuple[Record, CompactPixels]:
         """Draw a case with its pixels."""
         drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence)
         return drawn.case, resize_image(drawn.image, self.preprocessing)

@@ -21,7 +21,6 @@ import msgspec
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
 from stepcot_jax.data.images.image_files import ImageFiles, folder_files, set_aside_cases
 from stepcot_jax.data.records import records
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import read_source
@@ -31,6 +30,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file, make_workdir, read_file, read_json, write_whole
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.record import Record
 
 INDEX_NAME = "image_shards.json"
 
@@ -251,7 +251,7 @@ class _ShardWriter:
     shard_bytes: int
     num_threads: int
 
-    def write(self, progress: Callable[[Sequence[Case]], Iterable[Case]]) -> tuple[ShardIndex, int]:
+    def write(self, progress: Callable[[Sequence[Record]], Iterable[Record]]) -> tuple[ShardIndex, int]:
         """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases.
 
         Returns:
@@ -282,7 +282,7 @@ class _ShardWriter:
             for path in (*self.folder.glob("images-*.json"), *self.folder.glob(".images-*.partial")):
                 path.unlink(missing_ok=True)
 
-    def _read(self, item: tuple[int, Case]) -> bytes | BadInput:
+    def _read(self, item: tuple[int, Record]) -> bytes | BadInput:
         images = folder_files(self.collection, max_pixels=self.max_pixels)
         try:
             content = images.read(item[0])
@@ -291,7 +291,7 @@ class _ShardWriter:
             return error
         return content
 
-    def _write_shard(self, number: int, contents: Iterator[tuple[tuple[int, Case], bytes | BadInput]]) -> _Note:
+    def _write_shard(self, number: int, contents: Iterator[tuple[tuple[int, Record], bytes | BadInput]]) -> _Note:
         """Write one shard from the next images, and its note."""
         from array_record.python.array_record_module import ArrayRecordWriter  # only shards need it
 
@@ -307,10 +307,10 @@ class _ShardWriter:
                     if isinstance(content, BadInput):
                         if self.on_bad_record == "stop":
                             set_aside_cases(self.collection, {place: str(content)}, on_bad_record="stop")  # raises
-                        set_aside.append((case.image_path, str(content)))
+                        set_aside.append((case.image, str(content)))
                         continue
                     writer.write(content)
-                    rows.append((case.image_path, len(content), hashlib.sha256(content).hexdigest()))
+                    rows.append((case.image, len(content), hashlib.sha256(content).hexdigest()))
                     num_bytes += len(content)
                     if num_bytes >= self.shard_bytes:
                         break
@@ -333,7 +333,7 @@ class _ShardWriter:
             self._check_source(note.source)
             covered = self.collection.cases[first : first + note.num_covered]
             paths = [*(note.entry.paths if note.entry else ()), *(place for place, _ in note.set_aside)]
-            if sorted(paths) != sorted(case.image_path for case in covered):
+            if sorted(paths) != sorted(case.image for case in covered):
                 raise BadInput(f"{path}: lists other images than the records; use a new folder")
             if note.entry:
                 check_entry(note.entry, where=path)

@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.anatomy import Anatomy, Chest, Frame, Image, lung_edges, smooth_step
-from stepcot_jax.data.records.cases import Box
 
 # The contents of a phantom chest in body coordinates: lesions, fluid, air and changes of the anatomy.
 
@@ -237,22 +237,22 @@ def _box_of_layer(label: str, layer: Image, *, top: int, left: int) -> Box | Non
 
 
 def _box(label: str, x: int, y: int, width: int, height: int) -> Box | None:
-    return Box(label, x, y, width, height) if width > 0 and height > 0 else None
+    return Box.of_size(label, x, y, width, height) if width > 0 and height > 0 else None
 
 
 def _widened(box: Box, margin: int, size: int) -> Box:
-    x, y = max(0, box.x - margin), max(0, box.y - margin)
-    right, lower = min(size, box.x + box.width + margin), min(size, box.y + box.height + margin)
-    return Box(box.label, x, y, right - x, lower - y)
+    x, y = max(0, box.x1 - margin), max(0, box.y1 - margin)
+    right, lower = min(size, box.x2 + margin), min(size, box.y2 + margin)
+    return Box(box.label, (x, y, right, lower))
 
 
 def _holds(outer: Box, inner: Box) -> bool:
     return (
         outer.label == inner.label
-        and outer.x <= inner.x
-        and outer.y <= inner.y
-        and outer.x + outer.width >= inner.x + inner.width
-        and outer.y + outer.height >= inner.y + inner.height
+        and outer.x1 <= inner.x1
+        and outer.y1 <= inner.y1
+        and outer.x2 >= inner.x2
+        and outer.y2 >= inner.y2
     )
 
 

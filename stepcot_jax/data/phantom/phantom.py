@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, UInt8
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.anatomy import (
     STYLES,
@@ -26,9 +27,9 @@ from stepcot_jax.data.phantom.anatomy import (
 )
 from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, draw_answers, generator, write_report
 from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
-from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 __all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
 
@@ -58,7 +59,7 @@ class PhantomCase:
       heart_mask: the heart above the diaphragm, [height, width].
     """
 
-    case: Case
+    case: Record
     image: UInt8[np.ndarray, "height width"]
     marks: tuple[Mark, ...]
     side: str
@@ -81,7 +82,7 @@ class PlannedCase:
 
     index: int
     seed: int
-    case: Case
+    case: Record
     scene: Scene
     style: Style
     pose: Pose
@@ -133,7 +134,16 @@ def export_phantom(
             drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
             write_pictures(root, drawn)
             table.writerows(
-                [drawn.case.image_path, *dataclasses.astuple(mark.box)[:5], mark.side, mark.kind, drawn.side]
+                [
+                    drawn.case.image,
+                    mark.box.label,
+                    mark.box.x1,
+                    mark.box.y1,
+                    *mark.box.size,
+                    mark.side,
+                    mark.kind,
+                    drawn.side,
+                ]
                 for mark in drawn.marks
             )
             cases.append(drawn.case)
@@ -144,8 +154,8 @@ def write_pictures(root: Path, drawn: PhantomCase) -> None:
     """Write image and masks as PNG into `PICTURE_FOLDERS`, which must exist below `root`."""
     from PIL import Image
 
-    name = Path(drawn.case.image_path).name
-    Image.fromarray(drawn.image).save(root / drawn.case.image_path)
+    name = Path(drawn.case.image).name
+    Image.fromarray(drawn.image).save(root / drawn.case.image)
     for folder, mask in (("lung", drawn.lung_mask), ("heart", drawn.heart_mask)):
         Image.fromarray(mask.astype(np.uint8) * 255).save(root / "masks" / folder / name)
 
@@ -175,12 +185,12 @@ def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published"
     pose = draw_pose(of_image, style)
     scene = plan_scene(answers, anatomy, of_image)
     report, reasoning = write_report(answers, scene.side, generator(seed, index, stream=5))
-    case = Case(
-        patient_id=f"P{patient:06d}",
-        image_path=f"images/phantom_{index:06d}.png",
+    case = Record(
+        patient=f"P{patient:06d}",
+        image=f"images/phantom_{index:06d}.png",
         origin=style.origin,
         report=report,
-        labels=tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)),
+        answers=tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)),
         reasoning=reasoning,
     )
     return PlannedCase(index, seed, case, scene, style, pose)

@@ -19,13 +19,14 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
-from stepcot_jax.data.columns import DigestColumn, find_first
+from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.records.array_splitter import ArraySplitter
-from stepcot_jax.data.records.cases import Box, Case, CaseTable, SetAside
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
 from stepcot_jax.host.untrusted import Limits, exceeds, open_untrusted, read_limits
+from stepcot_jax.record import Record, SetAside
 
 FILE_NAME = "data.json"
 
@@ -172,8 +173,8 @@ def _check_lengths(record: PublishedRecord, limits: Limits) -> None:
         names += [(f"{where}.options", option) for option in entry.options]
         texts += [(f"{where}.question", entry.question), (f"{where}.reasoning", entry.reasoning)]
     for box in added.boxes:
-        names.append(("stepcot_jax.boxes.label", box.label))
-        texts.append(("stepcot_jax.boxes.sentence", box.sentence))
+        names.append(("stepcot_jax.box.label", box.label))
+        texts.append(("stepcot_jax.box.sentence", box.sentence))
     names.append(("stepcot_jax.view", added.view))
     names += [("stepcot_jax.provenance", part) for pair in added.provenance.items() for part in pair]
     for found, limit, most in ((names, "name", limits.name), (texts, "text", limits.text)):
@@ -286,7 +287,7 @@ class RecordReader:
         self._step_names = tuple(step_names)
         self._steps, self._orders, self._labels = _Cache(), _Cache(), _Cache()
 
-    def read(self, record: PublishedRecord) -> tuple[Case, tuple[Step, ...], str]:
+    def read(self, record: PublishedRecord) -> tuple[Record, tuple[Step, ...], str]:
         """Return a record as a case, its steps as it writes them, and its image with every link resolved."""
         patient_id = str(record.patient_id)
         if not patient_id.strip():
@@ -305,18 +306,18 @@ class RecordReader:
         for place, label, mark in zip(entries, labels, marks, strict=True):
             if mark and label == NOT_ANNOTATED:
                 raise BadInput(f"vqa_chain[{place}].uncertain: true without an answer; expected the possible answer")
-        case = Case(
-            patient_id=patient_id,
-            image_path=normalise_image_path(record.image_path),
+        case = Record(
+            patient=patient_id,
+            image=normalise_image_path(record.image_path),
             origin=record.origin or "",
             report=record.report or "",
-            labels=tuple(labels),
+            answers=tuple(labels),
             reasoning=tuple([record.vqa_chain[place].reasoning or "" for place in entries]),
-            boxes=tuple([Box(**msgspec.structs.asdict(box)) for box in added.boxes]),
+            boxes=tuple([Box.of_size(**msgspec.structs.asdict(box)) for box in added.boxes]),
             sex=added.sex,
             age=added.age,
             view=added.view,
-            provenance=tuple(sorted(added.provenance.items())),
+            provenance=dict(sorted(added.provenance.items())),
         )
         return case.with_stated(labels, marks) if any(marks) else case, tuple(steps), real_path
 
@@ -402,7 +403,7 @@ class Scan:
 
     root: Path
     file: Path
-    table: CaseTable
+    table: RecordTable
     numbers: Sequence[int]
     set_aside: SetAsideSink
     good: Bool[np.ndarray, " record"]
@@ -448,7 +449,7 @@ def scan_records(
     path = Path(root) / FILE_NAME
     reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
     kinds, images, numbers = _OptionKinds(path), DigestColumn(), array.array("q")
-    scan = Scan(Path(root), path, CaseTable(with_texts=with_texts), numbers, set_aside, np.ones(0, bool))
+    scan = Scan(Path(root), path, RecordTable(with_texts=with_texts), numbers, set_aside, np.ones(0, bool))
     wordings: list[set[str]] = [set() for _ in step_names]
     last_steps: tuple[Step, ...] = ()
     for index, raw in enumerate(read_raw_records(path, visit=visit)):

@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import PUBLISHED_STEPS, Chain
+from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case, CaseTable, as_table
-from stepcot_jax.data.records.cases import SetAside as SetAside  # its users need nothing else of `cases`
 from stepcot_jax.data.records.data_json import (
     NOTHING_ADDED,
     Addition,
@@ -26,6 +26,7 @@ from stepcot_jax.data.records.data_json import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
+from stepcot_jax.record import Record, SetAside
 
 OnBadRecord = Literal["stop", "skip"]
 
@@ -42,13 +43,13 @@ class Collection:
     Attributes:
       root: folder that the image paths start from.
       chain: questions and options of the labels.
-      cases: the records that take part, as a `CaseTable`; any sequence of cases is converted.
+      cases: the records that take part, as a `RecordTable`; any sequence of cases is converted.
       file: name of the file with the records, for messages.
     """
 
     root: Path
     chain: Chain
-    cases: CaseTable
+    cases: RecordTable
     set_aside: tuple[SetAside, ...]
     layout: str = "published"
     file: str = data_json.FILE_NAME
@@ -94,7 +95,7 @@ def read_records(
         _LOG.warning(message, scan.file, num_other, scan.numbers[scan.reference])
     table = scan.table
     if num_good < len(table):
-        table = CaseTable(table[place] for place in np.flatnonzero(scan.good))
+        table = RecordTable(table[place] for place in np.flatnonzero(scan.good).tolist())
     return Collection(scan.root, scan.chain, table, tuple(set_aside))
 
 
@@ -109,17 +110,17 @@ def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good:
     return f"{path}, record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r}), {first.reason}{others}"
 
 
-def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
+def write_records(root: Path, *, chain: Chain, cases: Sequence[Record]) -> None:
     """Write `root/data.json` in the published layout; with the chain's `step_names`, `read_records` reads it back."""
     write_whole(Path(root) / data_json.FILE_NAME, encode_records(chain, cases))
 
 
-def encode_records(chain: Chain, cases: Sequence[Case]) -> bytes:
+def encode_records(chain: Chain, cases: Sequence[Record]) -> bytes:
     """Return cases as an indented `data.json`."""
     records = [
         PublishedRecord(
-            patient_id=case.patient_id,
-            image_path=case.image_path,
+            patient_id=case.patient,
+            image_path=case.image,
             origin=case.origin,
             report=case.report,
             stepcot_jax=_addition(case),
@@ -133,7 +134,7 @@ def encode_records(chain: Chain, cases: Sequence[Case]) -> bytes:
                     reasoning=reasoning,
                 )
                 for number, (step, label, stated, reasoning) in enumerate(
-                    zip(chain.steps, case.labels, case.stated, case.reasoning, strict=True), start=1
+                    zip(chain.steps, case.answers, case.stated, case.reasoning, strict=True), start=1
                 )
             ),
         )
@@ -142,15 +143,20 @@ def encode_records(chain: Chain, cases: Sequence[Case]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
 
 
-def _addition(case: Case) -> Addition | None:
+def _addition(case: Record) -> Addition | None:
     added = Addition(
-        boxes=tuple(PublishedBox(**dataclasses.asdict(box)) for box in case.boxes),
+        boxes=tuple(_published_box(box) for box in case.boxes),
         sex=case.sex,  # type: ignore[arg-type]
         age=case.age,
         view=case.view,
-        provenance=dict(case.provenance),
+        provenance=case.provenance,
     )
     return None if added == NOTHING_ADDED else added
+
+
+def _published_box(box: Box) -> PublishedBox:
+    width, height = box.size
+    return PublishedBox(label=box.label, x=box.x1, y=box.y1, width=width, height=height, sentence=box.sentence)
 
 
 def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 # The two tables of NIH ChestX-ray8: the box list and the labels of all images.
 #
@@ -50,17 +51,14 @@ class ListedBox:
 
     number: int
     image: str
-    label: str = ""
-    x: float = 0.0
-    y: float = 0.0
-    width: float = 0.0
-    height: float = 0.0
+    box: Box
     problem: str = ""
 
     def scaled(self, width: int, height: int) -> Box:
         """Return the box in an image of this size in pixels."""
         across, down = width / RELEASED_SIDE, height / RELEASED_SIDE
-        return Box(self.label, self.x * across, self.y * down, self.width * across, self.height * down)
+        box = self.box
+        return Box.of_size(box.label, box.x1 * across, box.y1 * down, box.size[0] * across, box.size[1] * down)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,7 @@ def count_boxes(root: Path) -> tuple[int, int, int]:
     for box in boxes:
         if box.problem:
             raise BadInput(f"{path}: {box.problem}")
-        labels[box.image].add(box.label)
+        labels[box.image].add(box.box.label)
     return len(boxes), len(labels), sum(len(found) == 1 for found in labels.values())
 
 
@@ -147,7 +145,9 @@ def _read_box(row: Row) -> ListedBox:
     ):
         written = [number[:_NUM_SHOWN] for number in numbers]
         problem = f"box {written} is not x, y, width, height inside {RELEASED_SIDE} x {RELEASED_SIDE} pixels"
-    return ListedBox(row.number, image, name, x, y, width, height, problem and f"row {row.number}: {problem}")
+    return ListedBox(
+        row.number, image, Box.of_size(name, x, y, width, height), problem and f"row {row.number}: {problem}"
+    )
 
 
 def _read_entry(row: Row, *, places: Sequence[int]) -> Entry:
@@ -226,7 +226,7 @@ def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Ite
         problem = next((box.problem for box in listed if box.problem), "")
         if entry and entry.problem and not problem:
             problem = f"{place}: in the table of labels: {entry.problem}"
-        labels = tuple(dict.fromkeys(box.label for box in listed))
+        labels = tuple(dict.fromkeys(row.box.label for row in listed))
         yield ImageRecord(image, place, labels, listed, entry, problem)
 
 
@@ -320,12 +320,12 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         labels, reasoning = answer_findings(
             (FINDINGS[label] for label in record.labels), diagnosis=diagnosis, reason=reason
         )
-    case = Case(
-        patient_id=patient,
-        image_path=image_path,
+    case = Record(
+        patient=patient,
+        image=image_path,
         origin=ORIGIN,
         report="",
-        labels=labels,
+        answers=labels,
         reasoning=reasoning,
         boxes=tuple(box.scaled(*size) for box in record.boxes),
         sex=record.entry.sex if record.entry else "",

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
@@ -22,6 +21,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import read_limits
+from stepcot_jax.record import Record
 
 TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
 
@@ -106,7 +106,7 @@ class _RowReader:
         self._read_label = functools.cache(self._parse_label)
         self._derives = chain == DEFAULT_CHAIN and all(place is None for place in columns.steps[:-1])
 
-    def read(self, row: Row) -> tuple[Case, str]:
+    def read(self, row: Row) -> tuple[Record, str]:
         """Return the case of a row, and the real path of its image."""
         num_columns = self._columns.num_columns
         if len(row.cells) < num_columns or any(row.cells[num_columns:]):
@@ -132,12 +132,12 @@ class _RowReader:
         if texts.get("age") and age is None:
             raise BadInput(f"column age: is not a number of years from 0 to {_MAX_AGE} or empty")
         labels, reasoning, doubts = self._answer(row)
-        case = Case(
-            patient_id=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
-            image_path=normalise_image_path(image),
+        case = Record(
+            patient=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
+            image=normalise_image_path(image),
             origin=texts.get("origin", ""),
             report=texts.get("report", ""),
-            labels=labels,
+            answers=labels,
             reasoning=reasoning,
             sex=sex,
             age=age,

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.boxes import Corners
-from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import (
@@ -26,8 +25,8 @@ from stepcot_jax.data.sources.intake import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.record import KINDS, Kind, VqaBox, VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import KINDS, Kind, Record, SetAside
 
 ORIGIN = "GEMeX"
 UNNAMED = "region"
@@ -82,7 +81,7 @@ def read_gemex(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
     set_aside: list[SetAside] | None = None,
-) -> Iterator[VqaRecord]:
+) -> Iterator[Record]:
     """Yield the records of GEMeX files, one at a time.
 
     The kind of a test record follows from its file's name (open, closed, single or multi), else from its choices and
@@ -99,7 +98,7 @@ def read_gemex(
 
 def _read(
     fields: dict[str, Any], *, path: Path, place: str, locator: ImageLocator, box_size: tuple[int, int]
-) -> VqaRecord:
+) -> Record:
     if "conversations" in fields:
         made = _read_training(convert_fields(fields, _TrainingRecord))
     elif "thinkVG" in fields:
@@ -110,9 +109,9 @@ def _read(
     made["provenance"] |= {"file": path.name, "row": place, "licence": _LICENCE}
     return make_record(
         id=f"{path.name}:{place.rpartition(' ')[2]}",
-        image_path=image_path,
+        image=image_path,
         image_size=box_size,
-        patient_id=find_patient(image_path),
+        patient=find_patient(image_path),
         origin=ORIGIN,
         modality="xray",
         **made,
@@ -128,7 +127,7 @@ def _read_test(record: _TestRecord, *, path: Path) -> dict[str, Any]:
         "written": record.answer if isinstance(record.answer, str) else ", ".join(record.answer),
         "kind": kind,
         "question": record.question.strip(),
-        "choices": strip_letters(record.choices or ()),
+        "options": strip_letters(record.choices or ()),
         "references": _label(record.visual_regions, record.visual_locations),
         "thinking": record.reason.strip(),
         "topic": record.type,
@@ -148,7 +147,7 @@ def _read_training(record: _TrainingRecord) -> dict[str, Any]:
     return _from_reply(reply) | {
         "kind": _kind_of_name(record.q_type, field="q_type"),
         "question": question,
-        "choices": choices,
+        "options": choices,
         "image": record.image,
         "provenance": {"record": "GEMeX training record", "row_id": str(record.row_id)},
     }
@@ -163,7 +162,7 @@ def _read_thinking(record: _ThinkingRecord) -> dict[str, Any]:
     return _from_reply(reply) | {
         "kind": _kind_of_name(record.question_type, field="question_type"),
         "question": question,
-        "choices": choices,
+        "options": choices,
         "image": record.image_path,
         "provenance": {"record": "GEMeX-RMCoT"},
     }
@@ -180,17 +179,17 @@ def _from_reply(reply: Reply) -> dict[str, Any]:
     regions = reply.references or ()
     return {
         "written": reply.answer or "",
-        "references": _label([region.name or UNNAMED for region in regions], [region.box for region in regions]),
+        "references": _label([region.label or UNNAMED for region in regions], [region.corners for region in regions]),
         "thinking": reply.thinking,
         "split": "train",
     }
 
 
-def _label(names: Sequence[str], boxes: Sequence[Corners]) -> tuple[VqaBox, ...]:
+def _label(names: Sequence[str], boxes: Sequence[Corners]) -> tuple[Box, ...]:
     made = []
     for place, (name, box) in enumerate(zip(names, boxes, strict=True)):
         try:
-            made.append(VqaBox(name.strip(), box))
+            made.append(Box(name.strip(), box).check())
         except BadInput as error:
             raise BadInput(f"visual_locations[{place}]: {error}") from None
     return tuple(made)

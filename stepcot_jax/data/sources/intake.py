@@ -12,18 +12,17 @@ import msgspec
 from PIL import JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.grounded.grounded_image import GroundedImage
-from stepcot_jax.data.grounded.record_files import read_lines
+from stepcot_jax.data.columns import RecordTable
+from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
-from stepcot_jax.reasoning.record import Kind, VqaRecord
 from stepcot_jax.reasoning.replies import read_answer
+from stepcot_jax.record import Kind, Record
 
 
 class Intake:
@@ -38,17 +37,17 @@ class Intake:
         self._file = file
         self._layout = layout
         self._on_bad_record = on_bad_record
-        self._cases: list[Case] = []
+        self._cases: list[Record] = []
         self._bad: list[SetAside] = []
         self._left_out: list[SetAside] = []
         self._first: dict[str, str] = {}
 
-    def keep(self, case: Case, *, real_path: str, place: str) -> None:
+    def keep(self, case: Record, *, real_path: str, place: str) -> None:
         """Add a case; it is a bad record if another case has its image."""
         known = self._first.setdefault(real_path, place)
         if known != place:
             reason = f"{place}: has the same image as {known}; expected one record per image"
-            self.refuse(reason, image_path=case.image_path, patient_id=case.patient_id)
+            self.refuse(reason, image_path=case.image, patient_id=case.patient)
         else:
             self._cases.append(case)
 
@@ -70,7 +69,7 @@ class Intake:
             if not set_aside:
                 raise BadInput(f"{path}: has no records")
             raise BadInput(describe_bad_records(path, set_aside, num_good=0))
-        return Collection(self._root, chain, CaseTable(self._cases), tuple(set_aside), self._layout, self._file)
+        return Collection(self._root, chain, RecordTable(self._cases), tuple(set_aside), self._layout, self._file)
 
     def _number(self) -> int:
         return len(self._cases) + len(self._bad) + len(self._left_out)
@@ -81,7 +80,7 @@ class Intake:
 
 Readers = int | Literal["all"]
 
-Listing = Iterator[tuple[str, GroundedImage | BadInput]]
+Listing = Iterator[tuple[str, Record | BadInput]]
 """Place of each image in its list, such as "row 7", and the image, or why it is bad."""
 
 
@@ -323,9 +322,9 @@ def find_patient(image_path: str) -> str:
     return found[1] if found else image_path
 
 
-def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: Any) -> VqaRecord:
+def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: Any) -> Record:
     """Return a record with the answer read from its text, as `reasoning.replies.read_answer` reads it."""
-    record = VqaRecord(kind=kind, answer=_ANY_ANSWER[kind], **fields)
+    record = Record(kind=kind, answer=_ANY_ANSWER[kind], **fields)
     if kind == "open":
         return msgspec.structs.replace(record, answer=written.strip())
     answer = read_answer(written, record)
@@ -355,11 +354,11 @@ class NotARecord(BadInput):
 
 def read_each(
     paths: Iterable[Path],
-    read: Callable[..., VqaRecord],
+    read: Callable[..., Record],
     *,
     on_bad_record: OnBadRecord,
     set_aside: list[SetAside] | None,
-) -> Iterator[VqaRecord]:
+) -> Iterator[Record]:
     """Yield the records of files; bad records stop or are set aside, those that a reader's rule excludes are set aside.
 
     Args:

@@ -19,13 +19,13 @@ from typing import BinaryIO, Literal, TypeAlias, cast
 from xml.parsers import expat
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
 from stepcot_jax.data.sources import iu_coding
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.intake import ImageFinder, Intake
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.record import Record
 
 # Read the report files of the IU X-Ray collection from its archive or a folder, without trusting either.
 #
@@ -520,12 +520,12 @@ def _take_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageF
         intake.refuse(f"{report.uid}: {error}", image_path=image.file_name, patient_id=report.uid)
         return
     views = set(re.findall(r"\b(PA|AP)\b", image.caption.upper()))
-    case = Case(
-        patient_id=report.uid,
-        image_path=image_path,
+    case = Record(
+        patient=report.uid,
+        image=image_path,
         origin=ORIGIN,
         report=report.text,
-        labels=iu_coding.read_coding(report.mesh),
+        answers=iu_coding.read_coding(report.mesh),
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
         view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import fold
-from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import (
@@ -26,8 +26,8 @@ from stepcot_jax.data.sources.intake import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.record import STAGE_NAMES, Kind, Stages, VqaBox, VqaRecord
 from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import STAGE_NAMES, Kind, Record, SetAside, Stages
 
 ORIGIN = "MEDSAGE"
 UNNAMED = "region"
@@ -63,7 +63,7 @@ def read_medsage(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
     set_aside: list[SetAside] | None = None,
-) -> Iterator[VqaRecord]:
+) -> Iterator[Record]:
     """Yield the records of MEDSAGE files, one at a time.
 
     A reply with <VISUAL>, <KNOWLEDGE> or <ANSWER> is read as dialect "lvkc", one with <VIS> or <KNO> as
@@ -86,7 +86,7 @@ def _read(
     place: str,
     locator: ImageLocator,
     box_size: tuple[int, int] | None,
-) -> VqaRecord:
+) -> Record:
     conversation = convert_fields(fields, _Conversation)
     speakers = [turn.speaker for turn in conversation.conversations]
     if speakers != ["human", "gpt"]:
@@ -104,7 +104,7 @@ def _read(
     if reply is not None:
         for number, (region, corners) in enumerate(zip(reply.references, reply.boxes(size).tolist(), strict=True)):
             try:
-                references.append(VqaBox(region.name.strip() or UNNAMED, tuple(corners)))
+                references.append(Box(region.label.strip() or UNNAMED, tuple(corners)).check())
             except BadInput as error:
                 raise BadInput(f"<LOC>, box {number}: {error}") from None
     question, choices = split_question(prompt)
@@ -112,12 +112,12 @@ def _read(
         id=f"{path.name}:{place.rpartition(' ')[2]}",
         kind=_find_kind(made["written"], choices, prompt=prompt),
         field="conversations[1].value",
-        image_path=image_path,
+        image=image_path,
         image_size=size,
-        patient_id=image_path,
+        patient=image_path,
         origin=ORIGIN,
         question=question,
-        choices=choices,
+        options=choices,
         references=tuple(references),
         provenance={"file": path.name, "row": place, "licence": _LICENCE} | made.pop("provenance"),
         **made,

@@ -1,4 +1,4 @@
-"""BIMCV PadChest-GR: grounded reports as cases, with boxes, sentences and the answers implied by the labels."""
+"""PadChest-GR: grounded reports as answers of the chain, and as images with boxed findings."""
 
 import dataclasses
 import logging
@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Finding, answer_findings, answer_normal
-from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read_image_size
+from stepcot_jax.data.sources.intake import ImageFinder, Intake, Listing, Readers, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 # The files of BIMCV PadChest-GR, grounded reports in JSON and the master table, and its labels as findings.
 
@@ -164,7 +165,7 @@ def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:
     return tuple(finding for label in folded for finding in FINDINGS.get(label, ()))
 
 
-Readers = Literal["first", "both"]
+BoxReaders = Literal["first", "both"]
 
 ORIGIN = "PadChest-GR"
 IMAGE_FOLDERS = (
@@ -180,7 +181,7 @@ def read_padchest_gr(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
     single_label: bool = True,
-    readers: Readers = "first",
+    readers: BoxReaders = "first",
 ) -> Collection:
     """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 
@@ -237,7 +238,7 @@ class _StudyReader:
 
     finder: ImageFinder
     facts: Mapping[str, StudyFacts]
-    readers: Readers
+    readers: BoxReaders
     single_label: bool
     intake: Intake
     num_boxless: int = 0
@@ -276,12 +277,12 @@ class _StudyReader:
                 findings, diagnosis=diagnoses[0] if len(diagnoses) == 1 else "", reason=stated
             )
         known = self.facts.get(study_id)
-        case = Case(
-            patient_id=patient_id,
-            image_path=image_path,
+        case = Record(
+            patient=patient_id,
+            image=image_path,
             origin=ORIGIN,
             report=" ".join(filter(None, map(sentence_of, study.findings))),
-            labels=answers,
+            answers=answers,
             reasoning=reasoning,
             boxes=self._boxes(study, size=size),
             sex=known.sex if known else "",
@@ -318,6 +319,78 @@ def _scale(finding: GroundedFinding, corners: Corners, size: tuple[int, int]) ->
     left, upper, right, lower = (min(max(corner, 0.0), 1.0) for corner in corners)
     label = ", ".join(" ".join(label.split()) for label in finding.labels or ())
     width, height = size
-    return Box(
+    return Box.of_size(
         label, left * width, upper * height, (right - left) * width, (lower - upper) * height, sentence_of(finding)
+    )
+
+
+_LICENCE = "PadChest-GR: BIMCV data use agreement"
+_NORMAL = ("normal", "unchanged")
+
+
+class _Place(msgspec.Struct, frozen=True):
+    locations: Any = None
+
+
+class _Places(msgspec.Struct, frozen=True):
+    findings: tuple[_Place, ...]
+
+
+def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> Listing:
+    """List the studies of the grounded reports.
+
+    A label of a boxed sentence is a finding at each of its boxes. Boxes are fractions of the picture, so every study
+    needs its image file. A label is absent if a sentence that is not abnormal and has no boxes names it, and no other
+    sentence finds it. Patients come from the master table; without it each study counts as a patient.
+    """
+    del require_images
+    finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=True)
+    facts = read_facts(path.parent, path=path)
+    for index, raw in enumerate(data_json.read_raw_records(path)):
+        try:
+            study = decode_study(raw, index=index)
+            places = msgspec.json.decode(raw, type=_Places).findings
+            locations = [place.locations for place in places]
+            image = _ground(study, locations, finder=finder, facts=facts, readers=readers)
+            provenance = {"file": path.name, "row": str(index), "licence": _LICENCE}
+            yield f"record {index}", msgspec.structs.replace(image, provenance=provenance)
+        except BadInput as error:
+            yield f"record {index}", error
+
+
+def _ground(
+    study: GroundedStudy,
+    locations: list[Any],
+    *,
+    finder: ImageFinder,
+    facts: Mapping[str, StudyFacts],
+    readers: Readers,
+) -> Record:
+    study_id = str(study.study)
+    if not study_id.strip() or (facts and study_id not in facts):
+        raise BadInput(f"StudyID: {study_id[:80]!r} is {'not in the master table' if study_id.strip() else 'blank'}")
+    image_path, real_path = finder.find(study.image)
+    width, height = read_image_size(Path(real_path))
+    findings, denied = [], []
+    for sentence, places in zip(study.findings, locations, strict=True):
+        labels = [" ".join(label.split()) for label in sentence.labels or () if label.strip()]
+        extra = sentence.extra_boxes or ()
+        boxes = (*(sentence.boxes or ()), *(extra if readers == "all" else ()))
+        if not sentence.abnormal and not boxes and not extra:
+            denied += [label for label in labels if label.casefold() not in _NORMAL]
+        region = ", ".join(place for place in places if isinstance(place, str)) if isinstance(places, list) else ""
+        for corners in boxes:
+            x1, y1, x2, y2 = (min(max(corner, 0.0), 1.0) for corner in corners)
+            box = (x1 * width, y1 * height, x2 * width, y2 * height)
+            findings += [Box(label, box, sentence_of(sentence), region) for label in labels]
+    present = {label.casefold() for sentence in study.findings if sentence.abnormal for label in sentence.labels or ()}
+    present |= {finding.label.casefold() for finding in findings}
+    return Record(
+        id=study_id,
+        image=image_path,
+        image_size=(width, height),
+        patient=facts[study_id].patient_id if facts else study_id,
+        origin=ORIGIN,
+        boxes=tuple(findings),
+        absent=tuple(dict.fromkeys(label for label in denied if label.casefold() not in present)),
     )

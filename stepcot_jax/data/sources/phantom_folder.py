@@ -1,26 +1,25 @@
 """Folders of `stepcot data phantom`: the boxes of `boxes.csv`, regions from masks, answers as facts."""
 
 import collections
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from PIL import Image
 
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.grounded.phantom_images import corners_of, ground_marks, list_absent, list_answers
-from stepcot_jax.data.grounded.vocabulary import NORMAL, find_regions
+from stepcot_jax.box import Box
 from stepcot_jax.data.phantom.findings import Mark
 from stepcot_jax.data.phantom.phantom import BOX_COLUMNS
-from stepcot_jax.data.records.cases import Box, Case
+from stepcot_jax.data.questions.phantom_images import corners_of, ground_marks, list_absent, list_answers
+from stepcot_jax.data.questions.vocabulary import NORMAL, find_regions
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.data.sources.delimited import Row, read_table
 from stepcot_jax.data.sources.intake import Listing, Readers, read_image_size
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
-from stepcot_jax.reasoning.record import VqaBox
+from stepcot_jax.record import Record
 
 _NUM_PLAIN = 6
 """Columns of the exports of earlier versions: without sides and kinds, a finding's region is not known."""
@@ -48,7 +47,7 @@ def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing
     header, rows = read_table(path, known_columns=set(BOX_COLUMNS))
     if header not in (BOX_COLUMNS, BOX_COLUMNS[:_NUM_PLAIN]):
         raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} is not {','.join(BOX_COLUMNS)}")
-    known = {case.image_path for case in collection.cases}
+    known = {case.image for case in collection.cases}
     boxes: dict[str, list[tuple[int, _Listed | BadInput]]] = collections.defaultdict(list)
     for row in rows:
         image, listed_mark = _read_mark(row, num_columns=len(header))
@@ -56,7 +55,7 @@ def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing
         if image not in known:
             yield f"row {row.number}", BadInput(f"image_path: {image[:80]!r} is no image of {collection.path.name}")
     for case in collection.cases:
-        listed = boxes.get(case.image_path, [])
+        listed = boxes.get(case.image, [])
         bad = next(((number, found) for number, found in listed if isinstance(found, BadInput)), None)
         if bad:
             yield f"row {bad[0]}", bad[1]
@@ -64,9 +63,9 @@ def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing
         try:
             marks = [found for _, found in listed if not isinstance(found, BadInput)]
             grounded = _ground(case, marks, collection=collection, rows=[number for number, _ in listed])
-            yield f"image {case.image_path!r}", grounded
+            yield f"image {case.image!r}", grounded
         except BadInput as error:
-            yield f"image {case.image_path!r}", error
+            yield f"image {case.image!r}", error
 
 
 def _read_mark(row: Row, *, num_columns: int) -> tuple[str, _Listed | BadInput]:
@@ -75,7 +74,7 @@ def _read_mark(row: Row, *, num_columns: int) -> tuple[str, _Listed | BadInput]:
         x, y, width, height = map(float, numbers)
     except ValueError:
         x = y = width = height = math.nan
-    box = Box(label, x, y, width, height)
+    box = Box.of_size(label, x, y, width, height)
     if len(row.cells) != num_columns or not (0 <= x < x + width < math.inf and 0 <= y < y + height < math.inf):
         return image, BadInput(f"x, y, width, height: {[number[:40] for number in numbers]} is no box in pixels")
     if num_columns == _NUM_PLAIN:
@@ -87,32 +86,32 @@ def _read_mark(row: Row, *, num_columns: int) -> tuple[str, _Listed | BadInput]:
     return image, (Mark(box, int(side), kind), case_side)
 
 
-def _ground(case: Case, listed: Sequence[_Listed], *, collection: Collection, rows: list[int]) -> GroundedImage:
-    root, name = collection.root, Path(case.image_path).name
+def _ground(case: Record, listed: Sequence[_Listed], *, collection: Collection, rows: list[int]) -> Record:
+    root, name = collection.root, Path(case.image).name
     masks = [root / "masks" / organ / name for organ in ("lung", "heart")]
     marks, sides = [mark for mark, _ in listed], {side for _, side in listed}
     if len(sides) > 1:
         raise BadInput(f"case_side: {' and '.join(sorted(sides))} of one image; expected one")
     provenance = {"file": "boxes.csv", "row": ", ".join(map(str, rows)), "licence": _LICENCE}
     facts = list_answers(case, collection.chain)
-    regions: tuple[VqaBox, ...] = ()
+    regions: tuple[Box, ...] = ()
     if all(mask.is_file() for mask in masks):
         lungs, heart = map(_read_binary, masks)
         if all(sides) and (marks or facts["diagnosis"] == NORMAL):
             side, chain = "".join(sides), collection.chain
             image = ground_marks(case, marks, side=side, lungs=lungs, heart=heart, chain=chain)
-            return dataclasses.replace(image, provenance=provenance)
+            return msgspec.structs.replace(image, provenance=provenance)
         regions, size = find_regions(lungs, heart), (lungs.shape[1], lungs.shape[0])
     else:
-        size = read_image_size(root / case.image_path)
-    findings = tuple(Finding(mark.box.label, corners_of(mark)) for mark in marks)
-    return GroundedImage(
-        id=Path(case.image_path).stem,
-        image_path=case.image_path,
+        size = read_image_size(root / case.image)
+    findings = tuple(Box(mark.box.label, corners_of(mark)) for mark in marks)
+    return Record(
+        id=Path(case.image).stem,
+        image=case.image,
         image_size=size,
-        patient_id=case.patient_id,
+        patient=case.patient,
         origin=case.origin,
-        findings=findings,
+        boxes=findings,
         regions=regions,
         absent=list_absent(findings),
         facts=facts,

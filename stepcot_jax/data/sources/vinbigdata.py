@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stepcot_jax.boxes import Corners, iou
-from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
+from stepcot_jax.box import Box, Corners, iou
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_table
 from stepcot_jax.data.sources.intake import ImageFinder, Listing, Readers, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 ORIGIN = "VinBigData"
 IMAGE_FOLDERS = (".", "train", "images", "train_images")
@@ -143,7 +143,7 @@ def _ground(
     sizes: Mapping[str, tuple[int, int]],
     file: str,
     readers: Readers,
-) -> GroundedImage:
+) -> Record:
     boxed = [mark for mark in marks if mark.box]
     normal = {mark.reader for mark in marks if not mark.box}
     if len(marks) > _MOST_ROWS:
@@ -164,20 +164,20 @@ def _ground(
     provenance = {"file": file, "row": ", ".join(str(mark.row) for mark in marks), "licence": _LICENCE}
     findings = []
     if readers == "all":
-        findings = [Finding(mark.label, mark.box) for mark in boxed if mark.box]
+        findings = [Box(mark.label, mark.box) for mark in boxed if mark.box]
         provenance["readers"] = "every reader's box"
     else:
         for label in dict.fromkeys(mark.label for mark in boxed):
             same = [mark for mark in boxed if mark.label == label]
-            findings += [Finding(label, box) for box, _ in agree(same, readers=readers)]
+            findings += [Box(label, box) for box, _ in agree(same, readers=readers)]
         provenance["readers"] = f"mean box of at least {readers} readers with IoU >= {LEAST_IOU}"
-    return GroundedImage(
+    return Record(
         id=image,
-        image_path=image_path,
+        image=image_path,
         image_size=size,
-        patient_id=image,
+        patient=image,
         origin=ORIGIN,
-        findings=tuple(findings),
+        boxes=tuple(findings),
         absent=CLASSES if not boxed else (),
         provenance=provenance,
     )

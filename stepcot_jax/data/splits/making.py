@@ -8,14 +8,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.columns import RecordTable, as_table
 from stepcot_jax.data.images.near_duplicates import join_patients
-from stepcot_jax.data.records.cases import Case, CaseTable, as_table
-from stepcot_jax.data.splits.splits import Splits, check_splits
+from stepcot_jax.data.questions.vocabulary import canonical
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 PUBLISHED_FRACTIONS = (0.7, 0.15, 0.15)
 
@@ -41,7 +44,7 @@ class Group:
 
 
 def make_splits(
-    cases: Iterable[Case],
+    cases: Iterable[Record],
     *,
     seed: int,
     fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
@@ -71,7 +74,7 @@ def make_splits(
 
 
 def deal(
-    table: CaseTable,
+    table: RecordTable,
     *,
     seed: int,
     fractions: Sequence[float],
@@ -97,7 +100,7 @@ def deal(
     return [tuple(sorted(indices)) for indices in members]
 
 
-def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence[float]) -> None:
+def _check_joined(groups: Sequence[Group], table: RecordTable, fractions: Sequence[float]) -> None:
     """Check that joined patients fit into the smallest split."""
     joined = [group for group in groups if len(group.patients) > 1]
     largest = max(joined, key=lambda group: len(group.cases), default=None)
@@ -111,7 +114,7 @@ def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence
 
 
 def form_groups(
-    cases: Iterable[Case], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
+    cases: Iterable[Record], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
 ) -> list[Group]:
     """Group the patients; each is in one group. Arguments and errors are those of `make_splits`."""
     table = as_table(cases)
@@ -159,7 +162,7 @@ class _Dealer:
     by its own diagnosis and origin, whatever its patient counts for.
     """
 
-    def __init__(self, table: CaseTable, fractions: Sequence[float]) -> None:
+    def __init__(self, table: RecordTable, fractions: Sequence[float]) -> None:
         self._diagnoses, self._origins = table.labels[:, -1].tolist(), table.origins
         self._fractions = fractions
         self._short: dict[Level, list[float]] = collections.defaultdict(lambda: [0.0] * len(fractions))
@@ -247,7 +250,12 @@ def list_folds(num_folds: int = NUM_FOLDS) -> list[str]:
 
 
 def make_fold(
-    cases: Iterable[Case], *, fold: str, seed: int, fractions: tuple[float, ...] = PUBLISHED_FRACTIONS, joined: Any = ()
+    cases: Iterable[Record],
+    *,
+    fold: str,
+    seed: int,
+    fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
+    joined: Any = (),
 ) -> Splits:
     """Make the splits of one fold of a cross-validation by patient.
 
@@ -269,3 +277,39 @@ def make_fold(
     splits = Splits(train=train_cases, val=val_cases, test=test)
     check_splits(splits, table, source=f"fold {fold} made with seed {seed}")
     return splits
+
+
+def split_images(images: Sequence[Record], *, seed: int) -> list[Record]:
+    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept."""
+    named = [image for image in images if image.split]
+    if named:
+        if len(named) < len(images):
+            raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
+        return list(images)
+    splits = split_by_patient(images, [_stratum_of_image(image) for image in images], seed=seed)
+    return [msgspec.structs.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
+
+
+def split_by_patient(
+    images: Sequence[Record | Record | Record],
+    strata: Sequence[str],
+    *,
+    seed: int,
+    fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
+    names: Sequence[str] = SPLIT_NAMES,
+) -> list[str]:
+    """Return the split of each image, by patient, stratified by `strata` and origin."""
+    numbers = {name: min(place, 127) for place, name in enumerate(sorted(set(strata)))}
+    table = RecordTable(
+        Record(
+            patient=image.patient, image=image.image, origin=image.origin, answers=(numbers[stratum],), reasoning=("",)
+        )
+        for image, stratum in zip(images, strata, strict=True)
+    )
+    parts = deal(table, seed=seed, fractions=fractions, joined=())
+    split_of = {place: name for name, places in zip(names, parts, strict=True) for place in places}
+    return [split_of[place] for place in range(len(table))]
+
+
+def _stratum_of_image(image: Record) -> str:
+    return image.facts.get("diagnosis") or (canonical(image.boxes[0].label) if image.boxes else "")

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool
 
-from stepcot_jax.data.columns import TextColumn, TextIndex
-from stepcot_jax.data.records.cases import Case, CaseTable, SetAside, as_table
+from stepcot_jax.data.columns import RecordTable, TextColumn, TextIndex, as_table
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.sources.delimited import iterate_rows, open_text
 from stepcot_jax.data.splits.sheet_rows import iterate_sheet
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import exceeds, read_limits
+from stepcot_jax.record import Record, SetAside
 
 # Read the rows of a split table, such as train.xlsx or train.csv, as text.
 #
@@ -101,7 +101,7 @@ _NUMBER = re.compile(r"0*([0-9]+?)(?:\.0+)?")
 _NUM_SHOWN = 20
 
 
-def read_splits(root: Path, cases: Iterable[Case], *, set_aside: Sequence[SetAside] = ()) -> Splits | None:
+def read_splits(root: Path, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> Splits | None:
     """Read `train`, `val` and `test`, each .xlsx or .csv, below `root`.
 
     A row names an image by `image_path`, or all images of a patient by `patient_id`; given both, they must agree. A
@@ -120,7 +120,7 @@ def read_splits(root: Path, cases: Iterable[Case], *, set_aside: Sequence[SetAsi
 
 def resolve_tables(
     root: Path,
-    table: CaseTable,
+    table: RecordTable,
     *,
     good: Bool[np.ndarray, " case"] | None = None,
     set_aside_paths: TextColumn,
@@ -184,7 +184,7 @@ def _claim(found: Assignment, split: int, path: Path, names: "_Names") -> None:
 class _Names:
     """Finds the cases that a row names."""
 
-    def __init__(self, table: CaseTable, good: Sequence[int], aside_paths: TextColumn, aside: TextColumn) -> None:
+    def __init__(self, table: RecordTable, good: Sequence[int], aside_paths: TextColumn, aside: TextColumn) -> None:
         self._table, self._aside = table, aside
         self._by_path = TextIndex(table.image_paths, good)
         self._by_patient = TextIndex(table.patient_ids, good)

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from stepcot_jax.data.columns import find_first
-from stepcot_jax.data.records.cases import Case, CaseTable, SetAside, as_table
+from stepcot_jax.data.columns import RecordTable, as_table, find_first
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
+from stepcot_jax.record import Record, SetAside
 
 SPLIT_NAMES = ("train", "val", "test")
 
@@ -102,7 +102,7 @@ class Assignment:
         """Return how often a problem occurs."""
         return self.problems[kind].count if kind in self.problems else 0
 
-    def find_problems(self, table: CaseTable, good: Bool[np.ndarray, " case"] | None = None) -> None:
+    def find_problems(self, table: RecordTable, good: Bool[np.ndarray, " case"] | None = None) -> None:
         """Add empty splits, patients in several splits, and those of the `good` cases that are in no split."""
         member = self.member
         for name, own in zip(SPLIT_NAMES, member, strict=True):
@@ -132,7 +132,7 @@ class Assignment:
             raise BadInput(f"{source}: {problem}")
 
 
-def check_splits(splits: Splits, cases: Iterable[Case], *, source: str) -> None:
+def check_splits(splits: Splits, cases: Iterable[Record], *, source: str) -> None:
     """Raise `BadInput`, which begins with `source`, if a split of `cases` is empty or shares a patient with another."""
     table = as_table(cases)
     assignment = Assignment.of(splits, len(table))
@@ -159,7 +159,7 @@ class _Manifest(msgspec.Struct, kw_only=True):
     digest: str = ""
 
 
-def write_manifest(path: Path, splits: Splits, cases: Iterable[Case], *, source: str) -> None:
+def write_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, source: str) -> None:
     """Write which images are in which split, as JSON; `source` says in words where the splits come from.
 
     Each image comes with a checksum of its path, patient and labels, and the whole with a SHA-256 digest, so that an
@@ -176,7 +176,7 @@ def write_manifest(path: Path, splits: Splits, cases: Iterable[Case], *, source:
     write_whole(Path(path), msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
-def check_manifest(path: Path, splits: Splits, cases: Iterable[Case], *, set_aside: Sequence[SetAside] = ()) -> None:
+def check_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> None:
     """Refuse splits that differ from a manifest's, for a run that resumes."""
     manifest, table = _decode(Path(path)), as_table(cases)
     checksums = dict(zip(table.image_paths, _compute_checksums(table), strict=True))
@@ -225,7 +225,7 @@ def _decode(path: Path) -> _Manifest:
     return manifest
 
 
-def _compute_checksums(table: CaseTable) -> list[str]:
+def _compute_checksums(table: RecordTable) -> list[str]:
     rows = zip(table.image_paths, table.patient_ids, table.labels.tolist(), strict=True)
     return [hashlib.sha256(json.dumps(row).encode()).hexdigest()[:_NUM_CHECKSUM_DIGITS] for row in rows]
 

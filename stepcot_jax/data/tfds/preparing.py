@@ -15,7 +15,6 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import ImageFiles, check_images, folder_files
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
 from stepcot_jax.data.splits.making import PUBLISHED_FRACTIONS, make_splits
@@ -24,6 +23,7 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
 from stepcot_jax.host.text import install_extra
+from stepcot_jax.record import Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,19 +161,28 @@ def read_image(example: bytes) -> bytes:
     return _image_features().deserialize_example_np(example)["image"]
 
 
-def make_example(case: Case, content: bytes) -> dict[str, Any]:
+def make_example(case: Record, content: bytes) -> dict[str, Any]:
     """Return the values of a case's features; `content` is that of its image file."""
-    values = dataclasses.asdict(case)
     boxes = [
-        {name: value if isinstance(value, str) else float(value) for name, value in box.items()}
-        for box in values["boxes"]
+        {
+            "label": box.label,
+            **dict(zip(("x", "y", "width", "height"), map(float, (box.x1, box.y1, *box.size)), strict=True)),
+            "sentence": box.sentence,
+        }
+        for box in case.boxes
     ]
-    return values | {
+    return {
         "image": content,
-        "labels": np.array(case.labels, np.int32),
-        "uncertain": np.array(case.uncertain or (NOT_ANNOTATED,) * len(case.labels), np.int32),
+        "image_path": case.image,
+        "patient_id": case.patient,
+        "origin": case.origin,
+        "report": case.report,
+        "sex": case.sex,
+        "view": case.view,
+        "labels": np.array(case.answers, np.int32),
+        "uncertain": np.array(case.uncertain or (NOT_ANNOTATED,) * len(case.answers), np.int32),
         "reasoning": list(case.reasoning),
         "boxes": boxes,
         "age": math.nan if case.age is None else float(case.age),
-        "provenance": json.dumps(dict(case.provenance), ensure_ascii=False),
+        "provenance": json.dumps(case.provenance, ensure_ascii=False),
     }

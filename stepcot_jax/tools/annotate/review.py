@@ -59,7 +59,7 @@ def _read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
 def _handle_records(options: argparse.Namespace, command: str) -> bool:
     """Compare or review reasoning records, if these are given; return whether they are."""
     from stepcot_jax.annotate.review import apply_record_review, write_record_review
-    from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.data.questions.record_files import holds_records
 
     source, *others = options.annotators
     if not holds_records(source):

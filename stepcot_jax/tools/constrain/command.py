@@ -174,7 +174,7 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
         return lambda: source.picture(place)
 
     return [
-        AskedCase(case.image_path, case.patient_id, case.labels, ShownImage(read(at), longest_side=options.image_size))
+        AskedCase(case.image, case.patient, case.answers, ShownImage(read(at), longest_side=options.image_size))
         for at in places
         for case in (source.cases[at],)
     ]

@@ -11,8 +11,8 @@ from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
 from stepcot_jax.chain import NOT_APPLICABLE, fold
+from stepcot_jax.data.statistics import NOT_ANNOTATED_NAME, Statistics
 from stepcot_jax.host.text import make_printable
-from stepcot_jax.tools.data.counts import NOT_ANNOTATED_NAME, Statistics
 
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#6A3D9A", "#8C564B")
 _NOT_APPLICABLE_COLOUR = "#BDBDBD"

@@ -78,11 +78,9 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from stepcot_jax.data.checks.check import CheckOptions, check_root
-    from stepcot_jax.data.checks.check_printing import print_facts, write_facts
-    from stepcot_jax.data.checks.vqa_check import check_vqa, list_vqa_tables
-    from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.data.check import CheckOptions, check_root
     from stepcot_jax.tools.data.missing_images import name_option
+    from stepcot_jax.tools.data.printing import print_facts, write_facts
 
     check_options = CheckOptions(
         **_reading_arguments(options),
@@ -92,13 +90,8 @@ def _check(options: argparse.Namespace) -> int:
         num_threads=options.num_threads,
         uncertain=options.uncertain,
     )
-    tables = None
     try:
-        if holds_records(options.root):
-            facts = check_vqa(options.root, check_options, terminal=Terminal())
-            tables = list_vqa_tables(facts)
-        else:
-            facts = check_root(options.root, check_options, terminal=Terminal())
+        facts = check_root(options.root, check_options, terminal=Terminal())
     except BadInput as error:
         raise BadInput(name_option(str(error), purpose=_WITHOUT_IMAGES)) from None
     facts["stops"] = [name_option(each, purpose=_WITHOUT_IMAGES) for each in facts["stops"]]
@@ -110,7 +103,7 @@ def _check(options: argparse.Namespace) -> int:
                 write_whole(options.json, write_facts(facts).encode())
             except OSError as error:
                 raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
-        print_facts(facts, tables=tables)
+        print_facts(facts)
     return EXIT_WOULD_STOP if facts["stops"] else 0
 
 
@@ -130,7 +123,7 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.data.questions.record_files import holds_records
 
     if holds_records(options.root):
         _write_vqa_statistics(options)
@@ -138,9 +131,10 @@ def _write_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.data.splits.making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
+    from stepcot_jax.data.statistics import compute_statistics
     from stepcot_jax.host.text import make_printable
-    from stepcot_jax.tools.data.counts import compute_statistics, write_tables
     from stepcot_jax.tools.data.pictures import write_pictures
+    from stepcot_jax.tools.data.statistics import write_tables
 
     collection = read_source(options.root, require_images=False, **_reading_arguments(options))
     splits, source = read_splits(collection.root, collection.cases, set_aside=collection.set_aside), "read from tables"
@@ -161,9 +155,9 @@ def _write_statistics(options: argparse.Namespace) -> None:
 
 
 def _write_vqa_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.grounded.record_files import read_vqa_records
+    from stepcot_jax.data.questions.record_files import read_vqa_records
     from stepcot_jax.host.text import make_printable
-    from stepcot_jax.tools.data.vqa_statistics import write_vqa_statistics
+    from stepcot_jax.tools.data.statistics import write_vqa_statistics
 
     collection = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
     make_workdir(options.out)

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, Wedge
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from stepcot_jax.data.statistics import LENGTH_ENDS, Statistics, count_lengths, list_ranges
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.data.answer_flow import draw_flow
-from stepcot_jax.tools.data.counts import LENGTH_ENDS, Statistics, count_lengths, list_ranges
 
 # Draw the words of the reasoning by diagnosis and step (paper: Figure 2B): mean, and shares by range of lengths.
 

@@ -15,7 +15,7 @@ from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
     from stepcot_jax.data.sources.intake import Readers
-    from stepcot_jax.reasoning.record import VqaRecord
+    from stepcot_jax.record import Record
 
 _OF_PHANTOM = ("num_cases", "size", "prevalence")
 _OF_FOLDER = ("layout", "box_size", "on_bad_record", "with_normal", "readers", "images")
@@ -63,7 +63,7 @@ def add_vqa(commands: Any) -> None:
 
 
 def _make_vqa(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.grounded.making import CONVERSATIONS, make_phantom_records, write_records
+    from stepcot_jax.data.questions.making import CONVERSATIONS, make_phantom_records, write_records
 
     is_phantom = options.source == "phantom"
     _refuse_other(options, _OF_FOLDER if is_phantom else _OF_PHANTOM, "phantom" if is_phantom else "FOLDER")
@@ -109,7 +109,7 @@ def _filling(out: pathlib.Path) -> Iterator[None]:
         raise
 
 
-def _read_images_or_say(options: argparse.Namespace) -> "list[VqaRecord]":
+def _read_images_or_say(options: argparse.Namespace) -> "list[Record]":
     """Read the folder of --source; an error about a missing image names the option that does without."""
     from stepcot_jax.tools.data.missing_images import name_option
 
@@ -119,12 +119,11 @@ def _read_images_or_say(options: argparse.Namespace) -> "list[VqaRecord]":
         raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
 
 
-def _read_vqa_source(options: argparse.Namespace) -> "list[VqaRecord]":
+def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
     """Read the folder of --source, copy its images to OUT and return the records."""
-    from stepcot_jax.data.grounded.making import copy_images, make_folder_records
-    from stepcot_jax.data.records.cases import SetAside
-    from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
-    from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+    from stepcot_jax.data.questions.making import copy_images, make_folder_records
+    from stepcot_jax.data.sources.layouts import DETECTION_LAYOUTS, detect_vqa_layout, read_detections, read_vqa_source
+    from stepcot_jax.record import SetAside
 
     source = pathlib.Path(options.source)
     root = source.parent if source.is_file() else source

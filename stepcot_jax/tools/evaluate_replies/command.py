@@ -16,16 +16,16 @@ from stepcot_jax.host.files import make_workdir
 from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
-    from stepcot_jax.data.grounded.record_files import VqaCollection
-    from stepcot_jax.reasoning.record import VqaRecord
+    from stepcot_jax.data.questions.record_files import VqaCollection
+    from stepcot_jax.record import Record
 
 _PROGRAM = "stepcot evaluate_replies"
 _DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
 
 
-def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[VqaRecord]]":
+def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
     """Return the records of a file, and those of the chosen split."""
-    from stepcot_jax.data.grounded.record_files import read_vqa_records
+    from stepcot_jax.data.questions.record_files import read_vqa_records
     from stepcot_jax.host.download import find_path
 
     records = find_path(options.records, "RECORDS")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, Results
 from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns
-from stepcot_jax.reasoning.record import STAGE_NAMES
+from stepcot_jax.record import STAGE_NAMES
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.grounded.record_files import VqaCollection, write_vqa_records
+from stepcot_jax.data.questions.record_files import VqaCollection, write_vqa_records
 from stepcot_jax.evaluation.interventions import (
     PERTURBED_KINDS,
     NegatedAnswer,
@@ -22,7 +22,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file, write_whole, writing_whole
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
 from stepcot_jax.reasoning.dialects import write_question
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 _SOURCE = "source.json"
 _STDS: dict[PerturbationStd, str] = {
@@ -39,7 +39,7 @@ def name_round(folder: Path, number: int) -> Path:
 
 def write_rounds(
     folder: Path,
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     collection: VqaCollection,
     *,
     num_rounds: int,
@@ -72,7 +72,7 @@ def read_source(folder: Path) -> str:
 
 
 def write_prompts(
-    path: Path, records: Sequence[VqaRecord], *, root: Path, dialect: str, with_thinking: bool = True
+    path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
     """Write what a model needs to answer: JSON lines with `id`, `image` (a path), `image_size` and `prompt`.
 
@@ -82,7 +82,7 @@ def write_prompts(
         for record in records:
             line = {
                 "id": record.id,
-                "image": os.path.abspath(root / record.image_path),  # noqa: PTH100 - links are kept
+                "image": os.path.abspath(root / record.image),  # noqa: PTH100 - links are kept
                 "image_size": record.image_size,
                 "prompt": write_question(record, dialect, with_thinking=with_thinking),
             }
@@ -90,7 +90,7 @@ def write_prompts(
 
 
 def score_rounds(
-    rounds: Sequence[tuple[Sequence[VqaRecord], Mapping[str, str]]],
+    rounds: Sequence[tuple[Sequence[Record], Mapping[str, str]]],
     settings: ScoringSettings,
     *,
     num_resamples: int,

@@ -12,9 +12,9 @@ import numpy as np
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
 from stepcot_jax.annotate.output import LEDGER_FOLDER
-from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
-from stepcot_jax.data.grounded.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
+from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
@@ -37,7 +37,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Table, write_table
-from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
+from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_text
@@ -56,7 +56,7 @@ _Score = TypeVar("_Score")
 
 
 def judge_open_answers(
-    records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings, judge: Judge
+    records: Sequence[Record], replies: Mapping[str, str], settings: ScoringSettings, judge: Judge
 ) -> dict[str, Judged]:
     """Rate the open answers that could be read, from 1 to 10; return the scores by record id."""
     open_records = [record for record in records if record.kind == "open"]
@@ -64,7 +64,7 @@ def judge_open_answers(
 
 
 def judge_all_stages(
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     replies: Mapping[str, str],
     scores: Sequence[ReplyScore],
     settings: ScoringSettings,
@@ -92,9 +92,7 @@ def judge_all_stages(
     return [complete(score) for score in scores]
 
 
-def _exchange(
-    records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings
-) -> Iterator[Exchange]:
+def _exchange(records: Sequence[Record], replies: Mapping[str, str], settings: ScoringSettings) -> Iterator[Exchange]:
     """Yield the replies whose answer could be read as `settings` has them read."""
     for record in records:
         reply = read(replies.get(record.id, ""), settings)
@@ -111,7 +109,7 @@ def _ask(
     return {exchange.id: score for exchange, score in found if score is not None}
 
 
-def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[VqaRecord]) -> str:
+def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> str:
     """Score the files that the command line names, write all results, and return the table as text."""
     settings = _read_settings(options)
     files = _read_files(options, collection, chosen)
@@ -182,7 +180,7 @@ def _read_settings(options: argparse.Namespace) -> ScoringSettings:
     )
 
 
-def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[VqaRecord]) -> list[ReplyFile]:
+def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> list[ReplyFile]:
     names = name_models(options.replies)
     if BASELINE in names:
         raise BadInput(f"{options.replies[names.index(BASELINE)]}: a row of the tables has this name; rename the file")
@@ -215,7 +213,7 @@ def _make_judge(options: argparse.Namespace) -> Judge | None:
 
 def _score(
     file: ReplyFile,
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     settings: ScoringSettings,
     judge: Judge | None,
     options: argparse.Namespace,
@@ -229,7 +227,7 @@ def _score(
     return judge_all_stages(records, file.replies, scores, settings, judge) if options.judge_stages else scores
 
 
-def _describe_missing(file: ReplyFile, chosen: Sequence[VqaRecord]) -> str:
+def _describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
     absent = len(chosen) - len(file.replies)
     parts = [f"{absent} of {len(chosen)} records have no reply"] if absent else []
     parts += [f"{file.num_unused} replies are to records of other splits and were not used"] if file.num_unused else []
@@ -244,7 +242,7 @@ def _describe_missing(file: ReplyFile, chosen: Sequence[VqaRecord]) -> str:
 def _score_perturbed(
     options: argparse.Namespace,
     collection: VqaCollection,
-    chosen: Sequence[VqaRecord],
+    chosen: Sequence[Record],
     results: Results,
     settings: ScoringSettings,
 ) -> Table:
@@ -294,7 +292,7 @@ def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> Non
                     "id": score.id,
                     **{key: getattr(score, key) for key in ("a_score", "v_score", "grounding", "format")},
                     "answer": score.answer,
-                    "boxes": [{"label": region.name, "box": region.box} for region in score.boxes],
+                    "boxes": [{"label": region.label, "box": region.corners} for region in score.boxes],
                     "problems": score.problems,
                 }
                 for key in ("stages", "rated_stages"):

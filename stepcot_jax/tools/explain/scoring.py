@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from scipy import ndimage
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.sources.chestxray8 import ListedBox, read_box_list
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders.load import ImageEncoder
@@ -47,10 +47,10 @@ def place_box(box: Box, *, width: int, height: int, preprocessing: Preprocessing
         across = down = size / (min if preprocessing.fit == "crop" else max)(width, height)
     left, top = (size - width * across) / 2, (size - height * down) / 2
     return (
-        left + box.x * across,
-        top + box.y * down,
-        left + (box.x + box.width) * across,
-        top + (box.y + box.height) * down,
+        left + box.x1 * across,
+        top + box.y1 * down,
+        left + box.x2 * across,
+        top + box.y2 * down,
     )
 
 
@@ -159,7 +159,7 @@ def draw_boxed(settings: Settings, preprocessing: Preprocessing, *, num_cases: i
     for index in range(_MOST_DRAWN * num_cases):
         drawn = draw_case(index, seed=seed, size=size, prevalence=phantom.prevalence)
         pixels = repeat_grey(drawn.image)
-        boxed = _make(drawn.case.image_path, drawn.case.patient_id, pixels, drawn.boxes, preprocessing)
+        boxed = _make(drawn.case.image, drawn.case.patient, pixels, drawn.boxes, preprocessing)
         if boxed is not None:
             pictures.append(boxed)
         if len(pictures) == num_cases:
@@ -184,14 +184,14 @@ def read_boxed(
     listed = None if box_list is None else _read_listed(box_list)
     pictures: list[BoxedPicture] = []
     for case in collection.cases:
-        boxes: Any = case.boxes if listed is None else listed.get(pathlib.PurePosixPath(case.image_path).stem, ())
+        boxes: Any = case.boxes if listed is None else listed.get(pathlib.PurePosixPath(case.image).stem, ())
         if not boxes:
             continue
-        pixels = decode_image(collection.root / case.image_path, max_pixels=max_pixels)
+        pixels = decode_image(collection.root / case.image, max_pixels=max_pixels)
         height, width = pixels.shape[:2]
         if listed is not None:
             boxes = tuple(box.scaled(width, height) for box in boxes)
-        boxed = _make(case.image_path, case.patient_id, pixels, boxes, preprocessing)
+        boxed = _make(case.image, case.patient, pixels, boxes, preprocessing)
         if boxed is not None:
             pictures.append(boxed)
         if len(pictures) == num_cases:

@@ -189,8 +189,8 @@ def write_sample(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; expected a new or empty folder")
     places = range(len(source.cases)) if with_undiagnosed else source.diagnosed
-    paths = [source.cases[place].image_path for place in places]
-    diagnoses = [source.cases[place].labels[-1] for place in places]
+    paths = [source.cases[place].image for place in places]
+    diagnoses = [source.cases[place].answers[-1] for place in places]
     chosen = choose_stratified(paths, diagnoses, num_cases=num_cases, seed=seed)
     make_workdir(folder)
     for name in readers:
@@ -217,9 +217,9 @@ def _write_case(source: CaseSource, place: int, number: int, *, folders: Sequenc
     content, case = encode_picture(source.picture(place)), source.cases[place]
     entry = KeyCase(
         number=number,
-        image_path=case.image_path,
-        patient_id=case.patient_id,
-        labels=case.labels,
+        image_path=case.image,
+        patient_id=case.patient,
+        labels=case.answers,
         sha256=hashlib.sha256(content).hexdigest(),
     )
     for folder in folders:

@@ -174,7 +174,7 @@ def _correct(
         return reader.read(images, given.astype(np.int32)).probabilities
 
     truth = run.split.predictions.labels[places[:num_corrected]]
-    names = [each.case.image_path for each in found[:num_corrected]]
+    names = [each.case.image for each in found[:num_corrected]]
     nothing = np.zeros((*truth.shape, max(run.chain.answers_per_step)), np.float32)
     costs = run.settings.evaluation.step_costs
     asked = find_next_steps(reader.given_reader(images), nothing, run.chain, costs=costs)

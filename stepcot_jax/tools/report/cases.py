@@ -13,10 +13,10 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.pixels import PhantomPixels
 from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey
 from stepcot_jax.data.loading import Progress, load_dataset
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.pictures import write_map
 from stepcot_jax.pages.shell import name_unseen
+from stepcot_jax.record import Record
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tools.report.page import render
 
@@ -27,7 +27,7 @@ _PHANTOM_NAME = re.compile(r"images/phantom_(\d{6,9})\.png")
 class FoundCase:
     """A case with its pixels at the encoder's size."""
 
-    case: Case
+    case: Record
     pixels: UInt8[np.ndarray, "size size 3"]
 
 
@@ -52,9 +52,9 @@ def find_cases(
         if each is None:
             raise BadInput(f"{where} has no case with image {path!r}; expected the data that the run was trained on")
         known = expected != NOT_ANNOTATED  # a run that was supervised on some steps has no labels of the others
-        if (np.array(each.case.labels, np.int32)[known] != expected[known]).any():
+        if (np.array(each.case.answers, np.int32)[known] != expected[known]).any():
             raise BadInput(
-                f"{where}, {path}: labels {each.case.labels} are not those of the run, {tuple(expected.tolist())}"
+                f"{where}, {path}: labels {each.case.answers} are not those of the run, {tuple(expected.tolist())}"
             )
         cases.append(each)
     return cases
@@ -85,7 +85,7 @@ def _read(
         is_known=lambda _: True,
         progress=progress,
     )
-    places = {case.image_path: place for place, case in enumerate(dataset.cases)}
+    places = {case.image: place for place, case in enumerate(dataset.cases)}
     for path in progress(image_paths, "reading the cases"):
         place = places.get(path)
         yield None if place is None else FoundCase(dataset.cases[place], dataset.pixels[place])

@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.data.grounded.reply_files import read_replies
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.reply_files import read_replies
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     HEADED_FIGURES,
@@ -32,7 +32,7 @@ from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Column, show_entry
 from stepcot_jax.pages.shell import Section
 from stepcot_jax.reading.finished import Entry, read_metrics
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
 from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.tools.report.curves import find_lines
@@ -61,7 +61,7 @@ class FinishedPolicy:
     settings: Settings
     entries: Sequence[Entry]
     report: Mapping[str, Any]
-    records: Sequence[VqaRecord]
+    records: Sequence[Record]
     scores: Mapping[str, Sequence[ReplyScore]]
     baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)
 
@@ -161,7 +161,7 @@ def _tabulate(run: FinishedPolicy, num_resamples: int) -> list[ShownTable]:
     columns = {phase: as_columns(run.records, scores) for phase, scores in run.scores.items()}
     rows: dict[str, Mapping[Key, Interval]] = {BASELINE: run.baseline} if run.baseline else {}
     rows |= score_models(columns, num_resamples=num_resamples)
-    num_patients = len({record.patient_id for record in run.records})
+    num_patients = len({record.patient for record in run.records})
     notes = (
         "In percent. A: right answers, V: mean IoU, passed: replies whose boxes earn the grounding reward. "
         "Intervals are 95 %, from resampling patients. Open questions are scored by exact text.",
@@ -217,7 +217,7 @@ def _picture_reader(run: FinishedPolicy, terminal: Terminal) -> Callable[[str], 
     data = load_vqa_dataset(
         run.settings, splits=("test",), progress=lambda found: terminal.watch(found, "loading the test pictures")
     )
-    places = {record.image_path: int(place) for record, place in zip(data.records, data.image_of, strict=True)}
+    places = {record.image: int(place) for record, place in zip(data.records, data.image_of, strict=True)}
 
     def read(path: str) -> str | None:
         return write_picture(data.load_images([places[path]])[0]) if path in places else None

@@ -128,5 +128,5 @@ def read_features(
             index.append(batch["index"][present])
     order = np.argsort(np.concatenate(index))
     members = inputs.dataset.splits.by_name()[split]
-    patients = np.array([str(inputs.dataset.cases[member].patient_id or "") for member in members])
+    patients = np.array([str(inputs.dataset.cases[member].patient or "") for member in members])
     return np.concatenate(features)[order], np.concatenate(labels)[order], patients

@@ -138,7 +138,7 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     shutil.rmtree(partial, ignore_errors=True)  # of an interrupted start
     partial.mkdir(parents=True)
     path = partial / "features.npz"
-    np.savez(path, features=rows, ids=np.array([case.image_path for case in dataset.cases]))
+    np.savez(path, features=rows, ids=np.array([case.image for case in dataset.cases]))
     import_features(path, None, dataset.cases, partial)
     path.unlink()
     partial.rename(folder)

@@ -4,14 +4,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.data.grounded.reply_files import read_replies
-from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.questions.reply_files import read_replies
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, JUDGED, MEANS, ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, as_columns, score_all
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Entry, Table, columns
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.settings.run_settings import Settings
@@ -44,12 +44,12 @@ def make_scoring(settings: Settings) -> ScoringSettings:
     return ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
 
 
-def read_test_records(plan: Plan, cell: Cell) -> list[VqaRecord]:
+def read_test_records(plan: Plan, cell: Cell) -> list[Record]:
     """Return the test records of a finished cell; boxes are in pixels of the picture that the policy sees."""
     return list(read_vqa_records(plan.cells.folder(cell) / TEST_RECORDS).records)
 
 
-def score_cell(plan: Plan, cell: Cell, records: Sequence[VqaRecord]) -> list[ReplyScore]:
+def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyScore]:
     """Score the replies of a finished cell with its best weights."""
     folder = plan.cells.folder(cell)
     if read_test_records(plan, cell) != list(records):
@@ -60,7 +60,7 @@ def score_cell(plan: Plan, cell: Cell, records: Sequence[VqaRecord]) -> list[Rep
     return score_all(records, found.replies, make_scoring(cell.settings))
 
 
-def score_constant(settings: Settings, records: Sequence[VqaRecord]) -> list[ReplyScore]:
+def score_constant(settings: Settings, records: Sequence[Record]) -> list[ReplyScore]:
     """Score the majority answer with the constant box of the training split."""
     scores, remark = score_baseline(load_training_records(settings), records, make_scoring(settings))
     if scores is None:
@@ -103,6 +103,6 @@ def tabulate_differences(
 
 
 @functools.lru_cache(1)
-def load_training_records(settings: Settings) -> tuple[VqaRecord, ...]:
+def load_training_records(settings: Settings) -> tuple[Record, ...]:
     """Return the records of the training split; they do not depend on the run's seed."""
     return load_vqa_dataset(settings, splits=("train",)).records

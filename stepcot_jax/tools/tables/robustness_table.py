@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
-from stepcot_jax.data.grounded.reply_files import read_replies
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
+from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.reply_files import read_replies
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset, load_vqa_dataset
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, perturb_records, spread
@@ -34,7 +34,7 @@ from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, 
 from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.settings.run_settings import read_settings
 from stepcot_jax.tools.tables.cells import Cell
@@ -47,7 +47,7 @@ from stepcot_jax.tools.tables.vqa_table import COUNTERPARTS, PLAIN, THINKING, sf
 
 def answer_records(
     trained: TrainedPolicy,
-    records: Sequence[VqaRecord],
+    records: Sequence[Record],
     load_images: Callable[[Sequence[int]], np.ndarray],
     *,
     leave_out_unknown: bool = False,
@@ -118,11 +118,11 @@ class PerturbedReplies:
       left_out: pieces that a closed vocabulary does not have, for each prompt that they were left out of.
     """
 
-    rounds: Sequence[tuple[Sequence[VqaRecord], Mapping[str, str]]]
+    rounds: Sequence[tuple[Sequence[Record], Mapping[str, str]]]
     left_out: Sequence[str]
 
 
-def answer_rounds(folder: pathlib.Path, records: Sequence[VqaRecord], *, num_rounds: int) -> PerturbedReplies:
+def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds: int) -> PerturbedReplies:
     """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
     settings = read_settings(folder / "settings.json")
     perturbed = [perturb_records(records, seed=ROUND_SEED, round_number=number + 1) for number in range(num_rounds)]
@@ -154,13 +154,13 @@ def _records_path(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name.replace("replies", "records"))
 
 
-def _is_answered(path: pathlib.Path, records: Sequence[VqaRecord]) -> bool:
+def _is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
     """Return whether the replies are there, and to these records."""
     written = _records_path(path)
     return path.is_file() and written.is_file() and list(read_vqa_records(written).records) == list(records)
 
 
-def _write(path: pathlib.Path, records: Sequence[VqaRecord], texts: Sequence[str]) -> None:
+def _write(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) -> None:
     """Write replies, then their records, without which the replies do not count."""
     path.parent.mkdir(exist_ok=True)
     _records_path(path).unlink(missing_ok=True)
@@ -169,17 +169,17 @@ def _write(path: pathlib.Path, records: Sequence[VqaRecord], texts: Sequence[str
     write_vqa_records(_records_path(path), records)
 
 
-def _read(path: pathlib.Path, records: Sequence[VqaRecord]) -> Mapping[str, str]:
+def _read(path: pathlib.Path, records: Sequence[Record]) -> Mapping[str, str]:
     ids = {record.id: None for record in records}
     return read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing="stop").replies
 
 
-def _check_records(folder: pathlib.Path, dataset: VqaDataset, records: Sequence[VqaRecord]) -> None:
+def _check_records(folder: pathlib.Path, dataset: VqaDataset, records: Sequence[Record]) -> None:
     if list(dataset.records) != list(records):
         raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
 
 
-def _image_loader(dataset: VqaDataset, records: Sequence[VqaRecord]):  # type: ignore[no-untyped-def]
+def _image_loader(dataset: VqaDataset, records: Sequence[Record]):  # type: ignore[no-untyped-def]
     """Return a function from places of the records to their images."""
     image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
     images = np.array([image_of[record.id] for record in records])

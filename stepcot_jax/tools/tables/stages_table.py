@@ -11,7 +11,7 @@ from stepcot_jax.evaluation.replies import Key
 from stepcot_jax.evaluation.stage_quality import stage_figures
 from stepcot_jax.evaluation.statistics import Interval, bootstrap, summarise
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns
-from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
+from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
 from stepcot_jax.tools.tables.policy_cells import read_test_records, score_cell
@@ -86,11 +86,11 @@ def _tabulate_ours(plan: Plan) -> Table:
     return Table("stages", title, (*columns("text", "model", "data"), *ours, *heads), tuple(rows), notes)
 
 
-def _score(plan: Plan, cell: Cell, records: Sequence[VqaRecord]) -> dict[Key, Interval]:
+def _score(plan: Plan, cell: Cell, records: Sequence[Record]) -> dict[Key, Interval]:
     """Return the quality of the stages of a cell's replies, with intervals by patient."""
     scores = score_cell(plan, cell, records)
     labels = np.array([score.stages for score in scores], np.float64)
-    patients = np.array([record.patient_id for record in records])
+    patients = np.array([record.patient for record in records])
     compute = functools.partial(stage_figures, labels=labels)
     return bootstrap(compute, patients, num_resamples=plan.num_resamples)
 

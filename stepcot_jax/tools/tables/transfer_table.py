@@ -5,13 +5,14 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
+from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.loading import load_dataset
-from stepcot_jax.data.records.cases import CaseTable
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison, join, last_step_alone
 from stepcot_jax.evaluation.predictions import SplitPredictions
@@ -45,7 +46,7 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
     label_of = {label: by_text.get(fold(option), NOT_ANNOTATED) for label, option in enumerate(own.options)}
     label_of[NOT_ANNOTATED] = NOT_ANNOTATED
     indices = _members(dataset, "train", "val", "test")
-    counts = collections.Counter(dataset.cases[index].labels[-1] for index in indices)
+    counts = collections.Counter(dataset.cases[index].answers[-1] for index in indices)
     num_unanswered = counts.pop(NOT_ANNOTATED, 0)
     unknown = sorted(label for label in counts if label_of[label] == NOT_ANNOTATED)
     if counts and len(unknown) == len(counts):
@@ -53,14 +54,16 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
         raise BadInput(f"{name}: answers {found} to {own.name!r} are not among {list(known.options)}")
     nothing, no_reasoning = [NOT_ANNOTATED] * (chain.num_steps - 1), ("",) * chain.num_steps
     relabelled = [
-        dataclasses.replace(case, labels=(*nothing, label_of[case.labels[-1]]), uncertain=(), reasoning=no_reasoning)
+        msgspec.structs.replace(
+            case, answers=(*nothing, label_of[case.answers[-1]]), uncertain=(), reasoning=no_reasoning
+        )
         for case in dataset.cases
     ]
     kept = {
-        split: tuple(index for index in members if dataset.cases[index].labels[-1] not in unknown)
+        split: tuple(index for index in members if dataset.cases[index].answers[-1] not in unknown)
         for split, members in dataset.splits.by_name().items()
     }
-    changed = dataclasses.replace(dataset, chain=chain, cases=CaseTable(relabelled), splits=Splits(**kept))
+    changed = dataclasses.replace(dataset, chain=chain, cases=RecordTable(relabelled), splits=Splits(**kept))
     named = ", ".join(f"{own.options[label]} {counts[label]}" for label in unknown)
     parts = {
         f"cases of classes that the networks do not have ({named})": sum(counts[label] for label in unknown),
@@ -87,18 +90,18 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
     learned, asked = _members(trained, "train", "val"), _members(read, "train", "val", "test")
     found: list[int] = []
     if _has_same_patients(source, target):
-        patients = {trained.cases[index].patient_id for index in learned}
-        found = [index for index in asked if read.cases[index].patient_id in patients]
+        patients = {trained.cases[index].patient for index in learned}
+        found = [index for index in asked if read.cases[index].patient in patients]
     if not found and (by_path or not are_phantoms):
         by_pixels = trained.images is None or read.images is None
         known = set(_identify_images(trained, learned, by_path=by_path, by_pixels=by_pixels))
         keys = _identify_images(read, asked, by_path=by_path, by_pixels=by_pixels)
         found = [index for index, key in zip(asked, keys, strict=True) if key in known]
     if found:
-        first, num_patients = read.cases[found[0]], len({read.cases[index].patient_id for index in found})
+        first, num_patients = read.cases[found[0]], len({read.cases[index].patient for index in found})
         raise BadInput(
             f"--target_config: {num_patients} patients with {len(found)} of the {len(asked)} cases of {name} are in "
-            f"the source's train or val split, the first is {first.patient_id!r} ({first.image_path}); "
+            f"the source's train or val split, the first is {first.patient!r} ({first.image}); "
             "expected held-out data"
         )
 
@@ -138,7 +141,7 @@ def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool,
     """A key that is equal for equal images."""
     for index in indices:
         if by_path:
-            yield dataset.cases[index].image_path
+            yield dataset.cases[index].image
         elif by_pixels or dataset.images is None:
             yield digest_pixels(dataset.pixels[index])
         else:

@@ -16,7 +16,7 @@ from stepcot_jax.annotate.llm.judge import (
     label_steps,
 )
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.reasoning.record import STAGE_NAMES
+from stepcot_jax.record import STAGE_NAMES
 from stepcot_jax.rewards.answers import Judged
 
 pytest.importorskip("openai", reason="the extra annotate")

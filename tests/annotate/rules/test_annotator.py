@@ -308,7 +308,7 @@ def test_phantom_reports_give_their_answers_back():
     cases = [draw_case(index, seed=3, size=16, prevalence="flat").case for index in range(150)]
     given = [annotate_report(report(case.report)).labels for case in cases]
     for step in range(DEFAULT_CHAIN.num_steps):
-        agreeing = sum(labels[step] == case.labels[step] for labels, case in zip(given, cases, strict=True))
+        agreeing = sum(labels[step] == case.answers[step] for labels, case in zip(given, cases, strict=True))
         assert agreeing >= 0.98 * len(cases), DEFAULT_CHAIN.steps[step].name
 
 

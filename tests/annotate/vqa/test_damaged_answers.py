@@ -133,9 +133,9 @@ DAMAGE = {
 }  # fmt: skip
 
 FITS = {
-    "option left out": lambda item: bool(item.record.choices),
-    "wrong option affirmed": lambda item: bool(item.record.choices),
-    "right option denied": lambda item: bool(item.record.choices),
+    "option left out": lambda item: bool(item.record.options),
+    "wrong option affirmed": lambda item: bool(item.record.options),
+    "right option denied": lambda item: bool(item.record.options),
     "diagnosis in V": lambda item: bool(item.question.labels),
     "label in K": lambda item: bool(item.question.labels),
     "references perturbed": lambda item: bool(item.question.record.references),

@@ -8,9 +8,10 @@ from PIL import Image
 
 from stepcot_jax.annotate.recipes.items import TaskSettings
 from stepcot_jax.annotate.recipes.pictures import UNKNOWN, find_hosts, name_host, read_masks
-from stepcot_jax.data.grounded.drawn_boxes import scale_boxes
+from stepcot_jax.box import Box
+from stepcot_jax.data.images.drawn_boxes import scale_boxes
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.record import Record
 
 
 def count(box, mask, method):
@@ -90,9 +91,9 @@ def test_a_mask_outside_of_the_root_is_never_read(tmp_path, linked, is_own):
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "outside" / linked)
     settings = TaskSettings(root=root, folder=tmp_path, masks=None if is_own else root / "masks")
-    record = VqaRecord(
-        id="q", image_path="case_1.png", image_size=(4, 4), patient_id="p", kind="closed", question="Is it?",
-        answer="Yes", references=(VqaBox("Mass", (0, 0, 2, 2)),),
+    record = Record(
+        id="q", image="case_1.png", image_size=(4, 4), patient="p", kind="closed", question="Is it?",
+        answer="Yes", references=(Box("Mass", (0, 0, 2, 2)),),
     )  # fmt: skip
     if not is_own and not linked:  # the folder that the user names may itself be a link
         assert name_host(record, settings) == "right lung"

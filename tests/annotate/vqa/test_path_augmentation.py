@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from stepcot_jax.annotate.recipes.items import TaskSettings
 from stepcot_jax.annotate.recipes.lvkc import VARIANTS, list_rois, plan_trajectories, vary_box, write_parts
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.box import Box
+from stepcot_jax.record import Record
 
-RECORD = VqaRecord(
-    id="q", image_path="a.png", image_size=(100, 80), patient_id="p", kind="closed", question="Is it?", answer="Yes",
-    references=(VqaBox("Nodule", (20.0, 10.0, 60.0, 30.0)),),
+RECORD = Record(
+    id="q", image="a.png", image_size=(100, 80), patient="p", kind="closed", question="Is it?", answer="Yes",
+    references=(Box("Nodule", (20.0, 10.0, 60.0, 30.0)),),
 )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def test_a_variant_is_a_box_of_the_picture_near_the_given_one(corner, share, var
 
 
 def test_perturbation_depends_on_seed_and_record_alone():
-    box = RECORD.references[0].box
+    box = RECORD.references[0].corners
     other = msgspec.structs.replace(RECORD, id="r")
     found = {vary_box(box, "perturbed", record, seed) for record in (RECORD, other) for seed in (0, 1)}
     assert len(found) == 4

@@ -17,13 +17,14 @@ from stepcot_jax.annotate.checks import (
     options_named,
 )
 from stepcot_jax.annotate.recipes.items import Question, Statement, ground_record
-from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+from stepcot_jax.box import Box
+from stepcot_jax.record import Record
 
-SINGLE = VqaRecord(
-    id="q", image_path="a.png", image_size=(100, 80), patient_id="p", kind="single", question="Which?",
-    choices=("Effusion", "Pleural effusion", "A mass"), answer="B", references=(VqaBox("Effusion", (1.4, 2, 3.5, 4)),),
+SINGLE = Record(
+    id="q", image="a.png", image_size=(100, 80), patient="p", kind="single", question="Which?",
+    options=("Effusion", "Pleural effusion", "A mass"), answer="B", references=(Box("Effusion", (1.4, 2, 3.5, 4)),),
 )  # fmt: skip
-CLOSED = msgspec.structs.replace(SINGLE, kind="closed", choices=(), answer="No")
+CLOSED = msgspec.structs.replace(SINGLE, kind="closed", options=(), answer="No")
 OPEN = msgspec.structs.replace(CLOSED, kind="open", answer="Pleural effusion. It is small.", synonyms=("fluid",))
 
 
@@ -185,7 +186,7 @@ def test_plain_descriptions_pass(text):
     ],
 )
 def test_no_wrong_option_is_affirmed_and_no_right_one_denied(text, reason):
-    question = Question(msgspec.structs.replace(SINGLE, choices=(*SINGLE.choices[:2], "No mass")), ())
+    question = Question(msgspec.structs.replace(SINGLE, options=(*SINGLE.options[:2], "No mass")), ())
     if reason is None:
         check_options(text, question)
         return

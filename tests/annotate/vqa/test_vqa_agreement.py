@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from stepcot_jax.annotate.agreement import compare_records
-from stepcot_jax.data.grounded.record_files import write_vqa_records
+from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.tools.annotate.command import main
 
-RECORD = VqaRecord(
-    id="a", image_path="a.png", image_size=(64, 64), patient_id="p", kind="open", question="What?", answer="Air",
+RECORD = Record(
+    id="a", image="a.png", image_size=(64, 64), patient="p", kind="open", question="What?", answer="Air",
     thinking="dark air **lung** ([0, 0, 2, 2])",
 )  # fmt: skip
 

@@ -20,9 +20,9 @@ from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.recipes.items import TaskSettings, read_questions
 from stepcot_jax.annotate.recipes.pictures import show_picture
 from stepcot_jax.annotate.runner import TASKS
-from stepcot_jax.data.grounded.image_splits import split_images
-from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.data.sources.detections import read_detections
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.sources.layouts import read_detections
+from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.tools.annotate.command import main
@@ -103,8 +103,8 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, tmp
         assert (record.thinking == "") == (task == "lvkc" or record.provenance.get("stage") == "hard")
         if task != "medclm":
             asked = source[record.provenance.get("question", record.id)]
-            assert (record.references, record.answer, record.image_path) == (
-                asked.references, asked.answer, asked.image_path,
+            assert (record.references, record.answer, record.image) == (
+                asked.references, asked.answer, asked.image,
             )  # fmt: skip
     with (tmp_path / "funnel.csv").open(newline="") as file:
         funnel = {(row["stage"], row["what"]): int(row["number"]) for row in csv.DictReader(file)}
@@ -226,7 +226,7 @@ def test_pictures_are_sent_where_the_task_shows_them(tmp_path, few):
         assert len(shown) == count * len(list_items(task, few))
         kinds = {tuple(np.asarray(open_url(content[1]["image_url"]["url"])).ravel()) for content in shown}
         # Of medclm with and without boxes (hard views are other mediums), of lvkc whole or cropped.
-        crops = {(item.question.record.image_path, cut_by_hand(item)) for item in list_items("lvkc", few)}
+        crops = {(item.question.record.image, cut_by_hand(item)) for item in list_items("lvkc", few)}
         assert len(kinds) == (len(crops) if task == "lvkc" else 6)
     for more in (["--task=rmcot"], ["--task=lvkc", "--annotator=rules"]):
         with pytest.raises(BadInput, match="--send-images"):
@@ -259,7 +259,7 @@ def test_the_picture_is_cropped_to_the_region_of_interest(few):
     items = list_items("lvkc", few, num_regions=4)
     assert {item.roi.variant for item in items} == {"given", "perturbed", "widened", "inner", "whole"}
     for item in items:
-        with Image.open(few / item.question.record.image_path) as picture:
+        with Image.open(few / item.question.record.image) as picture:
             whole = np.asarray(picture)
         shown = np.asarray(open_url(TASKS["lvkc"].show(item, TaskSettings(root=few, folder=few))))
         x1, y1, x2, y2 = cut_by_hand(item)
@@ -315,15 +315,15 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
     assert by_stage["easy"].keys() == by_stage["medium"].keys() >= by_stage["hard"].keys()
     for case, easy in by_stage["easy"].items():
         medium, hard = by_stage["medium"][case], by_stage["hard"][case]
-        with Image.open(tmp_path / easy.image_path) as drawn, Image.open(tmp_path / medium.image_path) as bare:
+        with Image.open(tmp_path / easy.image) as drawn, Image.open(tmp_path / medium.image) as bare:
             lines, before = np.asarray(drawn, int), np.asarray(bare.convert(drawn.mode), int)
         expected = before.copy()
         edge = np.zeros(before.shape, bool)
-        for x1, y1, x2, y2 in (map(int, each.box) for each in easy.references):
+        for x1, y1, x2, y2 in (map(int, each.corners) for each in easy.references):
             edge[y1:y2, [x1, x2 - 1]] = edge[[y1, y2 - 1], x1:x2] = True
         expected[edge] = (before[edge] + 255) / 2
         np.testing.assert_allclose(lines, expected, atol=1)
-        assert hard.image_path != medium.image_path
+        assert hard.image != medium.image
         assert (hard.lesion, hard.modality, hard.split) == (medium.lesion, medium.modality, medium.split)
         assert (hard.references, hard.thinking) == ((), "")
 
@@ -372,15 +372,15 @@ def test_a_picture_or_mask_that_cannot_be_read_loses_its_own_views_alone(tmp_pat
     source = write_folder(tmp_path / "in", range(12))
     main(["vqa", str(source), "--task=medclm", f"--out={tmp_path / 'before'}"])
     before = {record.id: record for record in read_vqa_records(tmp_path / "before").records}
-    views = {view.id: view.record.image_path for view in list_items("medclm", source)}
+    views = {view.id: view.record.image for view in list_items("medclm", source)}
     broken, unmasked = list(dict.fromkeys(views.values()))[:2]
     (source / broken).write_bytes(b"no picture")
     (source / "masks" / "heart" / pathlib.Path(unmasked).name).write_bytes(b"no mask")
     main(["vqa", str(source), "--task=medclm", f"--out={tmp_path / 'after'}"])
     after = read_vqa_records(tmp_path / "after", require_images=True).records
     assert len(after) > len(before) / 2
-    lost = {record.provenance.get("drawn from", record.image_path) for record in before.values()} - {
-        record.provenance.get("drawn from", record.image_path) for record in after
+    lost = {record.provenance.get("drawn from", record.image) for record in before.values()} - {
+        record.provenance.get("drawn from", record.image) for record in after
     }
     assert lost == {broken, unmasked}
     details = [each["detail"] for each in read_asides(tmp_path / "after") if each["reason"] == Reason.UNREADABLE_RECORD]
@@ -397,12 +397,12 @@ def test_the_released_boxes_are_made_into_records(shared, tmp_path):
     images = split_images(
         read_detections(shared / "data" / "nih_chestxray8", layout="chestxray8", require_images=False), seed=0
     )
-    expected = {image.image_path: image.split for image in images}
-    assert {record.image_path: record.split for record in records}.items() <= expected.items()
+    expected = {image.image: image.split for image in images}
+    assert {record.image: record.split for record in records}.items() <= expected.items()
     assert {record.split for record in records} == {"train", "val", "test"}
     of_patient = collections.defaultdict(set)
     for record in records:
-        of_patient[record.patient_id].add(record.split)
+        of_patient[record.patient].add(record.split)
     assert {len(splits) for splits in of_patient.values()} == {1}
 
 

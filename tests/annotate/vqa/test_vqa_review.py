@@ -9,7 +9,7 @@ import pytest
 from annotate.phantom_records import phantom_folder
 
 from stepcot_jax.annotate.review import draw_sample
-from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
 

@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from ml_collections import config_dict
 
 from configs import base
-from stepcot_jax.data.checks.check import CheckOptions, check_root
-from stepcot_jax.data.checks.check_printing import print_facts
-from stepcot_jax.data.checks.check_records import Reasons
+from stepcot_jax.data.check import CheckOptions, Reasons, check_root
+from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
-from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.data_json import scan_records
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.split_resolver import read_splits, resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.record import Record
 from stepcot_jax.run.run_checks import check_annotated
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.tools.data.command import main
+from stepcot_jax.tools.data.printing import print_facts
 
 
 @pytest.fixture(scope="module")
@@ -397,16 +397,20 @@ def test_memory_does_not_grow_with_the_texts(tmp_path):
 
 
 def test_many_records_take_few_bytes_each(tmp_path):
-    table = CaseTable(with_texts=False)
+    table = RecordTable(with_texts=False)
     tracemalloc.start()
     for number in range(20_000):
         name = f"patient-{number:08d}"
-        table.append(Case(name, f"images/{name}.png", "o", "r", (0,) * 7, ("",) * 7))
+        table.append(
+            Record(
+                patient=name, image=f"images/{name}.png", origin="o", report="r", answers=(0,) * 7, reasoning=("",) * 7
+            )
+        )
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert used / 20_000 < 200
     assert table.count_patients() == 20_000
-    assert table[7].patient_id == "patient-00000007"
+    assert table[7].patient == "patient-00000007"
 
 
 def test_real_sample(shared):

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.checks.vqa_check import find_difference
-from stepcot_jax.data.grounded.making import make_phantom_records, write_records
-from stepcot_jax.data.grounded.record_files import holds_records, read_vqa_records, write_vqa_records
+from stepcot_jax.data.check import find_difference
+from stepcot_jax.data.questions.making import make_phantom_records, write_records
+from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.tools.data.command import main
@@ -39,7 +39,7 @@ def test_facts_of_good_records(folder, capsys):
     assert code == 0
     assert facts["layout"] == "reasoning records"
     assert (facts["records"], facts["set_aside"], facts["pictures"]) == (120, 0, 30)
-    assert facts["patients"] == len({record.patient_id for record in records})
+    assert facts["patients"] == len({record.patient for record in records})
     assert facts["boxes"] == sum(len(record.references) for record in records)
     assert sum(int(number) * count for number, count in facts["boxes_of_records"].items()) == facts["boxes"]
     assert {kind: sum(counts.values()) for kind, counts in facts["kinds"].items()} == dict.fromkeys(

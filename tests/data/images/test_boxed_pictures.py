@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, DrawnBox, draw_named_boxes, write_png
+from stepcot_jax.box import Box
+from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes, write_png
 
 GREY = np.full((100, 200, 3), 90, np.uint8)
 
@@ -18,7 +19,7 @@ def pixels_of(drawn, colour):
 
 @pytest.mark.parametrize("side", [100, 400])
 def test_a_box_is_drawn_along_its_edges(side):
-    drawn = draw_named_boxes(GREY, [DrawnBox((20, 30, 80, 60), colour=TRUE)], least_side=side)
+    drawn = draw_named_boxes(GREY, [Box("", (20, 30, 80, 60))], colour=TRUE, least_side=side)
     scale = side // 100
     assert drawn.shape == (side, 2 * side, 3)
     assert pixels_of(drawn, TRUE) == tuple(scale * edge for edge in (20, 30, 80, 60))
@@ -28,7 +29,7 @@ def test_a_box_is_drawn_along_its_edges(side):
 
 @pytest.mark.parametrize("box", [(-50, -50, 300, 300), (199.9, 99.9, 400, 400), (5, 5, 5, 5), (0, 0, 1, 1)])
 def test_every_box_can_be_drawn(box):
-    drawn = draw_named_boxes(GREY, [DrawnBox(box, "a\x1b name " * 20)], least_side=100)
+    drawn = draw_named_boxes(GREY, [Box("a\x1b name " * 20, box)], least_side=100)
     assert drawn.shape == GREY.shape
     left, upper, right, lower = pixels_of(drawn, PREDICTED)
     assert 0 <= left < right <= 200
@@ -40,7 +41,7 @@ def test_a_large_picture_is_made_smaller():
 
 
 def test_a_name_is_written_and_the_picture_is_a_png():
-    plain, named = (draw_named_boxes(GREY, [DrawnBox((20, 30, 80, 60), name)], least_side=100) for name in ("", "lung"))
+    plain, named = (draw_named_boxes(GREY, [Box(name, (20, 30, 80, 60))], least_side=100) for name in ("", "lung"))
     changed = np.nonzero((plain != named).any(axis=-1))
     assert changed[0].max() < 30
     np.testing.assert_array_equal(Image.open(io.BytesIO(write_png(named))), named)

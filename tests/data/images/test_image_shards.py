@@ -55,7 +55,7 @@ def shard(root, out, *more):
 
 
 def files_of(out):
-    paths = [case.image_path for case in read_records(out, require_images=False).cases]
+    paths = [case.image for case in read_records(out, require_images=False).cases]
     return ShardFiles(out, read_index(out), paths, max_bytes=10**6), paths
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_decoded_before_the_first_batch(sharded, monkeypatch):
 
 def test_split_tables_go_along(folder, tmp_path):
     root = pathlib.Path(shutil.copytree(folder, tmp_path / "root"))
-    patients = {case.patient_id: place for place, case in enumerate(read_records(root).cases)}
+    patients = {case.patient: place for place, case in enumerate(read_records(root).cases)}
     for number, name in enumerate(SPLIT_NAMES):
         rows = [patient for patient, place in patients.items() if place % 3 == number]
         (root / f"{name}.csv").write_text("\n".join(["patient_id", *rows]) + "\n")
@@ -187,7 +187,7 @@ def test_an_index_that_makes_no_sense_is_refused(copy, damage, found):
 
 def test_a_record_without_its_image_in_the_shards_is_set_aside_with_its_reason(folder, tmp_path, capsys):
     root = pathlib.Path(shutil.copytree(folder, tmp_path / "root"))
-    paths = [case.image_path for case in read_records(root).cases]
+    paths = [case.image for case in read_records(root).cases]
     (root / paths[4]).write_bytes(b"GIF89a")
     with pytest.raises(BadInput, match=r"record 4 .*bytes 47 49 46") as caught:
         shard(root, tmp_path / "stopped")
@@ -213,7 +213,7 @@ def test_a_record_without_its_image_in_the_shards_is_set_aside_with_its_reason(f
 def test_no_image_that_can_be_read_is_bad_input(tmp_path, folder):
     root = pathlib.Path(shutil.copytree(folder, tmp_path / "root"))
     for case in read_records(root).cases:
-        (root / case.image_path).write_bytes(b"")
+        (root / case.image).write_bytes(b"")
     with pytest.raises(BadInput, match=r"an empty file.*no record is valid"):
         shard(root, tmp_path / "out", "--on-bad-record", "skip")
     assert not has_shards(tmp_path / "out")
@@ -325,8 +325,8 @@ def test_other_layouts_become_data_roots(tmp_path):
     (root / "cases.csv").write_text("\n".join(["image,report,diagnosis", *rows]) + "\n")
     shard(root, tmp_path / "out")
     collection = read_records(tmp_path / "out", require_images=False)
-    assert [case.image_path for case in collection.cases] == names
-    assert collection.chain.steps[-1].options[collection.cases[1].labels[-1]] == "Normal"
+    assert [case.image for case in collection.cases] == names
+    assert collection.chain.steps[-1].options[collection.cases[1].answers[-1]] == "Normal"
     images, _ = files_of(tmp_path / "out")
     assert images.read(5) == (root / "5.png").read_bytes()
 
@@ -346,7 +346,7 @@ def test_a_chain_of_ones_own_goes_along(tmp_path, capsys):
     with pytest.raises(BadInput, match="are not the expected 7"):
         shard(again, tmp_path / "out2")
     shard(again, tmp_path / "out2", "--step-names", "Wire", "Tube")
-    assert read_records(tmp_path / "out2", step_names=("Wire", "Tube"), require_images=False).cases[0].labels == (0, 1)
+    assert read_records(tmp_path / "out2", step_names=("Wire", "Tube"), require_images=False).cases[0].answers == (0, 1)
 
 
 def test_images_with_several_findings_are_kept_where_asked_for(tmp_path):

@@ -457,14 +457,14 @@ def test_check_images_visits_all_in_order(collection):
 
     def watch(cases):
         for case in cases:
-            watched.append(case.image_path)
+            watched.append(case.image)
             yield case
 
     checked = check_images(collection, visit=lambda *seen: visited.append(seen), progress=watch, num_threads=3)
     assert checked == collection
     assert [(index, int(pixels.max())) for index, pixels in visited] == list(enumerate([0, 1, 2, 4, 5, 6]))
     assert all(pixels.shape == (6, 4) for _, pixels in visited)
-    assert watched == [case.image_path for case in collection.cases]
+    assert watched == [case.image for case in collection.cases]
 
 
 def test_check_images_resizes_if_asked(collection):
@@ -501,7 +501,7 @@ def test_check_images_sets_unreadable_images_aside(collection):
         (collection.root / f"{number}.png").write_bytes(b"")
     indices = []
     checked = check_images(collection, on_bad_record="skip", visit=lambda index, _: indices.append(index))
-    assert [case.image_path for case in checked.cases] == ["0.png", "2.png", "4.png", "6.png"]
+    assert [case.image for case in checked.cases] == ["0.png", "2.png", "4.png", "6.png"]
     assert indices == [0, 1, 2, 3]
     assert [(aside.record, aside.image_path) for aside in checked.set_aside] == [
         (1, "1.png"),
@@ -523,7 +523,7 @@ def test_check_images_stops_by_default_and_counts(collection):
 
 def test_check_images_needs_at_least_one(collection):
     for case in collection.cases:
-        (collection.root / case.image_path).write_bytes(b"")
+        (collection.root / case.image).write_bytes(b"")
     with pytest.raises(BadInput, match="no record is valid"):
         check_images(collection, on_bad_record="skip")
 

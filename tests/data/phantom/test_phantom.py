@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTIONS
 from stepcot_jax.data.phantom import answers as phantom_reports
 from stepcot_jax.data.phantom import phantom
 from stepcot_jax.data.phantom.answers import NUM_PUBLISHED, answer_texts
 from stepcot_jax.data.phantom.phantom import draw_answers, draw_case, export_phantom
-from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput
 
@@ -73,7 +73,7 @@ def test_size_changes_pixels_only(flat_cases):
 
 def test_answers_alone_are_those_of_the_case(flat_cases):
     for index, case in enumerate(flat_cases[:40]):
-        assert draw_answers(index, seed=5, prevalence="flat") == case.case.labels
+        assert draw_answers(index, seed=5, prevalence="flat") == case.case.answers
 
 
 def test_normal_and_only_normal_has_no_abnormality(flat_answers):
@@ -124,17 +124,17 @@ def test_published_counts_add_up_to_the_kept_cases():
 
 def test_boxes_lie_inside_and_name_the_diagnosis(flat_cases):
     for case in flat_cases:
-        answers = _texts(case.case.labels)
+        answers = _texts(case.case.answers)
         assert bool(case.boxes) == (answers[6] != "Normal")
         labels = {box.label for box in case.boxes}
         assert not case.boxes or answers[6] in labels
         assert labels <= {answers[6], answers[5], "Emphysema"}
         assert answers[5] == "N/A" or answers[5] in labels
         for box in case.boxes:
-            assert box.width > 0
-            assert box.height > 0
-            assert 0 <= box.x <= box.x + box.width <= 64
-            assert 0 <= box.y <= box.y + box.height <= 64
+            assert box.size[0] > 0
+            assert box.size[1] > 0
+            assert 0 <= box.x1 <= box.x2 <= 64
+            assert 0 <= box.y1 <= box.y2 <= 64
 
 
 @pytest.mark.parametrize("size", [48, 128])
@@ -149,7 +149,7 @@ def test_findings_change_the_picture_inside_their_boxes(size):
             continue
         inside = np.zeros(energy.shape, bool)
         for box in drawn.boxes:
-            inside[box.y : box.y + box.height, box.x : box.x + box.width] = True
+            inside[box.y1 : box.y2, box.x1 : box.x2] = True
         assert energy[inside].sum() >= 0.95 * energy.sum()
         assert math.sqrt(energy[inside].mean()) > 4  # grey levels of 255
 
@@ -168,7 +168,7 @@ def test_masks_are_where_lungs_and_heart_are(flat_cases):
 def test_cardiomegaly_is_a_larger_heart(flat_cases):
     by_diagnosis = collections.defaultdict(list)
     for case in flat_cases:
-        by_diagnosis[_texts(case.case.labels)[6]].append(case.heart_mask.mean())
+        by_diagnosis[_texts(case.case.answers)[6]].append(case.heart_mask.mean())
     assert np.mean(by_diagnosis["Cardiomegaly"]) > 1.4 * np.mean(by_diagnosis["Normal"])
 
 
@@ -184,7 +184,7 @@ def test_images_of_one_patient_share_origin_and_anatomy():
     shots = collections.defaultdict(list)
     for index in range(60):
         shot = phantom.plan_case(index, seed=4, prevalence="flat")
-        shots[shot.case.patient_id].append(shot)
+        shots[shot.case.patient].append(shot)
     for first, *others in shots.values():
         for other in others:
             assert other.case.origin == first.case.origin
@@ -247,7 +247,7 @@ def _by_keywords(report, rules):
 def test_keywords_recover_the_answers_from_abnormal_reports(flat_cases):
     abnormal = [case.case for case in flat_cases if case.boxes]
     for number, rules in enumerate(KEYWORDS):
-        answers = [_texts(case.labels)[number] for case in abnormal]
+        answers = [_texts(case.answers)[number] for case in abnormal]
         stated = [(answer, case) for answer, case in zip(answers, abnormal, strict=True) if answer != "Calcified"]
         right = [_by_keywords(case.report, rules) == answer for answer, case in stated]
         assert np.mean(right) >= 0.9, DEFAULT_CHAIN.steps[number].name
@@ -283,16 +283,16 @@ def test_export_reads_back_equal(tmp_path):
     with (tmp_path / "boxes.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     for case in drawn:
-        name = case.case.image_path.removeprefix("images/")
-        with Image.open(tmp_path / case.case.image_path) as image:
+        name = case.case.image.removeprefix("images/")
+        with Image.open(tmp_path / case.case.image) as image:
             assert image.mode == "L"
             assert np.array_equal(np.asarray(image), case.image)
         for folder, mask in (("lung", case.lung_mask), ("heart", case.heart_mask)):
             with Image.open(tmp_path / "masks" / folder / name) as image:
                 assert np.array_equal(np.asarray(image) == 255, mask)
-        written = [row for row in rows if row["image_path"] == case.case.image_path]
+        written = [row for row in rows if row["image_path"] == case.case.image]
         numbers = ("x", "y", "width", "height")
-        assert [Box(row["label"], *(int(row[key]) for key in numbers)) for row in written] == list(case.boxes)
+        assert [Box.of_size(row["label"], *(int(row[key]) for key in numbers)) for row in written] == list(case.boxes)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_least_size_still_draws():
     for index in range(30):
         case = draw_case(index, seed=0, size=16, prevalence="flat")
         assert case.image.dtype == np.uint8
-        assert all(box.x + box.width <= 16 and box.y + box.height <= 16 for box in case.boxes)
+        assert all(box.x2 <= 16 and box.y2 <= 16 for box in case.boxes)
 
 
 def test_detection_options_are_the_published_ones():

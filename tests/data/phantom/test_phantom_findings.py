@@ -39,7 +39,7 @@ def _draw(index, seed, size):
     shot = phantom.plan_case(index, seed=seed, prevalence="flat")
     drawn = phantom.draw_planned(shot, size=size)
     frame = Frame.of(shot.pose, size)
-    answers = [step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, drawn.case.labels, strict=True)]
+    answers = [step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, drawn.case.answers, strict=True)]
     return shot, drawn, frame, render_anatomy(shot.scene.anatomy, frame), answers
 
 
@@ -54,7 +54,7 @@ def test_every_box_lies_where_the_answers_say(index, seed, size):
     _, distribution, _, location, _, secondary, diagnosis = answers
     margin = round(1.2 * shot.style.blur * size)
     for mark in drawn.marks:
-        corners = np.array([mark.box.x, mark.box.y, mark.box.x + mark.box.width, mark.box.y + mark.box.height])
+        corners = np.array([mark.box.x1, mark.box.y1, mark.box.x2, mark.box.y2])
         centre = (corners[:2] + corners[2:]) / 2
         assert mark.box.label in {diagnosis, secondary, "Emphysema"}
         if mark.side == 0:
@@ -126,7 +126,7 @@ def test_air_on_one_side_leaves_the_other_lung_as_it_is(size):
         other = _limits(chest.lungs[-side] > 0.5)
         for mark in drawn.marks:
             if mark.kind == "air":
-                assert mark.box.x + mark.box.width <= other[0] + 2 if side < 0 else mark.box.x >= other[2] - 2
+                assert mark.box.x2 <= other[0] + 2 if side < 0 else mark.box.x1 >= other[2] - 2
 
 
 def test_air_on_both_sides_is_the_sum_of_two_sides():

@@ -5,25 +5,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.records.cases import OTHER_ORIGINS, Box, Case, CaseTable, as_table
+from stepcot_jax.data.columns import OTHER_ORIGINS, RecordTable, as_table
+from stepcot_jax.record import Record
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-boxes = st.builds(Box, words, st.integers(0, 9), st.floats(0, 9), st.floats(1, 9), st.integers(1, 9), words)
+boxes = st.builds(Box.of_size, words, st.integers(0, 9), st.floats(0, 9), st.floats(1, 9), st.integers(1, 9), words)
 cases = st.builds(
-    Case,
-    words,
-    words,
-    words,
-    words,
-    st.tuples(*[st.sampled_from([NOT_ANNOTATED, 0, 1, 25])] * 2),
-    st.tuples(words, words),
-    st.lists(boxes, max_size=2).map(tuple),
-    st.sampled_from(["", "F", "M"]),
-    st.none() | st.integers(0, 99) | st.floats(0, 99),
-    words,
-    st.lists(st.tuples(words, words), max_size=2).map(tuple),
-    st.sampled_from([(), (3, NOT_ANNOTATED), (0, 1)]),
+    Record,
+    patient=words,
+    image=words,
+    origin=words,
+    report=words,
+    answers=st.tuples(*[st.sampled_from([NOT_ANNOTATED, 0, 1, 25])] * 2),
+    reasoning=st.tuples(words, words),
+    boxes=st.lists(boxes, max_size=2).map(tuple),
+    sex=st.sampled_from(["", "F", "M"]),
+    age=st.none() | st.integers(0, 99) | st.floats(0, 99),
+    view=words,
+    provenance=st.dictionaries(words, words, max_size=2),
+    uncertain=st.sampled_from([(), (3, NOT_ANNOTATED), (0, 1)]),
 )
 
 
@@ -35,29 +37,32 @@ def test_a_table_returns_its_cases_unchanged(listed):
     assert list(map(repr, table)) == list(map(repr, listed))  # 54 stays 54 and does not become 54.0
     assert as_table(table) is table
     assert table.labels.shape[0] == len(listed)
-    assert table.count_patients() == len({case.patient_id for case in listed})
-    bare = CaseTable(listed, with_texts=False)
-    assert [(case.labels, case.uncertain) for case in bare] == [(case.labels, case.uncertain) for case in listed]
+    assert table.count_patients() == len({case.patient for case in listed})
+    bare = RecordTable(listed, with_texts=False)
+    assert [(case.answers, case.uncertain) for case in bare] == [(case.answers, case.uncertain) for case in listed]
     chosen = np.ones(len(listed), bool)
     assert bare.count_boxes(chosen) == table.count_boxes(chosen)
     assert table.count_boxes(chosen)[0] == sum(len(case.boxes) for case in listed)
 
 
 def test_places_count_from_both_ends():
-    table = CaseTable(Case(str(n), f"{n}.png", "", "", (n,), ("",)) for n in range(3))
-    assert (table[-1].patient_id, table[np.int64(1)].patient_id) == ("2", "1")
+    table = RecordTable(Record(patient=str(n), image=f"{n}.png", answers=(n,), reasoning=("",)) for n in range(3))
+    assert (table[-1].patient, table[np.int64(1)].patient) == ("2", "1")
     for place in (3, -4):
         with pytest.raises(IndexError):
             table[place]
 
 
 def test_other_labels_leave_the_table_as_it_was():
-    table = CaseTable([Case("p", "a", "", "r", (0, 1), ("x", "y"))])
+    table = RecordTable([Record(patient="p", image="a", report="r", answers=(0, 1), reasoning=("x", "y"))])
     changed = table.with_labels(np.array([[NOT_ANNOTATED, 1]]))
-    assert (changed[0].labels, changed[0].report, table[0].labels) == ((NOT_ANNOTATED, 1), "r", (0, 1))
+    assert (changed[0].answers, changed[0].report, table[0].answers) == ((NOT_ANNOTATED, 1), "r", (0, 1))
 
 
 def test_a_table_without_texts_merges_origins_beyond_a_thousand():
-    table = CaseTable((Case("p", "a", str(n), "", (0,), ("",)) for n in range(1500)), with_texts=False)
+    table = RecordTable(
+        (Record(patient="p", image="a", origin=str(n), answers=(0,), reasoning=("",)) for n in range(1500)),
+        with_texts=False,
+    )
     counts = table.count_origins(np.ones(1500, bool))
     assert (len(counts), counts[OTHER_ORIGINS]) == (1001, 500)

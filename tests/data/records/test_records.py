@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records import data_json as record_reader
 from stepcot_jax.data.records import data_json as record_scan
-from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 NAMES = ("Detection", "Diagnosis")
 
@@ -97,8 +98,13 @@ def test_reads_labels_text_and_chain(root):
     assert collection.chain == Chain(
         (Step("Detection", "Anything?", ("No", "Yes", "N/A")), Step("Diagnosis", "What is it?", ("Normal", "Mass")))
     )
-    assert collection.cases[0] == Case(
-        "patient-a", "images/a.png", "somewhere", "Clear lungs.", (0, 1), ("nothing seen", "")
+    assert collection.cases[0] == Record(
+        patient="patient-a",
+        image="images/a.png",
+        origin="somewhere",
+        report="Clear lungs.",
+        answers=(0, 1),
+        reasoning=("nothing seen", ""),
     )
     assert (collection.cases[1].report, collection.cases[1].origin) == ("", "")
 
@@ -106,34 +112,34 @@ def test_reads_labels_text_and_chain(root):
 @pytest.mark.parametrize("answer", [None, "", "  "])
 def test_null_and_blank_answers_are_not_annotated(root, answer):
     collection = read(root, [change_step(make_record(), 0, answer=answer)])
-    assert collection.cases[0].labels == (NOT_ANNOTATED, 1)
+    assert collection.cases[0].answers == (NOT_ANNOTATED, 1)
 
 
 def test_missing_answer_is_not_annotated(root):
     record = make_record()
     del record["vqa_chain"][0]["answer"]
-    assert read(root, [record]).cases[0].labels == (NOT_ANNOTATED, 1)
+    assert read(root, [record]).cases[0].answers == (NOT_ANNOTATED, 1)
 
 
 def test_steps_are_matched_by_number_in_any_order(root):
     record = make_record()
     record["vqa_chain"].reverse()
     collection = read(root, [make_record("b"), record])
-    assert collection.cases[1].labels == (0, 1)
+    assert collection.cases[1].answers == (0, 1)
     assert collection.cases[1].reasoning == ("nothing seen", "")
 
 
 def test_unknown_fields_numeric_patients_and_byte_order_mark_are_accepted(root):
     record = change_step(make_record(patient_id=17, extra={"nested": [1]}), 0, confidence=0.5)
     collection = read(root, b"\xef\xbb\xbf" + json.dumps([record]).encode())
-    assert collection.cases[0].patient_id == "17"
+    assert collection.cases[0].patient == "17"
 
 
 def test_prefixes_case_and_spacing_of_options_make_no_difference(root):
     other = change_step(make_record("b"), 0, options=["no", "YES ", "N/A"], answer="Yes")
     collection = read(root, [make_record("a"), other])
     assert collection.chain.steps[0].options == ("No", "Yes", "N/A")
-    assert [case.labels[0] for case in collection.cases] == [0, 1]
+    assert [case.answers[0] for case in collection.cases] == [0, 1]
 
 
 def test_other_wordings_of_a_question_are_counted_once(root, caplog):
@@ -213,7 +219,7 @@ def test_what_is_remembered_of_records_changes_nothing(root, monkeypatch):
     assert read(root, records) == expected
     monkeypatch.setattr(record_reader, "_LONGEST_REMEMBERED", 3)
     assert read(root, records) == expected
-    assert [case.labels[0] for case in expected.cases] == [0, 1, 2, 1, 0]
+    assert [case.answers[0] for case in expected.cases] == [0, 1, 2, 1, 0]
 
 
 def test_refuses_records_with_ever_new_options(root, monkeypatch):
@@ -335,7 +341,7 @@ def test_refuses_an_image_twice_and_names_both_records(root, again):
 def test_an_image_of_a_record_with_other_options_is_free_for_another(root):
     odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
     collection = read(root, [odd, make_record("b"), make_record("a")], on_bad_record="skip")
-    assert [case.image_path for case in collection.cases] == ["images/b.png", "images/a.png"]
+    assert [case.image for case in collection.cases] == ["images/b.png", "images/a.png"]
     assert [aside.record for aside in collection.set_aside] == [0]
 
 
@@ -373,7 +379,7 @@ def test_a_data_root_and_images_behind_links_are_fine(root, tmp_path_factory):
     linked_root.symlink_to(root)
     (root / "images/inside.png").symlink_to("a.png")
     collection = read(linked_root, [make_record("a", image_path="images/inside.png")])
-    assert collection.cases[0].image_path == "images/inside.png"
+    assert collection.cases[0].image == "images/inside.png"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +422,7 @@ def test_skipping_sets_every_bad_record_aside_with_its_reason(root):
         change_step(make_record("d"), 0, answer="Z"),
     ]
     collection = read(root, records, on_bad_record="skip")
-    assert [case.image_path for case in collection.cases] == ["images/a.png", "images/c.png"]
+    assert [case.image for case in collection.cases] == ["images/a.png", "images/c.png"]
     assert [(aside.record, aside.image_path, aside.patient_id) for aside in collection.set_aside] == [
         (1, "images/b.png", "patient-b"),
         (3, "images/a.png", "other"),
@@ -450,7 +456,7 @@ words = st.text(string.ascii_letters + "äß()., 0-9", min_size=2, max_size=12).
 )
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 sides = st.floats(0.5, 1e4)
-boxes = st.builds(Box, label=texts, x=sides, y=sides, width=sides, height=sides, sentence=texts)
+boxes = st.builds(Box.of_size, label=texts, x=sides, y=sides, width=sides, height=sides, sentence=texts)
 
 
 @st.composite
@@ -461,18 +467,18 @@ def chains_with_cases(draw):
         steps.append(Step(f"s{number}", draw(texts), (*options, *draw(st.sampled_from([(), ("N/A",)])))))
     labels = st.tuples(*(st.sampled_from([NOT_ANNOTATED, *range(step.num_answers)]) for step in steps))
     cases = tuple(
-        Case(
-            patient_id=draw(texts.filter(str.strip)),
-            image_path=f"images/{number}.png",
+        Record(
+            patient=draw(texts.filter(str.strip)),
+            image=f"images/{number}.png",
             origin=draw(texts),
             report=draw(texts),
-            labels=draw(labels),
+            answers=draw(labels),
             reasoning=draw(st.tuples(*(texts for _ in steps))),
             boxes=tuple(draw(st.lists(boxes, max_size=2))),
             sex=draw(st.sampled_from(["", "F", "M", "O"])),
             age=draw(st.none() | st.floats(0, 150)),
             view=draw(texts),
-            provenance=tuple(sorted(draw(st.dictionaries(texts, texts, max_size=2)).items())),
+            provenance=dict(sorted(draw(st.dictionaries(texts, texts, max_size=2)).items())),
         )
         for number in range(draw(st.integers(1, 4)))
     )
@@ -504,9 +510,9 @@ def test_reads_the_real_sample(shared, tmp_path):
     assert collection.set_aside == ()
     assert collection.chain.answers_per_step == (4, 4, 6, 7, 5, 7, 9)
     assert [step.name for step in collection.chain.steps] == [name for name, _ in PUBLISHED_STEPS]
-    assert collection.cases[0].labels == (0, 3, 5, 6, 4, 6, 0)
-    assert sum(NOT_ANNOTATED not in case.labels for case in collection.cases) > 100
-    assert sum(NOT_ANNOTATED in case.labels for case in collection.cases) > 100
+    assert collection.cases[0].answers == (0, 3, 5, 6, 4, 6, 0)
+    assert sum(NOT_ANNOTATED not in case.answers for case in collection.cases) > 100
+    assert sum(NOT_ANNOTATED in case.answers for case in collection.cases) > 100
     write_records(tmp_path, chain=collection.chain, cases=collection.cases)
     again = read_records(tmp_path, require_images=False)
     assert dataclasses.replace(again, root=collection.root) == collection

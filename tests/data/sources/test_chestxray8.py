@@ -37,7 +37,7 @@ def write_image(path, size=(64, 64), **options):
 
 
 def answers(case):
-    named = zip(DEFAULT_CHAIN.steps, case.labels, strict=True)
+    named = zip(DEFAULT_CHAIN.steps, case.answers, strict=True)
     return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
 
 
@@ -57,7 +57,7 @@ def test_single_label_rule_on_the_released_box_list(shared):
         labels[row[0]].add(row[1].replace("Infiltrate", "Infiltration"))
     collection = read_chestxray8(root, require_images=False)
     assert collection.layout == "chestxray8"
-    assert {case.image_path: answers(case)[-1] for case in collection.cases} == {
+    assert {case.image: answers(case)[-1] for case in collection.cases} == {
         f"images/{image}": next(iter(found)) for image, found in labels.items() if len(found) == 1
     }
     assert len(collection.cases) == 787
@@ -66,7 +66,7 @@ def test_single_label_rule_on_the_released_box_list(shared):
     everything = read_chestxray8(root, require_images=False, single_label=False)
     assert len(everything.cases) == 880
     assert sum(len(case.boxes) for case in everything.cases) == 984
-    assert sum(case.labels[-1] == NOT_ANNOTATED for case in everything.cases) == 93
+    assert sum(case.answers[-1] == NOT_ANNOTATED for case in everything.cases) == 93
     by_label = collections.Counter(box.label for case in everything.cases for box in case.boxes)
     assert by_label["Infiltration"] == 123
     assert "Infiltrate" not in by_label
@@ -80,27 +80,27 @@ def test_labels_equal_those_of_the_real_sample(shared, tmp_path):
     for name in ("BBox_List_2017.csv", "Data_Entry_2017_v2020.subset.csv"):
         shutil.copy(released / name, tmp_path)
     collection = read_chestxray8(tmp_path, labels_from="entries", single_label=False, on_bad_record="skip")
-    expected = {case.image_path: case for case in sample.cases}
-    found = {case.image_path: case for case in collection.cases}
+    expected = {case.image: case for case in sample.cases}
+    found = {case.image: case for case in collection.cases}
     # The sample keeps the one image of a class outside the diagnoses, with no answer at all.
     (outside,) = expected.keys() - found.keys()
-    assert set(expected[outside].labels) == {NOT_ANNOTATED}
+    assert set(expected[outside].answers) == {NOT_ANNOTATED}
     (aside,) = [aside for aside in collection.set_aside if aside.image_path == outside]
     assert "Pleural_Thickening is not one of No Finding, Nodule" in aside.reason
     assert len(found) == 588
     assert found.keys() < expected.keys()
     for path, case in found.items():
-        assert (case.labels, case.reasoning) == (expected[path].labels, expected[path].reasoning), path
-        assert (case.patient_id, case.origin) == (expected[path].patient_id, expected[path].origin), path
+        assert (case.answers, case.reasoning) == (expected[path].answers, expected[path].reasoning), path
+        assert (case.patient, case.origin) == (expected[path].patient, expected[path].origin), path
     boxed = [case for case in collection.cases if case.boxes]
     assert len(boxed) == 25
     with (released / "BBox_List_2017.csv").open() as file:
         rows = [(row[0][:-4], *map(float, row[2:6])) for row in list(csv.reader(file))[1:]]
     quarters = {(stem, *(number / 4 for number in numbers)) for stem, *numbers in rows}
     for case in boxed:
-        stem = case.image_path.removeprefix("images/").removesuffix(".jpg")
+        stem = case.image.removeprefix("images/").removesuffix(".jpg")
         for box in case.boxes:
-            assert (stem, box.x, box.y, box.width, box.height) in quarters
+            assert (stem, box.x1, box.y1, box.size[0], box.size[1]) in quarters
 
 
 def test_missing_images_stop_or_are_set_aside_with_their_row(shared):
@@ -137,21 +137,21 @@ def test_boxes_are_scaled_to_each_image_by_its_header(tmp_path):
     cut = tmp_path / "images_001/images/00000001_000.png"
     cut.write_bytes(cut.read_bytes()[:60])
     wide, full, sideways = read_chestxray8(tmp_path).cases
-    assert wide.image_path == "images_001/images/00000001_000.png"
-    assert full.image_path == "images_012/images/00000002_000.jpg"
+    assert wide.image == "images_001/images/00000001_000.png"
+    assert full.image == "images_012/images/00000002_000.jpg"
     box = wide.boxes[0]
-    assert (box.x, box.y, box.width, box.height) == (256, 64, 64, 16)
+    assert (box.x1, box.y1, box.size[0], box.size[1]) == (256, 64, 64, 16)
     box = full.boxes[0]
-    assert (box.x, box.y, box.width, box.height) == (512, 256, 128, 64)
+    assert (box.x1, box.y1, box.size[0], box.size[1]) == (512, 256, 128, 64)
     box = sideways.boxes[0]
-    assert (box.x, box.y, box.width, box.height) == (50, 50, 12.5, 12.5)
+    assert (box.x1, box.y1, box.size[0], box.size[1]) == (50, 50, 12.5, 12.5)
 
 
 def test_without_the_image_boxes_stay_as_released_and_a_warning_says_so(tmp_path, caplog):
     write_boxes(tmp_path, "00000001_000.png,Mass,512,256,128,64")
     with caplog.at_level(logging.WARNING):
         (case,) = read_chestxray8(tmp_path, require_images=False).cases
-    assert (case.boxes[0].x, case.patient_id) == (512, "00000001")
+    assert (case.boxes[0].x1, case.patient) == (512, "00000001")
     assert "1 images with boxes have no file: their boxes are in pixels of the released 1024 x 1024" in caplog.text
 
 
@@ -187,7 +187,7 @@ def test_answers_follow_from_the_labels(tmp_path):
     assert [aside.record for aside in collection.set_aside] == [5, 6]
     assert collection.cases[3].reasoning == ("NIH label: Emphysema, Nodule.", *[""] * 6)
     single = read_chestxray8(tmp_path, require_images=False)
-    assert [case.patient_id for case in single.cases] == ["00000000", "00000001", "00000002"]
+    assert [case.patient for case in single.cases] == ["00000000", "00000001", "00000002"]
     assert "row 5: 2 labels (Emphysema, Nodule) instead of one" in single.set_aside[0].reason
     assert "row 7: Edema is not one of" in single.set_aside[2].reason
     assert set(FINDINGS) == set(CLASSES)
@@ -288,7 +288,7 @@ def test_a_row_repeats_its_image_even_if_the_first_is_left_out(tmp_path):
     rows = [f"00000001_000.png,{label},0,1,50,F,PA,{ENTRY_REST}" for label in ("Edema", "Mass")]
     write_entries(tmp_path, *rows, f"00000002_000.png,Mass,0,2,50,F,PA,{ENTRY_REST}")
     collection = read_chestxray8(tmp_path, require_images=False, on_bad_record="skip")
-    assert [case.patient_id for case in collection.cases] == ["00000002"]
+    assert [case.patient for case in collection.cases] == ["00000002"]
     assert "row 3: has the same image as row 2" in collection.set_aside[1].reason
 
 
@@ -309,11 +309,11 @@ def test_each_table_tells_of_the_other(tmp_path, caplog):
         f"00000003_000.png,Nodule,0,3,50,F,PA,{ENTRY_REST}",
     )
     boxes = read_chestxray8(tmp_path, require_images=False)
-    assert [(case.patient_id, case.sex) for case in boxes.cases] == [("00000001", "F"), ("00000002", "")]
+    assert [(case.patient, case.sex) for case in boxes.cases] == [("00000001", "F"), ("00000002", "")]
     assert "1 images of the box list have other labels here" in caplog.text
     assert "1 images of the box list are missing here" in caplog.text
     entries = read_chestxray8(tmp_path, require_images=False, labels_from="entries", on_bad_record="skip")
-    assert [case.patient_id for case in entries.cases] == ["00000003"]
+    assert [case.patient for case in entries.cases] == ["00000003"]
     assert [aside.record for aside in entries.set_aside] == [0, 2]
     assert "row 3 of the box list: the image is not in the table of labels" in entries.set_aside[1].reason
 
@@ -329,7 +329,7 @@ def test_an_image_in_two_folders_is_refused_and_the_named_ending_is_preferred(tm
     write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1")
     write_image(tmp_path / "images/00000001_000.png")
     write_image(tmp_path / "images/00000001_000.jpg")
-    assert read_chestxray8(tmp_path).cases[0].image_path == "images/00000001_000.png"
+    assert read_chestxray8(tmp_path).cases[0].image == "images/00000001_000.png"
     write_image(tmp_path / "images_001/images/00000001_000.png")
     with pytest.raises(BadInput, match=r"images/00000001_000\.png and images_001/images/00000001_000\.png"):
         read_chestxray8(tmp_path)
@@ -408,7 +408,7 @@ def test_every_image_is_a_case_or_set_aside_once(tmp_path_factory, rows):
     except BadInput:
         assert images.keys() == bad | useless
         return
-    kept = [int(case.patient_id) for case in collection.cases]
+    kept = [int(case.patient) for case in collection.cases]
     assert kept == [image for image in images if image not in bad | useless]
     positions = {image: position for position, image in enumerate(images)}
     assert [aside.record for aside in collection.set_aside] == sorted(positions[image] for image in bad | useless)

@@ -32,7 +32,7 @@ def read(root, **options):
 
 
 def answers(case, chain=DEFAULT_CHAIN):
-    named = zip(chain.steps, case.labels, strict=True)
+    named = zip(chain.steps, case.answers, strict=True)
     return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
 
 
@@ -54,9 +54,9 @@ def test_all_columns_in_any_spelling(tmp_path):
     assert (collection.layout, collection.file, collection.chain) == ("csv", "cases.csv", DEFAULT_CHAIN)
     assert answers(first) == ["Increased opacity", "Focal", "Nodular", "Upper lung zone", None, "N/A", "Nodule"]
     assert first.report == 'A nodule, 8 mm.\nNo "effusion".'
-    assert (first.patient_id, first.origin, first.sex, first.age, first.view) == ("007", "Ward 3", "F", 61.0, "PA")
-    assert (second.image_path, second.sex, second.age) == ("images/b.png", "M", 45.0)
-    assert set(second.labels) == {NOT_ANNOTATED}
+    assert (first.patient, first.origin, first.sex, first.age, first.view) == ("007", "Ward 3", "F", 61.0, "PA")
+    assert (second.image, second.sex, second.age) == ("images/b.png", "M", 45.0)
+    assert set(second.answers) == {NOT_ANNOTATED}
     assert first.reasoning == ("",) * 7
 
 
@@ -86,7 +86,7 @@ def test_a_diagnosis_beside_other_steps_answers_only_itself(tmp_path):
 
 def test_without_patients_each_image_is_its_own_and_a_warning_says_so(tmp_path, caplog):
     write(tmp_path, "image,label\nx/a.png,Mass\nx\\b.png,Mass\n")
-    assert [case.patient_id for case in read(tmp_path).cases] == ["x/a.png", "x/b.png"]
+    assert [case.patient for case in read(tmp_path).cases] == ["x/a.png", "x/b.png"]
     assert "no column patient_id: each image counts as a patient of its own" in caplog.text
 
 
@@ -99,13 +99,13 @@ def test_delimiters_encodings_and_line_ends(tmp_path, delimiter, encoding, endin
     csv.writer(text, delimiter=delimiter, lineterminator=ending).writerows(rows)
     write(tmp_path, text.getvalue(), encoding=encoding)
     (case,) = read(tmp_path).cases
-    assert (case.image_path, case.report) == ("ä.png", "viele , und ; und \t Zeichen")
+    assert (case.image, case.report) == ("ä.png", "viele , und ; und \t Zeichen")
 
 
 def test_the_line_by_which_spreadsheets_name_the_separator(tmp_path):
     write(tmp_path, "sep=;\r\nimage;label\r\na.png;Mass\r\nb.png;Masse\r\n", encoding="utf-8-sig")
     collection = read(tmp_path, on_bad_record="skip")
-    assert collection.cases[0].image_path == "a.png"
+    assert collection.cases[0].image == "a.png"
     assert collection.set_aside[0].reason.startswith("row 4: column Diagnosis: ")
     assert "'Masse'" in collection.set_aside[0].reason
 
@@ -162,7 +162,7 @@ def test_odd_rows(tmp_path, row, message):
 def test_formulas_are_text(tmp_path):
     write(tmp_path, "image,report,patient_id,label\n=a.png,\"=cmd|' /C calc'!A0\",+1,Mass\n")
     (case,) = read(tmp_path).cases
-    assert (case.image_path, case.report, case.patient_id) == ("=a.png", "=cmd|' /C calc'!A0", "+1")
+    assert (case.image, case.report, case.patient) == ("=a.png", "=cmd|' /C calc'!A0", "+1")
 
 
 def test_a_report_of_5_mb(tmp_path):
@@ -219,7 +219,7 @@ def test_other_encodings_are_refused(tmp_path):
 def test_empty_columns_at_the_end_are_nothing(tmp_path, caplog):
     write(tmp_path, "image,patient_id,label,,\na.png,1,Mass\nb.png,2,Mass,,\nc.png,3,Mass,,x\n")
     collection = read(tmp_path, on_bad_record="skip")
-    assert [case.image_path for case in collection.cases] == ["a.png", "b.png"]
+    assert [case.image for case in collection.cases] == ["a.png", "b.png"]
     assert "row 4: 5 cells instead of 3" in collection.set_aside[0].reason
     assert not caplog.text
 
@@ -236,7 +236,7 @@ def test_images_must_be_there_unless_told_otherwise(tmp_path):
     (tmp_path / "b.png").write_bytes(b"")
     (tmp_path / "c.png").symlink_to("/etc/hostname")
     collection = read_csv_table(tmp_path, on_bad_record="skip")
-    assert [case.image_path for case in collection.cases] == ["b.png"]
+    assert [case.image for case in collection.cases] == ["b.png"]
     assert "row 2: column image: " in collection.set_aside[0].reason
     write(tmp_path, "image,label\nc.png,Mass\n")
     with pytest.raises(BadInput, match="is a link out of the data root"):
@@ -335,9 +335,9 @@ def test_any_bytes_are_a_collection_or_bad_input(tmp_path_factory, content):
 def test_a_question_mark_behind_an_answer_marks_it_uncertain(tmp_path):
     write(tmp_path, "image,diagnosis\na.png,Pneumonia?\nb.png,B ?\nc.png,Pneumonia\n")
     possible, letter, stated = read(tmp_path).cases
-    assert possible.stated == stated.labels  # the density follows from the diagnosis, and is as uncertain
-    assert set(possible.labels) == {NOT_ANNOTATED}
-    assert (letter.stated[-1], letter.labels[-1]) == (1, NOT_ANNOTATED)
+    assert possible.stated == stated.answers  # the density follows from the diagnosis, and is as uncertain
+    assert set(possible.answers) == {NOT_ANNOTATED}
+    assert (letter.stated[-1], letter.answers[-1]) == (1, NOT_ANNOTATED)
     assert stated.uncertain == ()
 
 
@@ -346,7 +346,7 @@ def test_a_question_mark_of_an_option_is_no_mark(tmp_path):
     (tmp_path / "chain.json").write_text(json.dumps(chain))
     write(tmp_path, "image,anything\na.png,Yes?\nb.png,Yes??\n")
     plain, marked = read(tmp_path, step_names=("Anything",)).cases
-    assert (plain.labels, plain.uncertain, marked.labels, marked.uncertain) == ((1,), (), (NOT_ANNOTATED,), (1,))
+    assert (plain.answers, plain.uncertain, marked.answers, marked.uncertain) == ((1,), (), (NOT_ANNOTATED,), (1,))
     write(tmp_path, "image,anything\na.png,?\n")
     with pytest.raises(BadInput, match=r"row 2.*'\?' without an answer"):
         read(tmp_path, step_names=("Anything",))

@@ -2,23 +2,23 @@
 
 import collections
 import csv
-import dataclasses
 import json
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
-from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.data.sources.detections import detect_detection_layout, read_detections
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.data.sources.layouts import detect_detection_layout, read_detections
 from stepcot_jax.data.sources.vinbigdata import CLASSES, Mark, agree
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 HEADER = "image_id,class_name,class_id,rad_id,x_min,y_min,x_max,y_max"
 
@@ -30,7 +30,7 @@ def write_vinbig(root, *rows, sizes=("a,100,200", "b,100,200"), header=HEADER):
 
 
 def boxes(image):
-    return [(finding.label, finding.box) for finding in image.findings]
+    return [(finding.label, finding.corners) for finding in image.boxes]
 
 
 # ChestX-ray8
@@ -47,7 +47,7 @@ def test_the_984_released_boxes_are_kept_exactly(shared):
         label = "Infiltration" if row[1] == "Infiltrate" else row[1]
         expected[row[0]].append((label, (x, y, x + width, y + height)))
     assert {f"{image.id}.png": boxes(image) for image in images} == expected
-    assert [f"images/{name}" for name in expected] == [image.image_path for image in images]
+    assert [f"images/{name}" for name in expected] == [image.image for image in images]
     counts = collections.Counter(label for image in images for label, _ in boxes(image))
     assert (len(images), sum(counts.values()), len(counts)) == (880, 984, 8)
     assert counts == {
@@ -64,7 +64,7 @@ def test_the_984_released_boxes_are_kept_exactly(shared):
     assert (corners[:, :2] >= 0).all()
     assert (corners[:, 2:] <= 1024).all()
     assert (corners[:, 2:] > corners[:, :2]).all()
-    assert all(image.patient_id == image.id[:8] and not image.absent for image in images)
+    assert all(image.patient == image.id[:8] and not image.absent for image in images)
     assert all(image.image_size == (1024, 1024) for image in images)
     for image in images[:50]:
         numbers = [int(number) - 2 for number in image.provenance["row"].split(", ")]
@@ -78,7 +78,7 @@ def test_normal_images_deny_all_classes_and_come_on_request(shared):
     with (root / "Data_Entry_2017_v2020.subset.csv").open() as file:
         normal = [row[0] for row in list(csv.reader(file))[1:] if row[1] == "No Finding"]
     images = read_detections(root, require_images=False, with_normal=True)
-    added = [image for image in images if not image.findings]
+    added = [image for image in images if not image.boxes]
     assert [f"{image.id}.png" for image in added] == normal
     assert len(images) == 880 + len(normal)
     assert all(len(image.absent) == 14 for image in added)
@@ -136,7 +136,7 @@ def test_boxes_of_agreeing_readers_are_averaged(tmp_path):
     )
     (image,) = read_detections(tmp_path, require_images=False)
     assert boxes(image) == [("Nodule/Mass", (11, 10, 31, 30))]
-    assert (image.image_size, image.patient_id, image.absent) == ((200, 100), "a", ())
+    assert (image.image_size, image.patient, image.absent) == ((200, 100), "a", ())
     assert image.provenance["row"] == "2, 4, 5, 6"
     assert image.provenance["readers"] == "mean box of at least 2 readers with IoU >= 0.5"
     both = read_detections(tmp_path, require_images=False, with_normal=True)
@@ -150,7 +150,7 @@ def test_boxes_of_agreeing_readers_are_averaged(tmp_path):
 def test_some_no_finding_rows_beside_boxes_deny_nothing(tmp_path):
     write_vinbig(tmp_path, "a,ILD,5,R1,1,1,9,9", "a,No finding,14,R2,,,,", "a,No finding,14,R3,,,,")
     (image,) = read_detections(tmp_path, require_images=False, readers=1, with_normal=True)
-    assert (len(image.findings), image.absent) == (1, ())
+    assert (len(image.boxes), image.absent) == (1, ())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_sizes_come_from_image_files_without_the_table(tmp_path):
     (tmp_path / "train").mkdir()
     Image.new("L", (40, 20)).save(tmp_path / "train/a.jpg")
     (image,) = read_detections(tmp_path, readers=1)
-    assert (image.image_path, image.image_size) == ("train/a.jpg", (40, 20))
+    assert (image.image, image.image_size) == ("train/a.jpg", (40, 20))
 
 
 @given(
@@ -236,7 +236,7 @@ def test_sentences_regions_and_denied_labels_of_padchest(tmp_path):
     )
     (image,) = read_detections(tmp_path)
     assert boxes(image) == [(name, pytest.approx((20, 50, 80, 90))) for name in ("pleural effusion", "atelectasis")]
-    assert {(finding.sentence, finding.region) for finding in image.findings} == {
+    assert {(finding.sentence, finding.region) for finding in image.boxes} == {
         ("Effusion with collapse.", "right, basal")
     }
     assert (image.absent, image.image_size, image.provenance["row"]) == (("nodule",), (200, 100), "0")
@@ -244,8 +244,8 @@ def test_sentences_regions_and_denied_labels_of_padchest(tmp_path):
 
 def test_second_reader_of_padchest_on_request(tmp_path):
     write_padchest(tmp_path, sentence("A.", ["nodule"], [[0, 0, 0.5, 0.5]], extra_boxes=[[0.1, 0, 0.5, 0.5]]))
-    assert len(read_detections(tmp_path)[0].findings) == 1
-    assert len(read_detections(tmp_path, readers="all")[0].findings) == 2
+    assert len(read_detections(tmp_path)[0].boxes) == 1
+    assert len(read_detections(tmp_path, readers="all")[0].boxes) == 2
 
 
 def test_labels_that_no_record_could_hold_are_refused(tmp_path):
@@ -285,21 +285,21 @@ def test_phantom_folders_keep_boxes_patients_and_answers(phantoms):
         x, y, width, height = (float(row[name]) for name in ("x", "y", "width", "height"))
         expected[row["image_path"]].append((row["label"], (x, y, x + width, y + height)))
     for image in images:  # more than three boxes of a label are one a side
-        few = collections.Counter(label for label, _ in expected[image.image_path])
-        kept = [found for found in expected[image.image_path] if few[found[0]] <= 3]
+        few = collections.Counter(label for label, _ in expected[image.image])
+        kept = [found for found in expected[image.image] if few[found[0]] <= 3]
         assert sorted(found for found in boxes(image) if few[found[0]] <= 3) == sorted(kept)
         assert {label for label, _ in boxes(image)} == set(few)
     assert len(images) == 12
     for image in images:
-        mask = np.asarray(Image.open(phantoms / "masks/lung" / image.image_path.removeprefix("images/"))) > 127
+        mask = np.asarray(Image.open(phantoms / "masks/lung" / image.image.removeprefix("images/"))) > 127
         down, across = np.nonzero(mask)
         assert image.region_box("bilateral lung") == (across.min(), down.min(), across.max() + 1, down.max() + 1)
-        assert not {finding.label for finding in image.findings} & set(image.absent)
-        VqaRecord(
+        assert not {finding.label for finding in image.boxes} & set(image.absent)
+        Record(
             id=image.id,
-            image_path=image.image_path,
+            image=image.image,
             image_size=image.image_size,
-            patient_id=image.patient_id,
+            patient=image.patient,
             kind="closed",
             question="?",
             answer="Yes",
@@ -310,7 +310,7 @@ def test_phantom_folders_keep_boxes_patients_and_answers(phantoms):
 def test_phantom_folders_are_the_phantoms_that_were_drawn(phantoms):
     for index, image in enumerate(read_detections(phantoms, with_normal=True)):
         drawn, _ = ground_phantom(index, seed=1, size=64)
-        assert image == dataclasses.replace(drawn, provenance=image.provenance)
+        assert image == msgspec.structs.replace(drawn, provenance=image.provenance)
         assert image.facts["side"] in ("", "right", "left", "bilateral")
 
 
@@ -319,14 +319,14 @@ def test_earlier_exports_have_neither_side_nor_regions_of_findings(phantoms, tmp
     lines = [line.split(",")[:6] for line in (phantoms / "boxes.csv").read_text().splitlines()]
     (tmp_path / "boxes.csv").write_text("\n".join(map(",".join, lines)) + "\n")
     images = read_detections(tmp_path, with_normal=True)
-    assert any(image.findings for image in images)
+    assert any(image.boxes for image in images)
     for image in images:
-        assert {finding.region for finding in image.findings} <= {""}
+        assert {finding.region for finding in image.boxes} <= {""}
         assert ("side" in image.facts) == (image.facts["diagnosis"] == "Normal")
-        if image.findings:  # where a finding is not known to lie elsewhere, no lung is called clear
+        if image.boxes:  # where a finding is not known to lie elsewhere, no lung is called clear
             for number in range(10):
-                asked = ask_questions(dataclasses.replace(image, id=f"{image.id}{number}"), seed=0)
-                assert not any(text.startswith("clear") for record in asked for text in record.choices)
+                asked = ask_questions(msgspec.structs.replace(image, id=f"{image.id}{number}"), seed=0)
+                assert not any(text.startswith("clear") for record in asked for text in record.options)
 
 
 def test_sides_and_kinds_that_no_phantom_has_are_refused(phantoms, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.data.sources.intake import split_question, strip_letters
-from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 
@@ -64,10 +64,10 @@ def test_the_four_files_of_test_records(tmp_path):
     assert (multi.kind, multi.answer) == ("multi", ("A", "C"))
     assert (opened.kind, opened.answer) == ("open", "An enlarged heart.")
     assert (single.kind, single.answer) == ("single", "B")
-    assert single.choices == ("left lung", "right lung, lower zone", "both: lungs")
+    assert single.options == ("left lung", "right lung, lower zone", "both: lungs")
     assert closed.references[0].label == "cardiac region"
-    assert closed.references[0].box == (64, 42, 257, 262)
-    assert (closed.patient_id, closed.split, closed.image_size) == ("p10000032", "test", SIZE)
+    assert closed.references[0].corners == (64, 42, 257, 262)
+    assert (closed.patient, closed.split, closed.image_size) == ("p10000032", "test", SIZE)
     assert closed.thinking == "The heart is wide."
     assert (closed.id, closed.provenance["q_id"]) == ("closed_ended.jsonl:1", "q7")
     assert closed.provenance["row"] == "line 1"
@@ -98,8 +98,8 @@ def test_training_conversations(tmp_path):
     )
     first, second = read(tmp_path)
     assert (first.question, first.answer, first.split) == ("Where is it?", "B", "train")
-    assert first.choices == ("left lung", "right lung, lower zone", "both: lungs")
-    assert [reference.box for reference in first.references] == [(1, 2, 30, 40), (5, 6, 70, 80)]
+    assert first.options == ("left lung", "right lung, lower zone", "both: lungs")
+    assert [reference.corners for reference in first.references] == [(1, 2, 30, 40), (5, 6, 70, 80)]
     assert {reference.label for reference in first.references} == {"region"}
     assert (second.kind, second.answer, second.references) == ("closed", "No", ())
     assert read_reply(write_reply(first, "gemex_plain"), "gemex_plain") == read_reply(reply, "gemex_plain")
@@ -127,9 +127,9 @@ def test_thinking_columns(tmp_path, suffix, tagged):
             writer.writeheader()
             writer.writerow(row)
     (record,) = read(tmp_path)
-    assert (record.image_path, record.patient_id, record.answer) == (IMAGE, "p10000032", "B")
+    assert (record.image, record.patient, record.answer) == (IMAGE, "p10000032", "B")
     assert record.thinking == THINKING
-    assert [(each.label, each.box) for each in record.references] == [("right lung", (1, 2, 30, 40))]
+    assert [(each.label, each.corners) for each in record.references] == [("right lung", (1, 2, 30, 40))]
     assert read_reply(write_reply(record, "gemex"), "gemex") == read_reply(
         f"<think>{THINKING}</think>{RESPONSE}", "gemex"
     )

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcot_jax.data.sources.vqa_layouts import read_vqa_source
+from stepcot_jax.data.sources.layouts import read_vqa_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 
 LOCATED = "<location><ref>r</ref><box>[1, 2, 3, 4]</box></location>"
 PIECES = (
@@ -89,6 +89,6 @@ def test_any_json_is_a_record_or_a_named_fault(form, data, tmp_path_factory):
         problem = "no record is valid"
     assert "no record is valid" in problem
     assert len(found) + len(aside) == len(records)
-    assert all(isinstance(record, VqaRecord) for record in found)
+    assert all(isinstance(record, Record) for record in found)
     assert all(item.reason.startswith("records.jsonl, line ") for item in aside)
     assert not any("\n" in item.reason for item in aside)

@@ -169,14 +169,14 @@ def test_real_collection(shared, coding):
         for aside in collection.set_aside
     )
     assert reasons == {"lateral": 1740, "no image": 48, "neither the image's descriptors": 98}
-    assert len({case.image_path for case in collection.cases}) == 1835
-    assert all(re.fullmatch(r"CXR\d+", case.patient_id) for case in collection.cases)
+    assert len({case.image for case in collection.cases}) == 1835
+    assert all(re.fullmatch(r"CXR\d+", case.patient) for case in collection.cases)
     assert {case.view for case in collection.cases} == {"PA", "AP", ""}
 
 
 def test_real_coding(shared):
     pytest.importorskip("stepcot_jax.data.sources.iu_coding")
-    labels = [case.labels for case in read_iu_xray(shared / "data" / "iu_xray", require_images=False).cases]
+    labels = [case.answers for case in read_iu_xray(shared / "data" / "iu_xray", require_images=False).cases]
     assert all(len(each) == 7 for each in labels)
     assert any(each[6] == DEFAULT_CHAIN.steps[6].options.index("Normal") for each in labels)
 
@@ -478,11 +478,11 @@ def make_root(tmp_path, folder="NLMCXR_png", ending=".png"):
 def test_collection(tmp_path, coding, folder, ending):
     root = make_root(tmp_path, folder, ending)
     collection = read_iu_xray(root, on_bad_record="skip")
-    assert [case.image_path for case in collection.cases] == [
+    assert [case.image for case in collection.cases] == [
         f"{folder}/{name}{ending}" for name in ("CXR1_IM-0001-2001", "CXR2_IM-0002-1001", "CXR2_IM-0002-2001")
     ]
-    assert [case.patient_id for case in collection.cases] == ["CXR1", "CXR2", "CXR2"]
-    assert [case.labels[0] for case in collection.cases] == [0, 1, 1]
+    assert [case.patient for case in collection.cases] == ["CXR1", "CXR2", "CXR2"]
+    assert [case.answers[0] for case in collection.cases] == [0, 1, 1]
     assert collection.cases[0].report == "FINDINGS: Clear lungs. IMPRESSION: Normal."
     assert (collection.cases[0].view, collection.cases[0].origin) == ("PA", "IU X-Ray")
     asides = [(aside.record, aside.patient_id) for aside in collection.set_aside]
@@ -499,7 +499,7 @@ def test_missing_images(tmp_path, coding):
     with pytest.raises(BadInput, match="CXR1: no image"):
         read_iu_xray(root)
     without = read_iu_xray(root, on_bad_record="skip", require_images=False)
-    assert without.cases[0].image_path == "images/CXR1_IM-0001-2001.jpg"
+    assert without.cases[0].image == "images/CXR1_IM-0001-2001.jpg"
     assert len(without.cases) == 3
 
 

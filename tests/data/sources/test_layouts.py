@@ -73,7 +73,7 @@ def test_every_layout_is_read_the_same_way(tmp_path):
             read_source(folder, require_images=False)
         with pytest.raises(BadInput, match=rf"step_names \['One'\] do not match the layout {folder.name}"):
             read_source(folder, step_names=["One"])
-    assert read_source(chestxray8, require_images=False, labels_from="entries").cases[0].labels[-1] == 7
+    assert read_source(chestxray8, require_images=False, labels_from="entries").cases[0].answers[-1] == 7
     with pytest.raises(BadInput, match=r"step_names.*'One'"):
         read_source(table, step_names=["One"])
     with pytest.raises(BadInput, match="layout: 'other' is not one of auto, published, chestxray8"):

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
 
@@ -37,17 +37,17 @@ def test_full_trajectories_of_both_dialects_and_bare_answers(tmp_path):
     printed, released, bare = read(tmp_path)
     assert (printed.kind, printed.answer, printed.cue) == ("closed", "Yes", "box")
     assert printed.preamble == "A chest film."
-    assert [(each.label, each.box) for each in printed.references] == [("diaphragm", (60, 166, 348, 193))]
+    assert [(each.label, each.corners) for each in printed.references] == [("diaphragm", (60, 166, 348, 193))]
     assert (printed.stages.visual, printed.stages.conclusion) == ("Dense.", "Fluid.")
     again = read_reply(write_reply(printed, "lvkc"), "lvkc")
     assert again.is_well_formed
-    assert again.references[0].box == (830, 150, 965, 870)
+    assert again.references[0].corners == (830, 150, 965, 870)
     assert (released.kind, released.answer) == ("open", "Effusion")
-    assert [(each.label, each.box) for each in released.references] == [("region", (10, 20, 30, 40))]
+    assert [(each.label, each.corners) for each in released.references] == [("region", (10, 20, 30, 40))]
     assert released.stages.localisation == "1 located region."
     assert read_reply(write_reply(released, "lvkc_released"), "lvkc_released") == read_reply(RELEASED, "lvkc_released")
     assert (bare.kind, bare.answer, bare.stages, bare.cue) == ("open", "Pleural effusion.", None, "image")
-    assert (bare.image_size, bare.patient_id) == ((400, 200), "x.png")
+    assert (bare.image_size, bare.patient) == ((400, 200), "x.png")
     assert printed.provenance["record"] == "trajectory, dialect lvkc"
     assert printed.id == "sft.json:0"
 
@@ -111,7 +111,7 @@ def test_without_image_files_the_size_is_required(tmp_path):
     with pytest.raises(BadInput, match="so --box-size is required"):
         read(tmp_path, require_images=False)
     (record,) = read(tmp_path, require_images=False, box_size=(1000, 1000))
-    assert record.references[0].box == (150, 830, 870, 965)
+    assert record.references[0].corners == (150, 830, 870, 965)
 
 
 def test_ten_megabytes_of_tags_are_one_bad_record(tmp_path):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.findings import DIAGNOSES
 from stepcot_jax.data.sources.padchest_gr import FINDINGS, read_master_table, read_padchest_gr
@@ -64,7 +64,7 @@ def write_table(root, *rows):
 
 
 def answers(case):
-    named = zip(DEFAULT_CHAIN.steps, case.labels, strict=True)
+    named = zip(DEFAULT_CHAIN.steps, case.answers, strict=True)
     return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
 
 
@@ -81,19 +81,19 @@ def test_boxes_sentences_and_labels_of_a_study(tmp_path):
     collection = read_padchest_gr(tmp_path)
     (case,) = collection.cases
     assert (collection.layout, collection.file) == ("padchest_gr", "grounded_reports_20240819.json")
-    assert case.image_path == "Padchest_GR_files/PadChest_GR/image_1.png"
-    assert (case.patient_id, case.origin) == ("251488034551", "PadChest-GR")
+    assert case.image == "Padchest_GR_files/PadChest_GR/image_1.png"
+    assert (case.patient, case.origin) == ("251488034551", "PadChest-GR")
     assert case.report == "There is nodule. Hay  Calcified  granuloma . No pleural effusion."
     assert answers(case) == ["Increased opacity", *[None] * 5, "Nodule"]
     assert case.reasoning[-1] == "PadChest-GR labels: Calcified granuloma, nodule."
     assert case.boxes == (
-        Box("nodule", 50, 50, 50, 25, "There is nodule."),
-        Box("nodule", 0, 0, 200, 100, "There is nodule."),
-        Box("Calcified granuloma", 100, 50, 100, 50, "Hay  Calcified  granuloma ."),
+        Box.of_size("nodule", 50, 50, 50, 25, "There is nodule."),
+        Box.of_size("nodule", 0, 0, 200, 100, "There is nodule."),
+        Box.of_size("Calcified granuloma", 100, 50, 100, 50, "Hay  Calcified  granuloma ."),
     )
     both = read_padchest_gr(tmp_path, readers="both").cases[0].boxes
     assert len(both) == 4
-    assert both[2].x == pytest.approx(20)
+    assert both[2].x1 == pytest.approx(20)
     write_records(tmp_path, chain=DEFAULT_CHAIN, cases=collection.cases)
     assert read_records(tmp_path).cases == collection.cases
 
@@ -129,7 +129,7 @@ def test_answers_follow_from_the_labels(tmp_path):
         study(9, finding("pneumonia", "infiltrates", abnormal=False), finding("consolidation")),
     )
     single = read_padchest_gr(tmp_path)
-    assert [(case.patient_id[-1], answers(case)[0], answers(case)[-1]) for case in single.cases] == [
+    assert [(case.patient[-1], answers(case)[0], answers(case)[-1]) for case in single.cases] == [
         ("1", "No abnormality", "Normal"),
         ("2", "Increased opacity", "Atelectasis"),
         ("3", None, "Cardiomegaly"),
@@ -166,7 +166,7 @@ def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
         ("251488034552", "mass", "test", "P1", "?", "many"),
     )
     collection = read_padchest_gr(tmp_path, on_bad_record="skip")
-    assert [(case.patient_id, case.sex, case.age) for case in collection.cases] == [
+    assert [(case.patient, case.sex, case.age) for case in collection.cases] == [
         ("P1", "F", 61.0),
         ("P1", "", None),
     ]
@@ -176,7 +176,7 @@ def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
 
 def test_without_a_master_table_each_study_is_a_patient_and_a_warning_says_so(tmp_path, caplog):
     write(tmp_path, study(1, finding()), study(2, finding(), StudyID=7))
-    assert [case.patient_id for case in read_padchest_gr(tmp_path).cases] == ["251488034551", "7"]
+    assert [case.patient for case in read_padchest_gr(tmp_path).cases] == ["251488034551", "7"]
     assert "no master_table*.csv: each study counts as a patient of its own" in caplog.text
 
 
@@ -269,7 +269,7 @@ def test_boxes_lie_in_the_image_and_keep_their_fractions(tmp_path_factory, acros
     corners = [across[0], down[0], across[1], down[1]]
     write(root, study(1, finding("mass", boxes=[corners])), size=size, image_folder="images")
     (box,) = read_padchest_gr(root).cases[0].boxes
-    assert box.x >= 0
-    assert box.x + box.width <= size[0] * (1 + 1e-12)
-    assert [box.x / size[0], box.y / size[1]] == pytest.approx(corners[:2])
-    assert [(box.x + box.width) / size[0], (box.y + box.height) / size[1]] == pytest.approx(corners[2:])
+    assert box.x1 >= 0
+    assert box.x2 <= size[0] * (1 + 1e-12)
+    assert [box.x1 / size[0], box.y1 / size[1]] == pytest.approx(corners[:2])
+    assert [(box.x2) / size[0], (box.y2) / size[1]] == pytest.approx(corners[2:])

@@ -7,11 +7,11 @@ import sys
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.sources.layouts import detect_vqa_layout, read_vqa_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main
 
 GEMEX = {"question": "Q?", "answer": "yes", "visual_regions": [], "visual_locations": [], "image_path": "a.png"}
@@ -22,8 +22,8 @@ def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
     aside = []
     source = shared / "data/nih_chestxray8"
     records = list(read_vqa_source(source, require_images=False, with_normal=False, set_aside=aside))
-    assert {record.image_path for record in records} <= {f"images/{record.id[:12]}.png" for record in records}
-    assert len({record.image_path for record in records}) == 880
+    assert {record.image for record in records} <= {f"images/{record.id[:12]}.png" for record in records}
+    assert len({record.image for record in records}) == 880
     assert not aside
     write_vqa_records(tmp_path / "records.jsonl", records)
     assert read_vqa_records(tmp_path).records == tuple(records)
@@ -33,7 +33,7 @@ def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
     assert other != records
     for record in records:
         assert record.image_size == (1024, 1024)
-        assert record.patient_id == record.image_path[7:15]
+        assert record.patient == record.image[7:15]
         assert record.provenance["licence"].startswith("NIH")
 
 
@@ -64,7 +64,7 @@ def test_layouts_are_recognised_by_the_first_record(tmp_path):
         assert detect_vqa_layout(folder) == name
         assert detect_vqa_layout(folder / "some.jsonl") == name
         (read,) = read_vqa_source(folder, box_size=(8, 8), require_images=False)
-        assert isinstance(read, VqaRecord)
+        assert isinstance(read, Record)
         assert read.answer == "Yes"
     (tmp_path / "gemex/other.jsonl").write_text(json.dumps(MEDSAGE) + "\n")
     with pytest.raises(BadInput, match="has files of the layouts gemex and medsage; choose one"):
@@ -154,8 +154,8 @@ def test_conversations_that_the_command_writes_are_read_as_medsage(tmp_path, mon
     assert not aside
     for line, record in zip(lines, read, strict=True):
         own = written[json.loads(line)["id"]]
-        assert (record.answer, record.choices, record.image_size) == (own.answer, own.choices, own.image_size)
+        assert (record.answer, record.options, record.image_size) == (own.answer, own.options, own.image_size)
         assert record.kind == own.kind
-        assert [each.box for each in record.references] == [
-            pytest.approx(each.box, abs=0.04) for each in own.references
+        assert [each.corners for each in record.references] == [
+            pytest.approx(each.corners, abs=0.04) for each in own.references
         ]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.making import list_folds, make_fold
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 
 def make_cases(num_patients=60, seed=0):
@@ -18,7 +18,11 @@ def make_cases(num_patients=60, seed=0):
     for patient in range(num_patients):
         for image in range(int(rng.integers(1, 5))):
             label = int(rng.choice([0, 1, NOT_ANNOTATED], p=[0.5, 0.2, 0.3]))
-            found.append(Case(f"P{patient}", f"images/{patient}_{image}.png", "", "", (0, label), ("", "")))
+            found.append(
+                Record(
+                    patient=f"P{patient}", image=f"images/{patient}_{image}.png", answers=(0, label), reasoning=("", "")
+                )
+            )
     return found
 
 
@@ -36,7 +40,7 @@ def test_every_case_is_a_test_case_once_and_in_one_split_of_each_fold(num_folds)
     assert sorted(index for splits in folds for index in splits.test) == list(range(len(CASES)))
     for splits in folds:
         assert sorted(splits.train + splits.val + splits.test) == list(range(len(CASES)))
-        patients = [{CASES[index].patient_id for index in indices} for indices in splits.by_name().values()]
+        patients = [{CASES[index].patient for index in indices} for indices in splits.by_name().values()]
         assert sum(map(len, patients)) == len(set.union(*patients))
 
 
@@ -45,7 +49,7 @@ def test_folds_are_of_one_size_with_the_diagnoses_spread_over_them():
     sizes = [len(splits.test) for splits in folds]
     assert max(sizes) - min(sizes) <= 4  # images of the largest patient
     for label in (0, 1):
-        counts = [sum(CASES[index].labels[-1] == label for index in splits.test) for splits in folds]
+        counts = [sum(CASES[index].answers[-1] == label for index in splits.test) for splits in folds]
         assert max(counts) - min(counts) <= 6
 
 
@@ -59,14 +63,14 @@ def test_folds_depend_on_the_seed_and_not_on_the_order_of_the_cases():
     shuffled = [CASES[index] for index in order]
 
     def images(cases, folds):
-        return [[{cases[i].image_path for i in own} for own in each.by_name().values()] for each in folds]
+        return [[{cases[i].image for i in own} for own in each.by_name().values()] for each in folds]
 
     assert images(shuffled, make_all(shuffled)) == images(CASES, make_all())
     assert images(CASES, make_all(seed=1)) != images(CASES, make_all())
 
 
 def test_joined_patients_are_in_one_split_of_every_fold():
-    first = {case.patient_id: index for index, case in reversed(list(enumerate(CASES)))}
+    first = {case.patient: index for index, case in reversed(list(enumerate(CASES)))}
     pair = (first["P1"], first["P2"])
     for splits in make_all(joined=[pair]):
         split_of = {index: name for name, indices in splits.by_name().items() for index in indices}

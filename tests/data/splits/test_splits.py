@@ -1,11 +1,11 @@
 """Splits: tables in every form, what is refused and with which message, and splits that are made."""
 
 import collections
-import dataclasses
 import hashlib
 import json
 
 import hypothesis
+import msgspec
 import numpy as np
 import openpyxl
 import pytest
@@ -13,16 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import SetAside, read_records
 from stepcot_jax.data.splits.making import form_groups, make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import Splits, check_manifest, write_manifest
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 
 
 def make_case(patient, image, label=0, origin=""):
-    return Case(str(patient), f"images/{image}.png", origin, "", (0, label), ("", ""))
+    return Record(
+        patient=str(patient), image=f"images/{image}.png", origin=origin, answers=(0, label), reasoning=("", "")
+    )
 
 
 SIZES = (3, 4, 7, 7, 5, 4, 12)  # answers of each step
@@ -237,7 +239,7 @@ def test_refuses_a_case_in_two_splits_with_the_rows(tmp_path):
 
 def test_a_long_list_of_shared_patients_is_cut(tmp_path):
     cases = [make_case(f"p{number:02}", number) for number in range(30)]
-    rows = [["patient_id"], *([case.patient_id] for case in cases)]
+    rows = [["patient_id"], *([case.patient] for case in cases)]
     message = refusal(tmp_path, dict.fromkeys(("train", "val", "test"), rows), cases=cases)
     assert_says(message, "30 patients", "'p04' (train.csv row 6, val.csv row 6, test.csv row 6) and 25 more")
     assert "p05" not in message
@@ -284,7 +286,7 @@ def case_lists(draw):
 
 
 def images_of(splits, cases):
-    return [{cases[index].image_path for index in indices} for indices in splits.by_name().values()]
+    return [{cases[index].image for index in indices} for indices in splits.by_name().values()]
 
 
 @given(case_lists(), st.integers(-5, 2**40), st.randoms(use_true_random=False))
@@ -292,8 +294,8 @@ def test_made_splits_are_complete_disjoint_and_deterministic(cases, seed, order)
     splits = make_splits(cases, seed=seed)
     indices = [index for part in splits.by_name().values() for index in part]
     assert sorted(indices) == list(range(len(cases)))
-    patients = [{cases[index].patient_id for index in part} for part in splits.by_name().values()]
-    assert sum(map(len, patients)) == len({case.patient_id for case in cases})
+    patients = [{cases[index].patient for index in part} for part in splits.by_name().values()]
+    assert sum(map(len, patients)) == len({case.patient for case in cases})
     assert all(patients)
     shuffled = order.sample(cases, len(cases))
     assert images_of(make_splits(shuffled, seed=seed), shuffled) == images_of(splits, cases)
@@ -302,7 +304,7 @@ def test_made_splits_are_complete_disjoint_and_deterministic(cases, seed, order)
 @given(case_lists(), st.integers(0, 100))
 def test_made_splits_are_as_large_as_patients_allow(cases, seed):
     splits = make_splits(cases, seed=seed)
-    largest = max(collections.Counter(case.patient_id for case in cases).values())
+    largest = max(collections.Counter(case.patient for case in cases).values())
     for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
         # Twice the largest patient bounds dealing; a split that was empty adds the one it was given.
         assert abs(len(part) - share * len(cases)) <= 3 * largest
@@ -322,20 +324,20 @@ def stratified_case_lists(draw):
         for patient, num in enumerate(num_images):
             name = f"{stratum[0]}{stratum[1]}{patient}"
             cases += [make_case(name, f"{name}-{image}", *stratum) for image in range(num)]
-    hypothesis.assume(len({case.patient_id for case in cases}) >= 3)
+    hypothesis.assume(len({case.patient for case in cases}) >= 3)
     return cases
 
 
 @given(stratified_case_lists(), st.integers(0, 100), st.sampled_from([(0.7, 0.15, 0.15), (0.5, 0.3, 0.2)]))
 def test_a_large_stratum_is_off_its_share_by_less_than_one_patient(cases, seed, fractions):
     splits = make_splits(cases, seed=seed, fractions=fractions)
-    by_patient = collections.Counter((case.labels[-1], case.origin, case.patient_id) for case in cases)
-    for stratum, total in collections.Counter((case.labels[-1], case.origin) for case in cases).items():
+    by_patient = collections.Counter((case.answers[-1], case.origin, case.patient) for case in cases)
+    for stratum, total in collections.Counter((case.answers[-1], case.origin) for case in cases).items():
         largest = max(num for key, num in by_patient.items() if key[:2] == stratum)
         if min(fractions) * total < largest:
             continue
         for part, share in zip(splits.by_name().values(), fractions, strict=True):
-            found = sum((cases[index].labels[-1], cases[index].origin) == stratum for index in part)
+            found = sum((cases[index].answers[-1], cases[index].origin) == stratum for index in part)
             assert abs(found - share * total) < largest
 
 
@@ -344,7 +346,7 @@ def test_what_one_large_patient_costs_the_others_is_not_made_up_at_a_stratums_co
     cases += [make_case(patient, f"{patient}-{image}", 0, "x") for patient in range(10) for image in range(4)]
     splits = make_splits(cases, seed=0)
     for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
-        assert abs(sum(cases[index].labels[-1] == 0 for index in part) - 40 * share) < 4
+        assert abs(sum(cases[index].answers[-1] == 0 for index in part) - 40 * share) < 4
 
 
 def test_a_group_counts_for_what_is_rarest_in_it_and_for_no_annotation_last():
@@ -363,10 +365,10 @@ def test_a_group_counts_for_what_is_rarest_in_it_and_for_no_annotation_last():
 def test_every_split_has_each_diagnosis_that_enough_patients_have(cases, seed):
     patients = collections.defaultdict(set)
     for case in cases:
-        patients[case.labels[-1]].add(case.patient_id)
+        patients[case.answers[-1]].add(case.patient)
     enough = {label for label, found in patients.items() if len(found) >= 3}
     for part in make_splits(cases, seed=seed).by_name().values():
-        assert enough <= {cases[index].labels[-1] for index in part}
+        assert enough <= {cases[index].answers[-1] for index in part}
 
 
 PUBLISHED_DIAGNOSES = [6787, 851, 731, 723, 440, 276, 131, 88, 41]
@@ -390,9 +392,9 @@ def test_made_splits_have_the_published_sizes_and_proportions(seed):
     cases = published_cases()
     splits = make_splits(cases, seed=seed)
     keys = {
-        "diagnosis": lambda case: case.labels[-1],
+        "diagnosis": lambda case: case.answers[-1],
         "origin": lambda case: case.origin,
-        "stratum": lambda case: (case.labels[-1], case.origin),
+        "stratum": lambda case: (case.answers[-1], case.origin),
     }
     for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
         assert abs(len(part) - share * len(cases)) < 1
@@ -405,19 +407,19 @@ def test_made_splits_have_the_published_sizes_and_proportions(seed):
 def test_images_of_patients_with_several_diagnoses_are_nearly_as_even():
     cases = published_cases(num_patients=6000)
     splits = make_splits(cases, seed=0)
-    num_images = collections.Counter(case.patient_id for case in cases)
+    num_images = collections.Counter(case.patient for case in cases)
     for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
-        counts = collections.Counter(cases[index].labels[-1] for index in part)
+        counts = collections.Counter(cases[index].answers[-1] for index in part)
         assert all(abs(counts[label] - share * num) <= 8 for label, num in enumerate(PUBLISHED_DIAGNOSES))
         # Neither are patients with many images all in the largest split.
-        several = len({cases[index].patient_id for index in part if num_images[cases[index].patient_id] == 3})
+        several = len({cases[index].patient for index in part if num_images[cases[index].patient] == 3})
         assert abs(several / sum(num == 3 for num in num_images.values()) - share) < 0.03
 
 
 def test_strata_of_one_patient_are_spread_by_diagnosis():
     cases = [make_case(number, number, number % 4, f"origin {number}") for number in range(400)]
     for part, share in zip(make_splits(cases, seed=0).by_name().values(), (0.7, 0.15, 0.15), strict=True):
-        counts = collections.Counter(cases[index].labels[-1] for index in part)
+        counts = collections.Counter(cases[index].answers[-1] for index in part)
         assert all(abs(counts[label] - 100 * share) <= 2 for label in range(4))
 
 
@@ -434,7 +436,7 @@ def test_joined_cases_are_on_one_side(cases, seed, data):
     assert sorted(split_of) == list(range(len(cases)))
     by_patient = collections.defaultdict(set)
     for index, case in enumerate(cases):
-        by_patient[case.patient_id].add(split_of[index])
+        by_patient[case.patient].add(split_of[index])
     assert all(len(found) == 1 for found in by_patient.values())
     assert all(split_of[one] == split_of[other] for one, other in joined)
     assert splits == make_splits(
@@ -473,7 +475,7 @@ def test_a_large_patient_alone_is_no_group_of_near_duplicates():
 def test_a_rare_diagnosis_reaches_every_split(seed):
     cases = [make_case(number, number, 1 if number < 3 else NOT_ANNOTATED if number < 7 else 0) for number in range(60)]
     for part in make_splits(cases, seed=seed).by_name().values():
-        assert {cases[index].labels[-1] for index in part} == {0, 1, NOT_ANNOTATED}
+        assert {cases[index].answers[-1] for index in part} == {0, 1, NOT_ANNOTATED}
 
 
 def test_a_patient_counts_for_the_rarest_of_their_diagnoses():
@@ -482,7 +484,7 @@ def test_a_patient_counts_for_the_rarest_of_their_diagnoses():
     ]
     cases += [make_case(f"q{number}", f"q{number}", 0) for number in range(30)]
     for part in make_splits(cases, seed=0).by_name().values():
-        assert sum(cases[index].labels[-1] == 1 for index in part) == 1
+        assert sum(cases[index].answers[-1] == 1 for index in part) == 1
 
 
 @pytest.mark.parametrize(
@@ -508,7 +510,7 @@ def test_a_manifest_names_images_and_accepts_its_own_data(tmp_path):
     check_manifest(path, EXPECTED, CASES)
     check_manifest(path, Splits((3, 4), (2,), (0, 1)), CASES[::-1])
     check_manifest(path, Splits((0, 1), (2,), (3,)), CASES[:4], set_aside=[SetAside(4, "images/e.png", "")])
-    check_manifest(path, EXPECTED, [dataclasses.replace(case, report="new") for case in CASES])
+    check_manifest(path, EXPECTED, [msgspec.structs.replace(case, report="new") for case in CASES])
 
 
 def write_altered(path, change):
@@ -619,7 +621,12 @@ def test_splits_are_the_same_with_every_version_of_python():
     for number, seed in ((150, 2), (200, 1)):
         rng = np.random.default_rng(seed)
         cases = [
-            Case(f"p{rng.integers(number)}", f"images/{index}.png", "", "", tuple(map(int, rng.integers(0, SIZES))), ())
+            Record(
+                patient=f"p{rng.integers(number)}",
+                image=f"images/{index}.png",
+                answers=tuple(map(int, rng.integers(0, SIZES))),
+                reasoning=(),
+            )
             for index in range(number)
         ]
         found = make_splits(cases, seed=seed)

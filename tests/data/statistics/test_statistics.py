@@ -16,17 +16,18 @@ from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.answers import draw_answers
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
+from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
 from stepcot_jax.tools.data import pictures as count_pictures
 from stepcot_jax.tools.data import pictures as length_picture
 from stepcot_jax.tools.data.command import main
-from stepcot_jax.tools.data.counts import compute_statistics, list_splits, write_tables
 from stepcot_jax.tools.data.pictures import draw_flow, write_pictures
+from stepcot_jax.tools.data.statistics import list_splits, write_tables
 
 CHAIN = Chain(
     (
@@ -55,13 +56,13 @@ def make_cases(num_cases=300, num_origins=3, seed=0, chain=CHAIN, share_of_first
     rng = np.random.default_rng(seed)
     names = ["Klinik Ä", "", "B with a name that goes on and on", *(f"origin {number}" for number in range(20))]
     return [
-        Case(
-            f"P{number // 2}",
-            f"images/{number}.png",
-            names[min(rng.geometric(0.4), num_origins) - 1],
-            "",
-            tuple(draw_label(rng, step, share_of_first) for step in chain.steps),
-            tuple(" ".join(["word"] * rng.integers(0, 30)) for _ in chain.steps),
+        Record(
+            patient=f"P{number // 2}",
+            image=f"images/{number}.png",
+            origin=names[min(rng.geometric(0.4), num_origins) - 1],
+            report="",
+            answers=tuple(draw_label(rng, step, share_of_first) for step in chain.steps),
+            reasoning=tuple(" ".join(["word"] * rng.integers(0, 30)) for _ in chain.steps),
         )
         for number in range(num_cases)
     ]
@@ -102,7 +103,7 @@ def tables(cases, tmp_path_factory):
 def test_origins_and_diagnoses(tables, cases):
     head, *rows = read_table(tables / "origins_diagnoses.csv")
     origins = collections.Counter(case.origin or "(none)" for case in cases)
-    expected = collections.Counter((name_of(CHAIN.steps[-1], c.labels[-1]), c.origin or "(none)") for c in cases)
+    expected = collections.Counter((name_of(CHAIN.steps[-1], c.answers[-1]), c.origin or "(none)") for c in cases)
     assert head == ["diagnosis", *(origin for origin, _ in origins.most_common()), "total"]
     assert [row[0] for row in rows] == [*CHAIN.steps[-1].options, "(not annotated)", "total"]
     for row in rows[:-1]:
@@ -115,7 +116,7 @@ def test_answers(tables, cases):
     _, *rows = read_table(tables / "answers.csv")
     place = 0
     for number, step in enumerate(CHAIN.steps):
-        expected = collections.Counter(name_of(step, case.labels[number]) for case in cases)
+        expected = collections.Counter(name_of(step, case.answers[number]) for case in cases)
         num_annotated = len(cases) - expected["(not annotated)"]
         for name in (*step.options, "(not annotated)"):
             shown = "'" + step.name if step.name.startswith("=") else step.name
@@ -151,7 +152,7 @@ def test_reasoning_lengths_by_diagnosis(tables, cases):
     ]
     for place, row in enumerate(rows):
         number = place // len(names)
-        texts = [case.reasoning[number] for case in cases if name_of(CHAIN.steps[-1], case.labels[-1]) == row[1]]
+        texts = [case.reasoning[number] for case in cases if name_of(CHAIN.steps[-1], case.answers[-1]) == row[1]]
         lengths = [text.count(" ") + 1 for text in texts if text]
         assert int(row[2]) == len(lengths)
         assert float(row[3]) == pytest.approx(python_statistics.fmean(lengths), abs=1e-3)
@@ -165,7 +166,7 @@ def test_flow_of_answers(tables, cases):
     expected = collections.Counter()
     for case in cases:
         for number, (step, following) in enumerate(itertools.pairwise(CHAIN.steps)):
-            labels = case.labels[number : number + 2]
+            labels = case.answers[number : number + 2]
             expected[step.name, name_of(step, labels[0]), following.name, name_of(following, labels[1])] += 1
     found = {tuple(cell.removeprefix("'") for cell in row[:4]): int(row[4]) for row in rows}
     assert found == expected
@@ -173,8 +174,8 @@ def test_flow_of_answers(tables, cases):
 
 
 def test_flow_without_the_usual_first_answer(cases):
-    usual = collections.Counter(case.labels[0] for case in cases).most_common(1)[0][0]
-    rest = [case for case in cases if case.labels[0] != usual]
+    usual = collections.Counter(case.answers[0] for case in cases).most_common(1)[0][0]
+    rest = [case for case in cases if case.answers[0] != usual]
     for found, expected in zip(count(cases).rest_flows, count(rest).flows, strict=True):
         assert found.tolist() == expected.tolist()
 
@@ -185,7 +186,7 @@ def test_split_table_as_csv_and_markdown(tables, cases):
     assert head == ["diagnosis", "train", "val", "test", "total"]
     for row in rows[:-1]:
         for name, value in zip(SPLIT_NAMES, row[1:4], strict=True):
-            labels = [cases[index].labels[-1] for index in splits[name]]
+            labels = [cases[index].answers[-1] for index in splits[name]]
             assert int(value) == sum(name_of(CHAIN.steps[-1], label) == row[0] for label in labels)
     assert [int(value) for value in rows[-1][1:]] == [*(len(splits[name]) for name in SPLIT_NAMES), len(cases)]
     lines = (tables / "splits.md").read_text(encoding="utf-8").splitlines()
@@ -217,7 +218,10 @@ def test_origins_by_split_as_csv_and_markdown(tables, cases):
 
 def test_hostile_origins_are_harmless_in_both_tables_and_one_outside_the_splits_has_no_shares(tmp_path):
     names = ("=1+1", "a|b <i>", "elsewhere")
-    cases = [Case(f"P{n}", f"{n}.png", names[n // 4], "", (0, 0, 0), ("",) * 3) for n in range(9)]
+    cases = [
+        Record(patient=f"P{n}", image=f"{n}.png", origin=names[n // 4], answers=(0, 0, 0), reasoning=("",) * 3)
+        for n in range(9)
+    ]
     splits = Splits((0, 1, 2, 4, 5), (3, 6), (7,))
     write_tables(tmp_path, compute_statistics(cases, CHAIN, splits, splits_source="read"))
     rows = read_table(tmp_path / "splits_by_origin.csv")[1:]
@@ -388,7 +392,9 @@ def test_pictures_are_written_twice_alike(cases, tmp_path):
 def test_characters_without_a_font_are_named(tmp_path):
     strange = "\U0001f9ff"
     chain = Chain(CHAIN.steps[:1])
-    cases = [Case(f"P{n}", f"{n}.png", strange, "", (n % 3,), ("",)) for n in range(9)]
+    cases = [
+        Record(patient=f"P{n}", image=f"{n}.png", origin=strange, answers=(n % 3,), reasoning=("",)) for n in range(9)
+    ]
     _, missing = write_pictures(tmp_path, count(cases, chain))
     assert missing in ("", strange)
     assert strange in (tmp_path / "origins_diagnoses.svg").read_text(encoding="utf-8")
@@ -396,7 +402,7 @@ def test_characters_without_a_font_are_named(tmp_path):
 
 def test_without_reasoning_or_a_second_step_there_is_less_to_draw(tmp_path):
     chain = Chain(CHAIN.steps[:1])
-    cases = [Case(f"P{n}", f"{n}.png", "", "", (n % 3,), ("",)) for n in range(9)]
+    cases = [Record(patient=f"P{n}", image=f"{n}.png", answers=(n % 3,), reasoning=("",)) for n in range(9)]
     names, _ = write_pictures(tmp_path, count(cases, chain))
     assert names == ["origins_diagnoses.png", "origins_diagnoses.svg", "answers.png", "answers.svg"]
     write_tables(tmp_path, count(cases, chain))
@@ -412,7 +418,13 @@ def test_the_phantom_reproduces_the_published_proportions():
     """
     origins = ("A", "B", "C")
     cases = [
-        Case(f"P{index}", f"{index}.png", origins[index % 3], "", draw_answers(index, seed=0), ("",) * 7)
+        Record(
+            patient=f"P{index}",
+            image=f"{index}.png",
+            origin=origins[index % 3],
+            answers=draw_answers(index, seed=0),
+            reasoning=("",) * 7,
+        )
         for index in range(PUBLISHED_SPLITS.sum())
     ]
     found = count(cases, DEFAULT_CHAIN)
@@ -464,4 +476,4 @@ def test_tables_of_the_real_sample(shared, tmp_path):
     rows = {row[0]: row[1:] for row in read_table(tmp_path / "splits.csv")}
     assert rows["Normal"] == ["178", "52", "30", "260"]
     assert rows["total"] == ["403", "101", "85", "589"]
-    assert sum(case.labels[-1] == 0 for case in cases) == 260
+    assert sum(case.answers[-1] == 0 for case in cases) == 260

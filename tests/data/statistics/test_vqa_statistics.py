@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.checks.vqa_counts import answer_in_words, find_majorities
-from stepcot_jax.data.grounded.making import make_phantom_records, write_records
-from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.reasoning.record import KINDS, VqaRecord
+from stepcot_jax.data.questions.making import make_phantom_records, write_records
+from stepcot_jax.data.questions.record_files import read_vqa_records
+from stepcot_jax.data.statistics import answer_in_words, find_majorities
+from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.command import main
-from stepcot_jax.tools.data.vqa_statistics import choose_examples, draw_examples
+from stepcot_jax.tools.data.statistics import choose_examples, draw_examples
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +24,15 @@ def folder(tmp_path_factory):
 
 
 def _record(number, topic, answer, kind="closed", choices=()):
-    return VqaRecord(
+    return Record(
         id=str(number),
-        image_path=f"{number}.png",
+        image=f"{number}.png",
         image_size=(9, 9),
-        patient_id="p",
+        patient="p",
         kind=kind,
         topic=topic,
         question="Which?",
-        choices=choices,
+        options=choices,
         answer=answer,
     )
 
@@ -77,7 +77,7 @@ def test_tables_and_pictures_are_written(folder, tmp_path, capsys):
 def test_examples_are_of_every_kind_and_of_different_images(folder):
     chosen = choose_examples(read_vqa_records(folder).records)
     assert [record.kind for record in chosen] == [*KINDS] * 3
-    assert len({record.image_path for record in chosen}) == 12
+    assert len({record.image for record in chosen}) == 12
 
 
 def test_boxes_are_drawn_at_their_corners(folder):
@@ -86,7 +86,7 @@ def test_boxes_are_drawn_at_their_corners(folder):
     assert num_missing == 0
     for axes, record in zip(figure.axes, choose_examples(collection.records), strict=True):
         drawn = [(*patch.get_xy(), patch.get_width(), patch.get_height()) for patch in axes.patches]
-        assert drawn == [(b[0], b[1], b[2] - b[0], b[3] - b[1]) for b in (each.box for each in record.references)]
+        assert drawn == [(b[0], b[1], b[2] - b[0], b[3] - b[1]) for b in (each.corners for each in record.references)]
         assert axes.images[0].get_extent() == [0, 48, 48, 0]
         assert record.question.split()[0] in axes.get_title(loc="left")
 
@@ -95,7 +95,7 @@ def test_titles_are_within_the_page_and_labels_apart(folder):
     collection = read_vqa_records(folder)
     (record, *_) = collection.records
     box = record.references[0]
-    near = msgspec.structs.replace(box, label="Near", box=(box.box[0] + 1, *box.box[1:]))
+    near = msgspec.structs.replace(box, label="Near", corners=(box.corners[0] + 1, *box.corners[1:]))
     long = msgspec.structs.replace(record, question="What is it? " * 20, references=(box, near))
     figure, _ = draw_examples(dataclasses.replace(collection, records=(long, *collection.records[1:])))
     figure.draw_without_rendering()

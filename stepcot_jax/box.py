@@ -1,0 +1,256 @@
+"""Boxes as corners: the labelled `Box`, overlap, matching, and the spaces that coordinates are written in.
+
+A box is (x1, y1, x2, y2): left, upper, right and lower edge, with continuous areas (a box from 2 to 5 is 3 wide).
+Everything is float64 on the host. A box without a positive width and height is empty; its IoU with any box is 0.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float64, Int64
+
+from stepcot_jax.host.errors import BadInput
+
+Corners: TypeAlias = tuple[float, float, float, float]
+Matching = Literal["optimal", "ordered"]
+UnequalCounts = Literal["penalise", "zero", "matched"]
+EmptyBoxes = Literal["one", "zero"]
+
+_LONGEST_LABEL = 200
+_UNSAFE = frozenset("<>[](){}*\"'`|\\")
+_LARGEST = 2.0**500  # areas of larger coordinates would overflow
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """The coordinates that a text writes boxes in.
+
+    Attributes:
+      width: coordinate of the picture's right edge; the left edge is 0.
+      height: coordinate of its lower edge; the upper edge is 0.
+      y_first: whether a box is written (y1, x1, y2, x2).
+      decimals: digits after the point of a written coordinate.
+    """
+
+    width: float
+    height: float
+    y_first: bool = False
+    decimals: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.width < np.inf and 0 < self.height < np.inf):
+            raise ValueError(f"a space must be of positive size; got {self.width} by {self.height}")
+
+
+def pixels(image_size: Sequence[float]) -> Space:
+    """Return the space of whole pixels of a picture of (width, height)."""
+    width, height = image_size
+    return Space(width, height)
+
+
+UNIT_SQUARE = Space(1, 1, decimals=4)
+"""Shares of the picture's sides, x first, written with four digits."""
+
+GRID_1000 = Space(1000, 1000, y_first=True)
+"""Whole numbers from 0 to 1000 in both directions, y first."""
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A labelled box.
+
+    Attributes:
+      label: name of the finding or region.
+      corners: in pixels of the record's picture, unless `space` says otherwise.
+      sentence: the report's sentence about it; "" if the source has none.
+      region: name of the anatomical region that it lies in; "" if unknown.
+      stated_size: width and height as the source writes them, where the corners' difference rounds to another number.
+    """
+
+    label: str
+    corners: Corners
+    sentence: str = ""
+    region: str = ""
+    space: Space | None = None
+    stated_size: tuple[float, float] | None = None
+
+    @classmethod
+    def of_size(cls, label: str, x: float, y: float, width: float, height: float, sentence: str = "") -> "Box":
+        """Return the box of a left upper corner and a size."""
+        x2, y2 = x + width, y + height
+        stated = None if (x2 - x, y2 - y) == (width, height) else (width, height)
+        return cls(label, (x, y, x2, y2), sentence, stated_size=stated)
+
+    @property
+    def x1(self) -> float:
+        """Left edge."""
+        return self.corners[0]
+
+    @property
+    def y1(self) -> float:
+        """Upper edge."""
+        return self.corners[1]
+
+    @property
+    def x2(self) -> float:
+        """Right edge."""
+        return self.corners[2]
+
+    @property
+    def y2(self) -> float:
+        """Lower edge."""
+        return self.corners[3]
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height."""
+        x1, y1, x2, y2 = self.corners
+        return self.stated_size or (x2 - x1, y2 - y1)
+
+    def check(self) -> "Box":
+        """Return a box that a record can refer to: a label on one line, and not empty; else `BadInput`."""
+        if len(self.label) > _LONGEST_LABEL:
+            raise BadInput(f"label: {self.label[:80]!r} has {len(self.label)} characters; at most {_LONGEST_LABEL}")
+        if not self.label.strip() or not self.label.isprintable() or _UNSAFE & set(self.label):
+            raise BadInput(
+                f"label: {self.label[:80]!r} is not a name on one line without brackets, quotes or asterisks"
+            )
+        x1, y1, x2, y2 = self.corners
+        if not (0 <= x1 < x2 < float("inf") and 0 <= y1 < y2 < float("inf")):
+            raise BadInput(f"box: {list(self.corners)} is not [x1, y1, x2, y2] with 0 <= x1 < x2 and 0 <= y1 < y2")
+        return self
+
+
+def as_corners(boxes: npt.ArrayLike) -> Float64[np.ndarray, "box 4"]:
+    """Return boxes as an array, which has no rows if there is no box."""
+    corners = np.asarray(boxes, np.float64)
+    if corners.size == 0:
+        return np.zeros((0, 4))
+    if corners.ndim != 2 or corners.shape[1] != 4:
+        raise ValueError(f"boxes must have shape [box, 4]; got {corners.shape}")
+    if not np.isfinite(corners).all():
+        raise ValueError("coordinates must be finite")
+    return corners
+
+
+def iou(first: npt.ArrayLike, second: npt.ArrayLike) -> Float64[np.ndarray, "box other"]:
+    """Return intersection over union of every pair of boxes; 0 where a box is empty, never NaN.
+
+    GEMeX-RMCoT, Section 4.2.2 (grounding reward), with continuous areas.
+
+    Args:
+      second: [other, 4], corners in the same space.
+
+    >>> iou([[0, 0, 2, 2]], [[1, 0, 3, 2], [5, 5, 5, 9]]).round(4).tolist()
+    [[0.3333, 0.0]]
+    """
+    own, others = as_corners(first), as_corners(second)
+    largest = max(np.abs(own).max(initial=0), np.abs(others).max(initial=0))
+    if largest > _LARGEST:
+        own, others = own / largest, others / largest
+    own_sides, other_sides = np.maximum(own[:, 2:] - own[:, :2], 0), np.maximum(others[:, 2:] - others[:, :2], 0)
+    lower = np.minimum(own[:, None, 2:], others[None, :, 2:])
+    shared = np.maximum(lower - np.maximum(own[:, None, :2], others[None, :, :2]), 0).prod(axis=-1)
+    own_areas, other_areas = own_sides.prod(axis=-1), other_sides.prod(axis=-1)
+    union = own_areas[:, None] + other_areas[None] - shared
+    return np.divide(shared, union, out=np.zeros_like(shared), where=shared > 0)
+
+
+def match(
+    overlaps: Float64[np.ndarray, "box other"], *, matching: Matching = "optimal"
+) -> tuple[Int64[np.ndarray, " pair"], Int64[np.ndarray, " pair"]]:
+    """Pair boxes one to one, as many as the shorter side has.
+
+    Args:
+      matching: "optimal" for the pairs with the greatest sum of overlaps (not a greedy choice), "ordered" for the first
+        with the first, the second with the second.
+    """
+    _check("matching", matching, Matching)
+    if matching == "ordered":
+        places = np.arange(min(overlaps.shape))
+        return places, places
+    if overlaps.size and 1 in overlaps.shape:  # nearly every reply, and scipy takes half a second to import
+        place = int(overlaps.argmax())
+        return np.array([place // overlaps.shape[1]]), np.array([place % overlaps.shape[1]])
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(overlaps, maximize=True)
+    return rows, columns
+
+
+def mean_iou(
+    predicted: npt.ArrayLike,
+    true: npt.ArrayLike,
+    *,
+    matching: Matching = "optimal",
+    unequal_counts: UnequalCounts = "penalise",
+    empty_boxes: EmptyBoxes = "one",
+) -> float:
+    """Return the mean IoU of predicted and true boxes of one picture, from 0 to 1, never NaN.
+
+    GEMeX-RMCoT, Section 4.2.2: mIoU over n pairs is the mean of their IoU. The pairing and unequal counts are not in
+    the paper and therefore settings.
+
+    Args:
+      true: [box, 4], corners in the same space.
+      unequal_counts: "penalise" divides the sum over the pairs by the greater number of boxes, "matched" by the
+        smaller, "zero" makes unequal numbers worth 0.
+      empty_boxes: worth of no box on either side: "one" or "zero". No box on one side alone is worth 0.
+
+    >>> mean_iou([[0, 0, 2, 2], [8, 8, 9, 9]], [[0, 0, 2, 1]])
+    0.25
+    """
+    _check("unequal_counts", unequal_counts, UnequalCounts)
+    _check("empty_boxes", empty_boxes, EmptyBoxes)
+    overlaps = iou(predicted, true)
+    fewer, more = sorted(overlaps.shape)
+    if more == 0:
+        _check("matching", matching, Matching)
+        return 1.0 if empty_boxes == "one" else 0.0
+    if fewer == 0 or (fewer != more and unequal_counts == "zero"):
+        _check("matching", matching, Matching)
+        return 0.0
+    total = float(overlaps[match(overlaps, matching=matching)].sum())
+    return total / (fewer if unequal_counts == "matched" else more)
+
+
+def convert(boxes: npt.ArrayLike, *, source: Space, target: Space) -> Float64[np.ndarray, "box 4"]:
+    """Return boxes of one space in another, unrounded.
+
+    Args:
+      boxes: [box, 4], as `source` writes them.
+
+    >>> convert([[250, 0, 500, 1000]], source=GRID_1000, target=pixels((64, 128))).tolist()
+    [[0.0, 32.0, 64.0, 64.0]]
+    """
+    return _scale(as_corners(boxes), source=source, target=target, times=1.0)
+
+
+def convert_rounded(boxes: npt.ArrayLike, *, source: Space, target: Space) -> Float64[np.ndarray, "box 4"]:
+    """Return boxes of one space as another writes them: rounded half up to its number of decimals.
+
+    The rounding is exact for whole coordinates below 2^31: 2.5 becomes 3, whatever the sizes of the spaces are.
+
+    >>> convert_rounded([[1, 2, 3, 40]], source=pixels((400, 80)), target=GRID_1000).tolist()
+    [[25.0, 3.0, 500.0, 8.0]]
+    """
+    factor = 10.0**target.decimals
+    return np.floor(_scale(as_corners(boxes), source=source, target=target, times=factor) + 0.5) / factor
+
+
+def _scale(
+    corners: Float64[np.ndarray, "box 4"], *, source: Space, target: Space, times: float
+) -> Float64[np.ndarray, "box 4"]:
+    x_first = corners[:, [1, 0, 3, 2]] if source.y_first else corners
+    # Multiplied before it is divided: the product is exact, and one division rounds a tie to a tie.
+    scaled = x_first * (np.array([target.width, target.height] * 2) * times)
+    scaled /= np.array([source.width, source.height] * 2)
+    return scaled[:, [1, 0, 3, 2]] if target.y_first else scaled
+
+
+def _check(name: str, found: str, accepted: object) -> None:
+    if found not in get_args(accepted):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(accepted))}; got {found!r}")

@@ -1,0 +1,658 @@
+"""Check a data root: what it holds and whether a run can use it, as one object of plain facts; see `docs/data.md`.
+
+A check reads with the code of a run: the same scan, decoder, split tables and split making. Unlike a run it continues
+after the first fault, and it keeps no texts.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64
+
+from stepcot_jax.box import convert_rounded, pixels
+from stepcot_jax.chain import fold
+from stepcot_jax.data.columns import DigestColumn, RecordTable, TextColumn, find_first
+from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
+from stepcot_jax.data.images.preprocessing import decode_image_bytes
+from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
+from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
+from stepcot_jax.data.records.data_json import FILE_NAME, ImageLocator, MissingImage, Scan, scan_records
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
+from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
+from stepcot_jax.data.splits.making import make_splits
+from stepcot_jax.data.splits.split_resolver import resolve_tables
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Problem
+from stepcot_jax.data.statistics import LENGTHS, count_lengths_of, count_records
+from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
+from stepcot_jax.host.machine import map_in_threads
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
+from stepcot_jax.reasoning.replies import read_answer
+from stepcot_jax.record import Record, SetAside
+
+_MOST_KINDS = 100
+_EXAMPLES_OF_REASON = 3
+_NUM_SHOWN = 300
+# The parts of a reason that differ between records.
+_PARTICULAR = re.compile(
+    r"^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the place that a reason begins with, but no field
+    r"|(?<=references\[)\d+(?=\])|(?<!\w)\[-?\d[^\]]*\]"  # the place of a box, and the box found
+    r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # the value found
+    r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
+)
+
+
+class Reasons:
+    """Counts records set aside by reason; keeps their names, which split tables may use."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, Problem] = {}
+        self.image_paths = TextColumn()
+        self.patient_ids = TextColumn()
+
+    def append(self, item: SetAside) -> None:
+        """Add a record."""
+        kind = _PARTICULAR.sub("…", item.reason)[:_NUM_SHOWN]
+        if kind not in self._reasons and len(self._reasons) >= _MOST_KINDS:
+            kind = "further reasons"
+        image_path, reason = item.image_path[:_NUM_SHOWN], item.reason[:_NUM_SHOWN]
+        example = {"record": item.record, "image_path": image_path, "reason": reason}
+        self._reasons.setdefault(kind, Problem(kind)).add(example, most=_EXAMPLES_OF_REASON)
+        self.image_paths.append(item.image_path)
+        self.patient_ids.append(item.patient_id)
+
+    def __len__(self) -> int:
+        return len(self.image_paths)
+
+    def as_facts(self) -> list[dict[str, Any]]:
+        """Return each reason with "…" for the parts that differ, its count and examples; the most frequent first."""
+        return [
+            {"reason": reason.kind, "count": reason.count, "examples": reason.examples}
+            for reason in sorted(self._reasons.values(), key=lambda reason: -reason.count)
+        ]
+
+
+_NUM_EXAMPLES = 20
+
+
+@dataclasses.dataclass
+class Findings:
+    """Everything that a check has found.
+
+    Attributes:
+      reasons: the records set aside, by reason.
+      num_unreadable: images that cannot be decoded.
+      original: for each record the first one whose image has the same pixels; None if no image was decoded.
+      assignment: the splits; None if no record is good.
+      boxes_of: cases whose boxes are counted; None for those of the scan.
+      uncertain: what training makes of uncertain answers.
+      stops: what would stop a run.
+      notes: what a run accepts but a person may want to know.
+    """
+
+    scan: Scan
+    reasons: Reasons
+    layout: str
+    num_unreadable: int = 0
+    original: Int64[np.ndarray, " record"] | None = None
+    assignment: Assignment | None = None
+    boxes_of: RecordTable | None = None
+    uncertain: UncertainAnswers = IGNORED
+    stops: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def gather(findings: Findings, *, images: str) -> dict[str, Any]:
+    """Return the facts; stops and notes come last. `images` is "decode", "exists" or "none"."""
+    scan, assignment, num_aside = findings.scan, findings.assignment, len(findings.reasons)
+    table, num_cases = scan.table, int(scan.good.sum())
+    boxes_of, boxed = table, scan.good
+    if findings.boxes_of is not None:
+        boxes_of, boxed = findings.boxes_of, np.ones(len(findings.boxes_of), bool)
+    num_boxes, num_with_boxes, num_with_one_label = boxes_of.count_boxes(boxed)
+    targets, stops = _find_targets(findings)
+    facts: dict[str, Any] = {
+        "root": str(scan.root),
+        "layout": findings.layout,
+        "file": scan.file.name,
+        "records": num_cases + num_aside,
+        "cases": num_cases,
+        "patients": table.count_patients(scan.good),
+        "set_aside": num_aside,
+        "set_aside_reasons": findings.reasons.as_facts(),
+        "origins": table.count_origins(scan.good),
+        "steps": _count_steps(scan, targets),
+        "uncertain": findings.uncertain.treatment,
+        "records_with_other_options": scan.num_other_options,
+        "records_with_other_wordings": scan.count_other_wordings(),
+        "records_that_repeat_an_image": scan.num_repeated,
+        "images": images,
+        "images_found": scan.num_found,
+        "images_missing": None if scan.num_found is None else scan.num_missing,
+        **_describe_pictures(findings),
+        "boxes": num_boxes,
+        "images_with_boxes": num_with_boxes,
+        "images_with_one_box_label": num_with_one_label,
+        **_describe_splits(assignment, scan),
+    }
+    facts["stops"] = [*findings.stops, *stops, *_find_stops(assignment, scan, targets)]
+    facts["notes"] = [*findings.notes, *_note(facts, assignment, scan, targets)]
+    return facts
+
+
+def _find_targets(findings: Findings) -> tuple[Targets | None, list[str]]:
+    """Return what training on the train split compares with, and why a run could not make it.
+
+    None without a train split; uncertain answers are ignored where the run could not treat them as it should.
+    """
+    scan, assignment = findings.scan, findings.assignment
+    if assignment is None or scan.chain is None:
+        return None, []
+    chosen = assignment.member[0] & scan.good
+    answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
+    try:
+        return make_targets(**answers, chain=scan.chain, rule=findings.uncertain), []
+    except BadInput as error:
+        return make_targets(**answers, chain=scan.chain, rule=IGNORED), [str(error)]
+
+
+def _count_steps(scan: Scan, targets: Targets | None) -> list[dict[str, Any]]:
+    steps = []
+    trained = None if targets is None else (targets.labels >= 0).sum(axis=0).tolist()
+    uncertain = scan.table.count_uncertain(scan.good).tolist() if scan.chain else []
+    for number, step in enumerate(scan.chain.steps if scan.chain else ()):
+        counts = scan.table.count_answers(scan.good, step=number, num_answers=step.num_answers).tolist()
+        steps.append(
+            {
+                "name": step.name,
+                "question": step.question,
+                "wordings": scan.num_wordings[number],
+                "annotated": sum(counts),
+                "uncertain": uncertain[number],
+                "trained": None if trained is None else trained[number],
+                "answers": dict(zip(step.options, counts, strict=True)),
+            }
+        )
+    return steps
+
+
+def _describe_pictures(findings: Findings) -> dict[str, Any]:
+    names = ("images_unreadable", "images_with_equal_pixels", "equal_images", "pictures_in_several_splits", "leaks")
+    if findings.original is None:
+        return dict.fromkeys(names)
+    scan, assignment, original = findings.scan, findings.assignment, findings.original.tolist()
+    table = scan.table
+    repeated = [place for place in np.flatnonzero(scan.good).tolist() if original[place] != place]
+    member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
+    groups = collections.defaultdict(list)
+    for place in repeated:
+        groups[original[place]].append(place)
+    leaks = []
+    for first, others in groups.items():
+        splits_of = {place: list(itertools.compress(SPLIT_NAMES, member[:, place])) for place in (first, *others)}
+        if len(set().union(*splits_of.values())) > 1:
+            leaks.append(splits_of)
+    equal = [[table.image_paths[original[place]], table.image_paths[place]] for place in repeated[:_NUM_EXAMPLES]]
+    listed = [
+        [
+            {"image_path": table.image_paths[place], "patient_id": table.patient_ids[place], "splits": splits}
+            for place, splits in list(group.items())[:_NUM_EXAMPLES]
+        ]
+        for group in leaks[:_NUM_EXAMPLES]
+    ]
+    return dict(zip(names, (findings.num_unreadable, len(repeated), equal, len(leaks), listed), strict=True))
+
+
+def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
+    if assignment is None:
+        return {"splits_from": "none", "splits": [], "patients_in_several_splits": 0, "cases_in_no_split": 0}
+    heads = ("name", "file", "rows", "rows_that_name_nothing", "cases", "patients")
+    listed = [
+        dict(zip(heads, (name, *table, int(member.sum()), scan.table.count_patients(member)), strict=True))
+        for name, member in zip(SPLIT_NAMES, assignment.member, strict=True)
+        for table in [assignment.tables.get(name, ("", None, None))]
+    ]
+    return {
+        "splits_from": assignment.source,
+        "splits": listed,
+        "patients_in_several_splits": assignment.count("patients are in more than one split"),
+        "shared_patients": dict(list(assignment.shared.items())[:_NUM_EXAMPLES]),
+        "cases_in_no_split": assignment.count("cases are in no split"),
+        "split_problems": [
+            {"problem": kind, "count": problem.count, "examples": problem.examples}
+            for kind, problem in assignment.problems.items()
+        ],
+    }
+
+
+def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
+    if assignment is None:
+        return []
+    val = scan.table.labels[assignment.member[1]]
+    answers = {"train": val[:0] if targets is None else targets.labels, "val": val}
+    return [f"splits: {problem}" for problem in assignment.problems.values()] + [
+        f"splits: the {name} split has no annotated answer; at least one is required"
+        for name, labels in answers.items()
+        if len(labels) and not (labels >= 0).any()
+    ]
+
+
+_TRAINED_AS = {
+    "ignore": "ignores them",
+    "negative": "takes the negative option in their place",
+    "positive": "takes them for certain",
+    "soft": "takes them and the negative option as soft targets",
+}
+
+
+def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
+    notes = [
+        f"{facts[name]} {what}"
+        for name, what in (
+            ("pictures_in_several_splits", "pictures are in more than one split (leakage)"),
+            ("images_with_equal_pixels", "images have the pixels of an earlier one"),
+            ("records_with_other_wordings", "records word a question differently than the first"),
+        )
+        if facts[name]
+    ]
+    if num_uncertain := sum(step["uncertain"] for step in facts["steps"]):
+        notes.append(
+            f"{num_uncertain} answers are uncertain: never the truth in validation or test; training "
+            f"{_TRAINED_AS[facts['uncertain']]} (config.data.uncertain={facts['uncertain']})"
+        )
+    if assignment is not None and targets is not None and scan.chain is not None and len(targets.labels):
+        untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
+        if untrained:
+            notes.append(f"nobody answered {', '.join(untrained)} in the train split: not trained")
+        notes += note_one_answers(scan.table.labels, assignment.member & scan.good, targets, scan.chain)
+    if passed_over := sum(split["rows_that_name_nothing"] or 0 for split in facts["splits"]):
+        notes.append(f"{passed_over} rows of split tables name nothing (empty or merged cells) and are passed over")
+    return notes
+
+
+_SEVERAL_LABELS = ("chestxray8", "padchest_gr")
+_RECORDS = "a folder with records.jsonl (reasoning records)"
+_MEGABYTE = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckOptions:
+    """How to check a data root; names shared with a run's settings mean the same.
+
+    Attributes:
+      layout: a key of `layouts.LAYOUTS`, or "auto".
+      images: "decode" decodes every image, "exists" tests that its file exists, "none" skips images.
+      step_names: name of each step, in order.
+      on_bad_record: whether bad records would stop a run.
+      max_pixels: largest accepted width times height of an image.
+      num_threads: images decoded at a time.
+      single_label: leave images with several findings out, in layouts with lists of findings.
+      labels_from: table that ChestX-ray8's labels come from.
+      uncertain: what training makes of uncertain answers.
+    """
+
+    layout: str = AUTO
+    images: Literal["decode", "exists", "none"] = "decode"
+    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES
+    on_bad_record: OnBadRecord = "stop"
+    max_pixels: int = 64_000_000
+    split_seed: int = 0
+    num_threads: int = 2
+    single_label: bool = True
+    labels_from: Literal["auto", "boxes", "entries"] = "auto"
+    uncertain: Treatment = "ignore"
+
+
+def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
+    """Return the facts of a folder or file in any layout, or of reasoning records, which `docs/data.md` explains."""
+    root = Path(root)
+    if holds_records(root):
+        return _check_questions(root, options, terminal=terminal)
+    layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else options.layout
+    sharded = options.images != "none" and has_shards(root)
+    require_images = options.images != "none" and not sharded
+    if layout == "published":
+        reasons = Reasons()
+        findings = Findings(_scan_published(root, reasons, options, require_images, terminal), reasons, layout)
+    else:
+        findings = _read_other(root, layout, options, require_images)
+    findings.uncertain = UncertainAnswers(options.uncertain)
+    scan, reasons = findings.scan, findings.reasons
+    if sharded:
+        for place, reason in find_missing(read_index(root), scan.table.image_paths).items():
+            if scan.good[place]:
+                scan.num_missing += 1
+                scan.drop(place, reason)
+        scan.num_found = int(scan.good.sum())
+    if layout == "published":
+        if not scan.good.any():
+            findings.stops.append(f"{scan.file}: no record is valid")
+        elif len(reasons) and options.on_bad_record == "stop":
+            findings.stops.append(
+                f"{scan.file}: {len(reasons)} of {int(scan.good.sum()) + len(reasons)} records are bad (set aside "
+                "below); data.on_bad_record=skip continues without them"
+            )
+    if options.images == "decode":
+        findings.num_unreadable, findings.original = decode_pictures(
+            scan, root, max_pixels=options.max_pixels, num_threads=options.num_threads, progress=terminal.watch
+        )
+        if findings.num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
+            findings.stops.append(f"{scan.root}: {findings.num_unreadable} images cannot be decoded (set aside below)")
+    if scan.good.any():
+        findings.assignment = _find_splits(scan, reasons, options.split_seed)
+    return gather(findings, images=options.images)
+
+
+def _scan_published(
+    root: Path, reasons: Reasons, options: CheckOptions, require_images: bool, terminal: Terminal
+) -> Scan:
+    path, shown = root / FILE_NAME, 0
+
+    def show(num_bytes: int) -> None:
+        nonlocal shown
+        if (megabytes := math.ceil(num_bytes / _MEGABYTE)) > shown:
+            shown = megabytes
+            terminal.update(megabytes)
+
+    num_bytes = path.stat().st_size if path.is_file() else 0
+    with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
+        names = options.step_names
+        return scan_records(
+            root, reasons, step_names=names, require_images=require_images, with_texts=False, visit=show
+        )
+
+
+def _read_other(root: Path, layout: str, options: CheckOptions, require_images: bool) -> Findings:
+    """Read a layout other than data.json; only its reader distinguishes bad records from those a rule leaves out."""
+
+    def read(**changes: Any) -> Collection:
+        kept = {name: getattr(options, name) for name in ("step_names", "single_label", "labels_from")}
+        how = kept | {"on_bad_record": "skip", "require_images": False} | changes
+        return read_source(root, layout=layout, **how)
+
+    with _recorded_warnings() as warnings:
+        collection = read()
+    reasons = Reasons()
+    findings = Findings(scan_collection(collection, reasons, require_images=require_images), reasons, layout)
+    findings.notes += warnings
+    with _recorded_warnings():  # the same ones again
+        if layout in _SEVERAL_LABELS:
+            findings.boxes_of = read(single_label=False).cases
+        try:
+            read(on_bad_record=options.on_bad_record, require_images=require_images)
+        except BadInput as error:
+            findings.stops.append(str(error))
+    return findings
+
+
+@contextlib.contextmanager
+def _recorded_warnings() -> Iterator[list[str]]:
+    """Collect the readers' warnings in a list instead of the log."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("stepcot_jax.data")
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield heard
+    finally:
+        logger.propagate = propagates
+        logger.removeHandler(handler)
+
+
+def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
+    """Return the splits of the tables, else those that a run would make."""
+    found = resolve_tables(
+        scan.root,
+        scan.table,
+        good=scan.good,
+        set_aside_paths=reasons.image_paths,
+        set_aside_patients=reasons.patient_ids,
+    )
+    if found is not None:
+        return found
+    try:
+        splits = make_splits(scan.table, seed=seed, chosen=scan.good)
+    except BadInput as error:
+        found = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
+        found.add_problem("splits cannot be made", str(error))
+        return found
+    return Assignment.of(splits, len(scan.table))
+
+
+def scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
+    """Return a collection that was read without requiring images as a scan; it shares the collection's table.
+
+    `reasons` takes the records set aside and, with `require_images`, those without their image file.
+    """
+    for item in collection.set_aside:
+        reasons.append(item)
+    scan = Scan(
+        collection.root,
+        collection.path,
+        collection.cases,
+        collection.record_numbers,
+        reasons,
+        np.ones(len(collection.cases), bool),
+        collection.chain,
+        num_wordings=(1,) * collection.chain.num_steps,
+    )
+    if require_images:
+        locator = ImageLocator(collection.root, require_images=True)
+        for place, image_path in enumerate(scan.table.image_paths):
+            try:
+                locator.locate(image_path)
+            except BadInput as error:
+                scan.num_missing += isinstance(error, MissingImage)
+                scan.drop(place, str(error))
+        scan.num_found = int(scan.good.sum())
+    return scan
+
+
+def decode_pictures(
+    scan: Scan,
+    root: Path,
+    *,
+    max_pixels: int,
+    num_threads: int,
+    progress: Callable[[Iterable[Any], str], Iterable[Any]],
+) -> tuple[int, Int64[np.ndarray, " record"]]:
+    """Decode the image of every good record, from files or shards; set records aside where that fails.
+
+    Returns:
+      The number of images that cannot be decoded, and for each record the first one whose image has the same pixels,
+    """
+    places = np.flatnonzero(scan.good)
+    paths, limit = scan.table.image_paths, most_bytes(max_pixels)
+    files: ImageFiles
+    if has_shards(root):
+        files = ShardFiles(scan.root, read_index(root), [paths[place] for place in places.tolist()], max_bytes=limit)
+    else:
+        files = Selection(FolderFiles(scan.root, paths, limit), places)
+
+    def digest(index: int) -> bytes | BadInput:
+        try:
+            pixels = decode_image_bytes(files.read(index), name=files.name(index), max_pixels=max_pixels)
+        except BadInput as error:
+            return error
+        content = hashlib.blake2b(str(pixels.shape).encode())
+        content.update(np.ascontiguousarray(pixels).data)
+        return content.digest()
+
+    column = DigestColumn()
+    watched = progress(range(len(places)), "reading the images")
+    for index, found in map_in_threads(digest, watched, num_threads=num_threads):
+        if isinstance(found, BadInput):
+            scan.drop(int(places[index]), str(found))
+        else:
+            column.append(found)
+    original = np.arange(len(scan.table))
+    readable = np.flatnonzero(scan.good)
+    original[readable] = readable[find_first(column.halves)]
+    return len(places) - len(readable), original
+
+
+_EXAMPLES_OF_DIALECT = 5
+_MISSING = "does not exist below the data root"
+
+
+def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
+    """Return the facts of a file of reasoning records.
+
+    Every record is written in every dialect and read back; what is read must have its answer and its boxes, to the
+    dialect's precision.
+    """
+    collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
+    unreadable = _find_unreadable_images(collection, options, terminal) if options.images == "decode" else {}
+    records = [record for record in collection.records if record.image not in unreadable]
+    reasons = Reasons()
+    for item in collection.set_aside:
+        reasons.append(item)
+    bad_lines = {item.record for item in collection.set_aside}
+    lines = (line for line in itertools.count(1) if line not in bad_lines)
+    for line, record in zip(lines, collection.records, strict=False):
+        if record.image in unreadable:
+            reasons.append(SetAside(line, record.image, unreadable[record.image], record.patient))
+    watched = terminal.watch(records, "writing in every dialect")
+    facts: dict[str, Any] = {
+        "root": str(collection.root),
+        "layout": "reasoning records",
+        "file": collection.path.name,
+        "records": len(records) + len(reasons),
+        "set_aside": len(reasons),
+        "set_aside_reasons": reasons.as_facts(),
+        "images": options.images,
+        **count_records(records),
+        "lengths": {name: _spread(count_lengths_of(records, name)) for name in LENGTHS},
+        "formats": _try_formats(watched),
+    }
+    facts["patients_in_several_splits"] = _count_shared(records)
+    facts["stops"] = _find_stops_of_questions(facts, options)
+    facts["notes"] = _note_questions(facts)
+    return facts
+
+
+def _find_unreadable_images(collection: VqaCollection, options: CheckOptions, terminal: Terminal) -> dict[str, str]:
+    """Return the images that cannot be decoded, with the reason."""
+    found = {}
+    paths = list(dict.fromkeys(record.image for record in collection.records))
+    for path in terminal.watch(paths, "reading the images"):
+        try:
+            content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
+            decode_picture(content, name=path, max_pixels=options.max_pixels)
+        except (BadInput, OSError) as error:
+            found[path] = f"image_path: {error}"
+    return found
+
+
+def _spread(lengths: Sequence[int]) -> dict[str, float]:
+    if not lengths:
+        return {"texts": 0}
+    low, middle, high = np.percentile(lengths, (5, 50, 95)).tolist()
+    return {
+        "texts": len(lengths),
+        "percentile_5": low,
+        "median": middle,
+        "percentile_95": high,
+        "longest": max(lengths),
+    }
+
+
+def _try_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
+    formats: dict[str, dict[str, Any]] = {
+        dialect: {"dialect": dialect, "written": 0, "read_back": 0, "refused": collections.Counter(), "differ": []}
+        for dialect in DIALECTS
+    }
+    for record in records:
+        for dialect, found in formats.items():
+            try:
+                text = write_reply(record, dialect)
+            except BadInput as error:
+                found["refused"][str(error)[:200]] += 1
+                continue
+            found["written"] += 1
+            if problem := find_difference(record, text, dialect):
+                found["differ"] = [*found["differ"], {"id": record.id, "problem": problem}][:_EXAMPLES_OF_DIALECT]
+            else:
+                found["read_back"] += 1
+    for found in formats.values():
+        found["refused"] = dict(found["refused"].most_common(_EXAMPLES_OF_DIALECT))
+    return list(formats.values())
+
+
+def find_difference(record: Record, text: str, dialect: str) -> str:
+    """Return how a written reply differs from its record when it is read; "" if it does not."""
+    reply = read_reply(text, dialect, with_thinking=bool(record.thinking.strip()))
+    if reply.problems:
+        return f"form: {reply.problems[0]}"
+    answer = fold(record.answer) if record.kind == "open" and isinstance(record.answer, str) else record.answer
+    if reply.answer is None or read_answer(reply.answer, record) != answer:
+        return f"answer: {reply.answer!r:.80}"
+    is_without_boxes = dialect == "medclm" and not record.thinking.strip()  # MedCLM's hard stage
+    source = pixels(record.image_size)
+    boxes = [] if is_without_boxes else [reference.corners for reference in record.references]
+    expected = convert_rounded(boxes, source=source, target=reply.space or source)
+    found = np.array([region.corners for region in reply.references or ()]).reshape(-1, 4)
+    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=1e-9):
+        return f"boxes: {found.tolist()!r:.80}"
+    return ""
+
+
+def _count_shared(records: Sequence[Record]) -> int:
+    """Count the patients that are in more than one split."""
+    splits = collections.defaultdict(set)
+    for record in records:
+        splits[record.patient].add(record.split)
+    return sum(len(found - {""}) > 1 for found in splits.values())
+
+
+def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> list[str]:
+    stops, file = [], facts["file"]
+    num_good = facts["records"] - facts["set_aside"]
+    if facts["set_aside"] and (options.on_bad_record == "stop" or not num_good):
+        stops.append(
+            f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below); on_bad_record=skip "
+            "continues without them"
+        )
+        missing = next((each["reason"] for each in facts["set_aside_reasons"] if _MISSING in each["reason"]), "")
+        stops += [f"{file}: {missing}"] if missing else []
+    if facts["patients_in_several_splits"]:
+        stops.append(f"{file}: {facts['patients_in_several_splits']} patients are in more than one split")
+    by_split = facts["splits"]
+    if any(by_split.get(name) for name in SPLIT_NAMES) and not by_split.get("train"):
+        stops.append(f"{file}: no record is in the train split")
+    for found in facts["formats"]:
+        if found["read_back"] < found["written"]:
+            example = found["differ"][0]
+            stops.append(
+                f"{file}: {found['written'] - found['read_back']} records written in dialect {found['dialect']} do not "
+                f"read back (record {example['id']}, {example['problem']})"
+            )
+    return stops
+
+
+def _note_questions(facts: dict[str, Any]) -> list[str]:
+    num_good = facts["records"] - facts["set_aside"]
+    notes = [
+        f"{num_good - found['written']} records cannot be written in dialect {found['dialect']} "
+        f"({next(iter(found['refused']))})"
+        for found in facts["formats"]
+        if found["written"] < num_good
+    ]
+    if facts["splits"].get(""):
+        notes.append(f"{facts['splits']['']} records are in no split")
+    return notes

@@ -1,1 +1,0 @@
-"""What `data check` reports about a data root."""

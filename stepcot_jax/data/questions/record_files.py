@@ -1,0 +1,220 @@
+"""Reasoning records as JSON lines: read with every fault named by file, line and field, written atomically."""
+
+import codecs
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from stepcot_jax.box import Box, Corners
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.records import OnBadRecord
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
+from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
+
+FILE_NAME = "records.jsonl"
+
+_LONGEST_LINE = 2**22
+_LONGEST_MESSAGE = 200
+_EXPECTED = "expected one reasoning record per line, as JSON"
+_ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": get_args(Split)}
+_ENCODER = msgspec.json.Encoder()
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
+_REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
+_LINE: tuple[str, ...] = (
+    "id",
+    "image",
+    "image_size",
+    "patient",
+    "origin",
+    "split",
+    "kind",
+    "topic",
+    "question",
+    "options",
+    "answer",
+)
+_LINE = (*_LINE, "synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion")
+_LINE = (*_LINE, "organ", "modality", "facts", "provenance")
+"""The fields of a question in the order of the file."""
+
+_FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
+
+
+class _BoxOfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    label: str
+    box: Corners
+
+
+def _field(name: str) -> tuple[Any, ...]:
+    kind = tuple[_BoxOfLine, ...] if name == "references" else _FIELDS[name].type
+    if name in _REQUIRED:
+        return name, kind
+    default = _FIELDS[name].default
+    return name, kind, msgspec.field(default_factory=dict) if default is msgspec.NODEFAULT else default
+
+
+_DECODER = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "Line",
+        [_field(name) for name in _LINE],
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        rename=_FILE_NAMES,
+    )
+)
+
+
+def as_line(record: Record) -> dict[str, Any]:
+    """Return a question's fields by the names of the file, in its order."""
+    line = {_FILE_NAMES.get(name, name): getattr(record, name) for name in _LINE}
+    line["references"] = [{"label": box.label, "box": box.corners} for box in record.references]
+    return line
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """A line of which only the id is read."""
+
+    id: str
+
+
+_ID_DECODER = msgspec.json.Decoder(_Named)
+
+
+@dataclasses.dataclass(frozen=True)
+class VqaCollection:
+    """The records of one file in order, and the lines that take no part.
+
+    Attributes:
+      set_aside: the other lines; `record` is the line, counted from 1.
+      lines: line of each valid record, counted from 1.
+      set_aside_ids: ids of the other lines, as far as they can be read.
+      num_unnamed: number of the other lines whose id cannot be read.
+    """
+
+    path: Path
+    records: tuple[Record, ...]
+    set_aside: tuple[SetAside, ...] = ()
+    lines: tuple[int, ...] = ()
+    set_aside_ids: frozenset[str] = frozenset()
+    num_unnamed: int = 0
+
+    @property
+    def root(self) -> Path:
+        """Folder that image paths are relative to."""
+        return self.path.parent
+
+
+def holds_records(root: Path) -> bool:
+    """Return whether a path means reasoning records: their file, or a folder that has it and no `data.json`."""
+    if root.is_dir():
+        return (root / FILE_NAME).exists() and not (root / data_json.FILE_NAME).exists()
+    return root.suffix == ".jsonl"
+
+
+def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = False) -> VqaCollection:
+    """Read a file of reasoning records."""
+    path = Path(path)
+    path = path / FILE_NAME if path.is_dir() else path
+    locator = ImageLocator(path.parent, require_images=require_images)
+    records, set_aside, lines, seen = [], [], [], set()
+    names: list[str | None] = []
+    for number, line in read_lines(path):
+        try:
+            record = decode_record(line)
+            if record.id in seen:
+                raise BadInput(f"id: {record.id[:80]!r} came before; each record needs an id of its own")
+            try:
+                locator.locate(record.image)
+            except BadInput as error:
+                raise BadInput(f"image_path: {error}") from None
+        except BadInput as error:
+            if on_bad_record == "stop":
+                raise BadInput(f"{path}, line {number}, {error}; on_bad_record=skip sets bad lines aside") from None
+            set_aside.append(SetAside(number, "", str(error)))
+            names.append(_find_id(line))
+            continue
+        seen.add(record.id)
+        records.append(record)
+        lines.append(number)
+    if not records:
+        why = f"no line is valid (line {set_aside[0].record}, {set_aside[0].reason})" if set_aside else "is empty"
+        raise BadInput(f"{path}: {why}; {_EXPECTED}")
+    ids = frozenset(name for name in names if name is not None)
+    return VqaCollection(path, tuple(records), tuple(set_aside), tuple(lines), ids, names.count(None))
+
+
+def _find_id(line: bytes) -> str | None:
+    """Return the id of a bad line; None if it cannot be read."""
+    try:
+        return _ID_DECODER.decode(line).id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def decode_record(content: bytes) -> Record:
+    """Decode one line."""
+    try:
+        line: Any = _DECODER.decode(content)
+    except UnicodeDecodeError:
+        raise BadInput("not UTF-8 text") from None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        message, _, place = str(error).partition(" - at `$")
+        message, field = message[:_LONGEST_MESSAGE], place.rstrip("`").lstrip(".")[:_LONGEST_MESSAGE]
+        if field in _ACCEPTED:
+            message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
+        elif "unknown field" in message:
+            message += f"; expected some of {', '.join(_FILE_NAMES.get(name, name) for name in _LINE)}"
+        raise BadInput(f"{field}: {message}" if field else message) from None
+    fields = msgspec.structs.asdict(line)
+    fields["references"] = tuple([Box(box.label, box.box) for box in line.references])
+    fields["image"] = normalise_image_path(line.image)
+    record = Record(**fields)
+    if not record.question:
+        raise BadInput("question: blank; a text is required")
+    return record
+
+
+def write_vqa_records(path: Path, records: Iterable[Record]) -> int:
+    """Write records as JSON lines, atomically; return their number."""
+    number = 0
+    with writing_whole(path) as file:
+        for record in records:
+            line = _ENCODER.encode(as_line(record)) + b"\n"
+            if len(line) >= _LONGEST_LINE:
+                raise BadInput(f"{path}: record {record.id[:80]!r} has {len(line)} bytes; at most {_LONGEST_LINE}")
+            file.write(line)
+            number += 1
+    return number
+
+
+def read_lines(
+    path: Path, *, expected: str = _EXPECTED, most_bytes: int = _LONGEST_LINE
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the number, from 1, and the content of each line that is not blank."""
+    num_short = 0
+    try:
+        if not path.is_file():
+            raise BadInput(f"{path}: {'is not a file' if path.exists() else 'does not exist'}; {expected}")
+        with open_untrusted(path, accepted="records, one a line") as file:
+            for number, line in iterate_lines(file, path, most_bytes=most_bytes):
+                if len(line) == most_bytes:
+                    raise BadInput(f"{path}, line {number}: exceeds {most_bytes} bytes; {expected}")
+                if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise BadInput(f"{path}: UTF-16 text; expected UTF-8")
+                content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if not content.strip():
+                    continue
+                num_short += len(content) < data_json.SHORT_RECORD
+                if num_short > data_json.MOST_SHORT_RECORDS:
+                    raise BadInput(f"{path}, line {number}: {num_short} lines are too short to be records; {expected}")
+                yield number, content
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from None

@@ -1,0 +1,140 @@
+"""Files of replies: JSON lines with `id` and `reply`, matched with the records."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepcot_jax.data.questions.record_files import read_lines
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.replies import Missing
+
+_LONGEST_LINE = 2**25
+_EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
+
+
+class ReplyLine(msgspec.Struct, frozen=True):
+    """A line of a file of replies. Further fields are ignored, so that a model's own log can be used as it is.
+
+    Attributes:
+      id: of the record that it answers.
+      reply: everything that the model wrote; "" for nothing.
+    """
+
+    id: str
+    reply: str
+
+
+_DECODER = msgspec.json.Decoder(ReplyLine)
+
+# Half of a pair in the only group; whole pairs, and other escapes with their backslash, are stepped over.
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(u[dD][89a-fA-F][\da-fA-F]{2})|.)", re.DOTALL
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplyFile:
+    """The replies of one model.
+
+    Attributes:
+      name: of the model, in tables.
+      replies: texts by record id, of the chosen records alone.
+      num_unused: replies to records of other splits.
+      num_set_aside: replies to bad lines of the records' file.
+      num_unknown: replies whose id is of no record that can be read; at most as many as there are bad lines without id.
+    """
+
+    name: str
+    path: Path
+    replies: Mapping[str, str]
+    num_unused: int = 0
+    num_set_aside: int = 0
+    num_unknown: int = 0
+
+
+def read_replies(
+    path: Path,
+    *,
+    name: str,
+    chosen: Collection[str],
+    known: Collection[str],
+    missing: Missing = "wrong",
+    set_aside: Collection[str] = (),
+    most_unknown: int = 0,
+) -> ReplyFile:
+    """Read the replies of one model.
+
+    Args:
+      known: ids of all records of their file; replies to those that are not chosen are counted and not used.
+      set_aside: ids of bad lines of the records' file; replies to them are counted and not used.
+      most_unknown: number of its bad lines whose id cannot be read: so many replies may have another id.
+    """
+    replies: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    num_set_aside, num_unknown = 0, 0
+    for number, content in read_lines(path, expected=_EXPECTED, most_bytes=_LONGEST_LINE):
+        where = f"{path}, line {number}"
+        try:
+            line = _decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            message, _, place = str(error).partition(" - at `$")
+            field = place.rstrip("`").lstrip(".")
+            raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
+        if line.id in seen:
+            raise BadInput(f"{where}, id: {line.id[:80]!r} came in line {seen[line.id]}; expected one reply per record")
+        if line.id not in known and line.id in set_aside:
+            num_set_aside += 1
+        elif line.id not in known:
+            num_unknown += 1
+            if num_unknown > most_unknown:
+                found = f"{where}, id: {line.id[:80]!r} is not the id of a record"
+                bad = f" and of {most_unknown} bad lines without a readable id" if most_unknown else ""
+                raise BadInput(f"{found}; expected one of the records' ids{bad}")
+        seen[line.id] = number
+        if line.id in chosen:
+            replies[line.id] = line.reply
+    absent = [each for each in chosen if each not in replies]
+    if absent and missing == "stop":
+        raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
+    if not replies:
+        raise BadInput(f"{path}: no reply to any of the {len(chosen)} chosen records; {_EXPECTED}")
+    num_unused = len(seen) - len(replies) - num_set_aside - num_unknown
+    return ReplyFile(name, path, replies, num_unused, num_set_aside, num_unknown)
+
+
+def _decode(content: bytes) -> ReplyLine:
+    """Decode a line; half of a surrogate pair, which a model may write and Python's json passes on, becomes U+FFFD."""
+    try:
+        return _DECODER.decode(content)
+    except msgspec.DecodeError:
+        mended = _ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], content)
+        if mended == content:
+            raise
+        return _DECODER.decode(mended)
+
+
+def name_models(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each file: its stem, with its folder where stems repeat, else its path.
+
+    >>> name_models([Path("a/replies.jsonl"), Path("b/replies.jsonl")])
+    ['a/replies', 'b/replies']
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInput(f"REPLIES: a file comes twice in {' '.join(map(str, paths))}")
+    for named in ([path.stem for path in paths], [f"{path.parent.name}/{path.stem}" for path in paths]):
+        if len({as_text(name) for name in named}) == len(named):
+            return [as_text(name) for name in named]
+    return [as_text(path) for path in paths]
+
+
+def as_text(path: Path | str) -> str:
+    r"""Return a path, or a part of one, as text; bytes that are not UTF-8 as escapes.
+
+    >>> as_text("r\udcff")
+    'r\\xff'
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

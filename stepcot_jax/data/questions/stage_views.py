@@ -1,0 +1,163 @@
+"""Easy, medium and hard views of training records (MedCLM's curriculum).
+
+Easy shows the picture with the record's boxes drawn, medium the bare picture with the same text, hard a record of
+another case of the same domain (lesion and modality), answer alone. Stages change input and target, never what is
+evaluated: evaluation uses bare pictures.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+from jaxtyping import Int, UInt8
+from PIL import Image
+
+from stepcot_jax.box import Corners
+from stepcot_jax.data.images.drawn_boxes import draw_boxes
+from stepcot_jax.data.questions.vocabulary import canonical
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record
+
+Stage = Literal["easy", "medium", "hard"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+DIALECTS_WITH_HARD = ("gemex", "medclm")
+"""Dialects with a reply of the answer alone: "Answer: .." of "medclm"; "gemex" also names the answer's boxes."""
+
+_STREAM = 3  # of draws of other cases, apart from those of the stages
+_SEED_CASE = "seed case"
+
+
+def domain_of(record: Record) -> str:
+    """Return the domain of a record, LESION_MODALITY; "" if it has no lesion.
+
+    >>> from stepcot_jax.record import Record
+    >>> domain_of(Record(id="1", image="1.png", image_size=(8, 8), patient="1", kind="closed",
+    ...     question="Is there a mass?", answer="Yes", lesion="mass", modality="xray"))
+    'Mass_xray'
+    """
+    return f"{canonical(record.lesion)}_{record.modality}" if record.lesion else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StageView:
+    """What a row of a batch shows.
+
+    Attributes:
+      place: place of that record in the dataset; its image is the one shown.
+      boxes: drawn on the picture, corners in pixels of the record's `image_size`.
+      stage: of the view; may differ from the stage asked for, see `StageViews.view`.
+      with_thinking: whether prompt and target have the part before the answer.
+    """
+
+    record: Record
+    place: int
+    boxes: tuple[Corners, ...]
+    stage: Stage
+    with_thinking: bool
+
+
+class StageViews:
+    """Views of the records of one split.
+
+    Records that `stepcot annotate vqa --task=medclm` wrote are views already (`provenance["stage"]`);
+    another stage of such a record is the record of the same lesion that was written for that stage.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        places: Sequence[int] | Int[np.ndarray, " place"],
+        *,
+        dialect: str,
+        with_thinking: bool = True,
+    ) -> None:
+        self._records = records
+        self._dialect = dialect
+        self._with_thinking = with_thinking
+        self._of_domain: dict[tuple[str, str], list[int]] = collections.defaultdict(list)
+        self._made: dict[tuple[str, str], dict[str, int]] = collections.defaultdict(dict)
+        for place in map(int, places):
+            record = records[place]
+            if made_stage := _made_stage(record):
+                self._made[_made_key(record)][made_stage] = place
+            elif domain := domain_of(record):
+                self._of_domain[domain, record.kind].append(place)
+
+    def view(self, place: int, stage: Stage, *, seed: int, update: int, row: int) -> StageView:
+        """Return the view of a record at a stage.
+
+        A record without lesion, and one that has no view of the stage (easy without boxes, hard without another case of
+        its domain and kind), is shown at the medium stage; the view's `stage` says so. Hard draws among the records of
+        the domain and kind with another image, of other patients if there are any.
+
+        Args:
+          row: of the record in the batch; the draw is a function of seed, update and row.
+        """
+        record = self._records[place]
+        if stage == "hard" and self._dialect not in DIALECTS_WITH_HARD:
+            raise BadInput(
+                f"config.vqa.dialect: {self._dialect!r} has no reply of the answer alone, which the hard stage of "
+                f"config.curriculum needs; expected one of {', '.join(DIALECTS_WITH_HARD)}"
+            )
+        if _made_stage(record):
+            return self._view_made(place, stage)
+        if stage == "easy" and record.lesion and record.references:
+            boxes = tuple(reference.corners for reference in record.references)
+            return StageView(record, place, boxes, "easy", self._with_thinking)
+        if stage == "hard" and (others := self._others(place)):
+            rng = np.random.default_rng((_STREAM, seed, update, row))
+            other = others[int(rng.integers(len(others)))]
+            return StageView(self._strip(self._records[other]), other, (), "hard", False)
+        return StageView(record, place, (), "medium", self._with_thinking)
+
+    def shown_of(self, place: int) -> list[StageView]:
+        """Return views with every text that any row can show of a record, whatever its stage and its boxes."""
+        record = self._records[place]
+        if made_stage := _made_stage(record):
+            return [self._view_made(place, made_stage)]
+        bare = StageView(record, place, (), "medium", self._with_thinking)
+        if not domain_of(record) or self._dialect not in DIALECTS_WITH_HARD:
+            return [bare]
+        return [bare, StageView(self._strip(record), place, (), "hard", False)]
+
+    def _others(self, place: int) -> list[int]:
+        record = self._records[place]
+        found = self._of_domain.get((domain_of(record), record.kind), [])
+        others = [other for other in found if self._records[other].image != record.image]
+        return [other for other in others if self._records[other].patient != record.patient] or others
+
+    def _strip(self, record: Record) -> Record:
+        """Return a record whose target is the answer alone, in "gemex" with its boxes, which the grammar requires."""
+        references = () if self._dialect == "medclm" else record.references
+        return msgspec.structs.replace(record, thinking="", preamble="", stages=None, references=references)
+
+    def _view_made(self, place: int, stage: Stage) -> StageView:
+        """Return the record that was written for the stage, else for the medium one, else the record itself."""
+        written = self._made[_made_key(self._records[place])]
+        own: Stage = next(each for each in STAGES if written.get(each) == place)
+        shown: Stage = next((each for each in (stage, "medium") if each in written), own)
+        other = written[shown]
+        return StageView(self._records[other], other, (), shown, self._with_thinking and shown != "hard")
+
+
+def _made_stage(record: Record) -> Stage | None:
+    named = record.provenance.get("stage") if _SEED_CASE in record.provenance else None
+    return next((stage for stage in STAGES if stage == named), None)
+
+
+def _made_key(record: Record) -> tuple[str, str]:
+    return record.provenance[_SEED_CASE], canonical(record.lesion)
+
+
+def draw_views(
+    pixels: UInt8[np.ndarray, "row size size 3"], views: Iterable[StageView]
+) -> UInt8[np.ndarray, "row size size 3"]:
+    """Return pictures with the boxes of their views drawn, see `drawn_boxes`; the others unchanged."""
+    drawn = pixels.copy()
+    for own, view in zip(drawn, views, strict=True):
+        if view.boxes:
+            own[...] = np.asarray(draw_boxes(Image.fromarray(own), view.boxes, view.record.image_size))
+    return drawn

@@ -1,0 +1,317 @@
+"""Names of findings, where each would be, and how its sign looks."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool
+
+from stepcot_jax.box import Box, Corners, convert_rounded, pixels
+from stepcot_jax.chain import NOT_APPLICABLE
+from stepcot_jax.data.phantom.answers import WORDINGS, name_side
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
+from stepcot_jax.record import Stages
+
+# Boxes of anatomical regions from masks of lungs and heart, and the organ that hosts a lesion.
+#
+# Design: zones are thirds of a lung's box. This library's choice: hilar structures are the inner third of the middle
+# zone, a hemidiaphragm reaches a quarter of the lung's height above and below its lower edge, and the mediastinum
+# reaches from the heart to the top of the lungs. Names follow GEMeX where it has one.
+
+
+Mask = Bool[np.ndarray, "height width"]
+
+BOTH_LUNGS, HEART, MEDIASTINUM = "bilateral lung", "cardiac region", "mediastinum"
+SIDES = ("right", "left")  # the patient's right is the picture's left
+ZONES = ("upper", "middle", "lower")
+
+_NONE = "no pixel inside; a mask of both lungs and one of the heart are required"
+
+
+def zone_name(side: str, zone: str) -> str:
+    """Return the name of a third of a lung."""
+    return f"{side} {zone} lung zone"
+
+
+def hilum_name(side: str) -> str:
+    """Return the name of a lung's hilar structures."""
+    return f"{side} hilar structures"
+
+
+def diaphragm_name(side: str) -> str:
+    """Return the name of a lung's half of the diaphragm."""
+    return f"{side} hemidiaphragm"
+
+
+def find_regions(lungs: Mask, heart: Mask) -> tuple[Box, ...]:
+    """Return the boxes of all regions, in whole pixels."""
+    both, (x1, y1, x2, y2) = _enclose(lungs, "lungs"), _enclose(heart, "heart")
+    right, left = (_enclose(part, f"{side} lung") for side, part in split_lungs(lungs).items())
+    boxes: dict[str, Corners] = {BOTH_LUNGS: both, HEART: (x1, y1, x2, y2)}
+    for side, (inner, top, outer, bottom) in zip(SIDES, (right, left), strict=True):
+        boxes[f"{side} lung"] = (inner, top, outer, bottom)
+        rows = [top + np.floor((bottom - top) * part / 3 + 0.5) for part in range(4)]
+        for place, zone in enumerate(ZONES):
+            boxes[zone_name(side, zone)] = (inner, rows[place], outer, rows[place + 1])
+        third = np.floor((outer - inner) / 3 + 0.5)
+        ends = (outer - third, outer) if side == "right" else (inner, inner + third)
+        boxes[hilum_name(side)] = (ends[0], rows[1], ends[1], rows[2])
+        quarter = np.floor((bottom - top) / 4 + 0.5)
+        boxes[diaphragm_name(side)] = (inner, bottom - quarter, outer, min(bottom + quarter, lungs.shape[0]))
+    boxes[MEDIASTINUM] = (min(right[2], x1), min(both[1], y1), max(left[0], x2), y2)
+    try:
+        return tuple(Box(name, tuple(map(float, box))).check() for name, box in boxes.items())  # type: ignore[arg-type]
+    except BadInput as error:
+        raise BadInput(
+            f"masks of {lungs.shape[1]} by {lungs.shape[0]} pixels are too small for regions: {error}"
+        ) from None
+
+
+def split_lungs(lungs: Mask) -> dict[str, Mask]:
+    """Return the patient's right and left lung: the parts on either side of the emptiest column of the middle third.
+
+    Of several equally empty columns the one closest to their mean counts.
+    """
+    x1, _, x2, _ = map(int, _enclose(lungs, "lungs"))
+    first, last = x1 + (x2 - x1) // 3, x2 - (x2 - x1) // 3
+    counts = lungs[:, first:last].sum(axis=0)
+    emptiest = np.flatnonzero(counts == counts.min()) if counts.size else np.zeros(1, int)
+    column = first + int(emptiest[np.abs(emptiest - emptiest.mean()).argmin()])
+    columns = np.arange(lungs.shape[1])
+    return {"right": lungs & (columns < column), "left": lungs & (columns >= column)}
+
+
+def host_organ(box: Corners, organs: Mapping[str, Mask]) -> str:
+    """Return the organ that covers the greatest share of a box; "" if none covers any of it.
+
+    MedCLM's host organ by coverage: the share of the lesion box's pixels in an organ's mask.
+    """
+    x1, y1 = (int(np.floor(edge)) for edge in box[:2])
+    x2, y2 = (int(np.ceil(edge)) for edge in box[2:])
+    shares = {name: float(mask[y1:y2, x1:x2].mean()) for name, mask in organs.items()}
+    best = max(shares, key=lambda name: shares[name])
+    return best if shares[best] > 0 else ""
+
+
+def enclose_boxes(boxes: Sequence[Corners]) -> Corners:
+    """Return the smallest box that holds all of at least one box."""
+    x1, y1, x2, y2 = zip(*boxes, strict=True)
+    return min(x1), min(y1), max(x2), max(y2)
+
+
+def _enclose(mask: Mask, name: str) -> Corners:
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    if not rows.size:
+        raise BadInput(f"mask of the {name}: {_NONE}")
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+NORMAL = "Normal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """How a finding is spoken of.
+
+    Attributes:
+      name: without article, as in "no pleural effusion".
+      phrase: with article where English wants one, as in "Is there a pleural effusion?".
+      look: what its box shows, without naming it; "" for a lesion that the facts describe.
+      share: how often it is asked about, so that present and absent are asked about equally often in flat phantoms.
+    """
+
+    name: str
+    phrase: str
+    look: str = ""
+    region: str = BOTH_LUNGS
+    share: float = 1.0
+
+
+TERMS: dict[str, Term] = {
+    "Nodule": Term("pulmonary nodule", "a pulmonary nodule", share=1.55),
+    "Atelectasis": Term("atelectasis", "atelectasis", share=1.03),
+    "Infiltration": Term("pulmonary infiltrate", "a pulmonary infiltrate", share=1.17),
+    "Effusion": Term("pleural effusion", "a pleural effusion", "fluid between lung and chest wall", share=2.05),
+    "Pneumonia": Term("pneumonia", "pneumonia", share=1.18),
+    "Cardiomegaly": Term("cardiomegaly", "an enlarged heart", "a large heart shadow", HEART, share=1.22),
+    "Mass": Term("lung mass", "a lung mass", share=1.12),
+    "Pneumothorax": Term("pneumothorax", "a pneumothorax", "air between lung and chest wall", share=1.04),
+    "Volume loss": Term("volume loss", "volume loss of a lung", "a raised hemidiaphragm", share=0.66),
+    "Mediastinal shift": Term(
+        "mediastinal shift", "a mediastinal shift", "a displaced mediastinum", MEDIASTINUM, share=0.41
+    ),
+    "Lymphadenopathy": Term(
+        "hilar lymphadenopathy", "hilar lymphadenopathy", "large hilar shadows", MEDIASTINUM, share=0.39
+    ),
+    "Emphysema": Term("emphysema", "emphysema", "rounded lucencies", share=0.15),
+}
+"""The findings of the phantom; labels of other sources are spoken of by their own names."""
+
+SAME = {"Pleural effusion": "Effusion", "Infiltrate": "Infiltration"}
+"""Other labels of the findings above."""
+
+LOOK_ALIKES: dict[str, tuple[str, ...]] = {
+    "Atelectasis": ("Volume loss",),
+    "Volume loss": ("Atelectasis",),
+    "Infiltration": ("Pneumonia", "Nodule"),
+    "Pneumonia": ("Infiltration",),
+    "Nodule": ("Mass",),
+    "Mass": ("Nodule",),
+}
+"""Findings that are not denied beside another: both words may be true of one picture."""
+
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "Mediastinal shift": ("Atelectasis", "Effusion", "Pneumothorax", "Mass"),
+    "Volume loss": ("Atelectasis", "Effusion", "Pneumothorax", "Mass"),
+    "Pleural effusion": ("Pneumonia", "Cardiomegaly", "Mass"),
+}
+"""Diagnoses that explain a secondary sign, as medicine has it; of other pairs nothing is asked."""
+
+NORMAL_PHRASES = ("normal chest radiograph", "normal chest", "no abnormality", NORMAL)
+
+_CANONICAL = {name.casefold(): name for name in TERMS} | {name.casefold(): label for name, label in SAME.items()}
+
+
+def canonical(label: str) -> str:
+    """Return the finding that a label stands for, whatever its case; other labels as they are.
+
+    >>> canonical("pleural effusion"), canonical("Rib fracture")
+    ('Effusion', 'Rib fracture')
+    """
+    return _CANONICAL.get(label.casefold(), label)
+
+
+def term_of(label: str) -> Term:
+    """Return how a finding is spoken of; a label of another source by its own name."""
+    name = canonical(label)
+    return TERMS.get(name) or Term(name.lower(), name.lower())
+
+
+def accepted_names(label: str) -> tuple[str, ...]:
+    """Return the phrases of the report's tables for a finding, the preferred first, and its label."""
+    if label == NORMAL:
+        return NORMAL_PHRASES
+    name = canonical(label)
+    phrases = WORDINGS[6].get(name, ())
+    return tuple(dict.fromkeys((*phrases, term_of(name).name, name)))
+
+
+# Sentences of thinking texts and stages; each states facts that can be checked against the picture.
+#
+# Design: a thinking text has one sentence a reference, one an option, and one with the answer (GEMeX-RMCoT's pipeline,
+# offline). Stages follow MEDSAGE: where, what is seen, a rule, the conclusion. No sentence speaks of a report.
+
+
+FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "secondary", "diagnosis")
+"""Names of the facts that hold the answers of the chain's seven steps; "side" and "organ" stand beside them."""
+
+PREAMBLE = "This is a frontal chest radiograph."
+
+_SEEN = ("and see", "where I see", "which shows")
+_LAST = ("So the answer is", "Therefore the answer is", "Hence the answer is")
+_EACH = "Each option is held against what is seen."
+_CONCLUSIONS = ("This is most consistent with {}.", "Together this suggests {}.", "The picture fits {}.")
+
+
+def knows_steps(facts: Mapping[str, str]) -> bool:
+    """Return whether facts answer all seven steps and name the side."""
+    return all(facts.get(name) for name in FACT_NAMES) and "side" in facts
+
+
+def write_box(box: Corners) -> str:
+    """Return a box as thinking texts write it: whole pixels, rounded half up.
+
+    >>> write_box((1, 2, 3.5, 4))
+    '[1, 2, 4, 4]'
+    """
+    space = pixels((1, 1))
+    return str([int(edge) for edge in convert_rounded([box], source=space, target=space)[0].tolist()])
+
+
+def look_at(place: Box, seen: str, *, wording: int = 0) -> str:
+    """Return the sentence about one region: its name, its box, and what is seen there.
+
+    >>> look_at(Box("left lung", (1, 2, 3, 4)), "no lung mass")
+    'I look at the **left lung** ([1, 2, 3, 4]) and see no lung mass.'
+    """
+    return f"I look at the **{place.label}** ({write_box(place.corners)}) {_SEEN[wording % len(_SEEN)]} {seen}."
+
+
+def write_thinking(
+    seen: Iterable[tuple[Box, str]], *, answer: str, options: Iterable[str] = (), wording: int = 0
+) -> str:
+    """Return a thinking text.
+
+    Args:
+      seen: for each reference its region, as label, with its box, and what is seen there.
+    """
+    sentences = [look_at(place, what, wording=wording) for place, what in seen]
+    return " ".join([*sentences, *options, f"{_LAST[wording % len(_LAST)]} {answer}."])
+
+
+def describe(facts: Mapping[str, str], *, wording: int = 0) -> str:
+    """Return what steps 1, 2, 3 and 5 say of the lesion, such as "focal increased opacity with cavitation"."""
+    what = f"{_word(1, facts, wording)} {_word(0, facts, wording)}".strip()
+    nature = " and ".join(part for part in (_word(2, facts, wording), _word(4, facts, wording)) if part)
+    return f"{what} with {nature}" if nature else what
+
+
+def name_place(facts: Mapping[str, str], *, wording: int = 0) -> str:
+    """Return what step 4 says, with the side."""
+    if facts["zone"] != NOT_APPLICABLE:
+        return name_side(_word(3, facts, wording), facts["side"])
+    lungs = "both lungs" if facts["side"] == "bilateral" else f"the {facts['side']} lung"
+    return f"in {lungs} without a preferred zone"
+
+
+def write_stages(facts: Mapping[str, str], *, answer: str, wording: int = 0, place: str = "") -> Stages:
+    """Return MEDSAGE's stages of an image whose seven steps are known.
+
+    Args:
+      wording: number of the wording of every stage, from 0; the rule of knowledge has three.
+    """
+    diagnosis = facts["diagnosis"]
+    rules = KNOWLEDGE[diagnosis]
+    if diagnosis == NORMAL:
+        where = place and f"{place[:1].upper()}{place[1:]}."
+        where = where or "No place stands out; both lungs and the heart are looked over."
+        visual = "The lungs are clear and the heart is of normal size."
+    else:
+        where = f"The change lies {place or name_place(facts, wording=wording)}."
+        visual = f"The picture shows {describe(facts, wording=wording)}. {_word(5, facts, wording)}."
+    last = f"{_LAST[wording % len(_LAST)]} {answer}."
+    return Stages(where, visual, rules[wording % len(rules)], f"{state_finding(diagnosis, wording=wording)} {last}")
+
+
+def state_finding(diagnosis: str, *, wording: int = 0) -> str:
+    """Return the sentence in which a conclusion states the diagnosis.
+
+    >>> state_finding("Effusion", wording=1)
+    'Together this suggests pleural effusion.'
+    """
+    return _CONCLUSIONS[wording % len(_CONCLUSIONS)].format(accepted_names(diagnosis)[0])
+
+
+def write_asked_stages(seen: Iterable[tuple[str, str]], *, asked: str, answer: str, wording: int = 0) -> Stages:
+    """Return MEDSAGE's stages of a question that is not about the diagnosis, from what its references show.
+
+    >>> write_asked_stages([("left lung", "no lung mass")], asked="Mass", answer="No").visual
+    'In the left lung I see no lung mass.'
+    """
+    places = list(dict.fromkeys(seen))
+    regions = list(dict.fromkeys(f"the {region}" for region, _ in places))
+    where = f"{', '.join(regions[:-1])} and {regions[-1]}" if len(regions) > 1 else regions[0]
+    rules = KNOWLEDGE.get(asked, SIGN_RULES)
+    judged = {"Yes": "What is asked about is seen there.", "No": "What is asked about is not seen there."}
+    return Stages(
+        f"The place to look at is {where}.",
+        " ".join(f"In the {region} I see {what}." for region, what in places),
+        rules[wording % len(rules)],
+        f"{judged.get(answer, _EACH)} {_LAST[wording % len(_LAST)]} {answer}.",
+    )
+
+
+def _word(step: int, facts: Mapping[str, str], wording: int) -> str:
+    found = WORDINGS[step][facts[FACT_NAMES[step]]]
+    return found[wording % len(found)]

@@ -1,0 +1,398 @@
+"""The data of a policy's run in memory: reasoning records with boxes in pixels of what the model sees, and pixels."""
+
+import collections
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles
+from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
+from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
+from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
+from stepcot_jax.data.questions.record_files import VqaCollection, as_line, read_vqa_records
+from stepcot_jax.data.questions.vocabulary import canonical
+from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.data.splits.making import split_by_patient
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.host.download import find_path
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.machine import map_in_threads
+from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of
+from stepcot_jax.record import Record, SetAside
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.sections import DataSettings
+
+# Reasoning records whose boxes refer to a picture of another size.
+
+
+_THINNEST = 1e-6  # pixels
+
+
+def scale_record(record: Record, image_size: tuple[int, int]) -> Record:
+    """Return a record whose boxes refer to a picture that was stretched to another size.
+
+    References are scaled along each axis by the ratio of the sizes, as floats, and never become empty. Boxes in the
+    thinking, ([x1, y1, x2, y2]), are scaled and rounded half up to whole pixels; those that are a reference's box stay
+    equal to the reference as dialects write it. Boxes within the unit square, as MedCLM writes them, stay as they are.
+    """
+    if record.image_size == image_size:
+        return record
+    source, target = pixels(record.image_size), pixels(image_size)
+    corners = [reference.corners for reference in record.references]
+    scaled = [_within(box, image_size) for box in convert(corners, source=source, target=target).tolist()]
+    written = dict(zip(_round(corners, source, source), _round(scaled, target, target), strict=True))
+    references = tuple(Box(reference.label, box) for reference, box in zip(record.references, scaled, strict=True))
+
+    def rewrite(found: re.Match[str]) -> str:
+        box = corners_of(found)
+        if max(box) <= 1:
+            return found[0]
+        new = written.get(box) or _round([box], source, target)[0]
+        return f"({[int(edge) for edge in new]})"
+
+    thinking = IN_ROUND_BRACKETS.sub(rewrite, record.thinking)
+    return msgspec.structs.replace(record, image_size=image_size, references=references, thinking=thinking)
+
+
+def _round(boxes: list[Corners], source: Space, target: Space) -> list[Corners]:
+    return [(x1, y1, x2, y2) for x1, y1, x2, y2 in convert_rounded(boxes, source=source, target=target).tolist()]
+
+
+def _within(box: list[float], image_size: tuple[int, int]) -> Corners:
+    """Return a scaled box within the picture, with a positive width and height whatever rounding did."""
+    (x1, x2), (y1, y2) = (
+        (min(low, float(np.nextafter(end, 0))), end)
+        for low, high, side in zip(box[:2], box[2:], image_size, strict=True)
+        for end in [min(max(high, _THINNEST), float(side))]
+    )
+    return x1, y1, x2, y2
+
+
+# Reasoning records of a folder with their splits and images, for runs.
+#
+# No message names an image's path: paths of MIMIC-CXR hold patient numbers. Records are named by line and id.
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordPictures:
+    """Reads, decodes and stretches the images of records.
+
+    Attributes:
+      root: folder that image paths are relative to.
+      names: of each image in messages.
+      max_pixels: largest accepted width times height.
+    """
+
+    root: Path
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    preprocessing: Preprocessing
+    max_pixels: int
+
+    def __call__(self, place: int) -> CompactPixels:
+        """Return the pixels of an image; a `BadInput` names the record, never the path."""
+        content = self.read(place)
+        name = self.names[place]
+        return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)
+
+    def read(self, place: int) -> bytes:
+        """Return the content of an image file; `BadInput` if it is missing, too large or outside of the root."""
+        try:
+            return FolderFiles(self.root, self.paths, most_bytes(self.max_pixels)).read(place)
+        except BadInput as error:
+            raise self._hide_path(error, place) from None
+
+    def num_bytes(self, place: int) -> int:
+        """Return the size of an image file; `BadInput` if it is missing or outside of the root."""
+        try:
+            found = ImageLocator(self.root, require_images=True).locate(self.paths[place])
+            return Path(found).stat().st_size
+        except BadInput as error:
+            raise self._hide_path(error, place) from None
+        except OSError as error:
+            raise BadInput(f"{self.names[place]}: cannot be read ({error.strerror})") from None
+
+    def _hide_path(self, error: BadInput, place: int) -> BadInput:
+        path = self.paths[place]
+        reason = str(error).removeprefix(f"{self.root / path}: ").replace(repr(path[:80]), "the file")
+        return BadInput(f"{self.names[place]}: {reason.replace(path, '...')}")
+
+    def select(self, places: Sequence[int]) -> "RecordPictures":
+        """Return some of the images, in this order."""
+        paths, names = (tuple(each[place] for place in places) for each in (self.paths, self.names))
+        return dataclasses.replace(self, paths=paths, names=names)
+
+
+def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple[Record, ...]:
+    """Return the records with a split each, by patient.
+
+    Splits that all records name are kept. If they name only "train" and "test", the share of "val" in
+    `data.split_fractions` is taken from the training patients (GEMeX has no validation split). If no record names a
+    split, all are made. Images are stratified by diagnosis, or else lesion, and origin; records of one image stay
+    together.
+    """
+    records, path = collection.records, collection.path
+    first: dict[str, Record] = {}
+    for record, line in zip(records, collection.lines, strict=True):
+        other = first.setdefault(record.image, record)
+        if (other.patient, other.split) != (record.patient, record.split):
+            what = "patient" if other.patient != record.patient else "split"
+            raise BadInput(
+                f"{path}, line {line}: {what} differs from that of {other.id[:80]!r}, which has the same image"
+            )
+    named = {record.split for record in records}
+    if "" in named and len(named) > 1:
+        number = sum(not record.split for record in records)
+        raise BadInput(f"{path}: {number} of {len(records)} records have no split; expected all or none")
+    images = list(first.values())
+    _check_patients(images, path)
+    train, val, _ = shares = settings.split_fractions
+    names: tuple[str, ...] = SPLIT_NAMES
+    if named == {"train", "test"}:
+        images = [image for image in images if image.split == "train"]
+        names, shares = ("train", "val"), (train / (train + val), val / (train + val))
+    elif named != {""}:
+        return records
+    try:
+        strata = [_stratum(image) for image in images]
+        splits = split_by_patient(images, strata, seed=settings.split_seed, fractions=shares, names=names)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    made = {image.image: split for image, split in zip(images, splits, strict=True)}
+    return tuple(msgspec.structs.replace(record, split=made.get(record.image, record.split)) for record in records)
+
+
+def _check_patients(images: Iterable[Record], path: Path) -> None:
+    """Refuse patients in two splits, without naming them."""
+    splits = collections.defaultdict(set)
+    for image in images:
+        splits[image.patient].add(image.split)
+    number = sum(len(found) > 1 for found in splits.values())
+    if number:
+        raise BadInput(f"{path}: {number} of {len(splits)} patients are in more than one split; expected one each")
+
+
+def _stratum(record: Record) -> str:
+    return record.facts.get("diagnosis") or canonical(record.lesion)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRecords:
+    """Records of some splits with their pixels.
+
+    Attributes:
+      records: in order, each with its split.
+      image_of: place of each record's image.
+      pixels: place of an image -> uint8 [size, size, 3].
+      set_aside: records that take no part.
+    """
+
+    records: tuple[Record, ...]
+    image_of: tuple[int, ...]
+    pixels: PixelCache
+    digest: bytes
+    set_aside: tuple[SetAside, ...] = ()
+
+
+def load_folder(
+    settings: Settings, *, preprocessing: Preprocessing, splits: Sequence[str], progress: Progress = iter
+) -> LoadedRecords:
+    """Load the records of `settings.vqa.root` that are in `splits`, with boxes as in the file.
+
+    `data.check_images` "ahead" decodes every image of these splits; "on_use" looks whether the files exist. A bad image
+    stops the run, or sets its records aside, as `data.on_bad_record` says. Splits are made before, so that they do not
+    depend on it.
+    """
+    data = settings.data
+    root = find_path(settings.vqa.root, "config.vqa.root")
+    collection = read_vqa_records(root, on_bad_record=data.on_bad_record)
+    split = split_records(collection, settings=data)
+    chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
+    first: dict[str, str] = {}
+    for record, line in chosen:
+        first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
+    max_pixels = int(data.max_megapixels * 1e6)
+    pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
+    pixels = PixelCache(pictures, data.cache_megabytes * 1e6)
+    check = _decode_ahead if data.check_images == "ahead" else _find_files
+    digests, reasons = check(pictures, pixels, settings=data, progress=progress)
+    bad = {pictures.paths[place]: reason for place, reason in reasons.items()}
+    if bad and (data.on_bad_record == "stop" or len(bad) == len(first)):
+        more = f"; {len(bad) - 1} more of {len(first)} images are bad" if len(bad) > 1 else ""
+        way_on = "" if len(bad) == len(first) else "; data.on_bad_record=skip sets bad records aside"
+        raise BadInput(f"{collection.path}, {next(iter(bad.values()))}{more}{way_on}")
+    kept = [place for place in range(len(first)) if place not in reasons]
+    place_of = {pictures.paths[place]: number for number, place in enumerate(kept)}
+    records = tuple(record for record, _ in chosen if record.image not in bad)
+    unusable = [SetAside(line, "", bad[record.image]) for record, line in chosen if record.image in bad]
+    return LoadedRecords(
+        records,
+        tuple(place_of[record.image] for record in records),
+        pixels.select(kept, pictures.select(kept)) if bad else pixels,
+        hashlib.sha256(b"".join(digests[place] for place in kept)).digest(),
+        tuple(sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)),
+    )
+
+
+Checked = tuple[dict[int, bytes], dict[int, str]]
+"""Digests of the readable images, and the reasons against the others, by place."""
+
+
+def _decode_ahead(
+    pictures: RecordPictures, pixels: PixelCache, *, settings: DataSettings, progress: Progress
+) -> Checked:
+    """Decode every image into the cache; digests are of pixels."""
+    digests, reasons = dict[int, bytes](), dict[int, str]()
+
+    def decode(place: int) -> CompactPixels | BadInput:
+        try:
+            return pictures(place)
+        except BadInput as error:
+            return error
+
+    places = progress(range(len(pictures.paths)))
+    for place, found in map_in_threads(decode, places, num_threads=settings.num_threads):
+        if isinstance(found, BadInput):
+            reasons[place] = str(found)
+        else:
+            pixels.put(place, found)
+            digests[place] = digest_pixels(found)
+    return digests, reasons
+
+
+def _find_files(pictures: RecordPictures, pixels: PixelCache, *, settings: DataSettings, progress: Progress) -> Checked:
+    """Locate every image file; digests are of path and size in bytes."""
+    del pixels, settings
+    digests, reasons = dict[int, bytes](), dict[int, str]()
+    for place in progress(range(len(pictures.paths))):
+        try:
+            digests[place] = hashlib.sha256(f"{pictures.paths[place]}:{pictures.num_bytes(place)}".encode()).digest()
+        except BadInput as error:
+            reasons[place] = str(error)
+    return digests, reasons
+
+
+def digest_pixels(pixels: CompactPixels) -> bytes:
+    """Return the SHA-256 of pixels, the same for a grey picture with one channel or three."""
+    compact = drop_equal_channels(pixels)
+    return hashlib.sha256(str(compact.shape).encode() + compact.tobytes()).digest()
+
+
+Places = Int32[np.ndarray, " place"]
+
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclasses.dataclass(frozen=True)
+class VqaDataset:
+    """Reasoning records with their images and splits; `load_vqa_dataset` makes one.
+
+    Attributes:
+      records: those of the loaded splits, in order; boxes are in pixels of the picture that the model sees, so that
+        every `image_size` is (size, size).
+      image_of: [record], place of its image.
+      splits: of each loaded split, the places of its records, ascending; no patient is in two.
+      digest: SHA-256 of records, splits and pixels: what a resumed run must find unchanged. With
+        `data.check_images="on_use"` of the image files' paths and sizes in place of the pixels.
+      set_aside: records that take no part, with the reason.
+      pixels: place of an image -> uint8 [size, size, 3]; cached up to `data.cache_megabytes`.
+    """
+
+    records: tuple[Record, ...]
+    image_of: Places
+    splits: Mapping[str, Places]
+    digest: str
+    set_aside: tuple[SetAside, ...]
+    pixels: PixelCache
+
+    @property
+    def num_images(self) -> int:
+        """Number of different images."""
+        return int(self.image_of.max(initial=-1)) + 1
+
+    def load_images(self, places: Iterable[int] | np.ndarray) -> UInt8[np.ndarray, "image size size 3"]:
+        """Return images by their places, such as `dataset.image_of[:32]`; at least one."""
+        return np.stack([self.pixels[int(place)] for place in places])
+
+
+def load_vqa_dataset(
+    settings: Settings, *, splits: Sequence[str] = SPLIT_NAMES, progress: Progress = iter
+) -> VqaDataset:
+    """Load the reasoning records that `settings.vqa` names.
+
+    "phantom" draws `settings.phantom` as `stepcot data vqa` does, with the same records. Splits are made
+    from the sum of `phantom.seed` and `data.split_seed`, and `data.split_fractions`. "folder" reads
+    `vqa.root/records.jsonl`; see `vqa_folder`. Pictures are stretched to `image_encoder.image_size`, whatever its fit.
+    """
+    _refuse_settings(settings, splits)
+    preprocessing = Preprocessing(settings.image_encoder.image_size, fit="stretch")
+    load = _load_phantoms if settings.vqa.source == "phantom" else load_folder
+    loaded = load(settings, preprocessing=preprocessing, splits=splits, progress=progress)
+    size = (preprocessing.size, preprocessing.size)
+    records = tuple(scale_record(record, size) for record in loaded.records)
+    places = {
+        name: np.array([place for place, record in enumerate(records) if record.split == name], np.int32)
+        for name in SPLIT_NAMES
+        if name in splits
+    }
+    for name, found in places.items():
+        if not len(found):
+            where = settings.vqa.root or "the phantoms"
+            raise BadInput(f"{where}: split {name!r} has no record; expected at least one")
+    digest = hashlib.sha256(loaded.digest)
+    digest.update(_ENCODER.encode([list(places), loaded.image_of, list(map(as_line, records))]))
+    image_of = np.array(loaded.image_of, np.int32)
+    return VqaDataset(records, image_of, places, digest.hexdigest(), loaded.set_aside, loaded.pixels)
+
+
+def _refuse_settings(settings: Settings, splits: Sequence[str]) -> None:
+    if not splits or not set(splits) <= set(SPLIT_NAMES):
+        raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
+    for name in ("fold", "near_duplicate_radius", "origins"):
+        if value := getattr(settings.data, name):
+            raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
+
+
+@dataclasses.dataclass(frozen=True)
+class _ChosenPhantoms:
+    """Draws the picture of a chosen phantom again, for what the cache does not hold."""
+
+    drawing: PhantomPixels
+    numbers: tuple[int, ...]
+
+    def __call__(self, place: int) -> CompactPixels:
+        return self.drawing(self.numbers[place])
+
+
+def _load_phantoms(
+    settings: Settings, *, preprocessing: Preprocessing, splits: Sequence[str], progress: Progress
+) -> LoadedRecords:
+    phantom = settings.phantom
+    planned = plan_phantoms(
+        num_cases=phantom.num_cases,
+        seed=phantom.seed,
+        prevalence=phantom.prevalence,
+        split_seed=phantom.seed + settings.data.split_seed,
+        fractions=settings.data.split_fractions,
+    )
+    chosen = [(case, split) for case, split in planned if split in splits]
+    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
+    redraw = _ChosenPhantoms(drawing, tuple(case.index for case, _ in chosen))
+    pixels = PixelCache(redraw, settings.data.cache_megabytes * 1e6)
+    records, image_of, digests = list[Record](), list[int](), list[bytes]()
+    drawn = draw_phantoms(chosen, size=phantom.image_size, prevalence=phantom.prevalence, progress=progress)
+    for place, (case, asked) in enumerate(drawn):
+        picture = resize_image(case.image, preprocessing)
+        pixels.put(place, picture)
+        digests.append(digest_pixels(picture))
+        records += asked
+        image_of += [place] * len(asked)
+    return LoadedRecords(tuple(records), tuple(image_of), pixels, hashlib.sha256(b"".join(digests)).digest())

@@ -1,0 +1,213 @@
+"""Counts of records: origins, diagnoses, answers, reasoning, splits; kinds of questions, boxes, lengths, majorities.
+
+The first are the paper's Figure 2 and Table 7; cases that are not annotated have the last place of each count.
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.columns import RecordTable, as_table
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
+from stepcot_jax.record import KINDS, STAGE_NAMES, Record
+
+NOT_ANNOTATED_NAME = "(not annotated)"
+NO_ORIGIN_NAME = "(none)"
+
+LENGTH_ENDS = (5, 10, 15, 20, 25)
+"""The most words of each range of lengths but the last; those of the paper's Figure 2B are not in its text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Counts of a collection.
+
+    Attributes:
+      origins: names, the most frequent first.
+      diagnoses: cases of each answer of the last step and each origin.
+      answers: for each step, the cases of each answer.
+      uncertain: for each step, the cases whose answer is uncertain; they are among those not annotated.
+      flows: for each step but the last, the cases with each answer and each next answer.
+      rest_flows: the same without the cases of the most frequent first answer.
+      words: for each step and origin, the number of words of each reasoning that is not empty.
+      diagnosis_words: for each step and answer of the last step, the same.
+      splits: cases of each answer of the last step in each split.
+      origin_splits: cases of each origin in each split.
+      splits_source: where the splits come from, in words.
+    """
+
+    chain: Chain
+    num_cases: int
+    num_patients: int
+    origins: tuple[str, ...]
+    diagnoses: Int64[np.ndarray, "answer origin"]
+    answers: tuple[Int64[np.ndarray, " answer"], ...]
+    uncertain: Int64[np.ndarray, " step"]
+    flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
+    rest_flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
+    words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]
+    diagnosis_words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]
+    splits: Int64[np.ndarray, "answer split"]
+    origin_splits: Int64[np.ndarray, "origin split"]
+    splits_source: str
+
+    def answer_names(self, step: int) -> tuple[str, ...]:
+        """Return the names of a step's answers, "(not annotated)" last."""
+        return (*self.chain.steps[step].options, NOT_ANNOTATED_NAME)
+
+
+def compute_statistics(cases: Iterable[Record], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
+    """Count cases (at least one) and their splits; `splits_source` says in words where the splits come from."""
+    table = as_table(cases)
+    labels = table.labels.astype(np.int64)
+    sizes = [num_answers + 1 for num_answers in chain.answers_per_step]
+    places = np.where(labels < 0, np.array(sizes) - 1, labels)
+    origins, origin_of = _rank_origins(table)
+    split_of = np.full(len(table), -1)
+    for number, indices in enumerate(splits.by_name().values()):
+        split_of[list(indices)] = number
+    in_split = split_of >= 0
+    answers = tuple(np.bincount(places[:, step], minlength=size) for step, size in enumerate(sizes))
+    rest = places[places[:, 0] != np.argmax(answers[0])]
+    words = np.array([[len(text.split()) for text in case.reasoning] for case in table], np.int64)
+    return Statistics(
+        chain=chain,
+        num_cases=len(table),
+        num_patients=table.count_patients(),
+        origins=origins,
+        diagnoses=_cross(places[:, -1], origin_of, sizes[-1], len(origins)),
+        answers=answers,
+        uncertain=table.count_uncertain(np.ones(len(table), bool)),
+        flows=_count_flows(places, sizes),
+        rest_flows=_count_flows(rest, sizes),
+        words=_group_lengths(words, origin_of, len(origins)),
+        diagnosis_words=_group_lengths(words, places[:, -1], sizes[-1]),
+        origin_splits=_cross(origin_of[in_split], split_of[in_split], len(origins), len(SPLIT_NAMES)),
+        splits=_cross(places[in_split, -1], split_of[in_split], sizes[-1], len(SPLIT_NAMES)),
+        splits_source=splits_source,
+    )
+
+
+def _rank_origins(table: RecordTable) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
+    """Return the names of the origins, the most frequent first, and each case's place among them."""
+    names = [name or NO_ORIGIN_NAME for name in table.origins.names]
+    found = sorted(set(names))  # a file may write "(none)" itself
+    number_of = np.array([found.index(name) for name in names])[table.origins.numbers]
+    order = np.argsort(-np.bincount(number_of), kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return tuple(found[place] for place in order), rank[number_of]
+
+
+def _group_lengths(
+    words: Int64[np.ndarray, "case step"], group_of: Int64[np.ndarray, " case"], num_groups: int
+) -> tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]:
+    """Return by step and group the numbers of words of the reasonings that are not empty."""
+    return tuple(
+        tuple(lengths[(group_of == group) & (lengths > 0)] for group in range(num_groups)) for lengths in words.T
+    )
+
+
+def _cross(
+    rows: Int64[np.ndarray, " case"], columns: Int64[np.ndarray, " case"], num_rows: int, num_columns: int
+) -> Int64[np.ndarray, "row column"]:
+    """Count the cases with each pair of values."""
+    return np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns).reshape(num_rows, num_columns)
+
+
+def _count_flows(
+    places: Int64[np.ndarray, "case step"], sizes: Sequence[int]
+) -> tuple[Int64[np.ndarray, "answer next_answer"], ...]:
+    steps = itertools.pairwise(zip(places.T, sizes, strict=True))
+    return tuple(_cross(given, then, size, next_size) for (given, size), (then, next_size) in steps)
+
+
+def count_lengths(words: Int64[np.ndarray, " reasoning"]) -> Int64[np.ndarray, " range"]:
+    """Count reasonings by range of their numbers of words.
+
+    >>> count_lengths(np.array([1, 5, 6, 25, 26, 90])).tolist()
+    [2, 1, 0, 0, 1, 2]
+    """
+    return np.bincount(np.searchsorted(LENGTH_ENDS, words), minlength=len(LENGTH_ENDS) + 1)
+
+
+def list_ranges() -> list[str]:
+    """Return the names of the ranges of numbers of words.
+
+    >>> list_ranges()
+    ['1-5', '6-10', '11-15', '16-20', '21-25', 'over 25']
+    """
+    starts = [1, *(end + 1 for end in LENGTH_ENDS[:-1])]
+    return [*(f"{start}-{end}" for start, end in zip(starts, LENGTH_ENDS, strict=True)), f"over {LENGTH_ENDS[-1]}"]
+
+
+LENGTHS = ("question", "thinking", *STAGE_NAMES)
+"""The texts of a record whose words are counted."""
+
+
+class Majority(NamedTuple):
+    """The most frequent answer of a topic, by the options' texts for questions with choices."""
+
+    kind: str
+    topic: str
+    records: int
+    answer: str
+    number: int
+
+    @property
+    def share(self) -> float:
+        """Share of the topic's records that have the answer."""
+        return self.number / self.records
+
+
+def count_records(records: Sequence[Record]) -> dict[str, Any]:
+    """Return counts of records as plain facts, in a fixed order."""
+    kinds = {
+        kind: dict(sorted(collections.Counter(each.split for each in records if each.kind == kind).items()))
+        for kind in KINDS
+    }
+    boxes = collections.Counter(len(record.references) for record in records)
+    return {
+        "patients": len({record.patient for record in records}),
+        "pictures": len({record.image for record in records}),
+        "boxes": sum(len(record.references) for record in records),
+        "with_thinking": sum(bool(record.thinking.strip()) for record in records),
+        "with_stages": sum(record.stages is not None for record in records),
+        "kinds": {kind: counts for kind, counts in kinds.items() if counts},
+        "splits": dict(sorted(collections.Counter(record.split for record in records).items())),
+        "boxes_of_records": {str(number): boxes[number] for number in sorted(boxes)},
+        "origins": dict(collections.Counter(record.origin for record in records).most_common()),
+    }
+
+
+def count_lengths_of(records: Sequence[Record], name: str) -> list[int]:
+    """Return the number of words of a text, one of `LENGTHS`, for each record that has it."""
+    texts = (getattr(record.stages if name in STAGE_NAMES else record, name, "") for record in records)
+    return [len(text.split()) for text in texts if text.strip()]
+
+
+def find_majorities(records: Sequence[Record]) -> list[Majority]:
+    """Return the most frequent answer of each kind and topic; ties go to the first in alphabetical order."""
+    answers: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for record in records:
+        answers[record.kind, record.topic][answer_in_words(record)] += 1
+    found: list[Majority] = []
+    order: tuple[str, ...] = KINDS
+    for kind, topic in sorted(answers, key=lambda key: (order.index(key[0]), key[1])):
+        counts = answers[kind, topic]
+        answer = min(counts, key=lambda each: (-counts[each], each))
+        found.append(Majority(kind, topic, counts.total(), answer, counts[answer]))
+    return found
+
+
+def answer_in_words(record: Record) -> str:
+    """Return the answer with the texts of chosen options, in alphabetical order, in place of their letters."""
+    if not record.options:
+        return str(record.answer)
+    return " + ".join(sorted(record.options[record.letters.index(letter)] for letter in record.answer))

@@ -1,0 +1,231 @@
+"""The record: one image of a patient with a chain's answers, a question, or both.
+
+A record that exists is valid: its constructor checks a question with its answer, options and references. Answers of a
+chain are checked where their file is read, since only the chain knows its options.
+"""
+
+import dataclasses
+import string
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from stepcot_jax.box import Box, Corners
+from stepcot_jax.chain import NOT_ANNOTATED, Step, fold
+from stepcot_jax.host.errors import BadInput
+
+Kind = Literal["open", "closed", "single", "multi"]
+Cue = Literal["box", "text", "image"]
+Split = Literal["", "train", "val", "test"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Open-ended, yes or no, one choice, several choices."""
+
+STAGE_NAMES = ("localisation", "visual", "knowledge", "conclusion")
+
+_LONGEST_NAME = 500
+_LONGEST_SIDE = 2**20
+
+
+class Stages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """MEDSAGE's stages L, V, K and C as texts; boxes stand in the references, not here."""
+
+    localisation: str
+    visual: str
+    knowledge: str
+    conclusion: str
+
+    def __post_init__(self) -> None:
+        for name in STAGE_NAMES:
+            if not getattr(self, name).strip():
+                raise BadInput(f"{name}: blank; a text is required")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One image with a chain's answers, a question, or both.
+
+    Attributes:
+      image: path of the image, relative to the data's folder, with "/" as separator.
+      patient: patient, as in the file; splits and intervals go by it.
+      id: name of a question, unique within its file.
+      image_size: width and height in pixels of the picture that the boxes refer to, which may differ from the file's;
+        (0, 0) if unknown.
+      origin: collection that the image comes from; "" if unknown.
+      split: "train", "val" or "test"; "" if none is assigned.
+      sex: "F", "M" or "O"; "" if unknown.
+      age: in years; None if unknown.
+      view: projection, such as "PA" or "AP"; "" if unknown.
+      report: radiologist's report; "" if there is none.
+      boxes: findings in the image, in the order of the source.
+      regions: boxes of anatomical regions.
+      absent: labels that the source denies; a label that has no box and is not absent is unknown.
+      facts: what else is known of the image, by name.
+      provenance: how the record was made, as names and values.
+
+      answers: label of each step, `chain.NOT_ANNOTATED` where nobody answered or the answer is uncertain; () without a
+        chain.
+      reasoning: reason given for each step's answer; "" if there is none.
+      uncertain: label of each step's uncertain answer, `chain.NOT_ANNOTATED` at the other steps; () if there is none.
+        An uncertain answer is never among `answers`, so that no figure takes it for the truth.
+
+      kind: kind of the question.
+      topic: template or subject of the question; majority answers are counted by it.
+      question: "" without a question.
+      options: bare texts without letters, 2 to 26; empty for "open" and "closed".
+      answer: "Yes" or "No"; one letter; distinct letters in order; or a text.
+      synonyms: further accepted texts of an open answer.
+      references: boxes of the final answer, in order.
+      thinking: reasoning before the answer; "" for none.
+      preamble: overall description before the stages; "" for none.
+      cue: what the localisation starts from: a box, a text, or the whole image.
+      lesion: class of the lesion; "" if there is none.
+    """
+
+    image: str
+    patient: str
+    id: str = ""
+    image_size: tuple[int, int] = (0, 0)
+    origin: str = ""
+    split: Split = ""
+    sex: str = ""
+    age: float | None = None
+    view: str = ""
+    report: str = ""
+    boxes: tuple[Box, ...] = ()
+    regions: tuple[Box, ...] = ()
+    absent: tuple[str, ...] = ()
+    facts: dict[str, str] = {}
+    provenance: dict[str, str] = {}
+
+    answers: tuple[int, ...] = ()
+    reasoning: tuple[str, ...] = ()
+    uncertain: tuple[int, ...] = ()
+
+    kind: Kind = "open"
+    topic: str = ""
+    question: str = ""
+    options: tuple[str, ...] = ()
+    answer: str | tuple[str, ...] = ""
+    synonyms: tuple[str, ...] = ()
+    references: tuple[Box, ...] = ()
+    thinking: str = ""
+    preamble: str = ""
+    stages: Stages | None = None
+    cue: Cue = "box"
+    lesion: str = ""
+    organ: str = ""
+    modality: str = ""
+
+    def __post_init__(self) -> None:
+        if self.question or self.answer or self.options or self.references:
+            _check_question(self)
+
+    @property
+    def stated(self) -> tuple[int, ...]:
+        """Label of each step as the source states it, uncertain answers included.
+
+        >>> Record(image="a.png", patient="p", answers=(0, NOT_ANNOTATED), uncertain=(NOT_ANNOTATED, 3)).stated
+        (0, 3)
+        """
+        pairs = zip(self.answers, self.uncertain or self.answers, strict=True)
+        return tuple(label if label != NOT_ANNOTATED else possible for label, possible in pairs)
+
+    def with_stated(self, stated: Sequence[int], uncertain: Sequence[bool]) -> "Record":
+        """Return the record with other answers, of which some are uncertain; both are of all steps."""
+        doubts = [doubt and label != NOT_ANNOTATED for label, doubt in zip(stated, uncertain, strict=True)]
+        certain = tuple(NOT_ANNOTATED if doubt else label for label, doubt in zip(stated, doubts, strict=True))
+        possible = tuple(label if doubt else NOT_ANNOTATED for label, doubt in zip(stated, doubts, strict=True))
+        return msgspec.structs.replace(self, answers=certain, uncertain=possible if any(doubts) else ())
+
+    @property
+    def letters(self) -> str:
+        """Letters of the options."""
+        return string.ascii_uppercase[: len(self.options)]
+
+    @property
+    def accepted_texts(self) -> tuple[str, ...]:
+        """Every accepted text of an open answer, the answer first; folded duplicates are left out."""
+        kept: dict[str, str] = {}
+        for text in (self.answer, *self.synonyms) if isinstance(self.answer, str) else ():
+            kept.setdefault(fold(text), text)
+        return tuple(kept.values())
+
+    def region_box(self, name: str) -> Corners | None:
+        """Return the box of a region by name; None if the source has no such region."""
+        return next((region.corners for region in self.regions if region.label == name), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class SetAside:
+    """A record that takes no part.
+
+    Attributes:
+      record: its position in the file, from 0.
+      image_path: its image as in the file; "" if unreadable.
+      reason: the field, what it holds, and what is expected.
+      patient_id: its patient, which lets split files resolve this patient; "" if unreadable.
+    """
+
+    record: int
+    image_path: str
+    reason: str
+    patient_id: str = ""
+
+
+def _check_question(record: Record) -> None:
+    """Check the fields of a question; messages name them as records.jsonl does."""
+    for field, name in (("id", record.id), ("patient_id", record.patient), ("image_path", record.image)):
+        if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+            found = "the value" if field == "patient_id" else repr(name[:80])  # no patient fields in messages
+            raise BadInput(f"{field}: {found} is not a name on one line of 1 to {_LONGEST_NAME} characters")
+    if not all(1 <= side <= _LONGEST_SIDE for side in record.image_size):
+        found = str(list(record.image_size)) if max(record.image_size) < 10**9 else "the value"
+        raise BadInput(f"image_size: {found} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
+    if not record.question.strip():
+        raise BadInput("question: blank; a text is required")
+    _check_options(record)
+    _check_answer(record)
+    width, height = record.image_size
+    for place, reference in enumerate(record.references):
+        try:
+            reference.check()
+        except BadInput as error:
+            raise BadInput(f"references[{place}].{error}") from None
+        if reference.x2 > width or reference.y2 > height:
+            found = f"references[{place}].box: {list(reference.corners)} leaves the picture"
+            raise BadInput(f"{found} of image_size {width} by {height}")
+
+
+def _check_options(record: Record) -> None:
+    if record.kind in ("open", "closed"):
+        if record.options:
+            raise BadInput(
+                f"choices: {len(record.options)} choices of a question of kind {record.kind!r}; none expected"
+            )
+        return
+    try:
+        Step("choices", record.question, record.options)
+    except BadInput as error:
+        raise BadInput(f"choices: {str(error).partition(': ')[2]}") from None
+
+
+def _check_answer(record: Record) -> None:
+    answer: Any = record.answer
+    if record.kind == "multi":
+        letters = () if isinstance(answer, str) else answer
+        if not letters or list(letters) != sorted(set(letters)) or not set(letters) <= set(record.letters):
+            expected = f"expected distinct letters of {record.letters} in order, at least one"
+            raise BadInput(f"answer: {answer!r:.80} is not an answer of kind 'multi'; {expected}")
+        return
+    if not isinstance(answer, str):
+        raise BadInput(f"answer: {list(answer)!r:.80} is a list; kind {record.kind!r} expects a text")
+    accepted = {"closed": ("Yes", "No"), "single": tuple(record.letters)}.get(record.kind)
+    if accepted is not None and answer not in accepted:
+        raise BadInput(f"answer: {answer[:80]!r} is not one of {', '.join(accepted)} (kind {record.kind!r})")
+    if not answer.strip():
+        raise BadInput("answer: blank; a text is required")
+    if record.synonyms and record.kind != "open":
+        raise BadInput(
+            f"synonyms: {len(record.synonyms)} synonyms of a question of kind {record.kind!r}; only open has any"
+        )

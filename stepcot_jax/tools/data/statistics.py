@@ -1,0 +1,300 @@
+"""Write the counts of records as CSV and Markdown, and draw examples of questions with their boxes.
+
+The csv module writes the tables, not pandas: some integer columns have empty cells, which a data frame would turn
+into floats.
+"""
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.questions.record_files import VqaCollection
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.data.statistics import (
+    LENGTHS,
+    Statistics,
+    answer_in_words,
+    count_lengths,
+    count_lengths_of,
+    count_records,
+    find_majorities,
+    list_ranges,
+)
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable
+from stepcot_jax.record import KINDS, Record
+from stepcot_jax.tools.data.pictures import PALETTE, drawing_style
+
+Row = Sequence[str | int | float]
+
+UNCERTAIN_NAME = "(uncertain, of those not annotated)"
+_PERCENTILES = (5, 25, 50, 75, 95)
+
+
+def _write_csv(path: Path, rows: Iterable[Row]) -> None:
+    text = io.StringIO()
+    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(safe)
+    write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
+
+
+def write_tables(folder: Path, statistics: Statistics) -> list[str]:
+    """Write all tables into a folder; return the names of the files."""
+    tables: dict[str, Iterable[Row]] = {
+        "origins_diagnoses.csv": _with_totals(
+            "diagnosis", statistics.answer_names(-1), statistics.origins, statistics.diagnoses
+        ),
+        "answers.csv": _answers(statistics),
+        "reasoning_length.csv": _reasoning_length(statistics),
+        "reasoning_length_by_diagnosis.csv": _reasoning_by_diagnosis(statistics),
+        "answer_flow.csv": _answer_flow(statistics),
+        "splits.csv": list_splits(statistics),
+        "splits_by_origin.csv": list_origin_splits(statistics),
+    }
+    for name, rows in tables.items():
+        _write_csv(folder / name, rows)
+    write_whole(folder / "splits.md", _splits_in_markdown(statistics).encode())
+    return [*tables, "splits.md"]
+
+
+def _with_totals(
+    what: str, names: Sequence[str], columns: Sequence[str], counts: Int64[np.ndarray, "name column"]
+) -> list[Row]:
+    """Return head, a row for each name, and the totals."""
+    rows = [[name, *row, sum(row)] for name, row in zip(names, counts.tolist(), strict=True)]
+    totals = counts.sum(axis=0).tolist()
+    return [[what, *columns, "total"], *rows, ["total", *totals, sum(totals)]]
+
+
+def _answers(statistics: Statistics) -> list[Row]:
+    rows: list[Row] = [["step", "answer", "cases", "share_of_annotated"]]
+    for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
+        *given, missing = counts.tolist()
+        shares = [*(round(count / max(sum(given), 1), 6) for count in given), ""]
+        answers = zip(statistics.answer_names(number), [*given, missing], shares, strict=True)
+        rows += [[step.name, *answer] for answer in answers]
+        if number_uncertain := int(statistics.uncertain[number]):
+            rows.append([step.name, UNCERTAIN_NAME, number_uncertain, ""])
+    return rows
+
+
+def _reasoning_length(statistics: Statistics) -> list[Row]:
+    rows: list[Row] = [["step", "origin", "reasonings", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
+    for step, by_origin in zip(statistics.chain.steps, statistics.words, strict=True):
+        rows += ([step.name, *_spread(*found)] for found in zip(statistics.origins, by_origin, strict=True))
+    return rows
+
+
+def _reasoning_by_diagnosis(statistics: Statistics) -> list[Row]:
+    """Return head, and for each step and diagnosis also the reasonings of each range of lengths."""
+    spread = ["mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]
+    ranges = [f"{each} words" for each in list_ranges()]
+    rows: list[Row] = [["step", "diagnosis", "reasonings", *spread, *ranges]]
+    for step, by_answer in zip(statistics.chain.steps, statistics.diagnosis_words, strict=True):
+        for name, words in zip(statistics.answer_names(-1), by_answer, strict=True):
+            rows.append([step.name, *_spread(name, words), *count_lengths(words).tolist()])
+    return rows
+
+
+def _spread(name: str, words: Int64[np.ndarray, " reasoning"]) -> list[str | int | float]:
+    """Name, number, and mean and percentiles, which are empty without any."""
+    if not words.size:
+        return [name, 0, *[""] * (1 + len(_PERCENTILES))]
+    return [name, words.size, round(float(words.mean()), 3), *np.percentile(words, _PERCENTILES).tolist()]
+
+
+def _answer_flow(statistics: Statistics) -> list[Row]:
+    rows: list[Row] = [["step", "answer", "next_step", "next_answer", "cases"]]
+    steps = statistics.chain.steps
+    for number, counts in enumerate(statistics.flows):
+        names, next_names = statistics.answer_names(number), statistics.answer_names(number + 1)
+        for row, column in np.argwhere(counts).tolist():
+            answers = steps[number].name, names[row], steps[number + 1].name, next_names[column]
+            rows.append([*answers, int(counts[row, column])])
+    return rows
+
+
+def list_splits(statistics: Statistics) -> list[Row]:
+    """Return head, a row for each diagnosis, and the totals; "(not annotated)" only if there are such cases."""
+    rows = _with_totals("diagnosis", statistics.answer_names(-1), SPLIT_NAMES, statistics.splits)
+    return rows if rows[-2][-1] else [*rows[:-2], rows[-1]]
+
+
+def list_origin_splits(statistics: Statistics) -> list[Row]:
+    """Return head, a row for each origin, the most frequent first, and the totals."""
+    return _with_totals("origin", statistics.origins, SPLIT_NAMES, statistics.origin_splits)
+
+
+def _splits_in_markdown(statistics: Statistics) -> str:
+    lines = [*_to_markdown(list_splits(statistics)), "", *_to_markdown(list_origin_splits(statistics))]
+    return "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])
+
+
+def _to_markdown(table: Sequence[Row]) -> list[str]:
+    """Return the lines of a table of counts; after the total, each split's share of the row."""
+    head, *rows = table
+    shares = [f"{name} (%)" for name in head[1:-1]]
+    lines = [
+        "| " + " | ".join(str(cell).capitalize() for cell in (*head, *shares)) + " |",
+        "|---|" + "---:|" * (len(head) - 1 + len(shares)),
+    ]
+    for name, *counts, total in rows:
+        parts = [f"{100 * int(count) / int(total):.1f}" if total else "-" for count in counts]
+        cells = [escape_markdown(make_printable(str(name))), *(f"{count:,}" for count in (*counts, total)), *parts]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+EXAMPLES = "examples.png"
+
+_NUM_COLUMNS = 4
+_PER_KIND = 3
+_DPI = 120
+_SIDE, _GAP, _LINE = 4.2, 0.1, 0.15  # inches: of a picture, around it, and of a line of its title
+_UNREAD = "0.15"  # dark, so that labels are as readable as on a radiograph
+
+
+def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[str], int]:
+    """Write all tables and the page of examples into a folder.
+
+    Returns:
+      The names of the files, and how many images of the examples cannot be read.
+    """
+    tables = list_tables_of_records(collection.records)
+    for name, rows in tables.items():
+        _write_csv(folder / f"{name}.csv", rows)
+    pages = "\n".join(
+        f"## {name.replace('_', ' ').capitalize()}\n\n{_table_in_markdown(rows)}" for name, rows in tables.items()
+    )
+    write_whole(folder / "records.md", pages.encode("utf-8", "backslashreplace"))
+    figure, num_missing = draw_examples(collection)
+    figure.savefig(folder / EXAMPLES, dpi=_DPI)
+    return [*(f"{name}.csv" for name in tables), "records.md", EXAMPLES], num_missing
+
+
+def list_tables_of_records(records: Sequence[Record]) -> dict[str, list[Row]]:
+    """Return the tables of records by name, each with its head."""
+    counts = count_records(records)
+    splits = [name for name in (*SPLIT_NAMES, "") if counts["splits"].get(name)]
+    kinds: list[Row] = [["kind", *(name or "none" for name in splits), "total"]]
+    kinds += [[kind, *(of.get(name, 0) for name in splits), sum(of.values())] for kind, of in counts["kinds"].items()]
+    boxes: list[Row] = [["kind", "boxes", "records"]]
+    for kind in counts["kinds"]:
+        of_kind = count_records([record for record in records if record.kind == kind])["boxes_of_records"]
+        boxes += [[kind, int(number), count] for number, count in of_kind.items()]
+    lengths: list[Row] = [["text", "texts", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
+    for name in LENGTHS:
+        words = count_lengths_of(records, name)
+        if words:
+            lengths.append(
+                [name, len(words), round(float(np.mean(words)), 3), *np.percentile(words, _PERCENTILES).tolist()]
+            )
+    majorities: list[Row] = [["kind", "topic", "records", "majority_answer", "records_with_it", "share"]]
+    majorities += [[*each, round(each.share, 4)] for each in find_majorities(records)]
+    return {
+        "records_by_kind": kinds,
+        "boxes_per_record": boxes,
+        "stages": [
+            ["part", "records"],
+            ["thinking", counts["with_thinking"]],
+            ["all four stages", counts["with_stages"]],
+        ],
+        "lengths": lengths,
+        "majority_answers": majorities,
+    }
+
+
+def _table_in_markdown(rows: Iterable[Row]) -> str:
+    head, *rest = [[escape_markdown(make_printable(str(cell))) for cell in row] for row in rows]
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:
+    """Draw a page of records, the first of each kind with different images, with their boxes over the images."""
+    chosen = choose_examples(collection.records)
+    rows = [chosen[start : start + _NUM_COLUMNS] for start in range(0, len(chosen), _NUM_COLUMNS)]
+    heights = [_SIDE + 2 * _GAP + _LINE * max(len(_list_lines(record)) for record in row) for row in rows]
+    width, height = _NUM_COLUMNS * (_SIDE + 2 * _GAP), sum(heights)
+    num_missing = 0
+    with drawing_style():
+        figure = Figure(figsize=(width, height))
+        FigureCanvasAgg(figure)
+        for number, row in enumerate(rows):
+            bottom = height - sum(heights[: number + 1]) + _GAP
+            for column, record in enumerate(row):
+                left = column * (_SIDE + 2 * _GAP) + _GAP
+                axes = figure.add_axes((left / width, bottom / height, _SIDE / width, _SIDE / height))
+                num_missing += not _draw_image(axes, collection.root / record.image, record)
+                _draw_boxes(axes, record)
+                axes.set_title("\n".join(_list_lines(record)), fontsize=8, loc="left")
+    return figure, num_missing
+
+
+def choose_examples(records: Sequence[Record]) -> list[Record]:
+    """Return up to three records of each kind, of different images and topics as far as possible."""
+    chosen: list[Record] = []
+    for _ in range(_PER_KIND):
+        for kind in KINDS:
+            images, topics = {each.image for each in chosen}, {(each.kind, each.topic) for each in chosen}
+            left = (each for each in records if each.kind == kind and each not in chosen)
+            best = min(
+                left,
+                key=lambda each: ((each.kind, each.topic) in topics, each.image in images),
+                default=None,
+            )
+            chosen += [best] if best is not None else []
+    return chosen
+
+
+def _draw_image(axes: Axes, path: Path, record: Record) -> bool:
+    """Draw an image to the scale of its boxes; return whether it can be read."""
+    width, height = record.image_size
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    try:
+        content = read_file(path, max_bytes=most_bytes(MAX_PIXELS))
+        picture = decode_picture(content, name=path.name, max_pixels=MAX_PIXELS)
+    except (BadInput, OSError):
+        axes.set_facecolor(_UNREAD)
+        return False
+    axes.imshow(np.asarray(picture), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
+    return True
+
+
+def _draw_boxes(axes: Axes, record: Record) -> None:
+    """Draw boxes with labels above them; below where an earlier label is near."""
+    width, height = record.image_size
+    above: list[tuple[float, float]] = []
+    for number, reference in enumerate(record.references):
+        x1, y1, x2, y2 = reference.corners
+        colour = PALETTE[1:][number % (len(PALETTE) - 1)]
+        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.8))
+        is_near = any(abs(x1 - x) < 0.2 * width and abs(y1 - y) < 0.05 * height for x, y in above)
+        above += [] if is_near else [(x1, y1)]
+        place = (x1, y2 + 0.01 * height) if is_near else (x1, y1 - 0.01 * height)
+        name, behind = make_printable(reference.label)[:30], {"facecolor": "black", "alpha": 0.75, "lw": 0, "pad": 1.0}
+        axes.text(*place, name, color=colour, fontsize=9, va="top" if is_near else "bottom", clip_on=True, bbox=behind)
+
+
+def _list_lines(record: Record) -> list[str]:
+    """Return question, options and answer as lines."""
+    choices = "; ".join(f"{letter}: {text}" for letter, text in zip(record.letters, record.options, strict=True))
+    given = ", ".join(record.answer) if record.options else ""
+    answer = f"{given} ({answer_in_words(record)})" if given else answer_in_words(record)
+    lines = [f"{record.kind}: {record.question}", *([choices] if choices else []), f"Answer: {answer}"]
+    return [line for text in lines for line in textwrap.wrap(make_printable(text), 58, max_lines=3, placeholder=" …")]

@@ -1,0 +1,113 @@
+"""The majority answer and the constant box: by hand, and blind to what it is measured on."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from stepcot_jax.box import Box, mean_iou
+from stepcot_jax.data.check import find_difference
+from stepcot_jax.data.questions.baselines import fit_baseline
+from stepcot_jax.data.questions.phantom_images import ground_phantom
+from stepcot_jax.data.questions.questions import ask_questions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
+from stepcot_jax.record import Record
+
+
+def _record(number, kind="closed", topic="t", answer="Yes", boxes=(), options=(), size=(100, 100), label="a"):
+    references = tuple(Box(label, box) for box in boxes)
+    return Record(
+        id=str(number),
+        image="i.png",
+        image_size=size,
+        patient="p",
+        kind=kind,
+        topic=topic,
+        question="Which?",
+        options=tuple(options),
+        answer=answer,
+        references=references,
+        thinking="Seen.",
+    )
+
+
+def test_majority_and_median_by_hand():
+    train = [
+        _record(1, answer="No", boxes=[(0, 0, 10, 20)]),
+        _record(2, answer="No", boxes=[(10, 20, 40, 50)]),
+        _record(3, answer="Yes", boxes=[(20, 10, 30, 90)], label="b"),
+        _record(4, answer="Yes", boxes=[(0, 0, 1, 1), (0, 0, 1, 1)]),
+        _record(5, topic="u", answer="Yes"),
+    ]
+    baseline = fit_baseline(train)
+    told = baseline.answer(_record(9, answer="Yes", boxes=[(1, 1, 2, 2)], size=(200, 50)))
+    assert told.answer == "No"  # two each: the first in alphabetical order
+    assert told.references == (Box("a", (20, 5, 60, 25)),)
+    assert told.thinking == "The usual answer to this question, with the usual boxes."
+    assert baseline.answer(_record(9, topic="u")).references == ()
+    assert baseline.answer(_record(9, topic="unseen")).answer == "Yes"  # three of five
+
+
+def test_options_are_judged_by_how_often_they_were_right_where_offered():
+    train = [
+        _record(1, "single", answer="A", options=("one", "two")),
+        _record(2, "single", answer="B", options=("two", "one")),
+        _record(3, "single", answer="A", options=("Two", "three")),
+        _record(4, "multi", answer=("A", "B"), options=("one", "two", "three")),
+        _record(5, "multi", answer=("B",), options=("three", "one", "four")),
+    ]
+    answer = fit_baseline(train).answer
+    # Offered and right: one 2 of 2, two 1 of 3, three 0 of 1.
+    assert answer(_record(9, "single", answer="A", options=("two", "new", "one"))).answer == "C"
+    assert answer(_record(9, "single", answer="A", options=("three", "two"))).answer == "B"
+    assert answer(_record(9, "multi", answer=("C",), options=("four", "one", "two"))).answer == ("B", "C")
+    assert answer(_record(9, "multi", answer=("B",), options=("four", "three"))).answer == ("A",)
+
+
+@pytest.fixture(scope="module")
+def records():
+    return [record for index in range(500) for record in ask_questions(ground_phantom(index, size=64)[0], seed=0)]
+
+
+def test_it_sees_neither_answer_nor_boxes(records):
+    baseline = fit_baseline(records[:1000])
+    for record in records[1000:1400]:
+        answer = record.answer
+        if record.kind in ("single", "closed"):
+            answer = {"A": "B", "Yes": "No", "No": "Yes"}.get(answer, "A")
+        hidden = msgspec.structs.replace(
+            record, answer=answer, references=(), facts={}, lesion="", organ="", stages=None
+        )
+        first, second = baseline.answer(record), baseline.answer(hidden)
+        assert (first.answer, first.references) == (second.answer, second.references)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_its_records_can_be_written_as_replies(records, dialect):
+    baseline = fit_baseline(records[:1000])
+    for record in records[1000:1100]:
+        told = baseline.answer(record)
+        assert find_difference(told, write_reply(told, dialect), dialect) == ""
+
+
+def test_it_beats_neither_the_options_nor_the_boxes(records):
+    baseline = fit_baseline(records[:1400])
+    told = [(record, baseline.answer(record)) for record in records[1400:]]
+    for kind, most in (("open", 0.25), ("closed", 0.65), ("single", 0.45), ("multi", 0.25)):
+        right = [own.answer == record.answer for record, own in told if record.kind == kind]
+        assert np.mean(right) < most
+    overlaps = {"findings": [], "regions": []}
+    for record, own in told:
+        shown = record.provenance["references"]
+        if shown in overlaps:
+            boxes = ([each.corners for each in some.references] for some in (own, record))
+            overlaps[shown].append(mean_iou(*boxes))
+    assert np.mean(overlaps["findings"]) < 0.3
+    assert np.mean(overlaps["regions"]) > np.mean(overlaps["findings"])
+
+
+def test_nothing_to_fit_or_to_answer_is_refused():
+    with pytest.raises(BadInput, match="no training records"):
+        fit_baseline([])
+    with pytest.raises(BadInput, match="no training record of kind 'open'"):
+        fit_baseline([_record(1)]).answer(_record(2, "open", answer="x"))

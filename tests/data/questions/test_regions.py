@@ -1,0 +1,82 @@
+"""Regions from masks against boxes worked out by hand, and the renderer's own sides."""
+
+import numpy as np
+import pytest
+
+from stepcot_jax.data.phantom import phantom
+from stepcot_jax.data.phantom.anatomy import Frame, render_anatomy
+from stepcot_jax.data.questions.vocabulary import find_regions, host_organ, split_lungs
+from stepcot_jax.host.errors import BadInput
+
+
+def _mask(*boxes, size=64):
+    mask = np.zeros((size, size), bool)
+    for x1, y1, x2, y2 in boxes:
+        mask[y1:y2, x1:x2] = True
+    return mask
+
+
+def test_regions_of_two_rectangles_by_hand():
+    regions = find_regions(_mask((6, 4, 24, 52), (34, 7, 58, 49)), _mask((22, 30, 46, 50)))
+    assert {region.label: region.corners for region in regions} == {
+        "bilateral lung": (6, 4, 58, 52),
+        "cardiac region": (22, 30, 46, 50),
+        "right lung": (6, 4, 24, 52),
+        "right upper lung zone": (6, 4, 24, 20),
+        "right middle lung zone": (6, 20, 24, 36),
+        "right lower lung zone": (6, 36, 24, 52),
+        "right hilar structures": (18, 20, 24, 36),
+        "right hemidiaphragm": (6, 40, 24, 64),
+        "left lung": (34, 7, 58, 49),
+        "left upper lung zone": (34, 7, 58, 21),
+        "left middle lung zone": (34, 21, 58, 35),
+        "left lower lung zone": (34, 35, 58, 49),
+        "left hilar structures": (34, 21, 42, 35),
+        "left hemidiaphragm": (34, 38, 58, 60),
+        "mediastinum": (22, 4, 46, 50),
+    }
+
+
+def test_sides_are_those_of_the_renderer():
+    num_different = 0
+    for index in range(200):
+        size = (64, 128)[index % 2]
+        shot = phantom.plan_case(index, seed=3, prevalence="flat")
+        drawn = phantom.draw_planned(shot, size=size)
+        chest = render_anatomy(shot.scene.anatomy, Frame.of(shot.pose, size))
+        for side, mask in split_lungs(drawn.lung_mask).items():
+            expected = (chest.lungs[-1 if side == "right" else 1] > 0.5) & ~drawn.heart_mask
+            num_different += int((mask != expected).sum())
+    assert num_different <= 4  # a shifted mediastinum may leave two pixels of a lung beyond the gap
+
+
+def test_lungs_without_a_gap_part_where_they_are_thinnest():
+    mask = _mask((10, 10, 50, 40))
+    mask[12:, 28] = False
+    found = split_lungs(mask)
+    assert found["right"].any(0).nonzero()[0].tolist() == list(range(10, 28))
+    assert found["left"].any(0).nonzero()[0].tolist() == list(range(28, 50))
+
+
+@pytest.mark.parametrize(
+    ("lungs", "heart", "message"),
+    [
+        (_mask(), _mask((1, 1, 4, 4)), "mask of the lungs"),
+        (_mask((6, 4, 24, 52), (34, 7, 58, 49)), _mask(), "mask of the heart"),
+        (_mask((6, 4, 7, 5), (9, 4, 10, 5)), _mask((7, 4, 9, 6)), "too small for regions"),
+    ],
+)
+def test_masks_that_give_no_regions_are_refused(lungs, heart, message):
+    with pytest.raises(BadInput, match=message):
+        find_regions(lungs, heart)
+
+
+def test_host_is_the_organ_that_covers_most_of_a_box():
+    organs = {
+        "right lung": _mask((0, 0, 30, 64)),
+        "heart": _mask((25, 20, 40, 40)),
+        "left lung": _mask((45, 0, 60, 64)),
+    }
+    assert host_organ((20, 20, 36, 30), organs) == "heart"  # 11 of 16 columns, the lung 10
+    assert host_organ((18, 20, 36, 30), organs) == "right lung"  # 12 of 18, the heart 11
+    assert host_organ((40.0, 50.0, 44.5, 60.0), organs) == ""

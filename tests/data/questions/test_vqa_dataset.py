@@ -1,0 +1,301 @@
+"""Datasets of policies: phantoms in memory and from their folder, scaled boxes, splits, digests and bad images."""
+
+import collections
+import logging
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+from reasoning_records import make_record
+
+from stepcot_jax.box import Box
+from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.tools.data.command import main
+
+SIZE = 48
+
+
+def _settings(root="", **changes):
+    chosen = {"job": "sft", "phantom.num_cases": 36, "phantom.image_size": SIZE, "phantom.prevalence": "flat"}
+    chosen |= {"phantom.seed": 3, "image_encoder.image_size": SIZE, "data.cache_megabytes": 1.0}
+    if root:
+        chosen |= {"vqa.source": "folder", "vqa.root": str(root)}
+    return load_settings("base", **chosen | changes)
+
+
+@pytest.fixture(scope="module")
+def phantoms():
+    return load_vqa_dataset(_settings())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What `data vqa` writes with the same seed."""
+    out = tmp_path_factory.mktemp("vqa") / "out"
+    main(["vqa", str(out), "--num-cases=36", f"--size={SIZE}", "--seed=3"])
+    return out
+
+
+def test_phantoms_in_memory_are_those_of_the_command(phantoms, folder):
+    assert phantoms.records == read_vqa_records(folder).records
+    assert phantoms.num_images == 36
+    assert [len(places) for places in phantoms.splits.values()] == [
+        sum(record.split == name for record in phantoms.records) for name in ("train", "val", "test")
+    ]
+    pixels = phantoms.load_images(phantoms.image_of)
+    assert (pixels.shape, pixels.dtype) == ((len(phantoms.records), SIZE, SIZE, 3), np.uint8)
+    for record, own in zip(phantoms.records, pixels, strict=True):
+        with Image.open(folder / record.image) as picture:
+            assert np.array_equal(np.asarray(picture.convert("RGB")), own)
+
+
+@pytest.mark.parametrize("check", ["ahead", "on_use"])
+def test_a_folder_of_phantoms_loads_as_phantoms_in_memory(phantoms, folder, check):
+    found = load_vqa_dataset(_settings(folder, **{"data.check_images": check}))
+    assert found.records == phantoms.records
+    assert np.array_equal(found.image_of, phantoms.image_of)
+    assert (found.digest == phantoms.digest) == (check == "ahead")  # on_use: of paths and sizes
+    for name, places in phantoms.splits.items():
+        assert np.array_equal(found.splits[name], places)
+    assert np.array_equal(found.load_images(range(36)), phantoms.load_images(range(36)))
+
+
+@pytest.mark.parametrize("source", ["phantom", "folder"])
+def test_one_split_alone_is_that_part_of_all(phantoms, folder, source):
+    watched = []
+
+    def watch(items):
+        watched.extend(items)
+        return iter(watched)
+
+    settings = _settings(folder if source == "folder" else "")
+    test = load_vqa_dataset(settings, splits=("test",), progress=watch)
+    chosen = phantoms.splits["test"]
+    assert test.records == tuple(phantoms.records[place] for place in chosen)
+    assert list(test.splits) == ["test"]
+    assert np.array_equal(test.splits["test"], np.arange(len(chosen)))
+    assert np.array_equal(test.load_images(test.image_of), phantoms.load_images(phantoms.image_of[chosen]))
+    assert len(watched) == test.num_images < 12  # nothing else is drawn or decoded
+    assert test.digest != phantoms.digest
+
+
+def test_pixels_beyond_the_budget_are_made_again(phantoms, folder):
+    for root in ("", folder):
+        found = load_vqa_dataset(_settings(root, **{"data.cache_megabytes": 0.0}), splits=("val",))
+        expected = phantoms.load_images(phantoms.image_of[phantoms.splits["val"]])
+        assert np.array_equal(found.load_images(found.image_of), expected)
+        assert not found.pixels._kept
+
+
+def test_the_seed_of_splits_changes_splits_alone(phantoms):
+    other = load_vqa_dataset(_settings(**{"data.split_seed": 1}))
+    assert [record.split for record in other.records] != [record.split for record in phantoms.records]
+    same = [msgspec.structs.replace(record, split="") for record in phantoms.records]
+    assert [msgspec.structs.replace(record, split="") for record in other.records] == same
+    assert other.digest != phantoms.digest
+
+
+def test_pictures_and_boxes_have_the_size_that_the_model_sees(phantoms):
+    wide = load_vqa_dataset(_settings(**{"image_encoder.image_size": 120}), splits=("test",))
+    assert wide.load_images([0]).shape == (1, 120, 120, 3)
+    for own, place in zip(wide.records, phantoms.splits["test"], strict=True):
+        assert own.image_size == (120, 120)
+        for new, old in zip(own.references, phantoms.records[place].references, strict=True):
+            assert new.corners == pytest.approx(np.multiply(old.corners, 2.5))
+
+
+def _write(root, *, records, sizes=None, seed=0):
+    """Write records with images of random pixels, of (width, height) by path."""
+    rng = np.random.default_rng(seed)
+    for path in dict.fromkeys(record.image for record in records):
+        width, height = (sizes or {}).get(path, (24, 32))
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(root / path)
+    write_vqa_records(root / FILE_NAME, records)
+    return root
+
+
+def _records(number=12, split="", **changes):
+    kinds = ("open", "closed", "single", "multi")
+    return [
+        make_record(
+            kinds[place % 4],
+            **{
+                "id": f"record {place}",
+                "image": f"files/p1000{place // 2}/{place // 2}.png",
+                "patient": f"1000{place // 2}",
+                "split": split if isinstance(split, str) else split[place // 2],
+                **changes,
+            },
+        )
+        for place in range(number)
+    ]
+
+
+def test_splits_are_made_by_patient_unless_records_name_them(tmp_path):
+    root = _write(tmp_path / "made", records=_records(40))
+    dataset = load_vqa_dataset(_settings(root))
+    of_patient = collections.defaultdict(set)
+    for record in dataset.records:
+        of_patient[record.patient].add(record.split)
+    assert all(len(found) == 1 for found in of_patient.values())
+    assert {name: len(places) for name, places in dataset.splits.items()} == {"train": 28, "val": 6, "test": 6}
+    other = load_vqa_dataset(_settings(root, **{"data.split_seed": 5}))
+    assert [record.split for record in other.records] != [record.split for record in dataset.records]
+    named = ["train", "test", "val", "train", "val", "test"]
+    kept = load_vqa_dataset(_settings(_write(tmp_path / "named", records=_records(split=named))))
+    assert [record.split for record in kept.records[::2]] == named
+
+
+def test_validation_patients_are_taken_from_training_where_there_are_none(tmp_path):
+    records = _records(40, split=["train"] * 16 + ["test"] * 4)
+    dataset = load_vqa_dataset(_settings(_write(tmp_path, records=records)))
+    splits = [record.split for record in dataset.records]
+    assert splits[32:] == ["test"] * 8
+    assert collections.Counter(splits[:32]) == {"train": 26, "val": 6}
+    assert splits[:32:2] == splits[1:32:2]  # both records of an image
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({0: {"split": "val"}, 1: {"split": "val"}}, r"10 of 12 records have no split; expected all or none$"),
+        ({1: {"split": "val"}}, r"line 2: split differs from that of 'record 0', which has the same image$"),
+        ({1: {"patient": "7"}}, r"line 2: patient differs from that of 'record 0', which has the same image$"),
+    ],
+)
+def test_splits_that_contradict_each_other_are_refused(tmp_path, changes, message):
+    records = [msgspec.structs.replace(record, **changes.get(at, {})) for at, record in enumerate(_records())]
+    with pytest.raises(BadInput, match=message):
+        load_vqa_dataset(_settings(_write(tmp_path, records=records)))
+
+
+def test_patients_in_two_splits_are_counted_but_not_named(tmp_path):
+    records = _records(split=["train", "val", "test"] * 2, patient="secret")
+    with pytest.raises(BadInput, match="1 of 1 patients are in more than one split") as caught:
+        load_vqa_dataset(_settings(_write(tmp_path, records=records)))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_split_without_records_is_refused(tmp_path):
+    root = _write(tmp_path, records=_records(split="test"))
+    assert len(load_vqa_dataset(_settings(root), splits=("test",)).records) == 12
+    with pytest.raises(BadInput, match="split 'train' has no record; expected at least one"):
+        load_vqa_dataset(_settings(root))
+
+
+def test_boxes_scale_by_the_stated_size_whatever_the_image_has(tmp_path):
+    box, thin = Box("heart", (21.6, 20, 30, 90)), Box("line", (99.9999999, 0, 100, 200))
+    text = "I look at the **heart** ([22, 20, 30, 90]), ([1, 50, 3, 60]) and **unit** ([0.1, 0.2, 0.3, 0.4])."
+    records = _records(split=["train"] * 6, image_size=(100, 200), references=(box, thin), thinking=text)
+    root = _write(tmp_path, records=records, sizes={records[0].image: (200, 40)})
+    dataset = load_vqa_dataset(_settings(root), splits=("train",))
+    for record in dataset.records:
+        first, second = record.references
+        assert first.corners == pytest.approx((21.6 * 0.48, 20 * 0.24, 30 * 0.48, 90 * 0.24))
+        assert 0 < second.corners[0] < second.corners[2] == SIZE
+        # 21.6 * 0.48 = 10.4 as the reference is written, and not 22 * 0.48 = 10.6; halves go up
+        assert "([10, 5, 14, 22]), ([0, 12, 1, 14])" in record.thinking
+        assert "([0.1, 0.2, 0.3, 0.4])" in record.thinking
+    with Image.open(root / records[0].image) as picture:
+        expected = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+    assert np.array_equal(dataset.load_images([0])[0], expected)
+
+
+@pytest.mark.parametrize("change", ["pixels", "answer", "split", "box"])
+def test_the_digest_tells_every_change(tmp_path, change):
+    splits = ["train", "val", "test"] * 2
+    records = _records(split=splits)
+    dataset = load_vqa_dataset(_settings(_write(tmp_path / "a", records=records)))
+    same = load_vqa_dataset(_settings(_write(tmp_path / "b", records=records)))
+    assert same.digest == dataset.digest
+    changes = {
+        "answer": {"answer": "Another text"},
+        "box": {"references": (Box("bilateral lung", (64, 42, 257, 261)),)},
+    }
+    other = [msgspec.structs.replace(records[0], **changes.get(change, {})), *records[1:]]
+    other = _records(split=splits[::-1]) if change == "split" else other
+    root = _write(tmp_path / "c", records=other)
+    if change == "pixels":
+        with Image.open(root / records[0].image) as picture:
+            pixels = np.array(picture)
+        pixels[5, 5] ^= 255
+        Image.fromarray(pixels).save(root / records[0].image)
+    assert load_vqa_dataset(_settings(root)).digest != dataset.digest
+
+
+@pytest.mark.parametrize("fault", ["missing", "broken", "large"])
+def test_a_bad_image_stops_or_is_set_aside(tmp_path, fault, caplog):
+    records = _records(40)
+    root = _write(tmp_path, records=records, sizes={records[4].image: (400, 300)} if fault == "large" else None)
+    bad = root / records[4].image
+    if fault == "missing":
+        bad.unlink()
+    elif fault == "broken":
+        bad.write_bytes(bad.read_bytes()[:60])
+    reason = {"missing": "does not exist", "broken": "cannot be decoded", "large": "400 x 300 pixels"}[fault]
+    limits = {"data.max_megapixels": 0.1}
+    with pytest.raises(
+        BadInput, match=rf"line 5, image of record 'record 4': .*{reason}.*on_bad_record=skip"
+    ) as caught:
+        load_vqa_dataset(_settings(root, **limits))
+    whole = load_vqa_dataset(_settings(_write(tmp_path / "whole", records=records)))
+    with caplog.at_level(logging.DEBUG):
+        kept = load_vqa_dataset(_settings(root, **limits, **{"data.on_bad_record": "skip"}))
+    assert [(aside.record, aside.image_path, aside.patient_id) for aside in kept.set_aside] == [
+        (5, "", ""),
+        (6, "", ""),
+    ]
+    assert "10002" not in str(caught.value) + caplog.text + "".join(aside.reason for aside in kept.set_aside)
+    left = [place for place in range(40) if place not in (4, 5)]
+    assert kept.records == tuple(whole.records[place] for place in left)  # the same splits
+    if fault != "large":
+        expected = whole.load_images(whole.image_of[left])
+        assert np.array_equal(kept.load_images(kept.image_of), expected)
+    assert kept.num_images == 19
+
+
+def test_a_missing_image_is_found_at_once_and_a_broken_one_at_its_use(tmp_path):
+    records = _records(split=["train", "val", "test"] * 2)
+    root = _write(tmp_path, records=records)
+    settings = _settings(root, **{"data.check_images": "on_use"})
+    bad = root / records[4].image
+    bad.write_bytes(bad.read_bytes()[:60])
+    dataset = load_vqa_dataset(settings)
+    with pytest.raises(BadInput, match="image of record 'record 4': cannot be decoded") as caught:
+        dataset.load_images([2])
+    assert "10002" not in str(caught.value)
+    bad.unlink()
+    with pytest.raises(BadInput, match=r"image of record 'record 4': .*does not exist") as caught:
+        load_vqa_dataset(settings)
+    assert "10002" not in str(caught.value)
+
+
+def test_a_bad_line_is_set_aside_with_its_number(tmp_path):
+    root = _write(tmp_path, records=_records(40))
+    lines = (root / FILE_NAME).read_text().splitlines()
+    (root / FILE_NAME).write_text("\n".join([*lines[:3], "{}", "", *lines[3:]]))
+    with pytest.raises(BadInput, match="line 4"):
+        load_vqa_dataset(_settings(root))
+    kept = load_vqa_dataset(_settings(root, **{"data.on_bad_record": "skip"}))
+    assert [aside.record for aside in kept.set_aside] == [4]
+    assert len(kept.records) == 40
+
+
+def test_sixteen_bit_images_are_scaled_as_everywhere(tmp_path):
+    records = _records(split=["train"] * 6)
+    root = _write(tmp_path, records=records)
+    levels = np.linspace(0, 4095, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
+    Image.fromarray(levels).save(root / records[0].image)
+    found = load_vqa_dataset(_settings(root), splits=("train",)).load_images([0])[0]
+    assert np.array_equal(found, np.repeat(np.round(levels * (255 / 4095)).astype(np.uint8)[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize(("name", "value"), [("fold", "1/5"), ("near_duplicate_radius", 3), ("origins", ("A",))])
+def test_settings_without_effect_are_refused(name, value):
+    with pytest.raises(BadInput, match=rf"config\.data\.{name}: .* has no effect on reasoning records"):
+        load_vqa_dataset(_settings(**{f"data.{name}": value}))
