@@ -19,6 +19,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading import radiographs
 from stepcot_jax.reading.corrections import give_answers, read_corrections
 from stepcot_jax.reading.readings import ChainReading, Flip, Shift, StepAnswer
+from stepcot_jax.run.stored import StoredRun
 
 PICTURE = np.full((32, 32, 3), 128, np.uint8)
 
@@ -133,12 +134,12 @@ def test_an_upload_is_decoded_once_for_both_sizes(mode, monkeypatch):
 
 def test_examples_are_phantoms_or_of_a_folder(tmp_path, capsys):
     settings = small_settings()
-    trained = types.SimpleNamespace(settings=settings, chain=DEFAULT_CHAIN, max_pixels=10**8)
+    trained = types.SimpleNamespace(run=StoredRun(settings), chain=DEFAULT_CHAIN, max_pixels=10**8)
     drawn = find_examples(None, trained)
     assert len({example.name for example in drawn}) == len(drawn) == 6
     assert {example.name for example in drawn} <= set(DEFAULT_CHAIN.steps[-1].options)
     assert all(example.image.shape == (settings.phantom.image_size,) * 2 for example in drawn)
-    other = types.SimpleNamespace(settings=small_settings(data__source="folder", data__root=str(tmp_path)))
+    other = types.SimpleNamespace(run=StoredRun(small_settings(data__source="folder", data__root=str(tmp_path))))
     assert find_examples(None, other) == ()
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(BadInput, match="has no readable image"):

@@ -18,6 +18,7 @@ from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.networks import make_networks
+from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.systems.networks import init_params, read_moments
 from tests.oracles.random_params import normal, randomise
@@ -63,7 +64,7 @@ def make_run(workdir: pathlib.Path, *, frozen: bool = False, calibrated: bool = 
     params = {name: random_tree(shapes, seed) for seed, name in enumerate(("teacher", "student"))}
     return Trained(
         workdir=workdir,
-        settings=settings,
+        run=StoredRun(settings),
         chain=CHAIN,
         networks=networks,
         params=params,

@@ -10,10 +10,11 @@ from run.small_policy_run import small_settings
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
-from stepcot_jax.features.patch_input import make_patch_input, store_patches
 from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.policy_data import store_patches
+from stepcot_jax.run.policy_networks import patches_of
 from stepcot_jax.settings.run_settings import load_settings
 
 PICTURES = np.stack([draw(number) for number in (3, 5, 300, 7, 3)])
@@ -46,7 +47,7 @@ def expected(pictures):
 
 def test_patches_do_not_depend_on_batches_or_order():
     encoder = PatchEncoder()
-    patches = make_patch_input(settings_of(), encoder)
+    patches = patches_of(settings_of(), encoder)
     np.testing.assert_array_equal(patches(PICTURES), expected(PICTURES))
     np.testing.assert_array_equal(patches(PICTURES[::-1]), expected(PICTURES[::-1]))
     np.testing.assert_array_equal(patches(PICTURES[3:4]), expected(PICTURES[3:4]))
@@ -56,7 +57,7 @@ def test_patches_do_not_depend_on_batches_or_order():
 @pytest.mark.parametrize("dtype", ["none", "float16"])
 def test_stored_patches_are_those_that_are_encoded(tmp_path, dtype):
     settings, encoder = settings_of(patches=dtype), PatchEncoder()
-    plain = make_patch_input(settings, encoder)
+    plain = patches_of(settings, encoder)
     stored = store_patches(plain, dataset_of(PICTURES[:3]), settings, tmp_path, Terminal())
     encoder.images.clear()
     found = stored(PICTURES)
@@ -71,15 +72,15 @@ def test_stored_patches_are_those_that_are_encoded(tmp_path, dtype):
 
 
 def test_the_digest_is_of_all_that_decides_a_patch():
-    plain = make_patch_input(settings_of(), PatchEncoder())
-    assert make_patch_input(settings_of(patches="float32"), PatchEncoder()).digest == plain.digest
-    assert make_patch_input(settings_of(patches="float16"), PatchEncoder()).digest != plain.digest
-    assert make_patch_input(settings_of(), PatchEncoder(digest="other weights")).digest != plain.digest
+    plain = patches_of(settings_of(), PatchEncoder())
+    assert patches_of(settings_of(patches="float32"), PatchEncoder()).digest == plain.digest
+    assert patches_of(settings_of(patches="float16"), PatchEncoder()).digest != plain.digest
+    assert patches_of(settings_of(), PatchEncoder(digest="other weights")).digest != plain.digest
     other = PatchEncoder()
     other.preprocessing = dataclasses.replace(other.preprocessing, mean=(0.5, 0.5, 0.4))
-    assert make_patch_input(settings_of(), other).digest != plain.digest
+    assert patches_of(settings_of(), other).digest != plain.digest
     other.preprocessing = dataclasses.replace(PatchEncoder.preprocessing, fit="pad")  # pictures come stretched
-    assert make_patch_input(settings_of(), other).digest == plain.digest
+    assert patches_of(settings_of(), other).digest == plain.digest
 
 
 def test_a_store_of_patches_of_another_shape_is_another_store(tmp_path):
@@ -92,7 +93,7 @@ def test_a_store_of_patches_of_another_shape_is_another_store(tmp_path):
 
 def test_nothing_is_written_without_a_store(tmp_path):
     settings = settings_of(store=False)
-    patches = make_patch_input(settings, PatchEncoder())
+    patches = patches_of(settings, PatchEncoder())
     assert store_patches(patches, dataset_of(PICTURES), settings, tmp_path, Terminal()) is patches
     assert not list(tmp_path.iterdir())
 
@@ -103,20 +104,20 @@ def test_patches_that_float16_cannot_hold_are_refused(tmp_path):
     settings = settings_of(patches="float16")
     message = r"a patch from fake is not finite as float16 \(check the weights; config\.features\.patches='float32'"
     with pytest.raises(BadInput, match=f"^a picture: {message}"):
-        make_patch_input(settings, encoder)(PICTURES)
+        patches_of(settings, encoder)(PICTURES)
     with pytest.raises(BadInput, match=f"^picture 0: {message}"):
-        store_patches(make_patch_input(settings, encoder), dataset_of(PICTURES), settings, tmp_path, Terminal())
-    assert np.isfinite(make_patch_input(settings_of(), encoder)(PICTURES)).all()
+        store_patches(patches_of(settings, encoder), dataset_of(PICTURES), settings, tmp_path, Terminal())
+    assert np.isfinite(patches_of(settings_of(), encoder)(PICTURES)).all()
     encoder.change = lambda patches: patches * np.inf
     with pytest.raises(BadInput, match=r"is not finite as float32 \(check the weights\)$"):
-        make_patch_input(settings_of(), encoder)(PICTURES)
+        patches_of(settings_of(), encoder)(PICTURES)
 
 
 def test_patches_that_are_no_square_are_refused():
     encoder = PatchEncoder()
     encoder.patch_shape = lambda: (15, 3)
     with pytest.raises(BadInput, match=r"config\.image_encoder\.weights: fake gives 15 patches of a picture of 4 px"):
-        make_patch_input(settings_of(), encoder)
+        patches_of(settings_of(), encoder)
 
 
 def test_settings_of_a_qwen_refuse_a_frozen_encoder():

@@ -32,9 +32,10 @@ def pad(logits):
 INPUTS |= {"student_logits": pad(LOGITS["s"]), "teacher_logits": pad(LOGITS["t"])}
 
 
-def run(inputs, labels, **settings):
+def run(inputs, labels, targets=None, **settings):
     maps = {name: LinearMap(**inputs[name]) for name in ("student_projection", "teacher_projection")}
-    return student_objective(**{**inputs, **maps}, labels=jnp.asarray(labels), objective=Objective(**settings))
+    objective = Objective(**settings)
+    return student_objective(**{**inputs, **maps}, labels=jnp.asarray(labels), targets=targets, objective=objective)
 
 
 def expect(labels=LABELS, **settings):
@@ -225,7 +226,6 @@ def test_shares_of_a_part_add_up_to_that_of_the_whole_batch():
         ({"a/b": (agree, 1.0)}, "'a/b' is not a free name"),
         ({"mine": (agree, -1.0)}, "a weight of 0 or more; got -1.0"),
         ({"mine": (agree, float("inf"))}, "a weight of 0 or more; got inf"),
-        ({"mine": ("agree", 1.0)}, "expected a function"),
     ],
 )
 def test_parts_that_cannot_be_summed_are_refused(parts, words):
