@@ -16,10 +16,10 @@ import numpy as np
 
 from configs import base, quickstart
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.features.importing import import_features
+from stepcot_jax.run.loading import load_dataset
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.training import checkpoints
 from stepcot_jax.training.checkpoints import Checkpoints
 from stepcot_jax.training.loop import Loop

@@ -15,12 +15,12 @@ from sklearn.metrics import roc_auc_score
 from benchmarks.odd_images import CHANGES, draw_others
 from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import find_images, read_picture, to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
 
 BATCH_SIZE = 32

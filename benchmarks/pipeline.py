@@ -20,10 +20,10 @@ from configs import base
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.batches import iterate, training_batches
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.settings.run_settings import Settings, make_settings
+from stepcot_jax.run.loading import load_dataset
+from stepcot_jax.run.settings import Settings, make_settings
 from stepcot_jax.tools.data.command import main as data_main
 
 NUM_CASES = 10_068

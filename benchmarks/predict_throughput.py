@@ -22,11 +22,11 @@ from benchmarks.measure import Timing, median_of_ratios, time_in_turn
 from benchmarks.pipeline import write_radiographs
 from configs import base
 from stepcot_jax.data.batches import evaluation_batches, iterate
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.reading.answer_sheet import in_order, write_sheet
 from stepcot_jax.reading.image_reader import ImageReader, load
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.run.loading import load_dataset
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.systems.networks import encode_images
 from stepcot_jax.tools.predict import BATCH_SIZE
 

@@ -22,7 +22,7 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.losses.policy_gradient import advantages
 from stepcot_jax.run.policy_task import PolicyTask
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems import grpo
 from stepcot_jax.training.devices import ONE_DEVICE, Devices
 

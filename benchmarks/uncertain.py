@@ -24,7 +24,7 @@ from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.inputs import encode_prompts, load_cases
-from stepcot_jax.settings.run_settings import Settings, load_settings
+from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.systems.step_cot import StepCoT
 
 CLEAN = "all certain and right"

@@ -7,7 +7,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "stepcot_jax"
 PAGE = ROOT / "docs" / "house.md"
-GROUND = ("host", "chain", "record", "box", "settings")
+GROUND = ("host", "chain", "record", "box")
 
 _HEAD = """# The house
 

@@ -37,7 +37,7 @@ _HOMES = {
     "load": "reading.loading",
     "load_chain": "data.sources.csv_table:read_chain",
     "load_dataset": "run.inputs:load_cases",
-    "load_settings": "settings.run_settings",
+    "load_settings": "run.settings",
     "losses": "losses",
     "make_resnet": "encoders.resnet",
 }

@@ -20,8 +20,8 @@ from stepcot_jax.reading.explain import explain_image as explain_image
 from stepcot_jax.reading.loading import load as load
 from stepcot_jax.run.fit import fit as fit
 from stepcot_jax.run.inputs import load_cases as load_dataset
+from stepcot_jax.run.settings import load_settings as load_settings
 from stepcot_jax.run.training_run import Run as Run
-from stepcot_jax.settings.run_settings import load_settings as load_settings
 from stepcot_jax.systems.baseline import BaselineSystem as BaselineSystem
 from stepcot_jax.systems.step_cot import StepCoT as StepCoT
 from stepcot_jax.training.state import TrainState as TrainState

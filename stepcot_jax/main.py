@@ -9,7 +9,7 @@ docs/launch.md tells how to start several processes.
 from absl import app, flags, logging
 
 from stepcot_jax.host.errors import BadInput, end_process, run_tool
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.options import define_flags, parse
 
 

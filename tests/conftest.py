@@ -42,7 +42,7 @@ LONGEST = (
     "tests/test_api.py",
     "tests/systems/test_step_cot.py",
     "tests/tables/test_tables_real.py",
-    "tests/settings/test_configs.py",
+    "tests/run/test_configs.py",
     "tests/tables/test_targets.py",
 )
 """Files of more than 15 s of CPU, longest first."""

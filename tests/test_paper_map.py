@@ -12,7 +12,7 @@ import pytest
 
 from configs import base
 from stepcot_jax.__main__ import find_commands
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.tables.command import PUBLISHED_NAMES
 
 ROOT = Path(__file__).parents[1]

@@ -22,8 +22,8 @@ from stepcot_jax.host.files import write_json
 from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
 from stepcot_jax.run.networks import make_networks
+from stepcot_jax.run.settings import make_settings, write_settings
 from stepcot_jax.run.stored_reading import write_reading
-from stepcot_jax.settings.run_settings import make_settings, write_settings
 from stepcot_jax.systems.networks import init_params, read_moments
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.state import TrainState

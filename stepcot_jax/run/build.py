@@ -20,12 +20,12 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
 from stepcot_jax.run.networks import make_networks
-from stepcot_jax.settings.options import GrpoOptions
-from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
-from stepcot_jax.settings.sections import LossSettings, RewardsSettings
+from stepcot_jax.run.sections import LossSettings, RewardsSettings
+from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards, ChainRollouts
 from stepcot_jax.systems.grpo import make_objective
+from stepcot_jax.systems.options import GrpoOptions
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
 from stepcot_jax.training.checkpoints import read_best, restore_params

@@ -22,11 +22,11 @@ from stepcot_jax.run.feed import Feed
 from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
 from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.run.training_data import describe_cases
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.grpo import REFERENCE
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices

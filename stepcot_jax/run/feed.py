@@ -13,7 +13,7 @@ from stepcot_jax.data.batches import Batches, evaluation_batches, iterate, train
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.predictions import Predictions, collect
 from stepcot_jax.run.inputs import Inputs
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.training.devices import Devices
 
 _READ = frozenset({"images", "image_features", "labels", "targets", "index", "present"})

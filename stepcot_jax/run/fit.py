@@ -23,8 +23,8 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.run.chain_task import ChainTask
 from stepcot_jax.run.given import Given, name_class
 from stepcot_jax.run.inputs import Inputs, select_entries
+from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.settings.run_settings import Settings, load_settings
 from stepcot_jax.systems.baseline import BaselineSystem
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.log import Logger

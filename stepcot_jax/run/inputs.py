@@ -14,7 +14,6 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import digest_content
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
@@ -33,9 +32,10 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.run.run_store import open_run_store
-from stepcot_jax.settings.run_settings import Settings, load_settings
+from stepcot_jax.run.settings import Settings, load_settings
 
 Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -11,7 +11,7 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import IllFormed, Judged
-from stepcot_jax.settings.sections import RewardsSettings
+from stepcot_jax.run.sections import RewardsSettings
 from stepcot_jax.training.processes import any_process, wait_for_all
 
 LEDGER_FOLDER = "judge"

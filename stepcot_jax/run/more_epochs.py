@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Iterator
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
-from stepcot_jax.settings.run_settings import Settings
 
 _PHASES: dict[str, tuple[str, ...]] = {
     "distill": ("training.teacher_epochs", "training.joint_epochs"),

@@ -9,7 +9,7 @@ from stepcot_jax.features.frozen_encoders import load_encoder
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.systems.networks import Networks
 
 

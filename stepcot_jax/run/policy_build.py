@@ -14,10 +14,10 @@ from stepcot_jax.run.judge import JudgedRewards, make_judge
 from stepcot_jax.run.policy_networks import choose_policy, make_normalise
 from stepcot_jax.run.policy_tokens import TokenizedRecords
 from stepcot_jax.run.qwen_source import QwenSource
+from stepcot_jax.run.sections import RewardsSettings
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import given_start, smooth_start
 from stepcot_jax.run.stored_policy import StoredPolicy
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.sections import RewardsSettings
 from stepcot_jax.systems.curriculum import StagedRows
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.systems.policy_system import PolicySystem

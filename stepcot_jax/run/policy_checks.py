@@ -6,7 +6,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.records import EncodedRecord, RecordEncoder
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.record import Record
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 
 
 def check_epochs(settings: Settings) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from stepcot_jax.data.questions.record_files import write_vqa_records
-from stepcot_jax.data.questions.vqa_dataset import VqaDataset, load_vqa_dataset
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.features.encode import ImageItem
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
@@ -19,12 +19,13 @@ from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
 from stepcot_jax.policies.records import lay_out_prompts
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_tokens import TokenizedRecords, tokenize_records
 from stepcot_jax.run.qwen_source import QwenSource
 from stepcot_jax.run.run_store import open_run_store
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import refuse_seen_patients, write_patients
 from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.processes import wait_for_all

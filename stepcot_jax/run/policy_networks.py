@@ -18,7 +18,7 @@ from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, loa
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.networks import load_frozen_encoder
 from stepcot_jax.run.qwen_source import QwenSource, find_qwen
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.systems.sft import Normalise
 
 

@@ -39,9 +39,9 @@ from stepcot_jax.run.policy_networks import load_patches
 from stepcot_jax.run.qwen_source import find_qwen
 from stepcot_jax.run.results import REPORT
 from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import StagedRows, make_staged_rows
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split

@@ -18,8 +18,8 @@ from stepcot_jax.policies.records import (
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.policy_checks import check_round_trip, count_cut
 from stepcot_jax.run.qwen_source import QwenSource
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import naming_start
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.curriculum import stage_texts
 
 

@@ -31,8 +31,8 @@ from stepcot_jax.policies.qwen_weights import (
     shrink_config,
 )
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
-from stepcot_jax.settings.configs import load_config
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.configs import load_config
+from stepcot_jax.run.settings import Settings
 
 FOLDER = "qwen"
 """Of a workdir: config, tokenizer and preprocessing of the checkpoint that the run started from."""

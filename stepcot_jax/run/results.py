@@ -27,8 +27,8 @@ from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredicti
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
 from stepcot_jax.host.files import write_json
+from stepcot_jax.run.sections import EvaluationSettings
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE
-from stepcot_jax.settings.sections import EvaluationSettings
 from stepcot_jax.training.checkpoints import Best
 from stepcot_jax.training.system import System
 

@@ -14,7 +14,7 @@ from stepcot_jax.data.uncertain import note_one_answers
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.more_epochs import Raised, epochs_keys, find_raised
-from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
+from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.training.checkpoints import saved_steps
 
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}

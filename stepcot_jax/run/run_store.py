@@ -11,7 +11,7 @@ from stepcot_jax.host.download import is_address, open_remote
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 
 
 @contextlib.contextmanager

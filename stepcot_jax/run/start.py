@@ -27,9 +27,9 @@ from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.policy import AnyPolicy, start_coordinates
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.run.qwen_source import QwenSource
+from stepcot_jax.run.settings import Settings, changed_keys, read_run_settings, read_settings
 from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 from stepcot_jax.run.stored_reading import StoredReading, read_reading
-from stepcot_jax.settings.run_settings import Settings, changed_keys, read_run_settings, read_settings
 from stepcot_jax.training.checkpoints import read_best, restore_params
 from stepcot_jax.training.state import Params
 

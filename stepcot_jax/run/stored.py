@@ -12,8 +12,8 @@ from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
+from stepcot_jax.run.settings import PLACES, Settings, make_settings, read_settings
 from stepcot_jax.run.training_data import describe_source
-from stepcot_jax.settings.run_settings import PLACES, Settings, make_settings, read_settings
 from stepcot_jax.systems.networks import Networks
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from stepcot_jax.run.policy_networks import (
     read_tokenizer,
 )
 from stepcot_jax.run.qwen_source import QwenSource
+from stepcot_jax.run.settings import Settings, read_run_settings
 from stepcot_jax.run.stored import StoredRun
-from stepcot_jax.settings.run_settings import Settings, read_run_settings
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params
 from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,

@@ -4,7 +4,7 @@ import collections
 import pathlib
 from typing import TYPE_CHECKING
 
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 
 if TYPE_CHECKING:
     from stepcot_jax.data.dataset import Dataset
@@ -16,7 +16,7 @@ _MOST_ORIGINS = 3
 def describe_source(settings: Settings) -> str:
     """Return the kind of images that settings name, with the number of cases where they say it.
 
-    >>> from stepcot_jax.settings.run_settings import load_settings
+    >>> from stepcot_jax.run.settings import load_settings
     >>> describe_source(load_settings("quickstart"))
     'phantoms (drawn images), 3,000 cases'
     """

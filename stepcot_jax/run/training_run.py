@@ -19,10 +19,10 @@ from stepcot_jax.run.given import Given, write_given
 from stepcot_jax.run.more_epochs import describe_longer, remove_results
 from stepcot_jax.run.places import Place, check_judge
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
+from stepcot_jax.run.sections import ParallelSettings
+from stepcot_jax.run.settings import Settings, load_settings, write_settings
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.run.writers import check_loggers, open_loggers
-from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
-from stepcot_jax.settings.sections import ParallelSettings
 from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
 from stepcot_jax.training.devices import Devices, MeshDevices
 from stepcot_jax.training.log import Logger, MetricsLog

@@ -13,8 +13,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import find_extra
 from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.text import install_extra, one_line
-from stepcot_jax.settings.run_settings import PLACES, Settings
-from stepcot_jax.settings.sections import LoggerSettings
+from stepcot_jax.run.sections import LoggerSettings
+from stepcot_jax.run.settings import PLACES, Settings
 from stepcot_jax.training.log import Logger
 
 IDS_FILE = "loggers.json"

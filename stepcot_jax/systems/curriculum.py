@@ -31,7 +31,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import sequence_loss
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import EncodedRecord, RecordEncoder, lay_out_pack, stack_rows, write_texts
-from stepcot_jax.settings.options import CurriculumOptions, SftOptions
+from stepcot_jax.systems.options import CurriculumOptions, SftOptions
 from stepcot_jax.systems.sft import NAME, POLICY, Batch, See, SftUpdate
 from stepcot_jax.training.devices import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm

@@ -11,10 +11,10 @@ from jaxtyping import Array
 
 from stepcot_jax.policies.policy import AnyPolicy, copy_frozen, policy_params, split_parts
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-from stepcot_jax.settings.options import GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.curriculum import CURRICULUM, CurriculumState, StagedRows, StagedSftUpdate
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
+from stepcot_jax.systems.options import GrpoOptions, SelfCheckOptions, SftOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState, put_given

@@ -15,7 +15,7 @@ from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.records import CheckMarks
 from stepcot_jax.policies.sampling import Replies, Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
-from stepcot_jax.settings.options import SelfCheckOptions
+from stepcot_jax.systems.options import SelfCheckOptions
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.state import TrainState

@@ -14,7 +14,7 @@ from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
 from stepcot_jax.policies.policy import AnyPolicy, policy_params
 from stepcot_jax.policies.records import EncodedRecord, lay_out_pack, pack_records, stack_rows
-from stepcot_jax.settings.options import SftOptions
+from stepcot_jax.systems.options import SftOptions
 from stepcot_jax.training.devices import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients

@@ -13,7 +13,7 @@ from absl import app, flags, logging
 
 from stepcot_jax.host.download import is_address
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.options import define_flags, local_path, parse
 
 

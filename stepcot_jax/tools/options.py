@@ -46,9 +46,9 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
     """
     from absl import flags
 
-    from stepcot_jax.settings.configs import configs_importable, find_config
-    from stepcot_jax.settings.fields import describe_key
-    from stepcot_jax.settings.run_settings import Settings
+    from stepcot_jax.run.configs import configs_importable, find_config
+    from stepcot_jax.run.fields import describe_key
+    from stepcot_jax.run.settings import Settings
 
     accepted: dict[str, tuple[str, str]] = {}
     try:
@@ -92,7 +92,7 @@ def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
 
 def _resolve_configs(arguments: list[str]) -> list[str]:
     """Replace each config's name by its absolute path."""
-    from stepcot_jax.settings.configs import find_config, load_config
+    from stepcot_jax.run.configs import find_config, load_config
 
     resolved = list(arguments)
     for position, value in _find_configs(arguments):

@@ -15,7 +15,7 @@ from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
-from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.run.settings import write_settings
 from stepcot_jax.tools.tables import cell_networks
 from stepcot_jax.training.checkpoints import restore_params
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import ray_throughput
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.annotate.parsers import annotate_parser
 
 

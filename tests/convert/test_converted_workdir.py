@@ -21,8 +21,8 @@ from stepcot_jax.export.folder import export_model
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.loading import load
 from stepcot_jax.reading.trained_model import load_trained
+from stepcot_jax.run.settings import read_run_settings
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.settings.run_settings import read_run_settings
 from stepcot_jax.tools.convert import command as convert
 from stepcot_jax.training.state import flatten
 

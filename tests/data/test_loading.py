@@ -12,10 +12,10 @@ from run.small_run import small_settings
 
 from stepcot_jax.data.batches import training_batches
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.tools.data.command import main
 
 NUM_CASES = 40

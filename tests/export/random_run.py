@@ -18,8 +18,8 @@ from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.networks import make_networks
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.run.stored import StoredRun
-from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.systems.networks import init_params, read_moments
 from tests.oracles.random_params import normal, randomise
 

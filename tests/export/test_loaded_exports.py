@@ -20,8 +20,8 @@ from stepcot_jax.export.model_card import write_lifetime
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.reading.loading import load
+from stepcot_jax.run.settings import read_settings
 from stepcot_jax.run.stored import StoredRun, hide_folder
-from stepcot_jax.settings.run_settings import read_settings
 from stepcot_jax.tools.export import main
 from tests.export import random_run
 

@@ -21,7 +21,7 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 from stepcot_jax.reading.policy_reader import load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
-from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.run.settings import write_settings
 from stepcot_jax.tools.export import describe_report, main
 
 IMAGES = np.stack([draw_case(index, seed=9, size=SIDE).image for index in range(3)])

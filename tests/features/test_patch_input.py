@@ -15,7 +15,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.policy_data import store_patches
 from stepcot_jax.run.policy_networks import patches_of
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 
 PICTURES = np.stack([draw(number) for number in (3, 5, 300, 7, 3)])
 

@@ -17,7 +17,7 @@ from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder, describ
 from stepcot_jax.features.transformers_encoder import load_transformers_encoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.policy_networks import load_patches
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as some
 from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP, WORDS
 
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.sequence import NO_PART
 from stepcot_jax.policies.records import (
@@ -24,6 +23,7 @@ from stepcot_jax.policies.records import (
     write_texts,
 )
 from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.run.loading import load_vqa_dataset
 
 TOKENS = some.lists(some.integers(2, WORDS - 1), min_size=1, max_size=4)
 

@@ -9,7 +9,7 @@ import pytest
 from trained_workdir import make_trained_workdir, small_settings
 
 from stepcot_jax.reading.first_answer import prepare_first_answer
-from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.run.settings import write_settings
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ workdir = pathlib.Path(sys.argv[2])
 with tiny_encoder():
     if sys.argv[1] == "prepare":
         from stepcot_jax.reading.first_answer import prepare_first_answer
-from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.run.settings import write_settings
         print(prepare_first_answer(workdir))
     else:
         from stepcot_jax.reading.loading import load

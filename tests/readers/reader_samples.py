@@ -12,7 +12,7 @@ from stepcot_jax.data.records.records import write_records
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
 from stepcot_jax.reading.cases import open_data
 from stepcot_jax.record import Record
-from stepcot_jax.settings.run_settings import make_settings, write_settings
+from stepcot_jax.run.settings import make_settings, write_settings
 from stepcot_jax.tools.readers.forms import write_sample
 
 SECRETS = ("PATIENT", "SECRETREPORT", "SECRETREASON", "SECRETORIGIN", "SECRETNAME", "SECRETTEXT")

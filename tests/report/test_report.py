@@ -20,7 +20,7 @@ from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.operating_points import read_points
 from stepcot_jax.evaluation.predictions import read_predictions, write_predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import read_settings, write_settings
+from stepcot_jax.run.settings import read_settings, write_settings
 from stepcot_jax.tools.report import sections as operating_view
 from stepcot_jax.tools.report.command import main
 

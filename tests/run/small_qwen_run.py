@@ -13,8 +13,8 @@ from run.small_policy_run import reward_tokens
 
 from stepcot_jax.policies.qwen_weights import read_qwen_config
 from stepcot_jax.run import qwen_source as qwen_setup
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.sft import POLICY
 from stepcot_jax.training.system import COLLECTED_NUMBERS

@@ -12,7 +12,7 @@ import pytest
 
 from configs import quickstart
 from stepcot_jax.run import chain_task, inputs, training_run
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.training.state import flatten
 
 

@@ -21,9 +21,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.policy_reader import load_reader
 from stepcot_jax.reading.trained_policy import load_policy
 from stepcot_jax.run import policy_data, stored_policy
+from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
-from stepcot_jax.settings.configs import load_config
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.state import flatten
 

@@ -10,16 +10,15 @@ from run.small_run import small_run, small_settings
 
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.data.loading import load_dataset
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reading.cases import open_run
 from stepcot_jax.run import inputs
+from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.places import Place
-from stepcot_jax.settings.run_settings import load_settings, read_settings
+from stepcot_jax.run.settings import load_settings, read_settings
 from stepcot_jax.tools.annotate.command import main as annotate
 from stepcot_jax.tools.data.command import main as data
 from stepcot_jax.tools.tables.cells import Cell, Cells

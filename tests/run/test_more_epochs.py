@@ -10,7 +10,7 @@ from run.small_run import entries, final_state, small_run, small_settings
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.more_epochs import find_raised
 from stepcot_jax.run.run_checks import check_earlier_run
-from stepcot_jax.settings.run_settings import load_settings, write_settings
+from stepcot_jax.run.settings import load_settings, write_settings
 
 
 class Killed(Exception):

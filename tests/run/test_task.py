@@ -14,9 +14,9 @@ from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import chain_task, training_run
+from stepcot_jax.run.settings import POLICY_JOBS
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import make_task
-from stepcot_jax.settings.run_settings import POLICY_JOBS
 from stepcot_jax.training.state import TrainState, apply_gradients
 from stepcot_jax.training.system import COLLECTED_NUMBERS, Phase, Stream, System
 

@@ -12,8 +12,8 @@ from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.data import loading
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.settings import write_settings
 from stepcot_jax.run.start import read_warm_start
-from stepcot_jax.settings.run_settings import write_settings
 from stepcot_jax.training.state import flatten
 
 FRESH = 2

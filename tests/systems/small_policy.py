@@ -4,7 +4,7 @@ import jax
 
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.policy_task import PolicyTask
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.training.devices import Devices
 
 SIZES = {

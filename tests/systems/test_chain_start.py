@@ -7,7 +7,7 @@ from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.build import read_start
-from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.run.settings import write_settings
 from stepcot_jax.systems.chain_grpo import check_same_shapes
 
 

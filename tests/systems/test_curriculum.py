@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.data.questions.stage_views import STAGES
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.curriculum import (
     CurriculumState,
     after_epoch,

@@ -8,12 +8,12 @@ from policies.policy_workdir import small_settings
 from policies.tiny_policy import STOP
 from systems.policy_step import GROUP, LONGEST, PROMPTS, RECORDS, make_prompts, make_rollouts, roll, sample, start
 
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.rewards.presets import Rewards
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_build import make_reward_settings
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.devices import Devices

@@ -12,7 +12,7 @@ from reasoning_records import make_record
 
 from stepcot_jax.policies.sampling import rollout_keys
 from stepcot_jax.rewards.presets import Rewards, RewardSettings
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.self_check import (
     CHECK,

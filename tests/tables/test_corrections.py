@@ -10,7 +10,7 @@ from configs import quickstart
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import POLICIES
 from stepcot_jax.pages.sheets import Interval
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.tables import corrections_table
 from stepcot_jax.tools.tables.cells import Cells
 from stepcot_jax.tools.tables.following import COUNTED, share_figures

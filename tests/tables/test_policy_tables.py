@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.comparison import ReplyComparison
 from stepcot_jax.evaluation.interventions import perturb_records
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, as_columns, score_text
@@ -16,6 +15,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.tables import (
     curriculum_table,

@@ -14,7 +14,6 @@ from PIL import Image
 from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import ORIGINS, export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.chestxray8 import ORIGIN
@@ -22,6 +21,7 @@ from stepcot_jax.evaluation import published as published_figures
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.tools.tables import cell_networks, transfer_table
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import transfer_table as targets

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.training.loop import Profiler
 
 

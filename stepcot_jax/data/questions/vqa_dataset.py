@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,19 +17,18 @@ from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
+from stepcot_jax.data.phantom.phantom import Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
 from stepcot_jax.data.questions.record_files import VqaCollection, as_line, read_vqa_records
 from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.splits.making import split_by_patient
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of
 from stepcot_jax.record import Record, SetAside
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.sections import DataSettings
 
 # Reasoning records whose boxes refer to a picture of another size.
 
@@ -131,13 +131,12 @@ class RecordPictures:
         return dataclasses.replace(self, paths=paths, names=names)
 
 
-def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple[Record, ...]:
+def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed: int) -> tuple[Record, ...]:
     """Return the records with a split each, by patient.
 
-    Splits that all records name are kept. If they name only "train" and "test", the share of "val" in
-    `data.split_fractions` is taken from the training patients (GEMeX has no validation split). If no record names a
-    split, all are made. Images are stratified by diagnosis, or else lesion, and origin; records of one image stay
-    together.
+    Splits that all records name are kept. If they name only "train" and "test", the share of "val" in `fractions`
+    (train, val, test) is taken from the training patients (GEMeX has no validation split). If no record names a split,
+    all are made. Images are stratified by diagnosis, or else lesion, and origin; records of one image stay together.
     """
     records, path = collection.records, collection.path
     first: dict[str, Record] = {}
@@ -154,7 +153,7 @@ def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple
         raise BadInput(f"{path}: {number} of {len(records)} records have no split; expected all or none")
     images = list(first.values())
     _check_patients(images, path)
-    train, val, _ = shares = settings.split_fractions
+    train, val, _ = shares = tuple(fractions)
     names: tuple[str, ...] = SPLIT_NAMES
     if named == {"train", "test"}:
         images = [image for image in images if image.split == "train"]
@@ -163,7 +162,7 @@ def split_records(collection: VqaCollection, *, settings: DataSettings) -> tuple
         return records
     try:
         strata = [_stratum(image) for image in images]
-        splits = split_by_patient(images, strata, seed=settings.split_seed, fractions=shares, names=names)
+        splits = split_by_patient(images, strata, seed=seed, fractions=shares, names=names)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
     made = {image.image: split for image, split in zip(images, splits, strict=True)}
@@ -203,29 +202,39 @@ class LoadedRecords:
 
 
 def load_folder(
-    settings: Settings, *, preprocessing: Preprocessing, splits: Sequence[str], progress: Progress = iter
+    root: Path,
+    *,
+    preprocessing: Preprocessing,
+    splits: Sequence[str],
+    fractions: Sequence[float],
+    seed: int,
+    on_bad_record: OnBadRecord,
+    check_images: Literal["ahead", "on_use"],
+    max_pixels: int,
+    cache_bytes: float,
+    num_threads: int,
+    progress: Progress = iter,
 ) -> LoadedRecords:
-    """Load the records of `settings.vqa.root` that are in `splits`, with boxes as in the file.
+    """Load the records of `root/records.jsonl` that are in `splits`, with boxes as in the file.
 
-    `data.check_images` "ahead" decodes every image of these splits; "on_use" looks whether the files exist. A bad image
-    stops the run, or sets its records aside, as `data.on_bad_record` says. Splits are made before, so that they do not
+    `check_images` "ahead" decodes every image of these splits; "on_use" looks whether the files exist. A bad image
+    stops the run, or sets its records aside, as `on_bad_record` says. Splits are made before, so that they do not
     depend on it.
     """
-    data = settings.data
-    root = find_path(settings.vqa.root, "config.vqa.root")
-    collection = read_vqa_records(root, on_bad_record=data.on_bad_record)
-    split = split_records(collection, settings=data)
+    collection = read_vqa_records(root, on_bad_record=on_bad_record)
+    split = split_records(collection, fractions=fractions, seed=seed)
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
     first: dict[str, str] = {}
     for record, line in chosen:
         first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
-    max_pixels = int(data.max_megapixels * 1e6)
     pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
-    pixels = PixelCache(pictures, data.cache_megabytes * 1e6)
-    check = _decode_ahead if data.check_images == "ahead" else _find_files
-    digests, reasons = check(pictures, pixels, settings=data, progress=progress)
+    pixels = PixelCache(pictures, cache_bytes)
+    if check_images == "ahead":
+        digests, reasons = _decode_ahead(pictures, pixels, num_threads=num_threads, progress=progress)
+    else:
+        digests, reasons = _find_files(pictures, progress=progress)
     bad = {pictures.paths[place]: reason for place, reason in reasons.items()}
-    if bad and (data.on_bad_record == "stop" or len(bad) == len(first)):
+    if bad and (on_bad_record == "stop" or len(bad) == len(first)):
         more = f"; {len(bad) - 1} more of {len(first)} images are bad" if len(bad) > 1 else ""
         way_on = "" if len(bad) == len(first) else "; data.on_bad_record=skip sets bad records aside"
         raise BadInput(f"{collection.path}, {next(iter(bad.values()))}{more}{way_on}")
@@ -246,9 +255,7 @@ Checked = tuple[dict[int, bytes], dict[int, str]]
 """Digests of the readable images, and the reasons against the others, by place."""
 
 
-def _decode_ahead(
-    pictures: RecordPictures, pixels: PixelCache, *, settings: DataSettings, progress: Progress
-) -> Checked:
+def _decode_ahead(pictures: RecordPictures, pixels: PixelCache, *, num_threads: int, progress: Progress) -> Checked:
     """Decode every image into the cache; digests are of pixels."""
     digests, reasons = dict[int, bytes](), dict[int, str]()
 
@@ -259,7 +266,7 @@ def _decode_ahead(
             return error
 
     places = progress(range(len(pictures.paths)))
-    for place, found in map_in_threads(decode, places, num_threads=settings.num_threads):
+    for place, found in map_in_threads(decode, places, num_threads=num_threads):
         if isinstance(found, BadInput):
             reasons[place] = str(found)
         else:
@@ -268,9 +275,8 @@ def _decode_ahead(
     return digests, reasons
 
 
-def _find_files(pictures: RecordPictures, pixels: PixelCache, *, settings: DataSettings, progress: Progress) -> Checked:
+def _find_files(pictures: RecordPictures, *, progress: Progress) -> Checked:
     """Locate every image file; digests are of path and size in bytes."""
-    del pixels, settings
     digests, reasons = dict[int, bytes](), dict[int, str]()
     for place in progress(range(len(pictures.paths))):
         try:
@@ -293,7 +299,7 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclasses.dataclass(frozen=True)
 class VqaDataset:
-    """Reasoning records with their images and splits; `load_vqa_dataset` makes one.
+    """Reasoning records with their images and splits; `make_vqa_dataset` makes one.
 
     Attributes:
       records: those of the loaded splits, in order; boxes are in pixels of the picture that the model sees, so that
@@ -323,21 +329,13 @@ class VqaDataset:
         return np.stack([self.pixels[int(place)] for place in places])
 
 
-def load_vqa_dataset(
-    settings: Settings, *, splits: Sequence[str] = SPLIT_NAMES, progress: Progress = iter
-) -> VqaDataset:
-    """Load the reasoning records that `settings.vqa` names.
+def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int, where: str) -> VqaDataset:
+    """Return the dataset of loaded records, with boxes in pixels of pictures that are stretched to `size`.
 
-    "phantom" draws `settings.phantom` as `stepcot data vqa` does, with the same records. Splits are made
-    from the sum of `phantom.seed` and `data.split_seed`, and `data.split_fractions`. "folder" reads
-    `vqa.root/records.jsonl`; see `vqa_folder`. Pictures are stretched to `image_encoder.image_size`, whatever its fit.
+    Args:
+      where: the source, in the message about a split without records.
     """
-    _refuse_settings(settings, splits)
-    preprocessing = Preprocessing(settings.image_encoder.image_size, fit="stretch")
-    load = _load_phantoms if settings.vqa.source == "phantom" else load_folder
-    loaded = load(settings, preprocessing=preprocessing, splits=splits, progress=progress)
-    size = (preprocessing.size, preprocessing.size)
-    records = tuple(scale_record(record, size) for record in loaded.records)
+    records = tuple(scale_record(record, (size, size)) for record in loaded.records)
     places = {
         name: np.array([place for place, record in enumerate(records) if record.split == name], np.int32)
         for name in SPLIT_NAMES
@@ -345,20 +343,11 @@ def load_vqa_dataset(
     }
     for name, found in places.items():
         if not len(found):
-            where = settings.vqa.root or "the phantoms"
             raise BadInput(f"{where}: split {name!r} has no record; expected at least one")
     digest = hashlib.sha256(loaded.digest)
     digest.update(_ENCODER.encode([list(places), loaded.image_of, list(map(as_line, records))]))
     image_of = np.array(loaded.image_of, np.int32)
     return VqaDataset(records, image_of, places, digest.hexdigest(), loaded.set_aside, loaded.pixels)
-
-
-def _refuse_settings(settings: Settings, splits: Sequence[str]) -> None:
-    if not splits or not set(splits) <= set(SPLIT_NAMES):
-        raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
-    for name in ("fold", "near_duplicate_radius", "origins"):
-        if value := getattr(settings.data, name):
-            raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,23 +361,29 @@ class _ChosenPhantoms:
         return self.drawing(self.numbers[place])
 
 
-def _load_phantoms(
-    settings: Settings, *, preprocessing: Preprocessing, splits: Sequence[str], progress: Progress
+def load_phantoms(
+    *,
+    num_cases: int,
+    seed: int,
+    image_size: int,
+    prevalence: Prevalence,
+    preprocessing: Preprocessing,
+    splits: Sequence[str],
+    fractions: Sequence[float],
+    split_seed: int,
+    cache_bytes: float,
+    progress: Progress = iter,
 ) -> LoadedRecords:
-    phantom = settings.phantom
+    """Draw the phantoms of some splits with the records that `stepcot data vqa` writes for them."""
     planned = plan_phantoms(
-        num_cases=phantom.num_cases,
-        seed=phantom.seed,
-        prevalence=phantom.prevalence,
-        split_seed=phantom.seed + settings.data.split_seed,
-        fractions=settings.data.split_fractions,
+        num_cases=num_cases, seed=seed, prevalence=prevalence, split_seed=split_seed, fractions=tuple(fractions)
     )
     chosen = [(case, split) for case, split in planned if split in splits]
-    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
+    drawing = PhantomPixels(seed, image_size, prevalence, preprocessing)
     redraw = _ChosenPhantoms(drawing, tuple(case.index for case, _ in chosen))
-    pixels = PixelCache(redraw, settings.data.cache_megabytes * 1e6)
+    pixels = PixelCache(redraw, cache_bytes)
     records, image_of, digests = list[Record](), list[int](), list[bytes]()
-    drawn = draw_phantoms(chosen, size=phantom.image_size, prevalence=phantom.prevalence, progress=progress)
+    drawn = draw_phantoms(chosen, size=image_size, prevalence=prevalence, progress=progress)
     for place, (case, asked) in enumerate(drawn):
         picture = resize_image(case.image, preprocessing)
         pixels.put(place, picture)

@@ -30,7 +30,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 
 # Geometry of maps and lesion boxes, and the boxed radiographs that maps are scored on.
 #

@@ -12,12 +12,12 @@ from markupsafe import Markup
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.pixels import PhantomPixels
 from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey
-from stepcot_jax.data.loading import Progress, load_dataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.pictures import write_map
 from stepcot_jax.pages.shell import name_unseen
 from stepcot_jax.record import Record
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.loading import Progress, load_dataset
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.report.page import render
 
 _PHANTOM_NAME = re.compile(r"images/phantom_(\d{6,9})\.png")

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.settings.run_settings import POLICY_JOBS, read_settings
+    from stepcot_jax.run.settings import POLICY_JOBS, read_settings
 
     source = options.workdir
     if options.out is None and is_address(source):

@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     HEADED_FIGURES,
@@ -33,8 +32,9 @@ from stepcot_jax.pages.sheets import Column, show_entry
 from stepcot_jax.pages.shell import Section
 from stepcot_jax.reading.finished import Entry, read_metrics
 from stepcot_jax.record import Record
+from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.settings import Settings, read_settings
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
-from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.tools.report.curves import find_lines
 from stepcot_jax.tools.report.sections import write_settings
 from stepcot_jax.training.log import METRICS_FILE

@@ -28,8 +28,8 @@ from stepcot_jax.pages.figures import draw_reliability
 from stepcot_jax.pages.shell import Section, decimal, name_unseen, percent
 from stepcot_jax.reading.asking import NextStep
 from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE
-from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tools.report.page import render
 
 _NUM_RULES_SHOWN = 12

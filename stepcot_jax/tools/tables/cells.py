@@ -20,8 +20,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.places import Place
+from stepcot_jax.run.settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.settings.run_settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""

@@ -27,7 +27,7 @@ from ml_collections import config_flags
 from stepcot_jax.host.download import is_address, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settings
+from stepcot_jax.run.settings import POLICY_JOBS, Settings, make_settings
 from stepcot_jax.tools.options import define_flags, parse
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import math
 from stepcot_jax.evaluation.comparison import CORRECTED, HIGHER, INTERVALS, LOWER, MCNEMAR, TOO_FEW, AnswerComparison
 from stepcot_jax.evaluation.published import COMPONENT_ACCURACY
 from stepcot_jax.pages.sheets import Entry, Interval, Table, columns
-from stepcot_jax.settings.sections import PromptSettings
+from stepcot_jax.run.sections import PromptSettings
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan
 from stepcot_jax.tools.tables.steps_table import tabulate_steps

@@ -18,8 +18,8 @@ from stepcot_jax.encoders.checkpoints import IMPORT_FEATURES, has_text_encoder, 
 from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.settings.sections import TRANSFORMERS
+from stepcot_jax.run.sections import TRANSFORMERS
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, Cells
 
 TRAINED_ALONG, OF_TEACHER, RANDOM = "trained along", "from the teacher, frozen", "random ViT, frozen"
@@ -118,9 +118,9 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     import jax
 
     from stepcot_jax.data.images.preprocessing import normalise
-    from stepcot_jax.data.loading import load_dataset
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.run.loading import load_dataset
     from stepcot_jax.run.networks import trained_preprocessing
     from stepcot_jax.systems.networks import encode_images
     from stepcot_jax.tools.tables.cell_networks import load_weights

@@ -8,7 +8,7 @@ from typing import Any
 from stepcot_jax.evaluation.comparison import AnswerComparison, join
 from stepcot_jax.evaluation.published import Constrained
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, Cells, vary
 from stepcot_jax.tools.tables.encoders import Encoder, list_encoders
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, JUDGED, MEANS, ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, ScoringSettings, as_columns, score_all
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Entry, Table, columns
 from stepcot_jax.record import Record
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Plan
 

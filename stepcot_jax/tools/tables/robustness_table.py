@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
-from stepcot_jax.data.questions.vqa_dataset import VqaDataset, load_vqa_dataset
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS, perturb_records, spread
@@ -35,8 +35,9 @@ from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
+from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_networks import read_tokenizer
-from stepcot_jax.settings.run_settings import read_settings
+from stepcot_jax.run.settings import read_settings
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
 from stepcot_jax.tools.tables.policy_cells import make_scoring, read_test_records, score_cell, score_constant

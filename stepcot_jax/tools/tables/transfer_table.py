@@ -12,7 +12,6 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import digest_content
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison, join, last_step_alone
 from stepcot_jax.evaluation.predictions import SplitPredictions
@@ -23,8 +22,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT
 from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.diagnosis_table import METRICS, SUPERVISION, WITH, WITHOUT, compare_supervision
 from stepcot_jax.tools.tables.encoders import Encoder

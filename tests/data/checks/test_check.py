@@ -20,7 +20,6 @@ from configs import base
 from stepcot_jax.data.check import CheckOptions, Reasons, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.records.data_json import scan_records
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.split_resolver import read_splits, resolve_tables
@@ -28,8 +27,9 @@ from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.run_checks import check_annotated
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.data.command import main
 from stepcot_jax.tools.data.printing import print_facts
 

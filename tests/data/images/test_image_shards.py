@@ -20,11 +20,11 @@ from stepcot_jax.data.images import shards as image_shards
 from stepcot_jax.data.images import shards as shard_writing
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.images.shards import INDEX_NAME, ShardFiles, has_shards, read_index
-from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.tools.data.command import main
 
 NUM_CASES = 30

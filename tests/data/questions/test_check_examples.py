@@ -8,9 +8,9 @@ from reasoning_records import make_record
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.check_examples import draw_check_examples, is_wrong, write_check
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.record import Stages
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.settings import load_settings
 
 
 @pytest.fixture(scope="module")

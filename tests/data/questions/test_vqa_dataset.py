@@ -11,9 +11,9 @@ from reasoning_records import make_record
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
-from stepcot_jax.data.questions.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.command import main
 
 SIZE = 48

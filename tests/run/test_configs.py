@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.configs import find_config, load_config, shipped_names
+from stepcot_jax.run.configs import find_config, load_config, shipped_names
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from run.small_run import small_settings
 
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import MAY_CHANGE, changed_keys
-from stepcot_jax.settings.sections import DataSettings
+from stepcot_jax.run.sections import DataSettings
+from stepcot_jax.run.settings import MAY_CHANGE, changed_keys
 
 
 def test_layouts_are_those_that_are_read():

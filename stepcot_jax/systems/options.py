@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.fields import Count, NotNegative, Positive, PositiveShare, Share, Whole
+from stepcot_jax.host.ranges import Count, NotNegative, Positive, PositiveShare, Share, Whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

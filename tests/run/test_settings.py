@@ -9,8 +9,8 @@ import typing
 import pytest
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.fields import RENAMED, describe_key
-from stepcot_jax.settings.run_settings import Settings, load_settings, make_settings, read_settings, write_settings
+from stepcot_jax.run.fields import RENAMED, describe_key
+from stepcot_jax.run.settings import Settings, load_settings, make_settings, read_settings, write_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))

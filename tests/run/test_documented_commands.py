@@ -12,7 +12,7 @@ import pytest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.qwen_source import find_qwen
-from stepcot_jax.settings.run_settings import read_settings
+from stepcot_jax.run.settings import read_settings
 from stepcot_jax.training.devices import MeshDevices
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,8 +21,8 @@ PARSE = """
 import json, os, pathlib, sys
 from absl import flags
 from stepcot_jax.tools.options import define_flags, parse
-from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.run.settings import make_settings
+from stepcot_jax.run.settings import write_settings
 
 folder = pathlib.Path(sys.argv[1])
 for number, arguments in enumerate(json.load(sys.stdin)):

@@ -1,9 +1,9 @@
-"""Load the data that the settings name: a folder in any layout, tensorflow_datasets, or the phantom."""
+"""The data that the settings name: chains of answers, or questions with boxes; from a folder, tfds, or the phantom."""
 
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,18 @@ from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
 from stepcot_jax.data.images.shards import has_shards, open_images
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.data.questions import vqa_dataset as questions
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.making import make_fold, make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.uncertain import UncertainAnswers
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.run.settings import Settings
 
 # Wraps an iterable with a known length and a description, as progress bars do.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
@@ -246,3 +248,48 @@ def _make_splits(
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     return splits, source
+
+
+def load_vqa_dataset(
+    settings: Settings, *, splits: Sequence[str] = SPLIT_NAMES, progress: questions.Progress = iter
+) -> VqaDataset:
+    """Load the reasoning records that `settings.vqa` names.
+
+    "phantom" draws `settings.phantom` as `stepcot data vqa` does, with the same records. Splits are made
+    from the sum of `phantom.seed` and `data.split_seed`, and `data.split_fractions`. "folder" reads
+    `vqa.root/records.jsonl`. Pictures are stretched to `image_encoder.image_size`, whatever its fit.
+    """
+    data, phantom = settings.data, settings.phantom
+    if not splits or not set(splits) <= set(SPLIT_NAMES):
+        raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
+    for name in ("fold", "near_duplicate_radius", "origins"):
+        if value := getattr(data, name):
+            raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
+    size = settings.image_encoder.image_size
+    options: dict[str, Any] = {
+        "preprocessing": Preprocessing(size, fit="stretch"),
+        "splits": splits,
+        "fractions": data.split_fractions,
+        "cache_bytes": data.cache_megabytes * 1e6,
+        "progress": progress,
+    }
+    if settings.vqa.source == "phantom":
+        loaded = questions.load_phantoms(
+            num_cases=phantom.num_cases,
+            seed=phantom.seed,
+            image_size=phantom.image_size,
+            prevalence=phantom.prevalence,
+            split_seed=phantom.seed + data.split_seed,
+            **options,
+        )
+    else:
+        loaded = questions.load_folder(
+            find_path(settings.vqa.root, "config.vqa.root"),
+            seed=data.split_seed,
+            on_bad_record=data.on_bad_record,
+            check_images=data.check_images,
+            max_pixels=_max_pixels(settings),
+            num_threads=data.num_threads,
+            **options,
+        )
+    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where=settings.vqa.root or "the phantoms")

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from stepcot_jax.host.download import check_scheme, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.settings.configs import load_config
-from stepcot_jax.settings.fields import ADDED, RENAMED, Seed, describe_key, make
-from stepcot_jax.settings.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
-from stepcot_jax.settings.sections import (
+from stepcot_jax.host.ranges import Seed
+from stepcot_jax.run.configs import load_config
+from stepcot_jax.run.fields import ADDED, RENAMED, describe_key, make
+from stepcot_jax.run.sections import (
     TRANSFORMERS,
     BaselineSettings,
     DataSettings,
@@ -35,6 +35,7 @@ from stepcot_jax.settings.sections import (
     VqaSettings,
     list_unread,
 )
+from stepcot_jax.systems.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
 
 # Settings that the jobs of policies ("sft" and "grpo") do not read: refused, so that none is set in vain.
 

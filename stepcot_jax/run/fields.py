@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import re
-import sys
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,19 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.ranges import MOST
 from stepcot_jax.host.text import shorten
 
 Made = TypeVar("Made")
-
-_FINITE = sys.float_info.max
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Whole = Annotated[int, msgspec.Meta(ge=0)]
-Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]  # JAX and NumPy repeat their random numbers beyond
-Number = Annotated[float, msgspec.Meta(ge=-_FINITE, le=_FINITE)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_FINITE)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=_FINITE)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 RENAMED: dict[str, str] = {}
 """Settings of earlier versions -> their present names, such as "config.loss.T": "config.loss.temperature"."""
@@ -146,6 +136,6 @@ def _describe(hint: Any) -> str:
     limits = [
         f"{symbol} {bounds[name]}"
         for name, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="))
-        if bounds.get(name) is not None and abs(bounds[name]) != _FINITE
+        if bounds.get(name) is not None and abs(bounds[name]) != MOST
     ]
     return " ".join([words, " and ".join(limits)]).strip()

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.configs import load_config
-from stepcot_jax.settings.fields import Count, NotNegative, Number, Positive, PositiveShare, Seed, Share, Whole
+from stepcot_jax.host.ranges import Count, NotNegative, Number, Positive, PositiveShare, Seed, Share, Whole
+from stepcot_jax.run.configs import load_config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,16 @@
+"""Numbers in a range, as types that msgspec checks."""
+
+import sys
+from typing import Annotated
+
+import msgspec
+
+MOST = sys.float_info.max
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]  # JAX and NumPy repeat their random numbers beyond
+Number = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
