@@ -286,6 +286,25 @@ class RecordTable(Sequence[Record]):
             changed._uncertain = array.array("b", uncertain.astype(np.int8).tobytes())
         return changed
 
+    def without_answers(self, places: Iterable[int]) -> "RecordTable":
+        """Return the same cases, some of them without answers, reports, reasons and boxes; the rest is shared."""
+        hidden = list(places)
+        labels, uncertain = self.labels.copy(), self.uncertain.copy()
+        labels[hidden] = uncertain[hidden] = NOT_ANNOTATED
+        changed = self.with_labels(labels, uncertain)
+        changed._num_boxes, changed._num_box_labels = (
+            array.array("i", self._num_boxes),
+            array.array("i", self._num_box_labels),
+        )
+        changed._rest = None if self._rest is None else list(self._rest)
+        for place in hidden:
+            changed._num_boxes[place] = changed._num_box_labels[place] = 0
+            if changed._rest is not None:
+                rest = _DECODER.decode(changed._rest[place])
+                nothing = msgspec.structs.replace(rest, report="", reasoning=("",) * len(rest.reasoning), boxes=())
+                changed._rest[place] = _ENCODER.encode(nothing)
+        return changed
+
     def count_patients(self, chosen: Bool[np.ndarray, " case"] | None = None) -> int:
         """Count the patients of the chosen cases (None: of all)."""
         halves = self.patients.halves

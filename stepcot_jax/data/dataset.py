@@ -13,6 +13,7 @@ from jaxtyping import Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.columns import RecordTable, as_table
+from stepcot_jax.data.held_out import ClosedFeatures, ClosedPixels, HeldOut
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
@@ -36,7 +37,7 @@ class Dataset:
         training.
       set_aside: records that are not among the cases, each with its reason.
       splits_source: where the splits come from, in words.
-      images: the cases' encoded images; None for the phantom, which has none.
+      images: the cases' encoded images; None for the phantom, which has none, and without the test split.
       digests: SHA-256 of image contents that loading has computed, by case index.
       uncertain: what training makes of uncertain answers.
     """
@@ -97,6 +98,23 @@ class Dataset:
             return {"image_features": np.stack([self.features[index] for index in chosen]), "labels": labels}
         pixels = np.stack([self.pixels[index] for index in chosen])
         return {"images": normalise(pixels, self.preprocessing), "labels": labels}
+
+    def hold_out(self) -> "tuple[Dataset, HeldOut[Dataset]]":
+        """Return the data without the test split's labels and pictures, and with them for the last evaluation.
+
+        Which cases test is known in both, as are their patients; in the first their answers are missing, and reading
+        one of their pictures or features raises `TestSplitClosed`.
+        """
+        closed = self.splits.test
+        view = dataclasses.replace(
+            self,
+            cases=self.cases.without_answers(closed),
+            pixels=ClosedPixels(self.pixels, closed),
+            features=None if self.features is None else ClosedFeatures(self.features, closed),
+            images=None,
+            digests={},
+        )
+        return view, HeldOut(self)
 
     def with_last_step_alone(self) -> "Dataset":
         """Return the same cases with the last step's answers only."""

@@ -10,7 +10,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import special
@@ -154,12 +154,15 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
     return join_models({name: (complete(split), model) for name, (split, model) in parts.items()})
 
 
+_Split = TypeVar("_Split", bound=SplitPredictions)
+
+
 def last_step_alone(split: SplitPredictions) -> SplitPredictions:
     """Return the predictions of the last step."""
     return choose_steps(split, [split.predictions.labels.shape[1] - 1])
 
 
-def choose_steps(split: SplitPredictions, positions: Sequence[int]) -> SplitPredictions:
+def choose_steps(split: _Split, positions: Sequence[int]) -> _Split:
     """Return the predictions of some steps."""
     found, chosen = split.predictions, list(positions)
     logits = {name: values[:, chosen] for name, values in found.logits.items()}

@@ -391,7 +391,7 @@ class _File(msgspec.Struct, frozen=True):
 
 def write_pairs(
     path: str | os.PathLike[str],
-    counts: Mapping[Pair, npt.NDArray[np.int64]],
+    counts: Counts,
     chain: Chain,
     *,
     weights: Mapping[str, Sequence[float]] | None = None,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.calibration import Calibration, calibrated_probabilities
-from stepcot_jax.evaluation.predictions import SplitPredictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, ValidationPredictions
 from stepcot_jax.evaluation.statistics import (
     LEVEL,
     Interval,
@@ -166,50 +166,59 @@ class OperatingPoint:
     npv: Interval
 
 
-def choose_operating_points(
-    val: SplitPredictions,
-    test: SplitPredictions,
-    chain: Chain,
-    *,
-    calibration: Calibration,
-    rule: Rule,
-    num_resamples: int,
-) -> dict[Finding, OperatingPoint]:
-    """Choose the operating points of every model and measure them.
+@dataclasses.dataclass(frozen=True)
+class Thresholds:
+    """What the validation split chose.
 
-    Returns:
-      The points of the answers that some, but not all annotated validation cases have.
+    Attributes:
+      values: of the answers that some, but not all annotated validation cases have, with intervals over validation
+        samples.
+      validation: number of validation cases with and without the answer.
     """
-    of_val, of_test = (dict(_list_findings(split, chain, calibration)) for split in (val, test))
-    chosen = {finding: each for finding, each in of_val.items() if each.has_both}
+
+    values: Mapping[Finding, Interval]
+    validation: Mapping[Finding, tuple[int, int]]
+
+
+def choose_thresholds(
+    validation: ValidationPredictions, chain: Chain, *, calibration: Calibration, rule: Rule, num_resamples: int
+) -> Thresholds:
+    """Choose the thresholds of every model on the validation split."""
+    against = {name: own for name, own in _list_findings(validation, chain, calibration) if own.has_both}
 
     def choose(weights: Weights) -> dict[Finding, npt.NDArray]:
-        return {finding: rule.choose(each.count(weights)) for finding, each in chosen.items()}
+        return {finding: rule.choose(own.count(weights)) for finding, own in against.items()}
 
-    thresholds = {finding: float(own[0]) for finding, own in choose(count_once(len(val.predictions.labels))).items()}
+    chosen = choose(count_once(len(validation.predictions.labels)))
+    spread = _resample(choose, validation, num_resamples)
+    return Thresholds(
+        {finding: _interval(float(own[0]), spread.get(finding)) for finding, own in chosen.items()},
+        {finding: own.counts for finding, own in against.items()},
+    )
+
+
+def measure_thresholds(
+    thresholds: Thresholds, test: SplitPredictions, chain: Chain, *, calibration: Calibration, num_resamples: int
+) -> dict[Finding, OperatingPoint]:
+    """Return the operating points: the thresholds with their figures on the test split."""
+    of_test = dict(_list_findings(test, chain, calibration))
 
     def measure(weights: Weights) -> dict[Finding, npt.NDArray]:
-        return {finding: of_test[finding].measure(weights, at) for finding, at in thresholds.items()}
+        return {finding: of_test[finding].measure(weights, at.value) for finding, at in thresholds.values.items()}
 
-    measured = measure(count_once(len(test.predictions.labels)))
-    spread = _resample(choose, val, num_resamples)
-    spreads = _resample(measure, test, num_resamples)
+    measured, spreads = measure(count_once(len(test.predictions.labels))), _resample(measure, test, num_resamples)
     _, patients = np.unique(name_patients(test.facts["patient_id"]), return_inverse=True)
 
-    def measured_intervals(finding: Finding, at: float) -> Iterator[Interval]:
+    def intervals(finding: Finding, at: float) -> Iterator[Interval]:
         for place, number in enumerate(of_test[finding].count_patients(patients, at)):
             resampled = spreads[finding][:, place] if spreads else None
-            found = _interval(float(measured[finding][0, place]), resampled)
-            yield widen_agreement(found, num_patients=number)
+            yield widen_agreement(_interval(float(measured[finding][0, place]), resampled), num_patients=number)
 
     return {
         finding: OperatingPoint(
-            _interval(at, spread.get(finding)),
-            of_val[finding].counts,
-            of_test[finding].counts,
-            *measured_intervals(finding, at),
+            at, thresholds.validation[finding], of_test[finding].counts, *intervals(finding, at.value)
         )
-        for finding, at in thresholds.items()
+        for finding, at in thresholds.values.items()
     }
 
 

@@ -185,6 +185,10 @@ class SplitPredictions:
     facts: Mapping[str, npt.NDArray[np.str_]]
 
 
+class ValidationPredictions(SplitPredictions):
+    """Predictions on the validation split, which may choose; those on the test split may not."""
+
+
 def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, chain: Chain) -> None:
     """Write an .npz file atomically.
 

@@ -13,14 +13,16 @@ import numpy as np
 
 from stepcot_jax.data.batches import batches_per_epoch
 from stepcot_jax.data.dataset import Dataset, write_account
+from stepcot_jax.evaluation.consistency import give_prefixes
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
-from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.evaluation.interventions import ReadGiven, give_logits, measure_reliance
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.build import make_system
 from stepcot_jax.run.feed import Feed
 from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
-from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
+from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, with_facts, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
@@ -82,16 +84,23 @@ def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devic
     if start is not None:
         unchecked = refuse_seen_cases(start, settings, inputs.dataset)
         start = dataclasses.replace(start, notes=(*start.notes, *unchecked))
-    length = batches_per_epoch(inputs.dataset, settings.training.batch_size)
-    system = make_system(settings, inputs.dataset, inputs.image_encoder, batches_per_epoch=length)
-    return ChainTask(settings, inputs, system, start=start, workdir=workdir, devices=devices, terminal=terminal)
+
+    def make(view: Inputs) -> System:
+        length = batches_per_epoch(view.dataset, settings.training.batch_size)
+        return make_system(settings, view.dataset, view.image_encoder, batches_per_epoch=length)
+
+    return ChainTask(settings, inputs, make, start=start, workdir=workdir, devices=devices, terminal=terminal)
 
 
 class ChainTask(Task):
     """Trains a system on cases and leaves its answers.
 
+    Attributes:
+      inputs, dataset, feed: without the test split's labels and pictures, which `finish` alone opens.
+
     Args:
       settings: of sizes, sampling and evaluation; those of system and data describe `system` and `inputs`.
+      make: returns the system from the inputs without the test split.
       start: weights of another run, for the first update; None for random ones.
     """
 
@@ -99,7 +108,7 @@ class ChainTask(Task):
         self,
         settings: Settings,
         inputs: Inputs,
-        system: System,
+        make: Callable[[Inputs], System],
         *,
         start: WarmStart | None = None,
         workdir: pathlib.Path,
@@ -109,21 +118,26 @@ class ChainTask(Task):
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
         self.batch_size = settings.training.batch_size
         devices.check_batch_size(self.batch_size)
-        self.inputs, self.system, self.start = inputs, system, start
-        self.dataset: Dataset = inputs.dataset
-        check_step_costs(settings, self.dataset.chain)
-        notes = check_annotated(self.dataset)
+        check_step_costs(settings, inputs.dataset.chain)
+        notes = check_annotated(inputs.dataset)
         if hides_steps(settings):
             notes = ["config.baseline.steps='last': trained and scored on the last step alone"]
         for note in notes:
             terminal.say(note)
+        self.inputs, self._test = inputs.hold_out()
+        self.system, self.start = make(self.inputs), start
+        self.dataset: Dataset = self.inputs.dataset
         self.batches_per_epoch = batches_per_epoch(self.dataset, self.batch_size)
         self.feed = Feed(settings, inputs, devices)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """Of cases, labels and splits."""
-        return self.dataset.digest
+        return self.open_test().inputs.dataset.digest
+
+    def open_test(self) -> Feed:
+        """Return the feed of all splits, for the last evaluation, and for digests of the data."""
+        return Feed(self.settings, self._test.open_test(), self.devices)
 
     @property
     def example(self) -> Batch:
@@ -150,9 +164,9 @@ class ChainTask(Task):
         """The compiled prediction: (params, batch on the devices) -> padded logits of each network, of all rows."""
         return jax.jit(self.system.predict, out_shardings=self.devices.whole)
 
-    def predictions(self, params: Any, split: str) -> Predictions:
+    def predictions(self, params: Any, split: str, feed: Feed | None = None) -> Predictions:
         """Return what the networks answer for a split, the same in every process."""
-        return self.feed.answer(lambda batch: self.predict(params, batch), split)
+        return (feed or self.feed).answer(lambda batch: self.predict(params, batch), split)
 
     def begin(self, state: TrainState) -> TrainState:
         """Put in the weights of `start.checkpoint`, and say what was taken over."""
@@ -181,28 +195,50 @@ class ChainTask(Task):
 
     def check_same_splits(self) -> None:
         """Refuse other splits than those of splits.json."""
-        check_same_splits(self.dataset, self.workdir)
+        check_same_splits(self.open_test().inputs.dataset, self.workdir)
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other cases, labels or splits."""
-        check_same_data(self.dataset, digest, self.workdir)
+        check_same_data(self.digest, digest, self.workdir)
 
     def write_facts(self) -> None:
         """Write the questions, the prompts' vectors and the account of the cases."""
         features, digest = self.inputs.text_features, self.inputs.encoder_digest
         trained_on = describe_cases(self.settings, self.dataset)
         write_reading(self.workdir, self.dataset.chain, features, encoder_digest=digest, trained_on=trained_on)
-        if account := write_account(self.dataset, self.workdir):
+        if account := write_account(self.open_test().inputs.dataset, self.workdir):
             self.terminal.say(account)
 
-    def _read_with_given(self, params_of: Callable[[str], Any]) -> GivenReadings | None:
-        """Read some validation and test cases with answers given; None for a system that takes none."""
-        if not self.system.takes_given:
-            return None
+    def _sample(self, feed: Feed, split: str) -> dict[str, Any]:
+        """Return some rows of a split, to be read with answers given, with the prompts' vectors."""
         features = self.inputs.text_features
-        shared = {} if features is None else {"text_features": features}
-        rows = {split: self.feed.sample_rows(split, NUM_GIVEN) | shared for split in SPLITS}
-        return read_with_given(self.system, self.dataset.chain, params_of, rows)
+        return feed.sample_rows(split, NUM_GIVEN) | ({} if features is None else {"text_features": features})
+
+    def _read(
+        self,
+        params_of: Callable[[str], Any],
+        split: str,
+        feed: Feed,
+        read_given: Callable[[ReadGiven, np.ndarray], Any],
+    ) -> tuple[SplitPredictions, dict[str, Any], np.ndarray]:
+        """Let the best weights of every network read a split.
+
+        Returns:
+          Answers; by network what `read_given` returns, {} for a system that takes no answers; labels of those rows.
+        """
+        logits, given = dict[str, Any](), dict[str, Any]()
+        rows = self._sample(feed, split) if self.system.takes_given else {"labels": np.zeros((0, 0), np.int32)}
+        labels = np.asarray(rows["labels"])
+        for name in self.system.names:
+            params = params_of(name)
+            answers = self.predictions(params, split, feed)
+            logits[name] = answers.logits[name]
+            if self.system.takes_given:
+                read = self.system.given_reader(name, jax.device_get(params), dict(rows))
+                given[name] = read_given(read, labels)
+            del params
+        whole = dataclasses.replace(answers, logits=logits)
+        return with_facts(feed.inputs.dataset, split, whole), given, labels
 
     def _fit_gates(self, params_of: Callable[[str], Any]) -> dict[str, Gate]:
         """Return the gates of the networks that read images; none if no gate is asked for."""
@@ -225,10 +261,24 @@ class ChainTask(Task):
         write_shapes(self.workdir, shapes_by_name(read), inputs=inputs)
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
-        """Predict with each network's best weights; write predictions, calibration, gate, statistics and report."""
-        predictions = predict_splits(self.system.names, outcome.params_of, self.predictions)
-        given = self._read_with_given(outcome.params_of)
+        """Predict with each network's best weights; write predictions, calibration, gate, statistics and report.
+
+        All that training and validation cases decide is decided before the test split is opened.
+        """
+        chain, evaluation = self.dataset.chain, self.settings.evaluation
+        answers, given, labels = self._read(
+            outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(give_prefixes(rows, chain)))
+        )
+        validated = Validated(ValidationPredictions(answers.predictions, answers.facts), given, labels)
         gates = self._fit_gates(outcome.params_of)
+        chosen = choose(self.dataset, validated, evaluation)
+        opened = self.open_test()
+        test, reliance, _ = self._read(
+            outcome.params_of,
+            "test",
+            opened,
+            lambda read, labels: measure_reliance(give_logits(read), labels, chain),
+        )
         params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()
         if not is_first():
@@ -238,11 +288,13 @@ class ChainTask(Task):
         report = write_results(
             self.workdir,
             self.dataset,
-            predictions,
+            validated=validated,
+            chosen=chosen,
+            test=test,
+            reliance=reliance,
             best=outcome.best,
             wall_seconds=wall_seconds,
-            evaluation=self.settings.evaluation,
-            given=given,
+            evaluation=evaluation,
         )
         outcome.log({f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()})
         return report

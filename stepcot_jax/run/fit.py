@@ -83,7 +83,8 @@ def fit(
     found = load_settings("base", **described, **settings)
 
     def make_task(**places: Any) -> ChainTask:
-        return ChainTask(found, Inputs(data, _text(system, data, found, prompts), *_encoder(system)), system, **places)
+        inputs = Inputs(data, _text(system, data, found, prompts), *_encoder(system))
+        return ChainTask(found, inputs, lambda _: system, **places)
 
     run = Run.of_values(found, workdir, make_task, given=given, writers=tuple(writers))
     run.execute()

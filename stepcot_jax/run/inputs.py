@@ -13,6 +13,7 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.held_out import HeldOut
 from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
@@ -58,6 +59,11 @@ class Inputs:
     image_encoder: nn.Module | None
     prepare: Prepare
     encoder_digest: str = ""
+
+    def hold_out(self) -> "tuple[Inputs, HeldOut[Inputs]]":
+        """Return the inputs without the test split's labels and pictures, and with them for the last evaluation."""
+        view, _ = self.dataset.hold_out()
+        return dataclasses.replace(self, dataset=view), HeldOut(self)
 
     @functools.cached_property
     def example(self) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from stepcot_jax.data.held_out import HeldOut
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.features.encode import ImageItem
@@ -39,12 +40,15 @@ class PolicyData:
     """Records and pictures of a run.
 
     Attributes:
+      dataset: without the test split's answers and pictures.
+      test: the records with them, which `open_test` returns for the last evaluation.
       source: of a Qwen2.5-VL; None without.
       patches: of a frozen encoder; None if the network reads pictures.
     """
 
     workdir: pathlib.Path
     dataset: VqaDataset
+    test: HeldOut[VqaDataset]
     tokens: TokenizedRecords
     source: QwenSource | None
     patches: PatchInput | None
@@ -61,6 +65,10 @@ class PolicyData:
         laid_out = lay_out_prompts(prompts, tokens.lengths.prompt_length, pad=tokens.tokenizer.pad)
         images = self.dataset.load_images(self.dataset.image_of[np.asarray(places, int)])
         return {"images": self.see(images), **laid_out, "place": np.asarray(places, np.int32)}
+
+    def open_test(self) -> "PolicyData":
+        """Return the same with the test split, for the last evaluation."""
+        return dataclasses.replace(self, dataset=self.test.open_test())
 
     def describe(self) -> str:
         """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
@@ -97,7 +105,8 @@ class PolicyData:
             self.source.copy_files(self.workdir)
         path = self.workdir / TEST_RECORDS
         path.parent.mkdir(exist_ok=True)
-        write_vqa_records(path, [self.dataset.records[place] for place in self.dataset.splits["test"]])
+        opened = self.test.open_test()  # copied, not read
+        write_vqa_records(path, [opened.records[place] for place in opened.splits["test"]])
         write_patients(self.workdir, self.dataset)
 
 
@@ -114,15 +123,16 @@ def load_policy_data(
     encoder = "" if patches is None else patches.digest
     if saved_steps(workdir / "checkpoints"):  # before pictures are encoded
         check_encoder(workdir, read_lengths(workdir), patches)
-    dataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
-    refuse_seen_patients(settings, dataset)
+    whole = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
+    refuse_seen_patients(settings, whole)
+    dataset, test = whole.hold_out()
     tokenizer = None if start is None else start.tokenizer
     tokens = tokenize_records(settings, dataset, tokenizer, source=source, image_encoder=encoder)
     if patches is not None:
         terminal.say(f"image encoder: {patches.encoder.name}, {patches.shape[0]} patches, frozen")
         processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
-        patches = store_patches(patches, dataset, settings, workdir, terminal, processes=processes)
-    return PolicyData(workdir=workdir, dataset=dataset, tokens=tokens, source=source, patches=patches)
+        patches = store_patches(patches, whole, settings, workdir, terminal, processes=processes)
+    return PolicyData(workdir=workdir, dataset=dataset, test=test, tokens=tokens, source=source, patches=patches)
 
 
 def store_patches(

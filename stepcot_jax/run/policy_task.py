@@ -34,7 +34,7 @@ from stepcot_jax.policies.sampling import reply_in_batches
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.run.policy_build import make_policy_system
 from stepcot_jax.run.policy_checks import check_epochs
-from stepcot_jax.run.policy_data import load_policy_data
+from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import load_patches
 from stepcot_jax.run.qwen_source import find_qwen
 from stepcot_jax.run.results import REPORT
@@ -97,7 +97,7 @@ def write_policy_results(
     for phase, found in answered.items():
         write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", found)
     records = next(iter(answered.values())).records
-    baseline, remark = score_baseline([*train, *records], records, scoring)
+    baseline, remark = score_baseline(train, records, scoring)
     results = summarise(
         records,
         {phase: found.scores for phase, found in answered.items()},
@@ -323,15 +323,16 @@ class PolicyTask(Task):
     def _predict(self) -> Any:
         return jax.jit(self.system.predict, out_shardings=self.devices.whole)
 
-    def reply(self, params: Any, places: Sequence[int] | np.ndarray) -> list[str]:
+    def reply(self, params: Any, places: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> list[str]:
         """Return greedy replies to records, the same in every process."""
+        data = data or self.data
         number = len(places)
         size = min(self.settings.evaluation.batch_size, number)
         size = -(-size // self.devices.num_devices) * self.devices.num_devices
         own = self._own_rows(size)
 
         def ask(rows: Sequence[int]) -> np.ndarray:
-            batch = self.data.make_prompts([places[row] for row in rows][own])
+            batch = data.make_prompts([places[row] for row in rows][own])
             del batch["place"]
             tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
             return tokens
@@ -339,9 +340,10 @@ class PolicyTask(Task):
         watch = functools.partial(self.terminal.watch, description="replies")
         return reply_in_batches(ask, number, batch_size=size, tokenizer=self.tokenizer, watch=watch)
 
-    def answer(self, params: Any, places: Sequence[int] | np.ndarray) -> Answered:
+    def answer(self, params: Any, places: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> Answered:
         """Return greedy replies to records with their scores."""
-        texts, records = self.reply(params, places), [self.dataset.records[place] for place in places]
+        data = data or self.data
+        texts, records = self.reply(params, places, data), [data.dataset.records[place] for place in places]
         scores: list[ReplyScore] = [
             score_text(text, record, self.scoring) for text, record in zip(texts, records, strict=True)
         ]
@@ -407,8 +409,9 @@ class PolicyTask(Task):
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Answer the test questions with the best weights of each phase; write replies and report."""
+        opened = self.data.open_test()
         answered = {
-            name: self.answer(outcome.params_of(name), self.dataset.splits["test"])
+            name: self.answer(outcome.params_of(name), opened.dataset.splits["test"], opened)
             for name in self.system.names
             if name in outcome.best
         }

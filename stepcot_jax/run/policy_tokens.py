@@ -16,6 +16,7 @@ from stepcot_jax.policies.records import (
     write_texts,
 )
 from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.run.policy_checks import check_round_trip, count_cut
 from stepcot_jax.run.qwen_source import QwenSource
 from stepcot_jax.run.settings import Settings
@@ -116,8 +117,10 @@ def count_vocabulary(settings: Settings, dataset: VqaDataset, further: Sequence[
     """Return the closed vocabulary of a dataset's prompts and training replies, and of further texts."""
     vqa, texts = settings.vqa, list(further)
     for record in dataset.records:
-        prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
-        texts += [prompt, reply] if record.split == "train" else [prompt]
+        if record.split == "train":
+            texts += write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
+        else:
+            texts.append(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking))
     if settings.curriculum.schedule != "none":
         texts += stage_texts(settings.curriculum, dataset, dialect=vqa.dialect, with_thinking=vqa.with_thinking)
     if settings.self_check.enabled:

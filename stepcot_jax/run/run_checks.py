@@ -90,9 +90,9 @@ def check_same_splits(dataset: Dataset, workdir: pathlib.Path) -> None:
     check_manifest(workdir / "splits.json", dataset.splits, dataset.cases, set_aside=dataset.set_aside)
 
 
-def check_same_data(dataset: Dataset, digest: str, workdir: pathlib.Path) -> None:
-    """Refuse to resume on other data than the checkpoint was trained on."""
-    if digest != dataset.digest:
+def check_same_data(own: str, digest: str, workdir: pathlib.Path) -> None:
+    """Refuse to resume on data with another digest than the checkpoint was trained on."""
+    if digest != own:
         raise BadInput(
             f"{workdir}: cases, labels or splits differ from those the run started with (splits.json lists them); use "
             "the same data or a new workdir"

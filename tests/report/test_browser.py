@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from oracles.operating_points import operating_points
 from PIL import Image
 from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser, spread_of
 from report.finished_workdir import make_split
@@ -13,7 +14,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.chains import bootstrap, evaluate
-from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule, choose_operating_points
+from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
@@ -391,7 +392,7 @@ def curves(tmp_path_factory):
         splits.append(SplitPredictions(Predictions(np.arange(120, dtype=np.int32), labels, logits), facts))
     val, test = splits
     calibration, rule = fit_calibration(val.predictions, chain), Rule()
-    points = choose_operating_points(val, test, chain, calibration=calibration, rule=rule, num_resamples=20)
+    points = operating_points(val, test, chain, calibration=calibration, rule=rule, num_resamples=20)
     run = FinishedRun(None, None, chain, (), {}, test, calibration, OperatingPoints(rule, points))
     path = tmp_path_factory.mktemp("curves") / "report.html"
     path.write_text(write_page(title="Run", about=[], sections=[write_operating_section(run)]))

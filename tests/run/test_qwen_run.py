@@ -72,8 +72,8 @@ def test_the_run_leaves_what_every_policy_leaves(dry):
 def test_a_finished_run_answers_as_it_did(dry):
     reader = load_reader(dry.workdir)
     task, places = dry.task, dry.task.dataset.splits["test"][:1]
-    record = task.dataset.records[places[0]]
-    picture = task.dataset.load_images(task.dataset.image_of[places])[0]
+    opened = task.data.open_test().dataset
+    record, picture = opened.records[places[0]], opened.load_images(opened.image_of[places])[0]
     found = reader.answer(picture, record.question, choices=record.options, kind=record.kind)
     lines = (dry.workdir / "replies" / "grpo_test.jsonl").read_text().splitlines()
     assert found.text == json.loads(lines[0])["reply"]

@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+from oracles.operating_points import operating_points
 
 from stepcot_jax.evaluation.calibration import fit_calibration, read_calibration
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules, read_pair_ratios, read_pairs, share_inconsistent
-from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points, read_points
-from stepcot_jax.evaluation.predictions import read_predictions
+from stepcot_jax.evaluation.operating_points import Rule, read_points
+from stepcot_jax.evaluation.predictions import ValidationPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.chain_task import fit_gates
-from stepcot_jax.run.results import write_results
+from stepcot_jax.run.results import Validated, choose, write_results
 from stepcot_jax.run.run_checks import check_step_costs
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.run.stored_reading import read_reading
@@ -47,7 +48,7 @@ def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the
     chain, evaluation = trained.run.task.dataset.chain, trained.run.settings.evaluation
     found = read_points(trained.workdir / "statistics.json", chain)
     assert found.rule == Rule("youden", 0.9, 1.0)
-    expected = choose_operating_points(
+    expected = operating_points(
         splits["val"],
         splits["test"],
         chain,
@@ -96,20 +97,27 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
         msgspec.structs.replace(case, answers=(0, *case.answers[1:6], 1)) if index in train else case
         for index, case in enumerate(run.task.dataset.cases)
     ]
+    dataset, best = dataclasses.replace(run.task.dataset, cases=cases), {"teacher": Best(0.5, 3)}
+    evaluation = dataclasses.replace(
+        run.settings.evaluation,
+        coverage_by="answer",
+        coverage_confidence=0.0,
+        num_resamples=0,
+        operating_point="cost",
+        miss_cost=4.0,
+    )
+    validation = ValidationPredictions(splits["val"].predictions, splits["val"].facts)
+    validated = Validated(validation, {}, np.zeros((0, 7), np.int32))
     write_results(
         tmp_path,
-        dataclasses.replace(run.task.dataset, cases=cases),
-        {name: split.predictions for name, split in splits.items()},
-        best={"teacher": Best(0.5, 3)},
+        dataset,
+        validated=validated,
+        chosen=choose(dataset, validated, evaluation),
+        test=splits["test"],
+        reliance={},
+        best=best,
         wall_seconds=1.0,
-        evaluation=dataclasses.replace(
-            run.settings.evaluation,
-            coverage_by="answer",
-            coverage_confidence=0.0,
-            num_resamples=0,
-            operating_point="cost",
-            miss_cost=4.0,
-        ),
+        evaluation=evaluation,
     )
     chain = run.task.dataset.chain
     counts = read_pairs(tmp_path / "pairs.json", chain)
@@ -132,8 +140,8 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
 
 def test_cases_read_with_answers_given_are_spread_over_the_split(trained):
     feed, labels = trained.run.task.feed, trained.run.task.dataset.labels
-    members = trained.run.task.dataset.splits.test
-    every, some = feed.sample_rows("test", 10_000), feed.sample_rows("test", 5)
+    members = trained.run.task.dataset.splits.val
+    every, some = feed.sample_rows("val", 10_000), feed.sample_rows("val", 5)
     np.testing.assert_array_equal(every["labels"], labels[list(members)])
     places = [round(place) for place in np.linspace(0, len(members) - 1, 5)]
     np.testing.assert_array_equal(some["labels"], labels[[members[place] for place in places]])
@@ -160,7 +168,8 @@ def test_each_network_gets_the_gate_of_its_own_encoder(trained):
     def params_of(name):
         return restore_params(trained.workdir / "checkpoints", steps[name])
 
-    gates = fit_gates(task.feed, task.system.networks, ("teacher", "student"), params_of, false_alarms=0.5)
+    gates = fit_gates(task.feed, task.system, params_of, trains_encoder=True, false_alarms=0.5)
+    assert gates.keys() == {"teacher", "student"}
     for name, gate in gates.items():
         params = params_of(name)
         features = {
@@ -180,7 +189,7 @@ def test_too_few_validation_images_for_the_false_alarms_give_no_gate(trained):
 
     def fit(false_alarms):
         params = restore_params(trained.workdir / "checkpoints", step)
-        return fit_gates(task.feed, task.system.networks, ("student",), lambda _: params, false_alarms=false_alarms)
+        return fit_gates(task.feed, task.system, lambda _: params, trains_encoder=True, false_alarms=false_alarms)
 
     assert fit(1.001 / (num_val + 1))
     assert not fit(0.999 / (num_val + 1))

@@ -13,6 +13,7 @@ import pytest
 from run import small_run as small_run_module
 from run.small_run import entries, final_state, small_run, small_settings
 
+from stepcot_jax.data.held_out import HeldOut
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
@@ -134,12 +135,15 @@ def test_the_best_is_chosen_on_the_validation_split(trained):
 
 def test_results_are_those_of_the_best_weights_and_not_of_the_last(trained):
     run, last = trained.run, max(trained.states)
+    opened = run.task.open_test()
     for network, best in trained.report["best"].items():
         assert best["step"] < last
         for split in ("val", "test"):
             path = trained.workdir / "predictions" / f"{split}.npz"
             found = read_predictions(path, run.task.dataset.chain).predictions.logits[network]
-            of_best, of_last = (run.task.predictions(trained.states[step], split) for step in (best["step"], last))
+            of_best, of_last = (
+                run.task.predictions(trained.states[step], split, opened) for step in (best["step"], last)
+            )
             np.testing.assert_array_equal(found, of_best.logits[network])
             assert np.abs(found - of_last.logits[network]).max() > 1e-3
 
@@ -236,10 +240,11 @@ def test_a_run_goes_on_only_with_the_manifest_it_began_with(uninterrupted, tmp_p
 def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch):
     workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
     run = small_run(workdir, monkeypatch)
-    first = run.task.dataset.cases[0]
+    inputs = run.task._test.open_test()
+    first, *others = inputs.dataset.cases
     labels = ((first.answers[0] + 1) % 4, *first.answers[1:])
-    cases = (msgspec.structs.replace(first, answers=labels), *run.task.dataset.cases[1:])
-    run.task.dataset = dataclasses.replace(run.task.dataset, cases=cases)
+    cases = (msgspec.structs.replace(first, answers=labels), *others)
+    run.task._test = HeldOut(dataclasses.replace(inputs, dataset=dataclasses.replace(inputs.dataset, cases=cases)))
     with pytest.raises(BadInput, match=r"splits\.json: .* 1 images have another patient or other labels"):
         run.execute()
 

@@ -182,7 +182,7 @@ def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_
     told = capsys.readouterr().err
     assert "config.baseline.steps='last': trained and scored on the last step alone" in told
     assert "no annotated answer" not in told
-    assert (run.task.dataset.labels[:, -1] >= 0).all()
+    assert (run.task.open_test().inputs.dataset.labels[:, -1] >= 0).all()
 
 
 def test_the_baseline_has_a_batch_size_of_its_own():

@@ -28,7 +28,7 @@ from stepcot_jax.run.places import Place
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import components_table, diagnosis_table, steps_table
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.effect_table import accuracies_from_answers, predict_from_answers
+from stepcot_jax.tools.tables.effect_table import EarlierAnswers
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tools.tables.transfer_table import restrict
 
@@ -338,7 +338,7 @@ def test_a_step_that_follows_from_earlier_ones_is_known_from_them():
     rng = np.random.default_rng(0)
     first, second = rng.integers(0, 3, 400), rng.integers(0, 2, 400)
     labels = np.stack([first, second, (first + second) % 3, rng.integers(0, 4, 400)], axis=1)
-    shares = accuracies_from_answers(train=labels[:300], asked=labels[300:])
+    shares = EarlierAnswers.of_labels(labels[:300]).accuracies(labels[300:])
     assert shares[2] == 1.0
     assert shares[0] == pytest.approx((first[300:] == np.bincount(first[:300]).argmax()).mean())
     assert shares[3] < 0.5
@@ -347,7 +347,7 @@ def test_a_step_that_follows_from_earlier_ones_is_known_from_them():
 def test_unseen_answers_fall_back_on_later_ones_and_missing_ones_do_not_count():
     train = np.array([[0, 0, 1], [0, 0, 1], [1, 1, 0], [2, 1, -100]])
     asked = np.array([[5, 0, 9], [5, 1, 9], [5, 5, 9], [2, 1, 9]])
-    assert predict_from_answers(train=train, asked=asked, step=2).tolist() == [1, 0, 1, 0]
+    assert EarlierAnswers.of_labels(train).predict(asked, step=2).tolist() == [1, 0, 1, 0]
     never = np.full((3, 2), -100)
-    assert predict_from_answers(train=never, asked=never, step=1).tolist() == [-100] * 3
-    assert all(math.isnan(share) for share in accuracies_from_answers(train=never, asked=never))
+    assert EarlierAnswers.of_labels(never).predict(never, step=1).tolist() == [-100] * 3
+    assert all(math.isnan(share) for share in EarlierAnswers.of_labels(never).accuracies(never))

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from stepcot_jax.box import Box, Corners, Space, convert, convert_rounded, pixels
+from stepcot_jax.data.held_out import ClosedPixels, HeldOut
 from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCache
@@ -324,9 +325,28 @@ class VqaDataset:
         """Number of different images."""
         return int(self.image_of.max(initial=-1)) + 1
 
+    def hold_out(self) -> "tuple[VqaDataset, HeldOut[VqaDataset]]":
+        """Return the data without the test split's answers, boxes and pictures, and with them for the last evaluation.
+
+        Prompts are the same in both. In the first, reading a picture of the test split raises `TestSplitClosed`.
+        """
+        closed = self.splits.get("test", np.zeros(0, np.int32))
+        records = list(self.records)
+        for place in closed.tolist():
+            records[place] = _without_answer(records[place])
+        pixels = ClosedPixels(self.pixels, self.image_of[closed].tolist())
+        return dataclasses.replace(self, records=tuple(records), pixels=pixels), HeldOut(self)
+
     def load_images(self, places: Iterable[int] | np.ndarray) -> UInt8[np.ndarray, "image size size 3"]:
         """Return images by their places, such as `dataset.image_of[:32]`; at least one."""
         return np.stack([self.pixels[int(place)] for place in places])
+
+
+def _without_answer(record: Record) -> Record:
+    """Return a record whose answer is the same for every record of its kind and options, and that has nothing else."""
+    same: dict[str, str | tuple[str, ...]] = {"closed": "No", "single": "A", "multi": ("A",), "open": "withheld"}
+    kept = ("image", "patient", "id", "image_size", "origin", "split", "kind", "topic", "question", "options", "cue")
+    return Record(answer=same[record.kind], **{name: getattr(record, name) for name in kept})
 
 
 def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int, where: str) -> VqaDataset:

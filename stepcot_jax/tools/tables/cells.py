@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, ValidationPredictions, read_predictions
 from stepcot_jax.host.download import find_path, is_address, name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file
@@ -186,9 +186,14 @@ class Cells:
         """Return the steps of a finished cell."""
         return read_reading(self.folder(cell)).chain
 
-    def predictions(self, cell: Cell, split: str = "test") -> SplitPredictions:
-        """Return the predictions of a finished cell on a split, of each network's best weights."""
-        return read_predictions(self.folder(cell) / "predictions" / f"{split}.npz", self.chain(cell))
+    def predictions(self, cell: Cell) -> SplitPredictions:
+        """Return the predictions of a finished cell on the test split, of each network's best weights."""
+        return read_predictions(self.folder(cell) / "predictions" / "test.npz", self.chain(cell))
+
+    def validation(self, cell: Cell) -> ValidationPredictions:
+        """Return the same on the validation split, for what chooses."""
+        found = read_predictions(self.folder(cell) / "predictions" / "val.npz", self.chain(cell))
+        return ValidationPredictions(found.predictions, found.facts)
 
 
 def _record_root(settings: Settings) -> tuple[str, str]:

@@ -4,12 +4,14 @@ This is not an experiment of the paper.
 """
 
 import collections
+import dataclasses
 import io
 
 import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison
 from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
@@ -73,12 +75,12 @@ def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, lis
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases, read_given
 
     folder, settings = plan.cells.folder(cell), plan.cells.share_features(cell.settings)
-    inputs = load_inputs(settings, folder, Terminal())
+    view, held_out = load_inputs(settings, folder, Terminal()).hold_out()
+    counted = EarlierAnswers.count(view.dataset)
     predict = read_given(load_weights(folder, ("teacher",)), range(num_steps))
-    split = read_cases(predict, inputs, "test", settings)
-    labels = inputs.dataset.labels
-    train, test = (labels[np.asarray(getattr(inputs.dataset.splits, name), int)] for name in ("train", "test"))
-    return split, accuracies_from_answers(train=train, asked=test)
+    opened = held_out.open_test()
+    split = read_cases(predict, opened, "test", settings)
+    return split, counted.accuracies(opened.dataset.labels[np.asarray(opened.dataset.splits.test, int)])
 
 
 def draw_curve(comparison: AnswerComparison) -> bytes:
@@ -107,42 +109,60 @@ def draw_curve(comparison: AnswerComparison) -> bytes:
     return content.getvalue()
 
 
-def predict_from_answers(
-    *, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"], step: int
-) -> Int[np.ndarray, " case"]:
-    """Predict the most frequent answer of the training cases with the same earlier answers.
+_Counts = dict[tuple[int, ...], int]
 
-    Where no training case has them, the earliest answer is left out, and so on. Of equally frequent answers the first
-    is taken. A missing answer counts as an answer of its own.
 
-    Returns:
-      A label for each case, `NOT_ANNOTATED` if no training case has the step annotated.
+@dataclasses.dataclass(frozen=True)
+class EarlierAnswers:
+    """The most frequent answer to each step among training cases with the same earlier answers.
 
-    >>> train = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])
-    >>> predict_from_answers(train=train, asked=np.array([[0, 0], [1, 0], [3, 0]]), step=1).tolist()
+    Attributes:
+      tables: by step, then by how many of the earliest answers are left out: earlier answers -> answer. A missing
+        answer counts as an answer of its own; of equally frequent ones the first is taken.
+
+    >>> counted = EarlierAnswers.of_labels(np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]]))
+    >>> counted.predict(np.array([[0, 0], [1, 0], [3, 0]]), step=1).tolist()
     [1, 2, 1]
     """
-    known = train[train[:, step] != NOT_ANNOTATED]
-    tables: list[dict[tuple[int, ...], int]] = []
+
+    tables: tuple[tuple[_Counts, ...], ...]
+
+    @classmethod
+    def count(cls, dataset: Dataset) -> "EarlierAnswers":
+        """Count the training cases of a dataset."""
+        return cls.of_labels(dataset.labels[np.asarray(dataset.splits.train, int)])
+
+    @classmethod
+    def of_labels(cls, labels: Int[np.ndarray, "case step"]) -> "EarlierAnswers":
+        """Count cases."""
+        return cls(tuple(_count_step(labels, step) for step in range(labels.shape[1])))
+
+    def predict(self, asked: Int[np.ndarray, "case step"], *, step: int) -> Int[np.ndarray, " case"]:
+        """Return the counted answer to a step of each case, `NOT_ANNOTATED` if no training case has the step annotated.
+
+        Where no training case has the same earlier answers, the earliest one is left out, and so on.
+        """
+        answers = []
+        for row in asked.tolist():
+            known = (table.get(tuple(row[start:step])) for start, table in enumerate(self.tables[step]))
+            answers.append(next((answer for answer in known if answer is not None), NOT_ANNOTATED))
+        return np.array(answers, np.int32)
+
+    def accuracies(self, asked: Int[np.ndarray, "case step"]) -> list[float]:
+        """Return the accuracy of `predict` at each step over the annotated cases; NaN without any."""
+        shares = []
+        for step, truth in enumerate(asked.T):
+            annotated = truth != NOT_ANNOTATED
+            right = self.predict(asked, step=step) == truth
+            shares.append(float(right[annotated].mean()) if annotated.any() else float("nan"))
+        return shares
+
+
+def _count_step(labels: Int[np.ndarray, "case step"], step: int) -> tuple[_Counts, ...]:
+    known, tables = labels[labels[:, step] != NOT_ANNOTATED], []
     for start in range(step + 1):
         counts: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(collections.Counter)
         for row in known.tolist():
             counts[tuple(row[start:step])][row[step]] += 1
-        # Of equally frequent answers the first.
         tables.append({earlier: max(sorted(found), key=found.__getitem__) for earlier, found in counts.items()})
-    answers = []
-    for row in asked.tolist():
-        found = (table.get(tuple(row[start:step])) for start, table in enumerate(tables))
-        answers.append(next((answer for answer in found if answer is not None), NOT_ANNOTATED))
-    return np.array(answers, np.int32)
-
-
-def accuracies_from_answers(*, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"]) -> list[float]:
-    """Return the accuracy of `predict_from_answers` at each step over the annotated cases; NaN without any."""
-    shares = []
-    for step in range(train.shape[1]):
-        truth = asked[:, step]
-        annotated = truth != NOT_ANNOTATED
-        answers = predict_from_answers(train=train, asked=asked, step=step)
-        shares.append(float((answers == truth)[annotated].mean()) if annotated.any() else float("nan"))
-    return shares
+    return tuple(tables)

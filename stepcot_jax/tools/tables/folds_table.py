@@ -9,7 +9,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.evaluation.chains import answer_accuracy
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, MCNEMAR, AnswerComparison, choose_steps
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
+from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, ValidationPredictions
 from stepcot_jax.evaluation.statistics import count_once, count_patients
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Entry, Table, columns
@@ -60,7 +60,7 @@ def pool_folds(folds: Mapping[str, SplitPredictions], models: Sequence[str]) -> 
 
 
 def validation_accuracy(
-    splits: Sequence[SplitPredictions], model: str, num_answers: Sequence[int]
+    splits: Sequence[ValidationPredictions], model: str, num_answers: Sequence[int]
 ) -> npt.NDArray[np.float64]:
     """Return a model's accuracy of each step [step], its mean over the validation splits of folds and seeds."""
     found = []
@@ -84,12 +84,12 @@ def make_tables(plan: Plan) -> list[Table]:
     left_out = [step.name for place, step in enumerate(chain.steps) if place not in kept]
     if not kept:
         raise BadInput("table folds: the cases have one answer only at every step; expected a step with two or more")
-    validated = [choose_steps(plan.cells.predictions(cell, "val"), kept) for cell in list_cells(plan)]
+    validated = [choose_steps(plan.cells.validation(cell), kept) for cell in list_cells(plan)]
     return [_tabulate(whole.choose_steps(kept), validated, plan, left_out)]
 
 
 def _tabulate(
-    comparison: AnswerComparison, validated: Sequence[SplitPredictions], plan: Plan, left_out: Sequence[str]
+    comparison: AnswerComparison, validated: Sequence[ValidationPredictions], plan: Plan, left_out: Sequence[str]
 ) -> Table:
     facts, answers = comparison.splits[0].facts, comparison.chain.answers_per_step
     validation = {model: validation_accuracy(validated, model, answers) for model in NETWORKS}

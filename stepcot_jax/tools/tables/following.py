@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.calibration import calibration_figures, read_calibration
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.evaluation.calibration import Calibration, calibration_figures, read_calibration
 from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison, join
 from stepcot_jax.evaluation.consistency import (
+    PairRatios,
     Rules,
     count_answers,
     count_pairs,
@@ -29,6 +31,7 @@ from stepcot_jax.evaluation.statistics import (
 )
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.sheets import Column, Interval
+from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.plan import Plan
@@ -66,6 +69,47 @@ class Readers:
     rules: Rules
 
 
+@dataclasses.dataclass(frozen=True)
+class Weighed:
+    """What training and validation cases say of pairs of answers.
+
+    Attributes:
+      pairs: by network, the log-ratios with their weights.
+      counted: log-probabilities of answers by naive Bayes, which sees no picture.
+    """
+
+    pairs: Mapping[str, PairRatios]
+    counted: ReadGiven
+    rules: Rules
+
+
+def weigh_pairs(
+    dataset: Dataset,
+    validation: Mapping[str, tuple[ReadGiven, npt.NDArray[np.int32]]],
+    calibration: Calibration,
+    chain: Chain,
+) -> Weighed:
+    """Count pairs of answers among training cases and weigh them on validation cases.
+
+    Args:
+      dataset: without the test split's labels.
+      validation: by network, the network as a function of given answers on validation cases, and their labels.
+    """
+    training_labels = dataset.labels[np.asarray(dataset.splits.train, int)]
+    counts = count_pairs(training_labels, chain)
+    pairs = {
+        name: fit_pair_ratios(
+            read(give_prefixes(labels, chain)),
+            counts=counts,
+            labels=labels,
+            temperatures=calibration.temperatures[name],
+            chain=chain,
+        )
+        for name, (read, labels) in validation.items()
+    }
+    return Weighed(pairs, give_logits(count_answers(training_labels, chain)), make_rules(chain, counts=counts))
+
+
 def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     """Return the networks of a finished cell, with and without the log-ratios of pairs."""
     from stepcot_jax.run.inputs import load_inputs
@@ -73,25 +117,25 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_features
 
     folder = plan.cells.folder(cell)
-    inputs = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal())
+    view, held_out = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal()).hold_out()
     weights = load_weights(folder, NETWORKS)
     calibration = read_calibration(folder / CALIBRATION_FILE, chain)
-    training_labels = inputs.dataset.labels[np.asarray(inputs.dataset.splits.train, int)]
-    counts = count_pairs(training_labels, chain)
-    read: dict[str, ReadGiven] = {}
+
+    def read_split(name: str, inputs: Inputs, split: str) -> tuple[ReadGiven, npt.NDArray, npt.NDArray]:
+        features, labels, patients = read_features(weights, name, inputs, split)
+        of_network = weights.networks, name, weights.params[name]
+        return make_read_given(*of_network, features, weights.text_features), labels, patients
+
+    weighed = weigh_pairs(
+        view.dataset, {name: read_split(name, view, "val")[:2] for name in NETWORKS}, calibration, chain
+    )
+    opened, read = held_out.open_test(), dict[str, ReadGiven]()
     for name in NETWORKS:
-        found = {split: read_features(weights, name, inputs, split) for split in ("val", "test")}
-        of_split = {
-            split: make_read_given(weights.networks, name, weights.params[name], features, weights.text_features)
-            for split, (features, _, _) in found.items()
-        }
-        val_labels, temperatures = found["val"][1], calibration.temperatures[name]
-        logits = of_split["val"](give_prefixes(val_labels, chain))
-        pairs = fit_pair_ratios(logits, counts=counts, labels=val_labels, temperatures=temperatures, chain=chain)
-        read[name] = give_logits(of_split["test"], temperatures)
-        read[f"{name}{PAIRS}"] = give_logits(pairs.follow(of_split["test"]), temperatures)
-    counted = give_logits(count_answers(training_labels, chain))
-    return Readers(read, counted, *found["test"][1:], make_rules(chain, counts=counts))
+        alone, labels, patients = read_split(name, opened, "test")
+        temperatures = calibration.temperatures[name]
+        read[name] = give_logits(alone, temperatures)
+        read[f"{name}{PAIRS}"] = give_logits(weighed.pairs[name].follow(alone), temperatures)
+    return Readers(read, weighed.counted, labels, patients, weighed.rules)
 
 
 @dataclasses.dataclass(frozen=True)

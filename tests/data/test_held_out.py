@@ -1,0 +1,129 @@
+"""The view without the test split, and who opens it."""
+
+import ast
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+
+import stepcot_jax
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.held_out import ClosedFeatures, TestSplitClosed
+from stepcot_jax.record import Record
+from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.run.loading import load_vqa_dataset
+from stepcot_jax.run.settings import load_settings
+
+OPENERS = {
+    "run/chain_task.py": ("open_test", "digest", "check_same_splits", "write_facts", "finish"),
+    "run/policy_data.py": ("open_test", "write"),
+    "run/policy_task.py": ("finish",),
+    "tools/tables/effect_table.py": ("_read",),
+    "tools/tables/following.py": ("read_networks",),
+}
+"""Functions that open the test split: last evaluations; the account of the data, its digest, the copied records."""
+
+
+def calls_of(tree):
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and node.attr == "open_test":
+                    yield function.name
+
+
+def test_the_listed_functions_alone_open_the_test_split():
+    package = pathlib.Path(stepcot_jax.__file__).parent
+    found = {
+        str(path.relative_to(package)): set(calls_of(ast.parse(path.read_text()))) for path in package.rglob("*.py")
+    }
+    assert {name: calls for name, calls in found.items() if calls} == {
+        name: set(calls) for name, calls in OPENERS.items() if calls
+    }
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return load_cases(
+        "quickstart", **{"phantom.num_cases": 40, "phantom.image_size": 32, "image_encoder.image_size": 32}
+    )
+
+
+def test_the_view_of_chains_lacks_labels_and_pictures_of_test_cases_alone(whole):
+    view, held_out = whole.hold_out()
+    assert held_out.open_test() is whole
+    assert view.splits == whole.splits
+    test = np.zeros(len(whole.cases), bool)
+    test[list(whole.splits.test)] = True
+    assert (view.labels[test] == NOT_ANNOTATED).all()
+    np.testing.assert_array_equal(view.labels[~test], whole.labels[~test])
+    assert (whole.labels[test] != NOT_ANNOTATED).any()
+    for index in range(len(whole.cases)):
+        if not test[index]:
+            np.testing.assert_array_equal(view.pixels[index], whole.pixels[index])
+            assert view.cases[index] == whole.cases[index]
+            continue
+        case, own = view.cases[index], whole.cases[index]
+        assert (case.patient, case.image, case.origin, case.view) == (own.patient, own.image, own.origin, own.view)
+        assert (case.report, case.boxes, "".join(case.reasoning)) == ("", (), "")
+        for pixels in (view.pixels, pickle.loads(pickle.dumps(view.pixels))):  # noqa: S301
+            with pytest.raises(TestSplitClosed, match=f"image {index} is of the test split"):
+                pixels[index]
+            with pytest.raises(TestSplitClosed):
+                pixels.select([index], whole.pixels.read)
+    assert view.cases.count_boxes(test) == (0, 0, 0)
+
+
+def test_texts_and_boxes_of_test_cases_are_gone_from_the_view():
+    from stepcot_jax.box import Box
+    from stepcot_jax.data.columns import RecordTable
+
+    records = [
+        Record(
+            image=f"{k}.png", patient="p", answers=(k,), reasoning=("why",), report="r", boxes=(Box("a", (0, 0, 1, 1)),)
+        )
+        for k in range(3)
+    ]
+    table = RecordTable(records)
+    hidden = table.without_answers([1])
+    assert (hidden[0], hidden[2]) == (records[0], records[2])
+    assert (hidden[1].answers, hidden[1].reasoning, hidden[1].report, hidden[1].boxes) == (
+        (NOT_ANNOTATED,),
+        ("",),
+        "",
+        (),
+    )
+    assert tuple(table) == tuple(records)
+
+
+def test_features_of_test_cases_are_closed_however_they_are_asked_for():
+    features = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    closed = ClosedFeatures(features, [2])
+    assert (closed.shape, len(closed)) == ((4, 3), 4)
+    np.testing.assert_array_equal(closed[1], features[1])
+    np.testing.assert_array_equal(closed[[0, 3]], features[[0, 3]])
+    for index in (2, -2, slice(1, 3), np.array([0, 2])):
+        with pytest.raises(TestSplitClosed):
+            closed[index]
+
+
+def test_the_view_of_questions_has_the_prompts_and_no_answer_of_test_records():
+    whole = load_vqa_dataset(load_settings("vqa_quickstart", **{"phantom.num_cases": 40}))
+    view, _ = whole.hold_out()
+    test, answers = set(whole.splits["test"].tolist()), {}
+    for place, (record, own) in enumerate(zip(view.records, whole.records, strict=True)):
+        if place not in test:
+            assert record == own
+            continue
+        assert (record.id, record.question, record.options, record.kind) == (
+            own.id,
+            own.question,
+            own.options,
+            own.kind,
+        )
+        assert (record.references, record.thinking, record.stages, record.boxes, record.facts) == ((), "", None, (), {})
+        answers.setdefault((record.kind, len(record.options)), set()).add(record.answer)
+        with pytest.raises(TestSplitClosed):
+            view.load_images([int(view.image_of[place])])
+    assert {len(found) for found in answers.values()} == {1}

@@ -1,0 +1,178 @@
+"""Nothing that a run trains, chooses, fits or counts depends on the labels and pictures of its test split."""
+
+import dataclasses
+import hashlib
+import json
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+from run import small_policy_run, small_run
+
+from stepcot_jax.box import Box
+from stepcot_jax.data.images.pixels import PixelCache
+from stepcot_jax.rewards.presets import Rewards
+from stepcot_jax.run import chain_task, policy_data
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.training.checkpoints import restore_params, saved_steps
+
+pytestmark = pytest.mark.slow
+
+
+class NoisyPixels(PixelCache):
+    """The pixels of another cache; those of some images are noise."""
+
+    def __init__(self, whole, noisy):
+        self.whole, self.noisy = whole, frozenset(noisy)
+
+    def compact(self, index):
+        pixels = self.whole.compact(index)
+        if index not in self.noisy:
+            return pixels
+        return np.random.default_rng(index).integers(0, 256, pixels.shape, np.uint8)
+
+
+def with_noise(inputs):
+    """Inputs of a run whose test cases have random answers and pictures."""
+    dataset, rng = inputs.dataset, np.random.default_rng(0)
+    labels, test = dataset.labels.copy(), list(dataset.splits.test)
+    labels[test] = np.stack([rng.integers(-1, n, len(test)) for n in dataset.chain.answers_per_step], axis=1)
+    labels[labels == -1] = -100
+    pixels = NoisyPixels(dataset.pixels, test)
+    noisy = dataclasses.replace(dataset, cases=dataset.cases.with_labels(labels), pixels=pixels)
+    return dataclasses.replace(inputs, dataset=noisy)
+
+
+def with_noisy_records(dataset):
+    """Records of which those of the test split have other answers, boxes and thinking; pictures are noise."""
+    records, rng = list(dataset.records), np.random.default_rng(0)
+    for place in dataset.splits["test"].tolist():
+        record, thinking = records[place], f"Noise {place}."
+        answer = {
+            "closed": "No" if record.answer == "Yes" else "Yes",
+            "single": str(rng.choice(list(record.letters or "A"))),
+            "multi": tuple(record.letters[:2]),
+            "open": f"noise {place}",
+        }[record.kind]
+        x, y = rng.integers(0, 8, 2).tolist()
+        references = (Box("noise", (x, y, x + 5, y + 7)),)
+        records[place] = msgspec.structs.replace(
+            record, answer=answer, references=references, thinking=thinking, synonyms=()
+        )
+    pixels = NoisyPixels(dataset.pixels, dataset.image_of[dataset.splits["test"]].tolist())
+    return dataclasses.replace(dataset, records=tuple(records), pixels=pixels)
+
+
+def reward_records(rollouts, replies):
+    """Rewards that depend on everything of the record that a reward may see."""
+    del rollouts
+    seen = [
+        (int(tokens.sum()), record.answer, [box.corners for box in record.references]) for record, tokens in replies
+    ]
+    totals = [hashlib.sha256(repr(each).encode()).digest()[0] / 255 for each in seen]
+    return [Rewards(total, total, 0.0, 0.0, total) for total in totals]
+
+
+FILES = ("calibration.json", "pairs.json", "gate.npz", "vocabulary.json", "policy.json")
+
+
+def decided(workdir):
+    """What a run has trained, chosen, fitted and counted."""
+    folder = workdir / "checkpoints"
+    found = {
+        f"{step}{jax.tree_util.keystr(path)}": leaf.tobytes()
+        for step in saved_steps(folder)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(restore_params(folder, step))[0]
+    }
+    found |= {name: (workdir / name).read_bytes() for name in FILES if (workdir / name).is_file()}
+    report = json.loads((workdir / "report.json").read_text())
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    found["log"] = json.dumps([line for line in lines if line["kind"] != "test" and line.pop("cases_per_second", 1)])
+    found["best"], statistics = report["best"], json.loads((workdir / "statistics.json").read_text())
+    for model, steps in (statistics.get("operating_points") or {"models": {}})["models"].items():
+        for step, points in steps.items():
+            for answer, point in points.items():
+                found["threshold", model, step, answer] = point["threshold"], point["validation"]
+    return found, report["test"]
+
+
+def compare(run, tmp_path, noise):
+    """Run twice, the second time with noise in the test split."""
+    (plain, tested), (noisy, of_noise) = (
+        (run(tmp_path / "plain"), decided(tmp_path / "plain"))[1],
+        (noise(), run(tmp_path / "noisy"), decided(tmp_path / "noisy"))[2],
+    )
+    assert plain.keys() == noisy.keys()
+    for name, value in plain.items():
+        assert noisy[name] == value, name
+    assert of_noise != tested  # else the noise did not reach the evaluation
+    return plain
+
+
+SHORT = {"phantom__num_cases": 60, "training__joint_epochs": 2, "evaluation__gate_false_alarms": 0.3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": "teacher", "training__teacher_job_epochs": 2},
+        {"job": "distill", "training__given_answers": "random", "data__sampling": "inverse_frequency"},
+        {"job": "distill", "data__fold": "2/5", "training__given_answers": "none"},
+        {"job": "baseline", "baseline__epochs": 2},
+    ],
+    ids=lambda changes: " ".join(str(value) for value in changes.values()),
+)
+def test_networks(tmp_path, monkeypatch, changes):
+    def run(workdir):
+        small_run.small_run(workdir, monkeypatch, **{**SHORT, **changes}).execute()
+
+    load = chain_task.load_inputs
+    found = compare(
+        run,
+        tmp_path,
+        lambda: monkeypatch.setattr(chain_task, "load_inputs", lambda *a, **k: with_noise(load(*a, **k))),
+    )
+    assert {"calibration.json", "pairs.json"} <= found.keys()
+    assert ("gate.npz" in found) == (changes["job"] != "baseline")
+    assert any(name[0] == "threshold" for name in found if isinstance(name, tuple))
+
+
+def test_grpo_of_chains(tmp_path, monkeypatch):
+    small_run.small_run(tmp_path / "start", monkeypatch, **SHORT, job="teacher").execute()
+    changes = {"job": "chain_grpo", "policy__start": str(tmp_path / "start"), "grpo__epochs": 2, "grpo__batch_size": 8}
+
+    def run(workdir):
+        small_run.small_run(workdir, monkeypatch, **SHORT, **changes).execute()
+
+    load = chain_task.load_inputs
+    compare(
+        run,
+        tmp_path,
+        lambda: monkeypatch.setattr(chain_task, "load_inputs", lambda *a, **k: with_noise(load(*a, **k))),
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": "sft", "sft__epochs": 2},
+        {"job": "grpo", "sft__epochs": 1},
+        {"job": "grpo", "sft__epochs": 1, "vqa__dialect": "lvkc", "self_check__enabled": True},
+        {"job": "sft", "sft__epochs": 2, "sft__pack_length": 0, "curriculum__schedule": "mixed"},
+    ],
+    ids=lambda changes: " ".join(str(value) for value in changes.values()),
+)
+def test_policies(tmp_path, monkeypatch, changes):
+    def run(workdir):
+        Run(small_policy_run.small_settings(**changes), workdir).execute()
+
+    monkeypatch.setattr(Rollouts, "reward_all", reward_records)
+    load = policy_data.load_vqa_dataset
+    found = compare(
+        run,
+        tmp_path,
+        lambda: monkeypatch.setattr(policy_data, "load_vqa_dataset", lambda *a, **k: with_noisy_records(load(*a, **k))),
+    )
+    assert {"vocabulary.json", "best"} <= found.keys()
