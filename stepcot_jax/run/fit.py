@@ -5,8 +5,9 @@ so that every command reads the run; what they cannot name stands in given.json 
 """
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.host.errors import BadInput
@@ -24,8 +26,10 @@ from stepcot_jax.run.chain_task import ChainTask
 from stepcot_jax.run.given import Given, name_class
 from stepcot_jax.run.inputs import Inputs, select_entries
 from stepcot_jax.run.settings import Settings, load_settings
+from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.baseline import BaselineSystem
+from stepcot_jax.systems.recipes import GRPO, SFT
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.log import Logger
 from stepcot_jax.training.system import System
@@ -46,12 +50,13 @@ _TEACHER = {
 
 
 def fit(
-    system: System,
-    data: Dataset,
+    system: System | SFT | GRPO,
+    data: Dataset | VqaDataset,
     *,
     workdir: str | pathlib.Path,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     seed: int = 0,
+    start: Run | str | pathlib.Path | None = None,
     writers: Sequence[Logger] = (),
     prompts: np.ndarray | None = None,
     **settings: Any,
@@ -59,11 +64,13 @@ def fit(
     """Train a system, or resume it, and evaluate its best weights on the test split.
 
     Args:
-      system: what is trained, such as `StepCoT(data.chain)`, or one of your own (`System`).
-      data: cases with their splits.
+      system: what is trained, such as `StepCoT(data.chain)`, `SFT(policy)`, `GRPO(policy, rewards=[...])`, or one of
+        your own (`System`).
+      data: cases, or for a policy questions, with their splits; see `make_dataset`.
       workdir: where checkpoints, logs and results go; a second call goes on there.
-      batch_size: cases of an update, over all devices.
+      batch_size: cases of an update, over all devices; None for 32, or a policy's own.
       seed: of parameters, order and dropout.
+      start: a finished run, or its workdir, whose weights training starts from.
       writers: get the numbers of the log, beside metrics.jsonl and TensorBoard.
       prompts: float32 [step, width], vectors of the steps' prompts; None for fixed random ones, if any are read.
       **settings: further settings that are not those of system and data, full names without "config." -> values, such
@@ -76,19 +83,65 @@ def fit(
       BadInput: the workdir holds another run, or the values cannot be trained.
       RunStopped: training cannot go on; the last good state is kept.
     """
-    described, given = describe_values(system, data, prompts=prompts)
-    described |= {"training.batch_size": batch_size, "baseline.batch_size": batch_size, "seed": seed}
+    make: Callable[..., Task]
+    if isinstance(system, SFT | GRPO) and isinstance(data, VqaDataset):
+        described, given = describe_policy(system, data, batch_size)
+        make, start_key = functools.partial(_make_policy_task, system, data), "policy.start"
+    elif isinstance(system, System) and isinstance(data, Dataset):
+        described, given = describe_values(system, data, prompts=prompts)
+        described |= {"training.batch_size": batch_size or 32, "baseline.batch_size": batch_size or 32}
+        make, start_key = functools.partial(_make_chain_task, system, data, prompts), "start.checkpoint"
+    else:
+        raise BadInput("data: SFT and GRPO train on questions, all other systems on answers to the steps of a chain")
+    described["seed"] = seed
+    if start is not None:
+        described[start_key] = start.place.name if isinstance(start, Run) else str(start)
     if clash := sorted(described.keys() & settings.keys()):
         raise BadInput(f"{clash[0]}: given by the system, the data or an argument of fit; leave it out")
     found = load_settings("base", **described, **settings)
-
-    def make_task(**places: Any) -> ChainTask:
-        inputs = Inputs(data, _text(system, data, found, prompts), *_encoder(system))
-        return ChainTask(found, inputs, lambda _: system, **places)
-
-    run = Run.of_values(found, workdir, make_task, given=given, writers=tuple(writers))
+    run = Run.of_values(found, workdir, functools.partial(make, found), given=given, writers=tuple(writers))
     run.execute()
     return run
+
+
+def _make_chain_task(
+    system: System, data: Dataset, prompts: np.ndarray | None, settings: Settings, **places: Any
+) -> Task:
+    inputs = Inputs(data, _text(system, data, settings, prompts), *_encoder(system))
+    return ChainTask(settings, inputs, lambda _: system, **places)
+
+
+def _make_policy_task(recipe: SFT | GRPO, data: VqaDataset, settings: Settings, **places: Any) -> Task:
+    from stepcot_jax.run.policy_task import PolicyTask  # a chain's run needs no tokenizer
+
+    return PolicyTask(settings, dataset=data, functions=getattr(recipe, "rewards", {}), **places)
+
+
+def describe_policy(recipe: SFT | GRPO, data: VqaDataset, batch_size: int | None) -> tuple[dict[str, Any], Given]:
+    """Return the settings that describe a policy's training on a dataset, and what no setting describes."""
+    is_sft, policy = isinstance(recipe, SFT), recipe.policy
+    section = "sft" if is_sft else "grpo"
+    described: dict[str, Any] = {
+        "job": section,
+        "vqa.source": "given",
+        "vqa.dialect": policy.dialect,
+        "vqa.with_thinking": policy.with_thinking,
+        "image_encoder.image_size": data.records[0].image_size[0],
+        **{f"policy.{name}": value for name, value in policy.network.items()},
+        **{f"{section}.{name}": value for name, value in vars(recipe.options).items()},
+    }
+    if not is_sft:
+        described["sft.epochs"] = 0
+    for name, part in (
+        ("self_check", getattr(recipe, "self_check", None)),
+        ("curriculum", getattr(recipe, "curriculum", None)),
+    ):
+        if part is not None:
+            described |= {f"{name}.{field}": value for field, value in vars(part).items()}
+    if batch_size is not None:
+        described[f"{section}.batch_size"] = batch_size
+    rewards = {name: weight for name, (_, weight) in getattr(recipe, "rewards", {}).items()}
+    return described, Given(rewards=rewards)
 
 
 def describe_values(

@@ -18,6 +18,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_by
 from stepcot_jax.data.images.shards import has_shards, open_images
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.questions import vqa_dataset as questions
+from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
@@ -265,31 +266,46 @@ def load_vqa_dataset(
     for name in ("fold", "near_duplicate_radius", "origins"):
         if value := getattr(data, name):
             raise BadInput(f"config.data.{name}: {value!r} has no effect on reasoning records; leave it out")
+    if settings.vqa.source != "phantom":
+        root = find_path(settings.vqa.root, "config.vqa.root")
+        collection = read_vqa_records(root, on_bad_record=data.on_bad_record)
+        return load_questions(settings, collection, splits=splits, progress=progress)
     size = settings.image_encoder.image_size
-    options: dict[str, Any] = {
-        "preprocessing": Preprocessing(size, fit="stretch"),
-        "splits": splits,
-        "fractions": data.split_fractions,
-        "cache_bytes": data.cache_megabytes * 1e6,
-        "progress": progress,
-    }
-    if settings.vqa.source == "phantom":
-        loaded = questions.load_phantoms(
-            num_cases=phantom.num_cases,
-            seed=phantom.seed,
-            image_size=phantom.image_size,
-            prevalence=phantom.prevalence,
-            split_seed=phantom.seed + data.split_seed,
-            **options,
-        )
-    else:
-        loaded = questions.load_folder(
-            find_path(settings.vqa.root, "config.vqa.root"),
-            seed=data.split_seed,
-            on_bad_record=data.on_bad_record,
-            check_images=data.check_images,
-            max_pixels=_max_pixels(settings),
-            num_threads=data.num_threads,
-            **options,
-        )
-    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where=settings.vqa.root or "the phantoms")
+    loaded = questions.load_phantoms(
+        num_cases=phantom.num_cases,
+        seed=phantom.seed,
+        image_size=phantom.image_size,
+        prevalence=phantom.prevalence,
+        preprocessing=Preprocessing(size, fit="stretch"),
+        splits=splits,
+        fractions=data.split_fractions,
+        split_seed=phantom.seed + data.split_seed,
+        cache_bytes=data.cache_megabytes * 1e6,
+        progress=progress,
+    )
+    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where="the phantoms")
+
+
+def load_questions(
+    settings: Settings,
+    collection: VqaCollection,
+    *,
+    splits: Sequence[str] = SPLIT_NAMES,
+    progress: questions.Progress = iter,
+) -> VqaDataset:
+    """Load the pictures of questions that have been read, as the settings say."""
+    data, size = settings.data, settings.image_encoder.image_size
+    loaded = questions.load_pictures(
+        collection,
+        preprocessing=Preprocessing(size, fit="stretch"),
+        splits=splits,
+        fractions=data.split_fractions,
+        seed=data.split_seed,
+        on_bad_record=data.on_bad_record,
+        check_images=data.check_images,
+        max_pixels=_max_pixels(settings),
+        cache_bytes=data.cache_megabytes * 1e6,
+        num_threads=data.num_threads,
+        progress=progress,
+    )
+    return questions.make_vqa_dataset(loaded, splits=splits, size=size, where=str(collection.root))

@@ -2,13 +2,14 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.sampling import Sampling
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.record import Record
+from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.rewards.presets import RewardSettings
 from stepcot_jax.run.judge import JudgedRewards, make_judge
 from stepcot_jax.run.policy_networks import choose_policy, make_normalise
@@ -43,6 +44,7 @@ def make_rollouts(
     workdir: pathlib.Path,
     longest: int,
     longest_check: int,
+    functions: Mapping[str, tuple[RewardFunction, float]],
 ) -> Rollouts:
     """Return the host part of GRPO's updates."""
     judge = self_check = None
@@ -73,6 +75,7 @@ def make_rollouts(
         longest=longest,
         self_check=self_check,
         judge=judge,
+        functions=functions,
     )
 
 
@@ -87,6 +90,7 @@ def make_policy_system(
     source: QwenSource | None,
     devices: Devices,
     workdir: pathlib.Path,
+    functions: Mapping[str, tuple[RewardFunction, float]],
 ) -> PolicySystem:
     """Return the policy with its phases, and with the rollouts of the job "grpo"."""
     tokenizer, lengths = tokens.tokenizer, tokens.lengths
@@ -104,6 +108,7 @@ def make_policy_system(
             workdir=workdir,
             longest=lengths.reply_length,
             longest_check=tokens.longest_check,
+            functions=functions,
         )
     num_train = len(dataset.splits["train"])
     return PolicySystem(

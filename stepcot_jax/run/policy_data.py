@@ -118,21 +118,26 @@ def load_policy_data(
     source: QwenSource | None,
     start: StoredPolicy | None,
     patches: PatchInput | None,
+    dataset: VqaDataset | None = None,
 ) -> PolicyData:
-    """Load records and pictures, encode the records, and, for a frozen encoder, the pictures."""
+    """Load records and pictures, encode the records, and, for a frozen encoder, the pictures.
+
+    Args:
+      dataset: of a caller; None for the one that the settings name.
+    """
     encoder = "" if patches is None else patches.digest
     if saved_steps(workdir / "checkpoints"):  # before pictures are encoded
         check_encoder(workdir, read_lengths(workdir), patches)
-    whole = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
+    whole = dataset or load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
     refuse_seen_patients(settings, whole)
-    dataset, test = whole.hold_out()
+    view, test = whole.hold_out()
     tokenizer = None if start is None else start.tokenizer
-    tokens = tokenize_records(settings, dataset, tokenizer, source=source, image_encoder=encoder)
+    tokens = tokenize_records(settings, view, tokenizer, source=source, image_encoder=encoder)
     if patches is not None:
         terminal.say(f"image encoder: {patches.encoder.name}, {patches.shape[0]} patches, frozen")
         processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
         patches = store_patches(patches, whole, settings, workdir, terminal, processes=processes)
-    return PolicyData(workdir=workdir, dataset=dataset, test=test, tokens=tokens, source=source, patches=patches)
+    return PolicyData(workdir=workdir, dataset=view, test=test, tokens=tokens, source=source, patches=patches)
 
 
 def store_patches(

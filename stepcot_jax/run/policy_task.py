@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.replies import (
     BASELINE,
@@ -32,6 +34,7 @@ from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.sampling import reply_in_batches
 from stepcot_jax.record import KINDS, Record
+from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.run.policy_build import make_policy_system
 from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
@@ -210,9 +213,23 @@ _MOST_EXAMPLE_BYTES = 2**26
 
 
 class PolicyTask(Task):
-    """The task of the jobs "sft" and "grpo"."""
+    """The task of the jobs "sft" and "grpo".
 
-    def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
+    Args:
+      dataset: of a caller; None for the one that the settings name.
+      functions: rewards of a caller by name with their weights; {} for those of the settings.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        workdir: pathlib.Path,
+        devices: Devices,
+        terminal: Terminal,
+        dataset: VqaDataset | None = None,
+        functions: Mapping[str, tuple[RewardFunction, float]] = types.MappingProxyType({}),
+    ) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
         check_epochs(settings)
         for section in ("sft", "grpo")[: 1 if settings.job == "sft" else 2]:
@@ -223,7 +240,13 @@ class PolicyTask(Task):
         patches = load_patches(settings)
         self.start = read_policy_start(settings, patches) if settings.policy.start else None
         self.data = load_policy_data(
-            settings, workdir=workdir, terminal=terminal, source=self.source, start=self.start, patches=patches
+            settings,
+            workdir=workdir,
+            terminal=terminal,
+            source=self.source,
+            start=self.start,
+            patches=patches,
+            dataset=dataset,
         )
         self.dataset, self.tokens, self.see = self.data.dataset, self.data.tokens, self.data.see
         self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
@@ -258,6 +281,7 @@ class PolicyTask(Task):
             source=self.source,
             devices=devices,
             workdir=workdir,
+            functions=functions,
         )
 
     @property

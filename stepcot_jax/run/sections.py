@@ -292,7 +292,7 @@ _EvenCount = Annotated[int, msgspec.Meta(ge=2, multiple_of=2)]
 class VqaSettings:
     """The reasoning records of the jobs "sft" and "grpo"."""
 
-    source: Literal["phantom", "folder"]
+    source: Literal["phantom", "folder", "given"]
     root: str
     dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"]
     with_thinking: bool

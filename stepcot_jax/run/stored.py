@@ -150,6 +150,8 @@ class StoredRun:
             phantom = self.settings.phantom
             drawn = f"{phantom.num_cases:,} drawn chest phantoms, seed {phantom.seed}"
             return f"{drawn}: no patients, no evidence about patients"
+        if self.settings.vqa.source == "given":
+            return "records that a caller passed to sc.fit"
         return f"records of {escape_markdown(pathlib.Path(self.settings.vqa.root).name)!r}"
 
     @property

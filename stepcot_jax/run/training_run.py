@@ -36,10 +36,11 @@ from stepcot_jax.training.system import Batch, Phase, System
 
 def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> Task:
     """Load what the settings say to train on."""
-    if settings.data.source == "given":
-        raise BadInput(
-            "config.data.source: 'given' is of a dataset that a caller passed to sc.fit, which resumes its runs"
-        )
+    for name in ("data", "vqa"):
+        if getattr(settings, name).source == "given":
+            raise BadInput(
+                f"config.{name}.source: 'given' is of a dataset that a caller passed to sc.fit, which resumes its runs"
+            )
     if settings.trains_policy:  # imported here: each kind of job needs the libraries of its own data
         from stepcot_jax.run.policy_task import PolicyTask
 

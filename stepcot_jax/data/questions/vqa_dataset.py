@@ -20,7 +20,7 @@ from stepcot_jax.data.images.pixels import CompactPixels, PhantomPixels, PixelCa
 from stepcot_jax.data.images.preprocessing import Preprocessing, drop_equal_channels, prepare_image, resize_image
 from stepcot_jax.data.phantom.phantom import Prevalence
 from stepcot_jax.data.questions.making import Progress, draw_phantoms, plan_phantoms
-from stepcot_jax.data.questions.record_files import VqaCollection, as_line, read_vqa_records
+from stepcot_jax.data.questions.record_files import VqaCollection, as_line
 from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
@@ -202,8 +202,8 @@ class LoadedRecords:
     set_aside: tuple[SetAside, ...] = ()
 
 
-def load_folder(
-    root: Path,
+def load_pictures(
+    collection: VqaCollection,
     *,
     preprocessing: Preprocessing,
     splits: Sequence[str],
@@ -216,13 +216,12 @@ def load_folder(
     num_threads: int,
     progress: Progress = iter,
 ) -> LoadedRecords:
-    """Load the records of `root/records.jsonl` that are in `splits`, with boxes as in the file.
+    """Load the records of a collection that are in `splits`, with boxes as in the file, and their pictures.
 
     `check_images` "ahead" decodes every image of these splits; "on_use" looks whether the files exist. A bad image
     stops the run, or sets its records aside, as `on_bad_record` says. Splits are made before, so that they do not
     depend on it.
     """
-    collection = read_vqa_records(root, on_bad_record=on_bad_record)
     split = split_records(collection, fractions=fractions, seed=seed)
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
     first: dict[str, str] = {}

@@ -147,7 +147,7 @@ def write_policy_page(
 
 def _describe(run: FinishedPolicy) -> list[str]:
     vqa = run.settings.vqa
-    source = "drawn phantoms" if vqa.source == "phantom" else vqa.root
+    source = {"phantom": "drawn phantoms", "given": "records that a caller passed to sc.fit"}.get(vqa.source, vqa.root)
     lines = [f"A policy trained on {source}, replies in the dialect {vqa.dialect}; figures are of the test split."]
     best = run.report.get("best")
     if isinstance(best, dict) and best:
@@ -213,7 +213,12 @@ def _list_names(entries: Sequence[Entry], kind: str) -> list[str]:
 
 
 def _picture_reader(run: FinishedPolicy, terminal: Terminal) -> Callable[[str], str | None]:
-    """Return a function from image paths of test records to data URIs of the pictures that the policy saw."""
+    """Return a function from image paths of test records to data URIs of the pictures that the policy saw.
+
+    It returns None for a run of `sc.fit`, whose pictures only its caller has.
+    """
+    if run.settings.vqa.source == "given":
+        return lambda _: None
     data = load_vqa_dataset(
         run.settings, splits=("test",), progress=lambda found: terminal.watch(found, "loading the test pictures")
     )

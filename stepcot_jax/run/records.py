@@ -1,0 +1,126 @@
+"""Records of a folder, and datasets from records, without a config: `load_records`, `make_dataset`."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.columns import RecordTable
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images.image_files import folder_files
+from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, read_vqa_records
+from stepcot_jax.data.questions.vqa_dataset import VqaDataset
+from stepcot_jax.data.records.records import Collection, OnBadRecord
+from stepcot_jax.data.sources.layouts import AUTO, read_source
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
+from stepcot_jax.host.download import find_path
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.record import Record, SetAside
+from stepcot_jax.run import loading
+from stepcot_jax.run.networks import trained_preprocessing
+from stepcot_jax.run.settings import load_settings
+
+
+class Records(Sequence[Record]):
+    """Records of one folder, in order; `load_records` reads them, and a list of your own can be one.
+
+    Attributes:
+      root: folder that image paths are relative to.
+      chain: steps and options of the answers; None for questions.
+      set_aside: records of the folder that take no part, with the reason.
+
+    >>> found = Records([Record(image="a.png", patient="p", question="A mass?", answer="no")], root="data")
+    >>> len(found), found[0].answer, found.chain
+    (1, 'no', None)
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        *,
+        root: str | os.PathLike[str],
+        chain: Chain | None = None,
+        set_aside: Sequence[SetAside] = (),
+    ) -> None:
+        self._records, self.root, self.chain, self.set_aside = records, Path(root), chain, tuple(set_aside)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Record]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._records[index]
+
+
+def load_records(
+    root: str | os.PathLike[str], *, layout: str = AUTO, on_bad_record: OnBadRecord = "stop", **reading: Any
+) -> Records:
+    """Read the records of a folder: answers to the steps of a chain, or questions.
+
+    Args:
+      root: a folder in a layout that `stepcot data check` knows, or with `records.jsonl`, or such a file.
+      layout: "auto" detects it.
+      on_bad_record: "stop" raises at a bad record, "skip" sets it aside.
+      **reading: `step_names`, `single_label` and others of `data.sources.layouts.read_source`.
+
+    Raises:
+      BadInput: the folder has no known layout, or a record is bad.
+    """
+    found = find_path(root, "root")
+    path = found / FILE_NAME if found.is_dir() else found
+    if path.is_file() and path.suffix == ".jsonl":
+        questions = read_vqa_records(path, on_bad_record=on_bad_record)
+        return Records(questions.records, root=questions.root, set_aside=questions.set_aside)
+    cases = read_source(found, layout=layout, on_bad_record=on_bad_record, **reading)
+    return Records(cases.cases, root=cases.root, chain=cases.chain, set_aside=cases.set_aside)
+
+
+def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **settings: Any) -> Dataset | VqaDataset:
+    """Make the dataset of a run: splits by patient and pictures of one size, each decoded once.
+
+    Splits that every record names are kept. Else those of the folder's tables are taken, or made from `seed`.
+
+    Args:
+      image_size: side in pixels of the pictures that networks see.
+      **settings: further settings of `config.data` and `config.image_encoder`, such as
+        `**{"data.split_fractions": (0.8, 0.1, 0.1)}`.
+
+    Returns:
+      For answers of a chain a `Dataset`, for questions a `VqaDataset`.
+
+    Raises:
+      BadInput: a picture cannot be read, a split is empty, or a patient is in two.
+    """
+    if not len(records):
+        raise BadInput(f"{records.root}: no record; expected at least one")
+    sizes = {"image_encoder.image_size": image_size, "data.split_seed": seed}
+    if records.chain is None:
+        lines = tuple(range(1, len(records) + 1))
+        questions = VqaCollection(records.root / FILE_NAME, tuple(records), records.set_aside, lines)
+        return loading.load_questions(load_settings("base", **sizes, **settings), questions)
+    names = tuple(step.name for step in records.chain.steps)
+    of_folder = {"data.source": "folder", "data.root": str(records.root), "data.step_names": names}
+    found = load_settings("base", **sizes, **of_folder, **settings)
+    collection = Collection(records.root, records.chain, RecordTable(records), records.set_aside)
+    named = {record.image: record.split for record in records} if all(record.split for record in records) else {}
+    dataset = loading.make_dataset(
+        found,
+        collection,
+        folder_files(collection, max_pixels=int(found.data.max_megapixels * 1e6)),
+        preprocessing=trained_preprocessing(found),
+        are_checked=found.data.check_images == "on_use",
+        splits=(Splits((), (), ()), "") if named else None,
+    )
+    if not named:
+        return dataset
+    of_cases = [named[path] for path in dataset.cases.image_paths]
+    splits = Splits(*(tuple(k for k, split in enumerate(of_cases) if split == name) for name in SPLIT_NAMES))
+    check_splits(splits, dataset.cases, source=str(records.root))
+    return dataclasses.replace(dataset, splits=splits, splits_source=f"{records.root}: named by the records")
