@@ -14,12 +14,20 @@ __version__ = "0.1.0"
 _HOMES = {
     "Baseline": "models.student",
     "BaselineSystem": "systems.baseline",
+    "Box": "box",
     "Chain": "chain",
+    "Curriculum": "systems.options:CurriculumOptions",
     "Dataset": "data.dataset",
+    "GRPO": "systems.recipes",
     "Objective": "losses.step_cot",
     "Phase": "training.system",
+    "Policy": "systems.recipes",
     "Predictions": "evaluation.predictions",
+    "Record": "record",
+    "Records": "run.records",
     "Run": "run.training_run",
+    "SFT": "systems.recipes",
+    "SelfCheck": "systems.options:SelfCheckOptions",
     "Step": "chain",
     "StepCoT": "systems.step_cot",
     "Stream": "training.system",
@@ -37,9 +45,12 @@ _HOMES = {
     "load": "reading.loading",
     "load_chain": "data.sources.csv_table:read_chain",
     "load_dataset": "run.inputs:load_cases",
+    "load_records": "run.records",
     "load_settings": "run.settings",
     "losses": "losses",
+    "make_dataset": "run.records",
     "make_resnet": "encoders.resnet",
+    "rewards": "rewards",
 }
 __all__ = sorted(_HOMES)
 

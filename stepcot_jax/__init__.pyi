@@ -1,7 +1,9 @@
 """The public names, for type checkers; see `__init__.py`."""
 
 from stepcot_jax import losses as losses
+from stepcot_jax import rewards as rewards
 from stepcot_jax.annotate.rules.annotator import annotate_report as annotate_report
+from stepcot_jax.box import Box as Box
 from stepcot_jax.chain import Chain as Chain
 from stepcot_jax.chain import Step as Step
 from stepcot_jax.data.dataset import Dataset as Dataset
@@ -18,11 +20,20 @@ from stepcot_jax.models.student import Student as Student
 from stepcot_jax.models.teacher import Teacher as Teacher
 from stepcot_jax.reading.explain import explain_image as explain_image
 from stepcot_jax.reading.loading import load as load
+from stepcot_jax.record import Record as Record
 from stepcot_jax.run.fit import fit as fit
 from stepcot_jax.run.inputs import load_cases as load_dataset
+from stepcot_jax.run.records import Records as Records
+from stepcot_jax.run.records import load_records as load_records
+from stepcot_jax.run.records import make_dataset as make_dataset
 from stepcot_jax.run.settings import load_settings as load_settings
 from stepcot_jax.run.training_run import Run as Run
 from stepcot_jax.systems.baseline import BaselineSystem as BaselineSystem
+from stepcot_jax.systems.options import CurriculumOptions as Curriculum
+from stepcot_jax.systems.options import SelfCheckOptions as SelfCheck
+from stepcot_jax.systems.recipes import GRPO as GRPO
+from stepcot_jax.systems.recipes import SFT as SFT
+from stepcot_jax.systems.recipes import Policy as Policy
 from stepcot_jax.systems.step_cot import StepCoT as StepCoT
 from stepcot_jax.training.state import TrainState as TrainState
 from stepcot_jax.training.system import Phase as Phase
@@ -31,14 +42,22 @@ from stepcot_jax.training.system import System as System
 
 __version__: str
 __all__ = [
+    "GRPO",
+    "SFT",
     "Baseline",
     "BaselineSystem",
+    "Box",
     "Chain",
+    "Curriculum",
     "Dataset",
     "Objective",
     "Phase",
+    "Policy",
     "Predictions",
+    "Record",
+    "Records",
     "Run",
+    "SelfCheck",
     "Step",
     "StepCoT",
     "Stream",
@@ -56,7 +75,10 @@ __all__ = [
     "load",
     "load_chain",
     "load_dataset",
+    "load_records",
     "load_settings",
     "losses",
+    "make_dataset",
     "make_resnet",
+    "rewards",
 ]

@@ -33,7 +33,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.loading import load_dataset
+from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.run.run_store import open_run_store
 from stepcot_jax.run.settings import Settings, load_settings
@@ -132,17 +132,22 @@ def hides_steps(settings: Settings) -> bool:
     return settings.job == "baseline" and settings.baseline.steps == "last"
 
 
-def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Dataset:
+def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Any:
     """Load the dataset of a config, without a workdir and without features made ahead.
 
     Args:
       config: name of a shipped config, path of a config file, or a nested mapping.
       **overrides: full names of settings without "config." -> values, such as `**{"data.root": "FOLDER"}`.
 
+    Returns:
+      A `Dataset`; for a config that trains a policy a `VqaDataset`.
+
     Raises:
       BadInput: a setting or the data cannot be used.
     """
     settings = load_settings(config, **overrides)
+    if settings.trains_policy:
+        return load_vqa_dataset(settings)
     return load_dataset(settings, preprocessing=trained_preprocessing(settings))
 
 

@@ -95,7 +95,8 @@ def decided(workdir):
         for step, points in steps.items():
             for answer, point in points.items():
                 found["threshold", model, step, answer] = point["threshold"], point["validation"]
-    return found, report["test"]
+    records = workdir / "records" / "test.jsonl"
+    return found, (report["test"], records.read_bytes() if records.is_file() else b"")
 
 
 def compare(run, tmp_path, noise):
