@@ -121,7 +121,7 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
         lines.append(f"- Training: elsewhere; converted from {plain(found.source)} (SHA-256 {plain(found.sha256)}).")
     else:
         best = ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
-        lines.append(f"- Training: job {run.settings.job}, seed {run.settings.seed}; best updates {best}.")
+        lines.append(f"- Training: job {run.settings.trains}, seed {run.settings.seed}; best updates {best}.")
     return "\n".join(lines)
 
 

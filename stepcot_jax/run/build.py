@@ -19,6 +19,7 @@ from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import PARTS, Objective, Part, inverse_frequency_weights
 from stepcot_jax.models.student import Baseline
+from stepcot_jax.run.jobs import JOBS
 from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings, RewardsSettings
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
@@ -38,7 +39,7 @@ def make_system(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
     """Return what the settings say to train, with class weights counted on the training split."""
-    make = {"baseline": _make_baseline, "chain_grpo": _make_chain_grpo}.get(settings.job, _make_step_cot)
+    make = {"baseline": _make_baseline, "chain_grpo": _make_chain_grpo}.get(settings.trains.name, _make_step_cot)
     return make(settings, dataset, image_encoder, batches_per_epoch)
 
 
@@ -82,7 +83,7 @@ def _teaching(
     training = settings.training
     networks = make_networks(settings, dataset.chain, image_encoder)
     rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
-    alone = settings.job != "distill"
+    alone = settings.trains.names == ("teacher",)
     num_epochs = training.teacher_job_epochs if alone else training.teacher_epochs + training.joint_epochs
     return {
         "teacher": networks.teacher,
@@ -104,7 +105,7 @@ def _teaching(
         "joint_epochs": training.joint_epochs,
         "teacher_only": alone,
         "plateau": Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
-        if settings.job == "teacher"
+        if settings.trains is JOBS["teacher"]
         else None,
         "given": AnswerSchedule(
             schedule=training.given_answers,

@@ -33,6 +33,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.jobs import JOBS
 from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.run.run_store import open_run_store
@@ -129,7 +130,7 @@ def load_inputs(
 
 def hides_steps(settings: Settings) -> bool:
     """Return whether a run trains and scores the last step alone."""
-    return settings.job == "baseline" and settings.baseline.steps == "last"
+    return settings.trains is JOBS["baseline"] and settings.baseline.steps == "last"
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Any:

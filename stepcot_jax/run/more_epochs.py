@@ -13,17 +13,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
 
-_PHASES: dict[str, tuple[str, ...]] = {
-    "distill": ("training.teacher_epochs", "training.joint_epochs"),
-    "teacher": ("training.teacher_job_epochs",),
-    "baseline": ("baseline.epochs",),
-    "chain_grpo": ("training.teacher_job_epochs", "grpo.epochs"),
-    "sft": ("sft.epochs",),
-    "grpo": ("sft.epochs", "grpo.epochs"),
-    "own": (),
-}
-"""Settings with the epochs of each phase, in order, by job."""
-
 _RESULTS = (
     CALIBRATION_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE, "report.json", "predictions", "replies",
 )  # fmt: skip
@@ -79,7 +68,7 @@ def find_raised(before: Settings, after: Settings) -> list[Raised]:
 
 def describe_longer(settings: Settings) -> str:
     """Return how to train longer after the end of the run, as a line of text."""
-    keys = _phases(settings)
+    keys = settings.trains.epochs
     if not keys:
         return "longer: the same call of sc.fit with more epochs goes on"
     key = next(key for key in reversed(keys) if _value(settings, key) or key == keys[0])
@@ -88,11 +77,7 @@ def describe_longer(settings: Settings) -> str:
 
 def epochs_keys(settings: Settings) -> frozenset[str]:
     """Return the full names of the settings that `find_raised` compares."""
-    return frozenset(f"config.{key}" for key in _phases(settings))
-
-
-def _phases(settings: Settings) -> tuple[str, ...]:
-    return _PHASES[settings.job]
+    return frozenset(f"config.{key}" for key in settings.trains.epochs)
 
 
 def _value(settings: Settings, key: str) -> int:

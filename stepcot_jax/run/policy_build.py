@@ -96,7 +96,7 @@ def make_policy_system(
     tokenizer, lengths = tokens.tokenizer, tokens.lengths
     policy = choose_policy(settings, tokenizer, source, mesh=devices.named_mesh)
     prepare = make_normalise(settings)
-    rollouts, has_grpo = None, settings.job == "grpo"
+    rollouts, has_grpo = None, "grpo.epochs" in settings.trains.epochs
     if has_grpo:
         rollouts = make_rollouts(
             settings,

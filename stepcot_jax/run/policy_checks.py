@@ -11,7 +11,7 @@ from stepcot_jax.run.settings import Settings
 
 def check_epochs(settings: Settings) -> None:
     """Refuse a run without an update."""
-    has_grpo = settings.job == "grpo"
+    has_grpo = "grpo.epochs" in settings.trains.epochs
     if settings.sft.epochs or (has_grpo and settings.grpo.epochs):
         return
     other = " and config.grpo.epochs=0" if has_grpo else ""

@@ -232,7 +232,7 @@ class PolicyTask(Task):
     ) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
         check_epochs(settings)
-        for section in ("sft", "grpo")[: 1 if settings.job == "sft" else 2]:
+        for section in (name.partition(".")[0] for name in settings.trains.epochs):
             size = getattr(settings, section).batch_size
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
         self.batch_size = settings.sft.batch_size

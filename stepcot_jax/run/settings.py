@@ -14,6 +14,7 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.ranges import Seed
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.fields import ADDED, RENAMED, describe_key, make
+from stepcot_jax.run.jobs import JOBS, Job
 from stepcot_jax.run.sections import (
     TRANSFORMERS,
     BaselineSettings,
@@ -105,14 +106,19 @@ class Settings:
     evaluation: EvaluationSettings
 
     @property
+    def trains(self) -> Job:
+        """What the job trains."""
+        return JOBS[self.job]
+
+    @property
     def trains_policy(self) -> bool:
         """Whether it reads reasoning records and trains what answers in words; other jobs read chains."""
-        return self.job in POLICY_JOBS
+        return self.trains.is_policy
 
     @property
     def named_job(self) -> str:
         """The job, for messages."""
-        return f"config.job={self.job!r}"
+        return f"config.job={self.trains.name!r}"
 
     def __post_init__(self) -> None:
         for place in PLACES:
@@ -128,10 +134,11 @@ class Settings:
                 f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.curriculum.schedule="
                 f"{self.curriculum.schedule!r} (boxes are drawn and images chosen for each question)"
             )
-        if self.start.checkpoint and self.job not in ("teacher", "distill"):
-            instead = "" if self.job == "baseline" else "; config.policy.start names the run that it starts from"
+        job = self.trains.name
+        if self.start.checkpoint and job not in ("teacher", "distill"):
+            instead = "" if job == "baseline" else "; config.policy.start names the run that it starts from"
             raise BadInput(f"config.start.checkpoint: must be '' with {self.named_job}{instead}")
-        if self.job == "baseline" and not self.teacher.text:
+        if job == "baseline" and not self.teacher.text:
             raise BadInput(
                 f"config.teacher.text: must be True with {self.named_job}; got False (only prompts distinguish the "
                 "baseline's steps)"
@@ -197,17 +204,13 @@ def _check_place(value: str, place: str) -> None:
         raise BadInput(f"config.{place}: {error}") from None
 
 
-POLICY_JOBS = ("sft", "grpo")
-"""Jobs that read reasoning records; the others read chains."""
-
-
 def make_settings(config: Mapping[str, Any]) -> Settings:
     """Return the settings of a ConfigDict or any nested mapping.
 
     With the job "baseline", `training.batch_size` becomes `baseline.batch_size`.
     """
     settings = make(Settings, config, "config")
-    if settings.job == "baseline":
+    if settings.trains is JOBS["baseline"]:
         training = dataclasses.replace(settings.training, batch_size=settings.baseline.batch_size)
         settings = dataclasses.replace(settings, training=training)
     return settings
@@ -332,7 +335,8 @@ def read_settings(path: pathlib.Path) -> Settings:
         found.setdefault(section, defaults[section])
     if isinstance(found["policy"], dict):
         found["policy"] |= {name: defaults["policy"][name] for name in list_unread(found["policy"])}
-    if found.get("job") in POLICY_JOBS:
+    job = found.get("job")
+    if isinstance(job, str) and job in JOBS and JOBS[job].is_policy:
         encoder = found.get("image_encoder")
         if is_earlier and isinstance(encoder, dict) and encoder.get("name") in ("pretrained", "imported"):
             encoder |= {name: defaults["image_encoder"][name] for name in ("name", "weights")}  # nothing read them then

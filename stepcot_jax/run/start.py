@@ -154,13 +154,6 @@ START_FILE = "start.json"
 _KEY = "config.start.checkpoint"
 _SPLITS_FILE = "splits.json"
 
-_PARTS = {
-    "teacher": ("teacher", "image_encoder"),
-    "chain_grpo": ("teacher", "image_encoder"),
-    "distill": ("teacher", "image_encoder", "student", "teacher_projection", "student_projection"),
-}
-"""What a job trains, as parts of the parameters."""
-
 _OF_INPUTS = ("config.image_encoder.", "config.prompts.")
 _NUM_SHOWN = 6
 
@@ -185,7 +178,7 @@ class WarmStart:
 
     def apply(self, params: Params, chain: Chain) -> Matched:
         """Return fresh parameters with those of the run put in, steps and answers matched by name."""
-        names = _PARTS[self.settings.job]
+        names = self.settings.trains.parts
         found = restore_params(self.workdir / "checkpoints", self.step)
         own = {name: found[name] for name in names if name in found}
         matched = match_params(own, jax.device_get(params), found_chain=self.reading.chain, chain=chain)
@@ -230,7 +223,7 @@ def read_warm_start(settings: Settings) -> WarmStart:
         raise BadInput(f"{_KEY}: {source} is not a folder; expected the workdir of a run with a teacher")
     try:
         before = read_settings(workdir / "settings.json")
-        if before.job not in _PARTS:
+        if not before.trains.parts:
             raise BadInput(f"{source} trained no teacher ({before.named_job})")
         reading = read_reading(workdir)
         latest, best = read_best(workdir / "checkpoints")

@@ -11,6 +11,7 @@ from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
+from stepcot_jax.run.jobs import JOBS
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
 from stepcot_jax.run.settings import PLACES, Settings, make_settings, read_settings
 from stepcot_jax.run.training_data import describe_source
@@ -35,8 +36,7 @@ class StoredRun:
     @property
     def names(self) -> tuple[str, ...]:
         """The networks that it trained, the default one last."""
-        known = {"chain_grpo": ("teacher",), "distill": ("teacher", "student")}
-        return known.get(self.settings.job, (self.settings.job,))
+        return self.settings.trains.names
 
     @property
     def trains_policy(self) -> bool:
@@ -56,8 +56,8 @@ class StoredRun:
                 f"{self.settings.named_job} trains a policy, which answers questions and reads no steps; ask it "
                 "with stepcot answer"
             )
-        if self.settings.job == "baseline":
-            return "config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
+        if self.settings.trains is JOBS["baseline"]:
+            return f"{self.settings.named_job} cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
         if self.settings.image_encoder.name == "imported":
             return (
                 "with config.image_encoder.name='imported' the run cannot read images, as its features were computed "

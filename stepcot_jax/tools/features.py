@@ -33,8 +33,8 @@ def fill(arguments: list[str]) -> None:
         settings = make_settings(config)
         if settings.trains_policy:
             raise BadInput(
-                f"config.job: {settings.job!r} is of a policy, whose run encodes the pictures of its records itself; "
-                "expected a job that reads chains"
+                f"config.job: {str(settings.trains)!r} is of a policy, whose run encodes the pictures of its records "
+                "itself; expected a job that reads chains"
             )
         if not settings.image_encoder.is_frozen or not settings.features.store:
             raise BadInput(

@@ -119,8 +119,8 @@ def _why_unread(run: FinishedRun) -> str:
     """Return why the networks cannot read images again; "" if they can."""
     if run.settings.image_encoder.name == "imported":
         return "this run's image features were imported, so that its networks cannot read pictures"
-    reads = run.settings.job in ("teacher", "distill", "chain_grpo")
-    return "" if reads else f"a {run.settings.job} does not read step by step"
+    job = run.settings.trains
+    return "" if job.reads_steps else f"a {job} does not read step by step"
 
 
 def _find(run: FinishedRun, places: list[int], trained: Trained | None, progress: Progress) -> list[FoundCase]:

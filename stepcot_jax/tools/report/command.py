@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.run.settings import POLICY_JOBS, read_settings
+    from stepcot_jax.run.settings import read_settings
 
     source = options.workdir
     if options.out is None and is_address(source):
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.workdir = find_path(options.workdir, "WORKDIR")
     if not options.workdir.is_dir():
         raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
-    write = _write_policy if read_settings(options.workdir / "settings.json").job in POLICY_JOBS else _write_networks
+    write = _write_policy if read_settings(options.workdir / "settings.json").trains_policy else _write_networks
     size = write(options, out)
     print(f"{out}: {size / 1e6:.1f} MB")
     return 0

@@ -20,7 +20,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.places import Place
-from stepcot_jax.run.settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
+from stepcot_jax.run.settings import MAY_CHANGE, Settings, load_settings
 from stepcot_jax.run.stored_reading import read_reading
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
@@ -116,11 +116,8 @@ class Cells:
 
     def is_finished(self, cell: Cell) -> bool:
         """Return whether the cell has its report and predictions, or replies."""
-        folder, job = self.folder(cell), cell.settings.job
-        results = ("predictions/val.npz", "predictions/test.npz")
-        if job in POLICY_JOBS:
-            results = ("records/test.jsonl", f"replies/{job}_test.jsonl")
-        return all((folder / name).is_file() for name in ("report.json", *results))
+        folder = self.folder(cell)
+        return all((folder / name).is_file() for name in ("report.json", *cell.settings.trains.files))
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Run the unfinished cells in order, each once; interrupted ones resume."""
@@ -198,7 +195,7 @@ class Cells:
 
 def _record_root(settings: Settings) -> tuple[str, str]:
     """Return the setting that names the records, and its value."""
-    if settings.job in POLICY_JOBS:
+    if settings.trains_policy:
         return "config.vqa.root", settings.vqa.root
     return "config.data.root", settings.data.root
 

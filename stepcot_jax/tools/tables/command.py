@@ -27,7 +27,7 @@ from ml_collections import config_flags
 from stepcot_jax.host.download import is_address, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
-from stepcot_jax.run.settings import POLICY_JOBS, Settings, make_settings
+from stepcot_jax.run.settings import Settings, make_settings
 from stepcot_jax.tools.options import define_flags, parse
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ def make_tables(
 def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     values = flags.FLAGS
     settings = make_settings(values.config)
-    if settings.job in ("chain_grpo", *POLICY_JOBS):  # configs of tables that choose the job, as all do
+    if (
+        settings.trains_policy or "grpo.epochs" in settings.trains.epochs
+    ):  # configs of tables that choose the job, as all do
         settings = dataclasses.replace(settings, job="distill")
     seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
     target = make_settings(values.target_config) if values.target_config else None

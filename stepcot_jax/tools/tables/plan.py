@@ -46,8 +46,8 @@ class Plan:
     constrained: tuple[Constrained, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.settings.job != "distill":
-            raise BadInput(f"config.job={self.settings.job!r} is not 'distill'; the tables choose the other jobs")
+        if self.settings.trains.names != ("teacher", "student"):
+            raise BadInput(f"{self.settings.named_job} is not 'distill'; the tables choose the other jobs")
         if not self.settings.teacher.memory or not self.settings.teacher.write_back or not self.settings.teacher.text:
             raise BadInput(
                 "config.teacher.memory, write_back and text must be True; the tables switch them off one by one"

@@ -55,7 +55,7 @@ def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyS
     if read_test_records(plan, cell) != list(records):
         raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
     ids = {record.id: None for record in records}
-    path = folder / "replies" / f"{cell.settings.job}_test.jsonl"
+    path = folder / cell.settings.trains.replies
     found = read_replies(path, name=cell.name, chosen=ids.keys(), known=ids.keys(), missing="stop")
     return score_all(records, found.replies, make_scoring(cell.settings))
 
