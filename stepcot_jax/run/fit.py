@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.baseline import BaselineSystem
-from stepcot_jax.systems.recipes import GRPO, SFT
+from stepcot_jax.systems.recipes import GRPO, SFT, is_recipe
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.log import Logger
 from stepcot_jax.training.system import System
@@ -84,13 +84,14 @@ def fit(
       RunStopped: training cannot go on; the last good state is kept.
     """
     make: Callable[..., Task]
-    if isinstance(system, SFT | GRPO) and isinstance(data, VqaDataset):
+    if is_recipe(system) and isinstance(data, VqaDataset):
         described, given = describe_policy(system, data, batch_size)
         make, start_key = functools.partial(_make_policy_task, system, data), "policy.start"
-    elif isinstance(system, System) and isinstance(data, Dataset):
-        described, given = describe_values(system, data, prompts=prompts)
+    elif not is_recipe(system) and isinstance(data, Dataset):
+        own = cast(System, system)
+        described, given = describe_values(own, data, prompts=prompts)
         described |= {"training.batch_size": batch_size or 32, "baseline.batch_size": batch_size or 32}
-        make, start_key = functools.partial(_make_chain_task, system, data, prompts), "start.checkpoint"
+        make, start_key = functools.partial(_make_chain_task, own, data, prompts), "start.checkpoint"
     else:
         raise BadInput("data: SFT and GRPO train on questions, all other systems on answers to the steps of a chain")
     described["seed"] = seed
@@ -119,8 +120,7 @@ def _make_policy_task(recipe: SFT | GRPO, data: VqaDataset, settings: Settings, 
 
 def describe_policy(recipe: SFT | GRPO, data: VqaDataset, batch_size: int | None) -> tuple[dict[str, Any], Given]:
     """Return the settings that describe a policy's training on a dataset, and what no setting describes."""
-    is_sft, policy = isinstance(recipe, SFT), recipe.policy
-    section = "sft" if is_sft else "grpo"
+    policy, section = recipe.policy, recipe.section
     described: dict[str, Any] = {
         "job": section,
         "vqa.source": "given",
@@ -130,7 +130,7 @@ def describe_policy(recipe: SFT | GRPO, data: VqaDataset, batch_size: int | None
         **{f"policy.{name}": value for name, value in policy.network.items()},
         **{f"{section}.{name}": value for name, value in vars(recipe.options).items()},
     }
-    if not is_sft:
+    if section == "grpo":
         described["sft.epochs"] = 0
     for name, part in (
         ("self_check", getattr(recipe, "self_check", None)),

@@ -6,7 +6,7 @@ makes the same system from these values as from a config.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import msgspec
 
@@ -71,6 +71,8 @@ class SFT:
       BadInput: an option is unknown or out of its range.
     """
 
+    section = "sft"
+
     def __init__(self, policy: Policy, *, curriculum: CurriculumOptions | None = None, **options: Any) -> None:
         self.policy, self.curriculum = policy, curriculum
         if curriculum is not None:
@@ -91,6 +93,8 @@ class GRPO:
       BadInput: an option is unknown or out of its range, or a reward is no function.
     """
 
+    section = "grpo"
+
     def __init__(
         self,
         policy: Policy,
@@ -104,6 +108,11 @@ class GRPO:
         if self_check is not None and self.rewards and "answer" not in self.rewards:
             raise BadInput("GRPO: self_check tries wrong answers again; rewards needs sc.rewards.answer")
         self.options = _make(GrpoOptions, options, "GRPO")
+
+
+def is_recipe(system: Any) -> TypeGuard[SFT | GRPO]:
+    """Return whether `fit` trains a policy by it."""
+    return isinstance(system, SFT | GRPO)
 
 
 def _make(cls: type[Options], options: Mapping[str, Any], name: str) -> Options:

@@ -14,7 +14,7 @@ from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import chain_task, training_run
-from stepcot_jax.run.settings import POLICY_JOBS
+from stepcot_jax.run.jobs import JOBS
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import make_task
 from stepcot_jax.training.state import TrainState, apply_gradients
@@ -247,7 +247,7 @@ def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, 
         training_run.Run(small_settings(parallel__num_devices=3), tmp_path)
 
 
-@pytest.mark.parametrize("job", ["teacher", "distill", "baseline", "chain_grpo", *POLICY_JOBS])
+@pytest.mark.parametrize("job", [name for name in JOBS if name != "own"])
 def test_the_job_decides_the_task(monkeypatch, tmp_path, job):
     made = []
     for kind in ("ChainTask", "PolicyTask"):
@@ -258,4 +258,4 @@ def test_the_job_decides_the_task(monkeypatch, tmp_path, job):
             monkeypatch.setitem(sys.modules, "stepcot_jax.run.policy_task", types.SimpleNamespace(PolicyTask=record))
     rest = {"workdir": tmp_path, "devices": None, "terminal": None}
     make_task(small_settings(job=job), **rest)
-    assert made == [("PolicyTask" if job in POLICY_JOBS else "ChainTask", job, rest)]
+    assert made == [("PolicyTask" if JOBS[job].is_policy else "ChainTask", job, rest)]
