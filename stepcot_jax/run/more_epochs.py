@@ -47,7 +47,7 @@ class Raised:
 
 def find_raised(before: Settings, after: Settings) -> list[Raised]:
     """Return the epochs settings of a job that were raised."""
-    keys, found = _phases(before), []
+    keys, found = before.trains.epochs, []
     for place, key in enumerate(keys):
         old, new = _value(before, key), _value(after, key)
         later = [other for other in keys[place + 1 :] if _value(before, other)]

@@ -109,13 +109,17 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
     return Chosen(calibration, counts, weights, make_rules(chain, counts=counts), rule, thresholds)
 
 
+_FIELDS = {"patient_id": "patient", "image_path": "image"}
+"""Facts whose field of a record has another name."""
+
+
 def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitPredictions:
     """Return predictions with the facts about the cases that statistics need."""
     indices = dataset.splits.by_name()[split]
     cases = [dataset.cases[indices[position]] for position in predictions.index]
 
     def text(name: str) -> np.ndarray:
-        values = [getattr(case, name, None) for case in cases]
+        values = [getattr(case, _FIELDS.get(name, name)) for case in cases]
         return np.array(["" if value is None else str(value) for value in values], dtype=np.str_)
 
     facts = {name: text(name) for name in FACTS if name != "case_id"}

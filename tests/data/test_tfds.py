@@ -205,7 +205,8 @@ def test_examples_hold_all_of_a_case(sources, original):
             texts = {
                 key: example[key].decode() for key in ("patient_id", "image_path", "origin", "report", "sex", "view")
             }
-            assert texts == {key: getattr(case, key) for key in texts}
+            fields = {"patient_id": "patient", "image_path": "image"}
+            assert texts == {key: getattr(case, fields.get(key, key)) for key in texts}
             np.testing.assert_array_equal(example["labels"], case.answers)
             assert [reason.decode() for reason in example["reasoning"]] == list(case.reasoning)
             boxes = example["boxes"]

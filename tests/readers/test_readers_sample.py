@@ -307,7 +307,7 @@ def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_p
         ([], "DATA is required"),
         ([str(root), "--split", "val"], "--split='val' is accepted only with --workdir"),
         (["--workdir", str(run), "--layout", "csv"], "--layout='csv' is accepted only without --workdir"),
-        (["--workdir", str(tmp_path / "no")], "settings.json"),
+        (["--workdir", str(tmp_path / "no")], "is not the workdir of a run (no such folder)"),
         ([str(root), "--layout", "no"], "'no'"),
         ([str(root), "--step-names", "a", "b"], "7"),
         ([str(root), "--max-megapixels", "1e-5"], "10 pixels"),

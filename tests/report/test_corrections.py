@@ -79,8 +79,8 @@ def test_a_given_answer_is_no_flip():
     [(("student",), True, "this run has none"), (("teacher",), False, "takes no given answers")],
 )
 def test_a_run_whose_teacher_takes_no_answers_has_a_note_in_place_of_corrections(networks, write_back, note):
-    teacher = SimpleNamespace(memory=True, write_back=write_back)
-    trained = SimpleNamespace(params=dict.fromkeys(networks), settings=SimpleNamespace(teacher=teacher))
+    run = SimpleNamespace(memory=(True, write_back))
+    trained = SimpleNamespace(params=dict.fromkeys(networks), run=run)
     corrections, told = case_gathering._correct(None, trained, [], [], lambda items, _: items)
     assert corrections is None
     assert note in told

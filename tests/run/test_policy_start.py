@@ -65,7 +65,7 @@ def test_a_start_may_be_on_a_store(before, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     address = put_workdir(folder, monkeypatch)
     found = read_policy_start(start_from(address))
-    assert found.settings == read_policy_start(start_from(folder)).settings
+    assert found.run == read_policy_start(start_from(folder)).run
     jax.tree.map(np.testing.assert_array_equal, found.params, params[BEST["grpo"].step])
     with pytest.raises(BadInput, match=rf"^config\.policy\.start: {address} has other values of config\.policy\.width"):
         read_policy_start(start_from(address, **{"policy.width": 32}))

@@ -250,12 +250,10 @@ def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, 
 @pytest.mark.parametrize("job", [name for name in JOBS if name != "own"])
 def test_the_job_decides_the_task(monkeypatch, tmp_path, job):
     made = []
-    for kind in ("ChainTask", "PolicyTask"):
-        record = lambda settings, kind=kind, **rest: made.append((kind, settings.job, rest))  # noqa: E731
-        if kind == "ChainTask":
-            monkeypatch.setattr(chain_task, kind, record)
-        else:
-            monkeypatch.setitem(sys.modules, "stepcot_jax.run.policy_task", types.SimpleNamespace(PolicyTask=record))
+    make_chains = lambda settings, **rest: made.append(("chains", str(settings.trains), rest))  # noqa: E731
+    make_policy = lambda settings, **rest: made.append(("policy", str(settings.trains), rest))  # noqa: E731
+    monkeypatch.setattr(chain_task, "load_chain_task", make_chains)
+    monkeypatch.setitem(sys.modules, "stepcot_jax.run.policy_task", types.SimpleNamespace(PolicyTask=make_policy))
     rest = {"workdir": tmp_path, "devices": None, "terminal": None}
     make_task(small_settings(job=job), **rest)
-    assert made == [("PolicyTask" if JOBS[job].is_policy else "ChainTask", job, rest)]
+    assert made == [("policy" if JOBS[job].is_policy else "chains", job, rest)]
