@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.consistency import Rules
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.policy_gradient import PolicyGradient, Scale, advantages, aggregate_weight, policy_gradient_loss
-from stepcot_jax.policies.chain_policy import Read, sample_chains, score_chains
+from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.policies.sampling import rollout_keys
 from stepcot_jax.systems.grpo import REFERENCE, RewardSignal
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
@@ -32,6 +32,51 @@ from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, Stream, Update
+
+# The chain as a policy: steps are answered in order, each from the answers drawn before it.
+
+
+NOT_GIVEN = -1
+"""Answer of a step that is still to be drawn; any negative label is none."""
+
+Read = Callable[[Int[Array, "rollout step"]], Float[Array, "rollout step answer"]]
+"""Answers given to the steps, negative where none is -> scores of every step, such as a teacher's logits."""
+
+
+def sample_chains(
+    read: Read,
+    *,
+    num_steps: int,
+    keys: UInt32[Array, "rollout 2"],
+    temperature: float = 1.0,
+    greedy: bool = False,
+) -> Int[Array, "rollout step"]:
+    """Draw an answer of each step in order, with `num_steps` passes."""
+
+    def answer(step: Int[Array, ""], given: Int[Array, "rollout step"]) -> Int[Array, "rollout step"]:
+        scores = read(given)[:, step].astype(jnp.float32) / jnp.float32(temperature)
+        if greedy:
+            drawn = jnp.argmax(scores, axis=-1)
+        else:
+            drawn = jax.vmap(lambda key, row: jax.random.categorical(_fold(key, step), row))(keys, scores)
+        return given.at[:, step].set(drawn.astype(jnp.int32))
+
+    start = jnp.full((keys.shape[0], num_steps), NOT_GIVEN, jnp.int32)
+    chains: Int[Array, "rollout step"] = jax.lax.fori_loop(0, num_steps, answer, start)
+    return chains
+
+
+def score_chains(
+    read: Read, answers: Int[Array, "rollout step"], *, temperature: float = 1.0
+) -> Float[Array, "rollout step"]:
+    """Return the log-probability of each step's answer given the answers before it; their sum is that of the chain."""
+    counted = jnp.ones(answers.shape, bool)
+    return token_log_probs(logits=read(answers), tokens=answers, counted=counted, temperature=temperature)
+
+
+def _fold(key: UInt32[Array, "2"], step: Int[Array, ""]) -> Array:
+    return jax.random.fold_in(jax.random.wrap_key_data(key), step)
+
 
 # Rewards of sampled chains: the diagnosis is right, steps are right, no two answers contradict each other.
 

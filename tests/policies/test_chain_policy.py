@@ -9,8 +9,8 @@ import pytest
 from oracles.random_params import assert_close, declare, normal, randomise
 
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.policies.chain_policy import sample_chains, score_chains
 from stepcot_jax.policies.sampling import rollout_keys
+from stepcot_jax.systems.chain_grpo import sample_chains, score_chains
 
 pytestmark = pytest.mark.slow
 
