@@ -38,7 +38,7 @@ def opened(monkeypatch):
         return found[-1]
 
     open_one.package = "json"
-    monkeypatch.setattr(writers, "find_extra", lambda kind, name, packages: open_one)
+    monkeypatch.setattr(training_run, "find_extra", lambda kind, name, packages: open_one)
     return found, options
 
 
@@ -102,13 +102,13 @@ def test_a_run_is_named_as_the_settings_say_or_as_its_workdir(tmp_path, opened):
 
 
 def test_a_logger_that_cannot_be_opened_leaves_the_run_alone(tmp_path, opened, monkeypatch):
-    said, find = [], writers.find_extra
+    said, find = [], training_run.find_extra
 
     def fail(*_, **__):
         raise RuntimeError("api_key not configured")
 
     monkeypatch.setattr(
-        writers, "find_extra", lambda kind, name, packages: fail if name == "wandb" else find(kind, name, packages)
+        training_run, "find_extra", lambda kind, name, packages: fail if name == "wandb" else find(kind, name, packages)
     )
     assert len(open_loggers(tmp_path, small_settings(loggers__names=("wandb", "mlflow")), say=said.append)) == 1
     assert said[0].startswith("warning: wandb cannot be opened (RuntimeError: api_key not configured); training goes")
@@ -116,7 +116,7 @@ def test_a_logger_that_cannot_be_opened_leaves_the_run_alone(tmp_path, opened, m
 
 
 def test_a_missing_package_is_named_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(training_run.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"config.loggers.names: 'mlflow' is not installed: pip install -e .*mlflow"):
         check_loggers(small_settings(loggers__names=("mlflow",)).loggers)
     with pytest.raises(BadInput, match="'wandb' is not installed"):
