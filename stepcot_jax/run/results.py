@@ -100,7 +100,7 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
         name: fit_pair_ratios(
             logits, counts=counts, labels=validated.labels, temperatures=calibration.temperatures[name], chain=chain
         ).weights
-        for name, logits in reversed(validated.given.items())
+        for name, logits in reversed([*validated.given.items()])
     }
     rule = Rule(evaluation.operating_point, evaluation.operating_target, evaluation.miss_cost)
     thresholds = choose_thresholds(
