@@ -7,6 +7,7 @@ import pytest
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run import training_run
 from stepcot_jax.run.training_run import check_loggers, describe_settings, open_loggers
 from stepcot_jax.training.log import MetricsLog
 
