@@ -2,9 +2,9 @@
 
 stepcot tables vqa robustness curriculum self_check stages --config=tables_vqa --workdir=runs/tables_vqa
 
-Of `vqa`, with seeds 0, 1 and 2 (docs/policies.md): A 48.5, V 43.9 % after fine-tuning, 50.6 and 45.3 after GRPO with
-both rewards (majority answer and constant box: 32.3 and 26.9). On one busy core a fine-tuning took 15 to 21 minutes,
-GRPO 32 to 42.
+Of `vqa`, with seeds 0, 1 and 2 (docs/results/policies_grpo.md): A 48.5, V 43.9 % after fine-tuning, 50.6 and 45.3
+after GRPO with both rewards (majority answer and constant box: 32.3 and 26.9). On one busy core a fine-tuning took 15
+to 21 minutes, GRPO 32 to 42.
 """
 
 from configs import vqa_quickstart
@@ -14,8 +14,8 @@ def get_config():
     config = vqa_quickstart.get_config()
     config.phantom.num_cases = 3000
     config.sft.epochs = 8
-    # Hundreds of small updates, as the gradient of a batch is a few per cent signal (docs/policies.md). Without the
-    # penalty, which would take another pass through the frozen start.
+    # Hundreds of small updates, as the gradient of a batch is a few per cent signal (docs/results/policies_grpo.md).
+    # Without the penalty, which would take another pass through the frozen start.
     config.grpo.epochs = 5
     config.grpo.batch_size = 32
     config.grpo.updates_per_epoch = 50

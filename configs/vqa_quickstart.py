@@ -2,8 +2,8 @@
 
 python -m stepcot_jax.main --config=vqa_quickstart --workdir=runs/vqa
 
-Scores are in docs/policies.md: A 36, V 36 % after fine-tuning (majority answer and constant box: 31 and 27 %). The
-sixteen updates of GRPO that fit into five minutes on two cores trade one for the other; hundreds lift both
+Scores are in docs/results/policies_grpo.md: A 36, V 36 % after fine-tuning (majority answer and constant box: 31 and
+27 %). The sixteen updates of GRPO that fit into five minutes on two cores trade one for the other; hundreds lift both
 (`tables_vqa`).
 """
 
@@ -20,7 +20,7 @@ def get_config():
     config.vqa.num_validated = 400
     config.sft.epochs = 4
     config.sft.batch_size = 8
-    # Few updates, small steps: the gradient of a batch is nearly noise at this size (docs/policies.md).
+    # Few updates, small steps: the gradient of a batch is nearly noise at this size (docs/results/policies_grpo.md).
     config.grpo.epochs = 2
     config.grpo.batch_size = 16
     config.grpo.updates_per_epoch = 8

@@ -3,12 +3,15 @@
 import re
 from typing import Any
 
-_NOTEBOOK = re.compile(r"\]\(\.\./notebooks/(\w+)\.ipynb\)")
-_OUTSIDE = re.compile(r"\[([^\]\n]+)\]\(\.\./([^)\s]+)\)")
+_NOTEBOOK = r"\]\({up}notebooks/(\w+)\.ipynb\)"
+_OUTSIDE = r"\[([^\]\n]+)\]\({up}([^)\s]+)\)"
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Replace links that lead out of the documents; mkdocs calls it for each page."""
     if page.file.src_uri.startswith("notebooks/"):  # its links to ../ are to documents
         return markdown
-    return _OUTSIDE.sub(r"\1 (`\2`)", _NOTEBOOK.sub(r"](notebooks/\1.md)", markdown))
+    depth = page.file.src_uri.count("/")
+    up = re.escape("../" * (depth + 1))  # a page in docs/results links to its neighbours above by ../
+    linked = re.sub(_NOTEBOOK.format(up=up), rf"]({'../' * depth}notebooks/\1.md)", markdown)
+    return re.sub(_OUTSIDE.format(up=up), r"\1 (`\2`)", linked)

@@ -68,7 +68,7 @@ def reports(archive):
     return list(read_coded_reports(archive))
 
 
-# What was measured, less a report or two; the held-out half was never read for tuning. docs/data.md tells the numbers.
+# What was measured, less a report or two; the held-out half was never read for tuning (docs/results/annotation.md).
 @pytest.mark.parametrize(("half", "accuracy", "kappa"), [("tuning", 0.99, 0.985), ("held out", 0.98, 0.96)])
 def test_diagnosis_agrees_with_the_experts(reports, half, accuracy, kappa):
     chosen = [(report, mesh) for report, mesh in reports if half_of(report.id) == half and report.text]

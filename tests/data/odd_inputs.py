@@ -1,4 +1,4 @@
-"""Folders that are odd in one way each: for the tests, and for the table in docs/data.md that is made from them."""
+"""Folders that are odd in one way each: for the tests, and for the table in docs/results/odd_inputs.md."""
 
 import csv
 import json
