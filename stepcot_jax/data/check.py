@@ -98,7 +98,7 @@ class Findings:
       original: for each record the first one whose image has the same pixels; None if no image was decoded.
       assignment: the splits; None if no record is good.
       boxes_of: cases whose boxes are counted; None for those of the scan.
-      uncertain: what training makes of uncertain answers.
+      uncertain: treatment of uncertain answers in training.
       stops: what would stop a run.
       notes: what a run accepts but the user may want to know.
     """
@@ -301,7 +301,7 @@ class CheckOptions:
       num_threads: images decoded at the same time.
       single_label: leave images with several findings out, in layouts with lists of findings.
       labels_from: table that ChestX-ray8's labels come from.
-      uncertain: what training makes of uncertain answers.
+      uncertain: treatment of uncertain answers in training.
     """
 
     layout: str = AUTO

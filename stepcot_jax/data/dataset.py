@@ -39,7 +39,7 @@ class Dataset:
       splits_source: where the splits come from, in words.
       images: the cases' encoded images; None for the phantom, which has none, and without the test split.
       digests: SHA-256 of image contents that loading has computed, by case index.
-      uncertain: what training makes of uncertain answers.
+      uncertain: treatment of uncertain answers in training.
     """
 
     chain: Chain

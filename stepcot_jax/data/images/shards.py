@@ -124,7 +124,7 @@ def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
 def open_images(
     collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
 ) -> tuple[Collection, ImageFiles]:
-    """Open a collection's image files or, if `sharded`, the shards beside its records.
+    """Open a collection's image files or, if `sharded`, the shards next to its records.
 
     Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
     """
@@ -405,7 +405,7 @@ def make_shards(
       terminal: shows progress.
 
     Returns:
-      What was written, in lines.
+      Lines that describe the written shards.
 
     Raises:
       BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
@@ -444,7 +444,7 @@ def make_shards(
 def _describe(
     index: ShardIndex, num_earlier: int, out: Path, *, names: tuple[str, ...], num_set_aside: int
 ) -> list[str]:
-    """Return what was written, in lines."""
+    """Return lines that describe the written shards."""
     num_images = sum(len(entry.paths) for entry in index.shards)
     lines = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_earlier} of them from an earlier start"]
     if names != records.PUBLISHED_STEP_NAMES:

@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import fold
+from stepcot_jax.reasoning.replies import write_answer
 from stepcot_jax.record import Record
 
 CHECK_OPENS, CHECK_CLOSES = "<CHECK>", "</CHECK>"
@@ -130,8 +131,7 @@ def write_check(record: Record, wrong: Record, *, rng: np.random.Generator, dial
         analysis = "what is seen does not decide for this answer." if not seen else "the description holds."
     else:
         analysis = analysis.format(seen=_plain(seen))
-    answer = wrong.answer if isinstance(wrong.answer, str) else ", ".join(wrong.answer)
-    knowledge = knowledge.format(rule=_plain(rule), wrong=_plain(answer)).strip()
+    knowledge = knowledge.format(rule=_plain(rule), wrong=_plain(write_answer(wrong))).strip()
     parts = (("Visual grounding", grounding), ("Visual analysis", analysis), ("Knowledge", knowledge))
     return _plain(" ".join(f"{name}: {text}" for name, text in parts))
 

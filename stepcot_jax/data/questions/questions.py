@@ -94,7 +94,7 @@ def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> t
     for finding in findings:
         term = term_of(finding.label)
         seen = term.look or f"signs of {term.name}"
-        is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion beside the heart
+        is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion outside the heart
         if knows_steps(image.facts) and finding.label == image.facts["diagnosis"] and is_lesion:
             seen = describe(image.facts, wording=wording)
         references.append((Box(finding.label, finding.corners, region=finding.region or finding.label), seen))
@@ -102,7 +102,7 @@ def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> t
 
 
 def refer_to_region(image: Record, name: str, seen: str) -> tuple[Reference, ...]:
-    """Refer to a region; to nothing if the image has no box of it."""
+    """Refer to a region; () if the image has no box of it."""
     box = image.region_box(name)
     return () if box is None else ((Box(name, box, region=name), seen),)
 

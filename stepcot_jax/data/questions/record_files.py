@@ -166,8 +166,7 @@ def decode_record(content: bytes) -> Record:
     except UnicodeDecodeError:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        message, _, location = str(error).partition(" - at `$")
-        message, field = message[:_LONGEST_MESSAGE], location.rstrip("`").lstrip(".")[:_LONGEST_MESSAGE]
+        field, message = (part[:_LONGEST_MESSAGE] for part in data_json.split_message(error))
         if field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.data.questions.record_files import read_lines
+from stepcot_jax.data.records.data_json import split_message
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Missing
 
@@ -81,8 +82,7 @@ def read_replies(
         try:
             line = _decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            message, _, location = str(error).partition(" - at `$")
-            field = location.rstrip("`").lstrip(".")
+            field, message = split_message(error)
             raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
         if line.id in seen:
             raise BadInput(f"{where}, id: {line.id[:80]!r} came in line {seen[line.id]}; expected one reply per record")

@@ -162,7 +162,7 @@ def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed
     elif named != {""}:
         return records
     try:
-        strata = [_stratum(image) for image in images]
+        strata = [image.facts.get("diagnosis") or canonical(image.lesion) for image in images]
         splits = split_by_patient(images, strata, seed=seed, fractions=shares, names=names)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -178,10 +178,6 @@ def _check_patients(images: Iterable[Record], path: Path) -> None:
     number = sum(len(names) > 1 for names in splits.values())
     if number:
         raise BadInput(f"{path}: {number} of {len(splits)} patients are in more than one split; expected one each")
-
-
-def _stratum(record: Record) -> str:
-    return record.facts.get("diagnosis") or canonical(record.lesion)
 
 
 @dataclasses.dataclass(frozen=True)

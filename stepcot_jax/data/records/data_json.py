@@ -149,13 +149,17 @@ def decode_record(raw: bytes) -> PublishedRecord:
     try:
         record = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        message, _, location = str(error).partition(" - at `$")
-        field = location.rstrip("`").lstrip(".")
-        message = message[:_LONGEST_MESSAGE]
-        raise BadInput(f"{field[:_LONGEST_MESSAGE]}: {message}" if field else message) from error
+        field, message = (part[:_LONGEST_MESSAGE] for part in split_message(error))
+        raise BadInput(f"{field}: {message}" if field else message) from error
     if len(raw) > _LARGE_RECORD:  # comparing lengths takes as long as decoding
         _check_lengths(record, read_limits())
     return record
+
+
+def split_message(error: Exception) -> tuple[str, str]:
+    """Return the field that an error of msgspec names, "" if none, and the rest of its message."""
+    message, _, field = str(error).partition(" - at `$")
+    return field.rstrip("`").lstrip("."), message
 
 
 def _check_lengths(record: PublishedRecord, limits: Limits) -> None:

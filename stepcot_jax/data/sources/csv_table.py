@@ -1,4 +1,4 @@
-"""A hospital's own table: one row per image, with its report and the answers of one or more steps.
+"""A hospital's table: one row per image, with its report and the answers of one or more steps.
 
 Every cell is text: a cell that a spreadsheet would run as a formula is read literally.
 """
@@ -63,7 +63,7 @@ def read_csv_table(
 
     Column names ignore letter case, spacing, "_" and "-". Only image and one column with answers are required. Answers
     are letters or texts of the options, with "?" after one that is uncertain; an empty cell is not annotated. The chain
-    comes from `chain.json` beside the table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN` is
+    comes from `chain.json` next to the table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN` is
     answered, `findings` adds the answers that follow from it. Without patient_id each image counts as one patient, with
     a warning.
 

@@ -15,6 +15,8 @@ from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import (
+    UNNAMED,
+    Turn,
     convert_fields,
     find_patient,
     iterate_records,
@@ -29,8 +31,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import KINDS, Kind, Record, SetAside
 
 ORIGIN = "GEMeX"
-UNNAMED = "region"
-"""Label of a box without a name in the release."""
 
 _LICENCE = "MIMIC-CXR-JPG: credentialed access (PhysioNet)"
 
@@ -47,13 +47,8 @@ class _TestRecord(msgspec.Struct, frozen=True):
     q_id: str | int = ""
 
 
-class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
-    speaker: str
-    value: str
-
-
 class _TrainingRecord(msgspec.Struct, frozen=True):
-    conversations: list[_Turn]
+    conversations: list[Turn]
     q_type: str
     image: str
     type_prompt: str = ""

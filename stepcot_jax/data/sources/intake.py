@@ -230,11 +230,21 @@ TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
 
 T = TypeVar("T")
 
+UNNAMED = "region"
+"""Label of a box without a name in the release."""
+
 _CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
 _MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
 _CHOICES_MARK = "<choices>:"
 _IMAGE_MARK = "<image>"
 _ANY_ANSWER: dict[Kind, str | tuple[str, ...]] = {"open": "-", "closed": "Yes", "single": "A", "multi": ("A",)}
+
+
+class Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
+    """One turn of a conversation."""
+
+    speaker: str
+    value: str
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
@@ -261,8 +271,7 @@ def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        message, _, location = str(error).partition(" - at `$")
-        field = location.rstrip("`").lstrip(".")
+        field, message = data_json.split_message(error)
         raise BadInput(f"{field}: {message}" if field else message) from None
 
 
@@ -284,7 +293,7 @@ def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
 
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
-    r"""Return question and bare choices of a prompt; what follows the choices' bracket is left out.
+    r"""Return question and bare choices of a prompt; text after the choices' bracket is left out.
 
     >>> split_question("<image>\nWhich side? <choices>: [A: left, upper, B: right] Choose one.")
     ('Which side?', ('left, upper', 'right'))

@@ -461,7 +461,7 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
     """Yield the reports of an archive or a folder, in the archive's order or by file name.
 
     An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
-    `decide_projections` decides the projections, with the list beside the reports if there is one.
+    `decide_projections` decides the projections, with the list next to the reports if there is one.
     """
     source = Path(source)
     path = _locate_data(source) / LIST_NAME

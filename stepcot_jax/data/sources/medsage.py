@@ -16,7 +16,9 @@ from stepcot_jax.chain import fold
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import (
+    UNNAMED,
     NotARecord,
+    Turn,
     convert_fields,
     iterate_records,
     locate_image,
@@ -30,8 +32,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import STAGE_NAMES, Kind, Record, SetAside, Stages
 
 ORIGIN = "MEDSAGE"
-UNNAMED = "region"
-"""Label of a box without a name in the record."""
 
 _LICENCE = "of the image collections that MEDSAGE draws from"
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
@@ -39,13 +39,8 @@ _PRINTED, _RELEASED = ("VISUAL", "KNOWLEDGE", "ANSWER"), ("VIS", "KNO")
 _LETTERS = re.compile(r"\(?[A-Z][.)]?(?:\s*,\s*\(?[A-Z][.)]?)*")
 
 
-class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
-    speaker: str
-    value: str
-
-
 class _Conversation(msgspec.Struct, frozen=True):
-    conversations: list[_Turn]
+    conversations: list[Turn]
     images: list[str] | None = None
     id: str | int = ""
 

@@ -288,7 +288,10 @@ def split_images(images: Sequence[Record], *, seed: int) -> list[Record]:
         if len(named) < len(images):
             raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
         return list(images)
-    splits = split_by_patient(images, [_stratum_of_image(image) for image in images], seed=seed)
+    strata = [
+        image.facts.get("diagnosis") or (canonical(image.boxes[0].label) if image.boxes else "") for image in images
+    ]
+    splits = split_by_patient(images, strata, seed=seed)
     return [msgspec.structs.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
 
 
@@ -311,7 +314,3 @@ def split_by_patient(
     parts = deal(table, seed=seed, fractions=fractions, joined=())
     split_of = {index: name for name, indices in zip(names, parts, strict=True) for index in indices}
     return [split_of[index] for index in range(len(table))]
-
-
-def _stratum_of_image(image: Record) -> str:
-    return image.facts.get("diagnosis") or (canonical(image.boxes[0].label) if image.boxes else "")

@@ -1,6 +1,6 @@
-"""Write and open a prepared dataset: the files beside its shards, its cases, splits and encoded images.
+"""Write and open a prepared dataset: the files next to its shards, its cases, splits and encoded images.
 
-tensorflow_datasets writes the shards and its own metadata. Beside them lie `data.json` with the cases in the published
+tensorflow_datasets writes the shards and its own metadata. Next to them are `data.json` with the cases in the published
 layout, so that reading labels needs no images; `quarantine.jsonl` with the records that were set aside; and
 `step_cot.json` with the location and digest of each image. That one is written last: without it, the preparation was
 not finished.
@@ -43,7 +43,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared dataset apart from its images.
 
     `source` is the result of `identify_source` for the folder it was prepared from, `records` the SHA-256 of the
-    `data.json` beside it. `sizes` and `digests` (SHA-256) describe each case's image file, in the order of that
+    `data.json` next to it. `sizes` and `digests` (SHA-256) describe each case's image file, in the order of that
     `data.json`; `splits` has indices into the same order.
     """
 
@@ -81,7 +81,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 def write_contents(
     folder: Path, gathered: Prepared, *, source: str, shards: Sequence[Shard], images: dict[int, tuple[int, str]]
 ) -> None:
-    """Write the files beside the shards, `step_cot.json` last."""
+    """Write the files next to the shards, `step_cot.json` last."""
     collection, splits = gathered.collection, gathered.splits.by_name()
     for name, indices in splits.items():
         num_records = sum(shard.num_records for shard in shards if shard.split == name)
@@ -127,7 +127,7 @@ def read_contents(folder: Path) -> Contents:
 
 
 def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Splits]:
-    """Read the cases beside the shards, those set aside, and the splits; `BadInput` if the records have changed."""
+    """Read the cases next to the shards, those set aside, and the splits; `BadInput` if the records have changed."""
     path = folder / FILE_NAME
     if preparing.digest_of_file(path) != contents.records:
         raise BadInput(f"{path}: the records have changed since they were prepared; {_EXPECTED}, unaltered")
