@@ -1,4 +1,4 @@
 """Files to records, splits, images and batches; phantoms, which need no files.
 
-What an encoder computes once stands in `features`, what text means in `reasoning`. Read `dataset`, then `loading`.
+Features that an encoder computes once are in `features`, the meaning of texts in `reasoning`. Read `dataset` first.
 """

@@ -28,10 +28,10 @@ _ENDLESS = 2**50
 
 @dataclasses.dataclass(frozen=True)
 class _ReadBatch(grain.transforms.MapWithIndex):
-    """Reads this process's rows of a batch, as pixels or features; runs in workers.
+    """Reads this process's rows of a global batch, as pixels or features; runs in workers.
 
-    It holds only what reading needs, since every worker gets a copy. Pixels have one channel if the whole batch is
-    grey: a twelfth of the bytes of normalised images.
+    It holds only what reading needs, since every worker gets a copy. Pixels have one channel if all images are grey: a
+    twelfth of the bytes of normalised images.
     """
 
     indices: Sequence[int]
@@ -42,13 +42,13 @@ class _ReadBatch(grain.transforms.MapWithIndex):
 
     def map_with_index(self, index: int, element: Int[np.ndarray, " row"]) -> Batch:
         positions = np.asarray(element, np.int32)
-        own = positions[self.rows]
+        local = positions[self.rows]
         # A process without rows in a short batch reads one for the shapes.
-        read = own if len(own) else positions[-1:]
+        read = local if len(local) else positions[-1:]
         cases = [self.indices[position] for position in read]
-        places = {"index": read, "num_cases": np.int32(len(own))}
+        shared = {"index": read, "num_cases": np.int32(len(local))}
         if self.features is not None:
-            return {"image_features": np.stack([self.features[case] for case in cases]), **places}
+            return {"image_features": np.stack([self.features[case] for case in cases]), **shared}
         images = [self.pixels.compact(case) for case in cases]
         if self.augment_seed is not None:
             images = [
@@ -57,7 +57,7 @@ class _ReadBatch(grain.transforms.MapWithIndex):
             ]
         if any(image.ndim == 3 for image in images):
             images = [repeat_grey(image) if image.ndim == 2 else image for image in images]
-        return {"pixels": np.stack(images), **places}
+        return {"pixels": np.stack(images), **shared}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ def evaluation_batches(
     """Return the batches of a split in order; the last one is padded with rows whose "present" is False.
 
     Args:
-      batch_size: cases in a batch, over all processes; a smaller split makes a smaller batch.
+      batch_size: cases in a global batch; a smaller split makes a smaller batch.
       multiple_of: round the batch size up to a multiple of this, such as the number of devices.
 
     Returns:
@@ -197,7 +197,7 @@ def _inverse_frequencies(answers: Int[np.ndarray, " case"]) -> np.ndarray:
 def _mean_inverse_frequencies(labels: Int[np.ndarray, "case step"]) -> np.ndarray:
     """Return the probability of each case, proportional to its annotated steps' mean inverse frequency."""
     annotated = labels != NOT_ANNOTATED
-    inverse = np.stack([_inverse_frequencies(own) * len(np.unique(own)) for own in labels.T], axis=1)
+    inverse = np.stack([_inverse_frequencies(answers) * len(np.unique(answers)) for answers in labels.T], axis=1)
     means = np.where(annotated, inverse, 0).sum(axis=1) / np.maximum(annotated.sum(axis=1), 1)
     return means / means.sum()
 

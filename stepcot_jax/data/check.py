@@ -1,7 +1,7 @@
-"""Check a data root: what it holds and whether a run can use it, as one object of plain facts; see `docs/data.md`.
+"""Check a data root: its contents and whether a run can use it, as one object of plain facts; see `docs/data.md`.
 
-A check reads with the code of a run: the same scan, decoder, split tables and split making. Unlike a run it continues
-after the first fault, and it keeps no texts.
+A check uses the code of a run: the same scan, decoder, split tables and split making. Unlike a run it continues after
+the first fault, and it keeps no texts.
 """
 
 import collections
@@ -48,9 +48,9 @@ _EXAMPLES_OF_REASON = 3
 _NUM_SHOWN = 300
 # The parts of a reason that differ between records.
 _PARTICULAR = re.compile(
-    r"^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the place that a reason begins with, but no field
-    r"|(?<=references\[)\d+(?=\])|(?<!\w)\[-?\d[^\]]*\]"  # the place of a box, and the box found
-    r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # the value found
+    r"^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the row or file that a reason begins with, but no field
+    r"|(?<=references\[)\d+(?=\])|(?<!\w)\[-?\d[^\]]*\]"  # the number of a box, and its corners
+    r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # a quoted value
     r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
 )
 
@@ -90,7 +90,7 @@ _NUM_EXAMPLES = 20
 
 @dataclasses.dataclass
 class Findings:
-    """Everything that a check has found.
+    """The results of a check.
 
     Attributes:
       reasons: the records set aside, by reason.
@@ -98,9 +98,9 @@ class Findings:
       original: for each record the first one whose image has the same pixels; None if no image was decoded.
       assignment: the splits; None if no record is good.
       boxes_of: cases whose boxes are counted; None for those of the scan.
-      uncertain: what training makes of uncertain answers.
+      uncertain: treatment of uncertain answers in training.
       stops: what would stop a run.
-      notes: what a run accepts but a person may want to know.
+      notes: what a run accepts but the user may want to know.
     """
 
     scan: Scan
@@ -154,9 +154,9 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
 
 
 def _find_targets(findings: Findings) -> tuple[Targets | None, list[str]]:
-    """Return what training on the train split compares with, and why a run could not make it.
+    """Return the training targets of the train split, and why a run could not make them.
 
-    None without a train split; uncertain answers are ignored where the run could not treat them as it should.
+    None without a train split. Uncertain answers are ignored if the run could not treat them as set.
     """
     scan, assignment = findings.scan, findings.assignment
     if assignment is None or scan.chain is None:
@@ -195,21 +195,21 @@ def _describe_pictures(findings: Findings) -> dict[str, Any]:
         return dict.fromkeys(names)
     scan, assignment, original = findings.scan, findings.assignment, findings.original.tolist()
     table = scan.table
-    repeated = [place for place in np.flatnonzero(scan.good).tolist() if original[place] != place]
+    repeated = [index for index in np.flatnonzero(scan.good).tolist() if original[index] != index]
     member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
     groups = collections.defaultdict(list)
-    for place in repeated:
-        groups[original[place]].append(place)
+    for index in repeated:
+        groups[original[index]].append(index)
     leaks = []
     for first, others in groups.items():
-        splits_of = {place: list(itertools.compress(SPLIT_NAMES, member[:, place])) for place in (first, *others)}
+        splits_of = {index: list(itertools.compress(SPLIT_NAMES, member[:, index])) for index in (first, *others)}
         if len(set().union(*splits_of.values())) > 1:
             leaks.append(splits_of)
-    equal = [[table.image_paths[original[place]], table.image_paths[place]] for place in repeated[:_NUM_EXAMPLES]]
+    equal = [[table.image_paths[original[index]], table.image_paths[index]] for index in repeated[:_NUM_EXAMPLES]]
     listed = [
         [
-            {"image_path": table.image_paths[place], "patient_id": table.patient_ids[place], "splits": splits}
-            for place, splits in list(group.items())[:_NUM_EXAMPLES]
+            {"image_path": table.image_paths[index], "patient_id": table.patient_ids[index], "splits": splits}
+            for index, splits in list(group.items())[:_NUM_EXAMPLES]
         ]
         for group in leaks[:_NUM_EXAMPLES]
     ]
@@ -298,10 +298,10 @@ class CheckOptions:
       step_names: name of each step, in order.
       on_bad_record: whether bad records would stop a run.
       max_pixels: largest accepted width times height of an image.
-      num_threads: images decoded at a time.
+      num_threads: images decoded at the same time.
       single_label: leave images with several findings out, in layouts with lists of findings.
       labels_from: table that ChestX-ray8's labels come from.
-      uncertain: what training makes of uncertain answers.
+      uncertain: treatment of uncertain answers in training.
     """
 
     layout: str = AUTO
@@ -332,10 +332,10 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     findings.uncertain = UncertainAnswers(options.uncertain)
     scan, reasons = findings.scan, findings.reasons
     if sharded:
-        for place, reason in find_missing(read_index(root), scan.table.image_paths).items():
-            if scan.good[place]:
+        for index, reason in find_missing(read_index(root), scan.table.image_paths).items():
+            if scan.good[index]:
                 scan.num_missing += 1
-                scan.drop(place, reason)
+                scan.drop(index, reason)
         scan.num_found = int(scan.good.sum())
     if layout == "published":
         if not scan.good.any():
@@ -388,7 +388,7 @@ def _read_other(root: Path, layout: str, options: CheckOptions, require_images: 
     reasons = Reasons()
     findings = Findings(scan_collection(collection, reasons, require_images=require_images), reasons, layout)
     findings.notes += warnings
-    with _recorded_warnings():  # the same ones again
+    with _recorded_warnings():  # these readings repeat the same warnings
         if layout in _SEVERAL_LABELS:
             findings.boxes_of = read(single_label=False).cases
         try:
@@ -416,28 +416,28 @@ def _recorded_warnings() -> Iterator[list[str]]:
 
 def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
     """Return the splits of the tables, else those that a run would make."""
-    found = resolve_tables(
+    assignment = resolve_tables(
         scan.root,
         scan.table,
         good=scan.good,
         set_aside_paths=reasons.image_paths,
         set_aside_patients=reasons.patient_ids,
     )
-    if found is not None:
-        return found
+    if assignment is not None:
+        return assignment
     try:
         splits = make_splits(scan.table, seed=seed, chosen=scan.good)
     except BadInput as error:
-        found = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
-        found.add_problem("splits cannot be made", str(error))
-        return found
+        assignment = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
+        assignment.add_problem("splits cannot be made", str(error))
+        return assignment
     return Assignment.of(splits, len(scan.table))
 
 
 def scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
     """Return a collection that was read without requiring images as a scan; it shares the collection's table.
 
-    `reasons` takes the records set aside and, with `require_images`, those without their image file.
+    `reasons` collects the records set aside and, with `require_images`, those without their image file.
     """
     for item in collection.set_aside:
         reasons.append(item)
@@ -453,12 +453,12 @@ def scan_collection(collection: Collection, reasons: Reasons, *, require_images:
     )
     if require_images:
         locator = ImageLocator(collection.root, require_images=True)
-        for place, image_path in enumerate(scan.table.image_paths):
+        for index, image_path in enumerate(scan.table.image_paths):
             try:
                 locator.locate(image_path)
             except BadInput as error:
                 scan.num_missing += isinstance(error, MissingImage)
-                scan.drop(place, str(error))
+                scan.drop(index, str(error))
         scan.num_found = int(scan.good.sum())
     return scan
 
@@ -474,15 +474,15 @@ def decode_pictures(
     """Decode the image of every good record, from files or shards; set records aside where that fails.
 
     Returns:
-      The number of images that cannot be decoded, and for each record the first one whose image has the same pixels,
+      The number of images that cannot be decoded, and for each record the first one whose image has the same pixels.
     """
-    places = np.flatnonzero(scan.good)
+    good = np.flatnonzero(scan.good)
     paths, limit = scan.table.image_paths, most_bytes(max_pixels)
     files: ImageFiles
     if has_shards(root):
-        files = ShardFiles(scan.root, read_index(root), [paths[place] for place in places.tolist()], max_bytes=limit)
+        files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good.tolist()], max_bytes=limit)
     else:
-        files = Selection(FolderFiles(scan.root, paths, limit), places)
+        files = Selection(FolderFiles(scan.root, paths, limit), good)
 
     def digest(index: int) -> bytes | BadInput:
         try:
@@ -494,16 +494,16 @@ def decode_pictures(
         return content.digest()
 
     column = DigestColumn()
-    watched = progress(range(len(places)), "reading the images")
-    for index, found in map_in_threads(digest, watched, num_threads=num_threads):
-        if isinstance(found, BadInput):
-            scan.drop(int(places[index]), str(found))
+    watched = progress(range(len(good)), "reading the images")
+    for index, result in map_in_threads(digest, watched, num_threads=num_threads):
+        if isinstance(result, BadInput):
+            scan.drop(int(good[index]), str(result))
         else:
-            column.append(found)
+            column.append(result)
     original = np.arange(len(scan.table))
     readable = np.flatnonzero(scan.good)
     original[readable] = readable[find_first(column.halves)]
-    return len(places) - len(readable), original
+    return len(good) - len(readable), original
 
 
 _EXAMPLES_OF_DIALECT = 5
@@ -513,8 +513,8 @@ _MISSING = "does not exist below the data root"
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
     """Return the facts of a file of reasoning records.
 
-    Every record is written in every dialect and read back; what is read must have its answer and its boxes, to the
-    dialect's precision.
+    Every record is written in every dialect and read back; its answer and boxes must be the same to the dialect's
+    precision.
     """
     collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
     unreadable = _find_unreadable_images(collection, options, terminal) if options.images == "decode" else {}
@@ -548,15 +548,15 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
 
 def _find_unreadable_images(collection: VqaCollection, options: CheckOptions, terminal: Terminal) -> dict[str, str]:
     """Return the images that cannot be decoded, with the reason."""
-    found = {}
+    unreadable = {}
     paths = list(dict.fromkeys(record.image for record in collection.records))
     for path in terminal.watch(paths, "reading the images"):
         try:
             content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
             decode_picture(content, name=path, max_pixels=options.max_pixels)
         except (BadInput, OSError) as error:
-            found[path] = f"image_path: {error}"
-    return found
+            unreadable[path] = f"image_path: {error}"
+    return unreadable
 
 
 def _spread(lengths: Sequence[int]) -> dict[str, float]:
@@ -578,19 +578,19 @@ def _try_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
         for dialect in DIALECTS
     }
     for record in records:
-        for dialect, found in formats.items():
+        for dialect, outcome in formats.items():
             try:
                 text = write_reply(record, dialect)
             except BadInput as error:
-                found["refused"][str(error)[:200]] += 1
+                outcome["refused"][str(error)[:200]] += 1
                 continue
-            found["written"] += 1
+            outcome["written"] += 1
             if problem := find_difference(record, text, dialect):
-                found["differ"] = [*found["differ"], {"id": record.id, "problem": problem}][:_EXAMPLES_OF_DIALECT]
+                outcome["differ"] = [*outcome["differ"], {"id": record.id, "problem": problem}][:_EXAMPLES_OF_DIALECT]
             else:
-                found["read_back"] += 1
-    for found in formats.values():
-        found["refused"] = dict(found["refused"].most_common(_EXAMPLES_OF_DIALECT))
+                outcome["read_back"] += 1
+    for outcome in formats.values():
+        outcome["refused"] = dict(outcome["refused"].most_common(_EXAMPLES_OF_DIALECT))
     return list(formats.values())
 
 
@@ -606,9 +606,9 @@ def find_difference(record: Record, text: str, dialect: str) -> str:
     source = pixels(record.image_size)
     boxes = [] if is_without_boxes else [reference.corners for reference in record.references]
     expected = convert_rounded(boxes, source=source, target=reply.space or source)
-    found = np.array([region.corners for region in reply.references or ()]).reshape(-1, 4)
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=1e-9):
-        return f"boxes: {found.tolist()!r:.80}"
+    actual = np.array([region.corners for region in reply.references or ()]).reshape(-1, 4)
+    if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=0, atol=1e-9):
+        return f"boxes: {actual.tolist()!r:.80}"
     return ""
 
 
@@ -617,7 +617,7 @@ def _count_shared(records: Sequence[Record]) -> int:
     splits = collections.defaultdict(set)
     for record in records:
         splits[record.patient].add(record.split)
-    return sum(len(found - {""}) > 1 for found in splits.values())
+    return sum(len(names - {""}) > 1 for names in splits.values())
 
 
 def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> list[str]:
@@ -628,19 +628,19 @@ def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> li
             f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below); on_bad_record=skip "
             "continues without them"
         )
-        missing = next((each["reason"] for each in facts["set_aside_reasons"] if _MISSING in each["reason"]), "")
+        missing = next((item["reason"] for item in facts["set_aside_reasons"] if _MISSING in item["reason"]), "")
         stops += [f"{file}: {missing}"] if missing else []
     if facts["patients_in_several_splits"]:
         stops.append(f"{file}: {facts['patients_in_several_splits']} patients are in more than one split")
     by_split = facts["splits"]
     if any(by_split.get(name) for name in SPLIT_NAMES) and not by_split.get("train"):
         stops.append(f"{file}: no record is in the train split")
-    for found in facts["formats"]:
-        if found["read_back"] < found["written"]:
-            example = found["differ"][0]
+    for outcome in facts["formats"]:
+        if outcome["read_back"] < outcome["written"]:
+            number, example = outcome["written"] - outcome["read_back"], outcome["differ"][0]
             stops.append(
-                f"{file}: {found['written'] - found['read_back']} records written in dialect {found['dialect']} do not "
-                f"read back (record {example['id']}, {example['problem']})"
+                f"{file}: {number} records written in dialect {outcome['dialect']} do not read back "
+                f"(record {example['id']}, {example['problem']})"
             )
     return stops
 
@@ -648,10 +648,10 @@ def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> li
 def _note_questions(facts: dict[str, Any]) -> list[str]:
     num_good = facts["records"] - facts["set_aside"]
     notes = [
-        f"{num_good - found['written']} records cannot be written in dialect {found['dialect']} "
-        f"({next(iter(found['refused']))})"
-        for found in facts["formats"]
-        if found["written"] < num_good
+        f"{num_good - outcome['written']} records cannot be written in dialect {outcome['dialect']} "
+        f"({next(iter(outcome['refused']))})"
+        for outcome in facts["formats"]
+        if outcome["written"] < num_good
     ]
     if facts["splits"].get(""):
         notes.append(f"{facts['splits']['']} records are in no split")

@@ -28,7 +28,7 @@ def _encode(text: str) -> bytes:
 
 
 class TextColumn:
-    """Texts by position; each takes its UTF-8 bytes and 8 more.
+    """Texts by position; a text needs its UTF-8 bytes and 8 more.
 
     >>> column = TextColumn(["Übersicht"])
     >>> column[0], len(column)
@@ -49,13 +49,13 @@ class TextColumn:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, place: int) -> str:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return self._content[self._ends[place] : self._ends[place + 1]].decode("utf-8", "surrogatepass")
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._content[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
 
 class DigestColumn:
@@ -79,7 +79,7 @@ class DigestColumn:
 
 
 class CategoryColumn:
-    """Repeated texts by position: a number per item, and each distinct text once.
+    """Repeated texts by position: a number per item, and every distinct text once.
 
     Args:
       other: bounds the memory: texts are cut to 300 characters, and those beyond the first thousand become this one.
@@ -102,8 +102,8 @@ class CategoryColumn:
             self.names.append(name)
         self._numbers.append(number)
 
-    def __getitem__(self, place: int) -> str:
-        return self.names[self._numbers[place]]
+    def __getitem__(self, index: int) -> str:
+        return self.names[self._numbers[index]]
 
     @property
     def numbers(self) -> Int64[np.ndarray, " item"]:
@@ -112,33 +112,33 @@ class CategoryColumn:
 
 
 class TextIndex:
-    """Finds the positions of a text in a column; takes 16 bytes per item, a tenth of a dict.
+    """Finds the positions of a text in a column; needs 16 bytes per item, a tenth of a dict.
 
     >>> TextIndex(TextColumn(["a", "b", "A"]), range(3), key=str.casefold).find("a")
     [0, 2]
     """
 
     def __init__(
-        self, column: TextColumn, places: Iterable[int], *, key: Callable[[str], str | None] = lambda text: text
+        self, column: TextColumn, indices: Iterable[int], *, key: Callable[[str], str | None] = lambda text: text
     ) -> None:
         self._column, self._key = column, key
-        digests, found = array.array("Q"), array.array("q")
-        for place in places:
-            text = key(column[place])
+        digests, kept = array.array("Q"), array.array("q")
+        for index in indices:
+            text = key(column[index])
             if text is not None:
                 digests.append(_short_digest(text))
-                found.append(place)
+                kept.append(index)
         order = np.argsort(digests, kind="stable")
         # Python arrays: looking up single numbers in NumPy arrays is slow.
         self._digests = array.array("Q", np.array(digests)[order].tobytes())
-        self._places = array.array("q", np.array(found)[order].tobytes())
+        self._indices = array.array("q", np.array(kept)[order].tobytes())
 
     def find(self, text: str) -> list[int]:
         """Return the positions of the texts whose key is `text`, in the order indexed."""
         digest = _short_digest(text)
         begin = bisect.bisect_left(self._digests, digest)
         end = bisect.bisect_right(self._digests, digest, lo=begin)
-        return [place for place in self._places[begin:end] if self._key(self._column[place]) == text]
+        return [index for index in self._indices[begin:end] if self._key(self._column[index]) == text]
 
 
 def _short_digest(text: str) -> int:
@@ -146,7 +146,7 @@ def _short_digest(text: str) -> int:
 
 
 def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item"]:
-    """Return for each item the position of the first equal item, its own where it is the first.
+    """Return for each item the position of the first equal item, which may be the item itself.
 
     >>> find_first(np.array([[7, 1], [7, 2], [7, 1]], np.uint64)).tolist()
     [0, 1, 0]
@@ -162,7 +162,7 @@ _Numbers = tuple[int | float, ...]  # 54 stays 54
 
 
 class _Rest(msgspec.Struct, frozen=True, array_like=True):
-    """What a table keeps of a record beside its columns."""
+    """The fields of a record that a table has no column for."""
 
     report: str
     reasoning: tuple[str, ...]
@@ -227,23 +227,23 @@ class RecordTable(Sequence[Record]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return tuple(self[place] for place in range(*index.indices(len(self))))
-        place = operator.index(index)
-        place += len(self) if place < 0 else 0
-        patient = self.patient_ids[place]  # or IndexError
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        number = operator.index(index)
+        number += len(self) if number < 0 else 0
+        patient = self.patient_ids[number]  # or IndexError
         num_steps = len(self._labels) // len(self)
-        own = slice(place * num_steps, (place + 1) * num_steps)
-        possible = tuple(self._uncertain[own])
+        row = slice(number * num_steps, (number + 1) * num_steps)
+        possible = tuple(self._uncertain[row])
         columns: dict[str, Any] = {
             "patient": patient,
-            "image": self.image_paths[place],
-            "origin": self.origins[place],
-            "answers": tuple(self._labels[own]),
+            "image": self.image_paths[number],
+            "origin": self.origins[number],
+            "answers": tuple(self._labels[row]),
             "uncertain": possible if max(possible, default=NOT_ANNOTATED) >= 0 else (),
         }
         if self._rest is None:
             return Record(**columns)
-        rest = _DECODER.decode(self._rest[place])
+        rest = _DECODER.decode(self._rest[number])
         return Record(
             **columns,
             report=rest.report,
@@ -258,7 +258,7 @@ class RecordTable(Sequence[Record]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RecordTable | tuple | list):
             return NotImplemented
-        return len(self) == len(other) and all(own == each for own, each in zip(self, other, strict=True))
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
         return f"RecordTable({len(self)} cases)"
@@ -286,9 +286,9 @@ class RecordTable(Sequence[Record]):
             changed._uncertain = array.array("b", uncertain.astype(np.int8).tobytes())
         return changed
 
-    def without_answers(self, places: Iterable[int]) -> "RecordTable":
+    def without_answers(self, indices: Iterable[int]) -> "RecordTable":
         """Return the same cases, some of them without answers, reports, reasons and boxes; the rest is shared."""
-        hidden = list(places)
+        hidden = list(indices)
         labels, uncertain = self.labels.copy(), self.uncertain.copy()
         labels[hidden] = uncertain[hidden] = NOT_ANNOTATED
         changed = self.with_labels(labels, uncertain)
@@ -297,12 +297,12 @@ class RecordTable(Sequence[Record]):
             array.array("i", self._num_box_labels),
         )
         changed._rest = None if self._rest is None else list(self._rest)
-        for place in hidden:
-            changed._num_boxes[place] = changed._num_box_labels[place] = 0
+        for index in hidden:
+            changed._num_boxes[index] = changed._num_box_labels[index] = 0
             if changed._rest is not None:
-                rest = _DECODER.decode(changed._rest[place])
+                rest = _DECODER.decode(changed._rest[index])
                 nothing = msgspec.structs.replace(rest, report="", reasoning=("",) * len(rest.reasoning), boxes=())
-                changed._rest[place] = _ENCODER.encode(nothing)
+                changed._rest[index] = _ENCODER.encode(nothing)
         return changed
 
     def count_patients(self, chosen: Bool[np.ndarray, " case"] | None = None) -> int:

@@ -39,7 +39,7 @@ class Dataset:
       splits_source: where the splits come from, in words.
       images: the cases' encoded images; None for the phantom, which has none, and without the test split.
       digests: SHA-256 of image contents that loading has computed, by case index.
-      uncertain: what training makes of uncertain answers.
+      uncertain: treatment of uncertain answers in training.
     """
 
     chain: Chain
@@ -64,7 +64,7 @@ class Dataset:
 
     @functools.cached_property
     def training_targets(self) -> Targets:
-        """Targets of the training split's cases, in its order; uncertain answers are treated as `uncertain` says.
+        """Targets of the training split's cases, in its order; `uncertain` sets the treatment of uncertain answers.
 
         Raises:
           BadInput: a step with uncertain answers lacks the negative option that this needs.
@@ -75,7 +75,7 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over what a resumed run must find unchanged: steps, options, and each split's images and labels."""
+        """SHA-256 of what must not change before a run resumes: steps, options, and each split's images and labels."""
         paths, labels = self.cases.image_paths, self.labels.tolist()
         members = self.splits.by_name()
         splits = {name: [(paths[index], labels[index]) for index in indices] for name, indices in members.items()}
@@ -100,10 +100,10 @@ class Dataset:
         return {"images": normalise(pixels, self.preprocessing), "labels": labels}
 
     def hold_out(self) -> "tuple[Dataset, HeldOut[Dataset]]":
-        """Return the data without the test split's labels and pictures, and with them for the last evaluation.
+        """Return a view without the test split's labels and pictures, and the complete data for the last evaluation.
 
-        Which cases test is known in both, as are their patients; in the first their answers are missing, and reading
-        one of their pictures or features raises `TestSplitClosed`.
+        Both have the test split's cases and patients. In the view their answers are missing, and reading one of their
+        pictures or features raises `TestSplitClosed`.
         """
         closed = self.splits.test
         view = dataclasses.replace(
@@ -117,17 +117,17 @@ class Dataset:
         return view, HeldOut(self)
 
     def with_last_step_alone(self) -> "Dataset":
-        """Return the same cases with the last step's answers only."""
+        """Return the same cases with only the last step's answers."""
         labels, uncertain = self.labels, self.cases.uncertain.copy()
         labels[:, :-1] = uncertain[:, :-1] = NOT_ANNOTATED
         return dataclasses.replace(self, cases=self.cases.with_labels(labels, uncertain))
 
     def with_origins(self, origins: Sequence[str]) -> "Dataset":
-        """Return the same splits with the cases of some origins alone; `BadInput` if that leaves a split empty."""
-        found = self.cases.count_origins(np.ones(len(self.cases), bool))
+        """Return the same splits with only the cases of the given origins; `BadInput` if that leaves a split empty."""
+        known = self.cases.count_origins(np.ones(len(self.cases), bool))
         for origin in origins:
-            if origin not in found:
-                raise BadInput(f"config.data.origins: {origin!r} is not one of {', '.join(map(repr, sorted(found)))}")
+            if origin not in known:
+                raise BadInput(f"config.data.origins: {origin!r} is not one of {', '.join(map(repr, sorted(known)))}")
         kept = {
             name: tuple(index for index in indices if self.cases.origins[index] in origins)
             for name, indices in self.splits.by_name().items()

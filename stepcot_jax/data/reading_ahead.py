@@ -26,10 +26,10 @@ from absl import flags
 
 from stepcot_jax.host.errors import BadInput, RunStopped
 
-# Handshake between the run and its worker processes: a worker reports and waits until the run knows it.
+# Handshake between the run and its worker processes: a worker reports and waits until the run has registered it.
 #
-# Python drops the exit code of a child that ended unnoticed. Until a worker is known it has written nothing and Grain
-# notices its death; afterwards the run keeps its exit code.
+# Python drops the exit code of a child that ended unnoticed. Until a worker is registered it has written nothing and
+# Grain notices its death; afterwards the run keeps its exit code.
 
 
 LOOK_SECONDS = 0.02  # polling interval of waiting workers and of the run waiting for them
@@ -96,9 +96,9 @@ def hold_signals() -> None:
 
 
 def report(waiting: Path, *_: int) -> None:
-    """Report this worker to the run, wait until it is known, and from then on end with the run.
+    """Report this worker to the run, wait until the run has registered it, and from then on end with the run.
 
-    Grain calls it in each worker, with two numbers more. Ctrl-C and SIGTERM may reach the whole process group; only
+    Grain calls it in each worker, with two further numbers. Ctrl-C and SIGTERM may reach all of the process group; only
     the run handles them and closes its workers.
     """
     for number in _OF_THE_PARENT:
@@ -114,10 +114,10 @@ def report(waiting: Path, *_: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="stepcot-watch-parent", daemon=True).start()
-    own = waiting / str(os.getpid())
+    marker = waiting / str(os.getpid())
     with contextlib.suppress(FileNotFoundError):
-        own.touch()
-    while own.exists():
+        marker.touch()
+    while marker.exists():
         time.sleep(LOOK_SECONDS)
     if not waiting.exists():  # closed before anything was read
         os._exit(1)
@@ -134,7 +134,7 @@ _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 _BUFFER = 2
 _INLINE_BYTES = 2048  # smaller arrays are sent in the message, larger ones in shared memory
-_GRAIN_SAYS = "terminated unexpectedly"
+_GRAIN_MESSAGE = "terminated unexpectedly"
 
 
 class ReadAhead(Iterator[Any]):
@@ -230,7 +230,7 @@ class _Workers:
                 continue
             if error is None:
                 return item
-            if type(error) is RuntimeError and _GRAIN_SAYS in str(error):
+            if type(error) is RuntimeError and _GRAIN_MESSAGE in str(error):
                 raise self._stopped(str(error).partition(". ")[0]) from None
             raise error
 

@@ -1,6 +1,6 @@
 """Counts of records: origins, diagnoses, answers, reasoning, splits; kinds of questions, boxes, lengths, majorities.
 
-The first are the paper's Figure 2 and Table 7; cases that are not annotated have the last place of each count.
+`Statistics` has the counts of the paper's Figure 2 and Table 7; each count ends with the cases not annotated.
 """
 
 import collections
@@ -21,7 +21,7 @@ NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"
 
 LENGTH_ENDS = (5, 10, 15, 20, 25)
-"""The most words of each range of lengths but the last; those of the paper's Figure 2B are not in its text."""
+"""Largest number of words of each range of lengths but the last; the paper does not state those of its Figure 2B."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,46 +63,46 @@ class Statistics:
 
 
 def compute_statistics(cases: Iterable[Record], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
-    """Count cases (at least one) and their splits; `splits_source` says in words where the splits come from."""
+    """Count cases (at least one) and their splits; `splits_source` describes where the splits come from."""
     table = as_table(cases)
     labels = table.labels.astype(np.int64)
     sizes = [num_answers + 1 for num_answers in chain.answers_per_step]
-    places = np.where(labels < 0, np.array(sizes) - 1, labels)
+    bins = np.where(labels < 0, np.array(sizes) - 1, labels)
     origins, origin_of = _rank_origins(table)
     split_of = np.full(len(table), -1)
     for number, indices in enumerate(splits.by_name().values()):
         split_of[list(indices)] = number
     in_split = split_of >= 0
-    answers = tuple(np.bincount(places[:, step], minlength=size) for step, size in enumerate(sizes))
-    rest = places[places[:, 0] != np.argmax(answers[0])]
+    answers = tuple(np.bincount(bins[:, step], minlength=size) for step, size in enumerate(sizes))
+    rest = bins[bins[:, 0] != np.argmax(answers[0])]
     words = np.array([[len(text.split()) for text in case.reasoning] for case in table], np.int64)
     return Statistics(
         chain=chain,
         num_cases=len(table),
         num_patients=table.count_patients(),
         origins=origins,
-        diagnoses=_cross(places[:, -1], origin_of, sizes[-1], len(origins)),
+        diagnoses=_cross(bins[:, -1], origin_of, sizes[-1], len(origins)),
         answers=answers,
         uncertain=table.count_uncertain(np.ones(len(table), bool)),
-        flows=_count_flows(places, sizes),
+        flows=_count_flows(bins, sizes),
         rest_flows=_count_flows(rest, sizes),
         words=_group_lengths(words, origin_of, len(origins)),
-        diagnosis_words=_group_lengths(words, places[:, -1], sizes[-1]),
+        diagnosis_words=_group_lengths(words, bins[:, -1], sizes[-1]),
         origin_splits=_cross(origin_of[in_split], split_of[in_split], len(origins), len(SPLIT_NAMES)),
-        splits=_cross(places[in_split, -1], split_of[in_split], sizes[-1], len(SPLIT_NAMES)),
+        splits=_cross(bins[in_split, -1], split_of[in_split], sizes[-1], len(SPLIT_NAMES)),
         splits_source=splits_source,
     )
 
 
 def _rank_origins(table: RecordTable) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
-    """Return the names of the origins, the most frequent first, and each case's place among them."""
+    """Return the names of the origins, the most frequent first, and the number of each case's origin."""
     names = [name or NO_ORIGIN_NAME for name in table.origins.names]
-    found = sorted(set(names))  # a file may write "(none)" itself
-    number_of = np.array([found.index(name) for name in names])[table.origins.numbers]
+    distinct = sorted(set(names))  # a file may write "(none)" itself
+    number_of = np.array([distinct.index(name) for name in names])[table.origins.numbers]
     order = np.argsort(-np.bincount(number_of), kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return tuple(found[place] for place in order), rank[number_of]
+    return tuple(distinct[number] for number in order), rank[number_of]
 
 
 def _group_lengths(
@@ -122,9 +122,9 @@ def _cross(
 
 
 def _count_flows(
-    places: Int64[np.ndarray, "case step"], sizes: Sequence[int]
+    bins: Int64[np.ndarray, "case step"], sizes: Sequence[int]
 ) -> tuple[Int64[np.ndarray, "answer next_answer"], ...]:
-    steps = itertools.pairwise(zip(places.T, sizes, strict=True))
+    steps = itertools.pairwise(zip(bins.T, sizes, strict=True))
     return tuple(_cross(given, then, size, next_size) for (given, size), (then, next_size) in steps)
 
 
@@ -169,7 +169,7 @@ class Majority(NamedTuple):
 def count_records(records: Sequence[Record]) -> dict[str, Any]:
     """Return counts of records as plain facts, in a fixed order."""
     kinds = {
-        kind: dict(sorted(collections.Counter(each.split for each in records if each.kind == kind).items()))
+        kind: dict(sorted(collections.Counter(record.split for record in records if record.kind == kind).items()))
         for kind in KINDS
     }
     boxes = collections.Counter(len(record.references) for record in records)
@@ -197,17 +197,17 @@ def find_majorities(records: Sequence[Record]) -> list[Majority]:
     answers: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record in records:
         answers[record.kind, record.topic][answer_in_words(record)] += 1
-    found: list[Majority] = []
+    majorities: list[Majority] = []
     order: tuple[str, ...] = KINDS
     for kind, topic in sorted(answers, key=lambda key: (order.index(key[0]), key[1])):
         counts = answers[kind, topic]
-        answer = min(counts, key=lambda each: (-counts[each], each))
-        found.append(Majority(kind, topic, counts.total(), answer, counts[answer]))
-    return found
+        answer = min(counts, key=lambda text: (-counts[text], text))
+        majorities.append(Majority(kind, topic, counts.total(), answer, counts[answer]))
+    return majorities
 
 
 def answer_in_words(record: Record) -> str:
-    """Return the answer with the texts of chosen options, in alphabetical order, in place of their letters."""
+    """Return the answer in words: for a choice the texts of the chosen options, in alphabetical order."""
     if not record.options:
         return str(record.answer)
     return " + ".join(sorted(record.options[record.letters.index(letter)] for letter in record.answer))

@@ -1,7 +1,7 @@
 """Training targets of uncertain answers: ignored, negative, positive, or soft (Irvin et al., CheXpert, AAAI 2019).
 
 The step's negative option is `chain.Step.negative`. Only targets of training depend on the setting: an uncertain answer
-is never among a case's labels, so that no figure of validation or test takes it for the truth.
+is never among a case's labels, so that validation and test never count it as the truth.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ Treatment = Literal["ignore", "negative", "positive", "soft"]
 
 @dataclasses.dataclass(frozen=True)
 class UncertainAnswers:
-    """What training makes of uncertain answers.
+    """How training treats uncertain answers.
 
     Attributes:
       treatment: "ignore": as if nobody had answered. "negative": the step's negative option. "positive": the uncertain
         answer. "soft": the uncertain answer with probability `weight`, else the negative option; an uncertain negative
         option is ignored.
-      weight: above 0 and below 1 for a run, so that a soft answer is never taken for a certain one.
+      weight: above 0 and below 1 for a run, so that a soft answer differs from a certain one.
     """
 
     treatment: Treatment = "ignore"
@@ -39,7 +39,7 @@ IGNORED = UncertainAnswers()
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What the losses of training compare with.
+    """Training targets, with which the losses compare the network's answers.
 
     Attributes:
       labels: int32 [case, step], `chain.NOT_ANNOTATED` where no loss counts; of a soft target the more probable answer.
@@ -73,11 +73,11 @@ def make_targets(
     negatives = _find_negatives(chain, doubtful.sum(axis=0).tolist(), treatment=rule.treatment)
     if rule.treatment == "negative":
         return Targets(np.where(doubtful, negatives, labels).astype(np.int32))
-    spread = doubtful & (uncertain != negatives)  # what is left of a doubtful negative option is unknown
+    spread = doubtful & (uncertain != negatives)  # an uncertain negative option is ignored: the alternative is unknown
     probable = np.where(spread, uncertain if rule.weight >= 0.5 else negatives, labels).astype(np.int32)
     answers = np.arange(max(chain.answers_per_step))
     sources = labels, np.where(spread, uncertain, -1), np.where(spread, negatives, -1)
-    certain, positive, negative = ((each[..., None] == answers).astype(np.float32) for each in sources)
+    certain, positive, negative = ((source[..., None] == answers).astype(np.float32) for source in sources)
     weight = np.float32(rule.weight)
     return Targets(probable, certain + weight * positive + (np.float32(1) - weight) * negative)
 
@@ -98,16 +98,16 @@ _OF_ONE_ANSWER = {
     "val": ("not counted for the best weights", "no best weights can be chosen, the last are kept"),
     "test": ("not in the mean accuracy", "there is no mean accuracy"),
 }
-"""What it means for a split that all its annotated cases have the same answer at a step; and at every step."""
+"""Consequence for a split whose annotated cases all have the same answer at a step, and at every step."""
 
 
 def note_one_answers(
     labels: Integer[np.ndarray, "case step"], member: Bool[np.ndarray, "split case"], targets: Targets, chain: Chain
 ) -> list[str]:
-    """Return, for each split with steps at which all its annotated cases have the same answer, what follows from it."""
+    """Return a note for each split whose annotated cases all have the same answer at some step."""
     notes = []
-    for name, own in zip(SPLIT_NAMES, member, strict=True):
-        counted = targets.labels if name == "train" else labels[own]
+    for name, in_split in zip(SPLIT_NAMES, member, strict=True):
+        counted = targets.labels if name == "train" else labels[in_split]
         same = targets.has_one_answer if name == "train" else find_one_answer(counted)
         annotated = (counted >= 0).any(axis=0)
         if not same.any():

@@ -411,8 +411,8 @@ class StagedRows:
     def _lay_out(self, views: Sequence[StageView], places: Sequence[int], images: np.ndarray) -> Batch:
         shown = images.copy()
         for row, (view, place) in enumerate(zip(views, places, strict=True)):
-            if view.place != place:
-                shown[row] = self.dataset.load_images([int(self.dataset.image_of[view.place])])[0]
+            if view.index != place:
+                shown[row] = self.dataset.load_images([int(self.dataset.image_of[view.index])])[0]
         rows = [lay_out_pack([self.encoded[_key(view)]], self.length) for view in views]
         weights = [_HARD_WEIGHTS if view.stage == "hard" else self.part_weights for view in views]
         domains = [self._number_of.get(domain_of(view.record), NO_DOMAIN) for view in views]
@@ -473,7 +473,7 @@ def make_staged_rows(
     views = make_views(options, dataset, dialect=dialect, with_thinking=with_thinking)
     encoder = RecordEncoder(tokenizer, dialect, with_thinking=False)
     shown = {
-        _key(view): encoder.encode(view.record) if view.stage == "hard" else encoded[view.place]
+        _key(view): encoder.encode(view.record) if view.stage == "hard" else encoded[view.index]
         for view in _all_views(views, dataset, options)
     }
     domains = {domain_of(dataset.records[int(place)]) for place in dataset.splits["train"]}
@@ -495,7 +495,7 @@ def _all_views(views: StageViews, dataset: VqaDataset, options: CurriculumOption
 
 
 def _key(view: StageView) -> _Shown:
-    return view.place, view.stage == "hard"
+    return view.index, view.stage == "hard"
 
 
 def _share(views: Sequence[StageView], stage: Stage) -> float:

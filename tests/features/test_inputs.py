@@ -233,7 +233,7 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
     run.task.predictions(None, "val")
     np.testing.assert_array_equal(seen[0], plain["images"])
     assert asked == [(1, 3), (1, 3)]
-    assert not run.task.dataset.pixels._whole._kept  # it would serve no worker
+    assert not run.task.dataset.pixels._cache._kept  # it would serve no worker
 
 
 def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, monkeypatch):

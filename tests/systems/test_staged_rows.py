@@ -74,7 +74,7 @@ def test_rows_are_their_views(mixed):
     views = _expected_views(mixed, 2)
     assert {STAGES[stage] for stage in batch["stages"]} == {"easy", "medium", "hard"}
     assert [STAGES[stage] for stage in batch["stages"]] == [view.stage for view in views]
-    bare = mixed.dataset.load_images([mixed.dataset.image_of[view.place] for view in views])
+    bare = mixed.dataset.load_images([mixed.dataset.image_of[view.index] for view in views])
     np.testing.assert_array_equal(batch["images"], draw_views(bare, views))
     domains = mixed.staged.curriculum.domains
     for row, view in enumerate(views):

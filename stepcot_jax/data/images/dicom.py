@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 Projection = Literal["frontal", "lateral", "oblique", "decubitus", ""]
-"""What a header says of the projection; "" if nothing, or nothing known."""
+"""The projection that a header names; "" if it names none, or an unknown one."""
 
-# In order: "AP LLD" is a decubitus view, "XTABLE LATERAL" a lateral one. "PA LAT" names two, and tells nothing.
+# In order: "AP LLD" is a decubitus view, "XTABLE LATERAL" a lateral one. "PA LAT" names two: unknown.
 _WORDS: dict[Projection, frozenset[str]] = {
     "decubitus": frozenset({"LLD", "RLD", "DECUB", "DECUBITUS", "LLDECUB", "RLDECUB"}),
     "oblique": frozenset({"LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBL", "OBLIQUE"}),
@@ -83,10 +83,10 @@ def _read_position(position: str) -> Projection:
 
 # Stored values of a DICOM file to grey values on a screen: modality, window, polarity, padding.
 #
-# Each depends on the value alone and not on its place, so it is computed once for each of the at most 65,536 values
-# (DICOM PS3.3 C.11.1 and C.11.2). pydicom applies the windows. Its lookup tables are not used: `apply_modality_lut`
-# fails on entries of 10, 12 or 14 bits, and `apply_voi` wraps indices above 255 where entries have 8 bits (pydicom
-# 3.0.2).
+# A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
+# values (DICOM PS3.3 C.11.1 and C.11.2). pydicom applies the windows. Its lookup tables are not used:
+# `apply_modality_lut` fails on entries of 10, 12 or 14 bits, and `apply_voi` wraps indices above 255 where entries have
+# 8 bits (pydicom 3.0.2).
 
 
 _FUNCTIONS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
@@ -155,10 +155,10 @@ def _apply_window(
         return entries / most * 255.0
     if fields.numbers("WindowCenter") and fields.numbers("WindowWidth"):
         return _apply_pydicom_window(fields, physical)
-    found = physical[occurring]
-    if not found.size or found.min() == found.max():
+    values = physical[occurring]
+    if not values.size or values.min() == values.max():
         return np.zeros(physical.shape)
-    return (physical - found.min()) / (found.max() - found.min()) * 255.0
+    return (physical - values.min()) / (values.max() - values.min()) * 255.0
 
 
 def _apply_pydicom_window(fields: Fields, physical: Float64[np.ndarray, "value"]) -> Float64[np.ndarray, "value"]:
@@ -196,8 +196,8 @@ def _look_up(
     if not 8 <= bits <= 16:
         raise item.refuse(f"LUTDescriptor: entries of {bits} bits; expected 8 to 16")
     entries = _read_entries(item, num_entries=num_entries, bits=bits)
-    places = np.clip(np.floor(values - first), 0, num_entries - 1).astype(np.int64)
-    return entries[places], float(2**bits - 1)
+    indices = np.clip(np.floor(values - first), 0, num_entries - 1).astype(np.int64)
+    return entries[indices], float(2**bits - 1)
 
 
 def _read_entries(item: Fields, *, num_entries: int, bits: int) -> Float64[np.ndarray, "entry"]:
@@ -270,7 +270,7 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
 
     Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else
     the first window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its
-    smallest to its largest value. MONOCHROME1 is inverted. Padding takes no part in the range and is black.
+    smallest to its largest value. MONOCHROME1 is inverted. Padding does not count for the range and is black.
     RGB becomes grey with ITU-R 601 weights. Overlays and presentation states are not applied.
     """
     _silence_pydicom(name)
@@ -300,12 +300,13 @@ def read_projection(content: bytes, *, name: str) -> Projection:
 
 
 def read_header(content: bytes, *, name: str) -> Fields:
-    """Return the elements of a file up to the pixels, without private ones and overlays: patient and study are there.
+    """Return the elements of a file up to the pixels, those of patient and study included.
 
-    Items of sequences come without names, comments and other texts (`clean_items`).
+    Private elements and overlays are left out, and so are names, comments and other texts in the items of sequences
+    (`clean_items`).
     """
     _silence_pydicom(name)
-    fields = _read_fields(content, name=name, whole=True)
+    fields = _read_fields(content, name=name, all_elements=True)
     otherwise = fields.refuse(f"cannot be read as DICOM; {_EXPECTED}")
     problem = attempt(lambda: clean_items(fields.dataset, name=name), otherwise)
     if problem is not None:
@@ -327,7 +328,7 @@ def _drop(_: logging.LogRecord) -> bool:
     return False
 
 
-def _read_fields(content: bytes, *, name: str, whole: bool = False) -> Fields:
+def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fields:
     if not is_dicom(content):
         raise BadInput(f"{name}: is not a DICOM file; {_EXPECTED}")
     file = HeaderFile(content, name=name)
@@ -338,10 +339,10 @@ def _read_fields(content: bytes, *, name: str, whole: bool = False) -> Fields:
         from pydicom.uid import UID_dictionary
 
         # A known name only: the element of a corrupt file may hold anything.
-        found = UID_dictionary[syntax][0] if syntax in UID_dictionary else "an unknown syntax"
+        syntax_name = UID_dictionary[syntax][0] if syntax in UID_dictionary else "an unknown syntax"
         accepted = ", ".join(known.name for known in SYNTAXES.values())
-        raise BadInput(f"{name}: TransferSyntaxUID: {found} is not one of {accepted}")
-    dataset = file.parse(lambda: _read_dataset(file, syntax, whole=whole), otherwise)
+        raise BadInput(f"{name}: TransferSyntaxUID: {syntax_name} is not one of {accepted}")
+    dataset = file.parse(lambda: _read_dataset(file, syntax, all_elements=all_elements), otherwise)
     return Fields(dataset, name=name, syntax=syntax)
 
 
@@ -357,8 +358,8 @@ def _read_syntax(file: HeaderFile) -> str:
     return str(meta.get("TransferSyntaxUID", ""))
 
 
-def _read_dataset(file: HeaderFile, syntax: str, *, whole: bool) -> "Dataset":
-    """Parse the picture's elements, or the `whole` header; `dcmread` would inflate a deflated file, to any size."""
+def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Dataset":
+    """Parse the picture's elements, or all of the header; `dcmread` would inflate a deflated file, to any size."""
     from pydicom.datadict import tag_for_keyword
     from pydicom.dataset import FileMetaDataset
     from pydicom.filereader import read_dataset
@@ -368,7 +369,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, whole: bool) -> "Dataset":
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
-    if whole:
+    if all_elements:
         dataset = read_dataset(
             file, implicit, little_endian, stop_when=lambda *element: file.watch(*element) or element[0] >= _PIXELS
         )

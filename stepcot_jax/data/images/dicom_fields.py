@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pydicom import Dataset
     from pydicom.tag import BaseTag
 
-# The content of a DICOM file that ends a parse above the limits on its header: elements and bytes.
+# A DICOM file whose parsing ends above the limits on its header: elements and bytes.
 #
-# pydicom makes objects of hundreds of bytes of an element or a sequence's item, which may take 8 bytes in the file,
-# and parses sequences of undefined length even if nobody wants them.
+# pydicom turns an element or a sequence's item, which may have 8 bytes in the file, into objects of hundreds of bytes,
+# and parses sequences of undefined length even if they are not asked for.
 
 
 PIXELS = 0x7FE00010
@@ -51,7 +51,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class HeaderFile(io.BytesIO):
-    """Counts what pydicom reads of a header, and refuses more than `Limits.elements` and `Limits.header_bytes`.
+    """Counts the header's elements and bytes that pydicom reads, and stops at `Limits.elements` and `header_bytes`.
 
     Values of pixels, overlays, curves and private elements do not count: `watch` recognises them. Skipped values are
     not read, and do not count either.
@@ -80,9 +80,9 @@ class HeaderFile(io.BytesIO):
         return super().read(size)
 
     def watch(self, tag: int, kind: str | None, length: int) -> bool:
-        """Take note of the element whose value comes next; always False, as pydicom's `stop_when` that never stops."""
-        is_whole = length != _UNDEFINED or (tag == PIXELS and kind != "UN")  # else pydicom looks for items
-        self._is_packed = is_packed(tag) and kind in _PACKED and is_whole
+        """Note the element whose value comes next; as pydicom's `stop_when` it returns False, which never stops."""
+        is_one_value = length != _UNDEFINED or (tag == PIXELS and kind != "UN")  # else pydicom looks for items
+        self._is_packed = is_packed(tag) and kind in _PACKED and is_one_value
         return False
 
     def parse(self, parse: Callable[[], _Parsed], otherwise: BadInput) -> _Parsed:
@@ -94,11 +94,11 @@ class HeaderFile(io.BytesIO):
 
 
 def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
-    """Keep of the items of a header's sequences, at every depth, identifiers, codes, dates and numbers alone.
+    """Keep only identifiers, codes, dates and numbers in the items of a header's sequences, at every depth.
 
-    Names, comments, addresses and other texts go, as do private elements, and sequences written as another type. Items
-    of code sequences keep the elements of DICOM's code macro. pydicom parses an item when it is asked for; so one level
-    is parsed after the other, and nothing that is removed.
+    Names, comments, addresses and other texts are removed, as are private elements and sequences written as another
+    type. Items of code sequences keep the elements of DICOM's code macro. pydicom parses an item on access; so one
+    level is parsed after the other, and removed items are not parsed.
 
     Args:
       header: changed in place.
@@ -116,12 +116,12 @@ def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
                 if count_items(dataset, tag) > left:
                     return too_many
                 element = dataset[tag]
-                if (element.VR == "SQ") != (_type_of(tag) == "SQ"):  # nobody would look at its items
+                if (element.VR == "SQ") != (_type_of(tag) == "SQ"):  # its items would not be cleaned
                     del dataset[tag]
                     continue
                 for item in element.value if element.VR == "SQ" else ():
-                    for own in [own for own in item.keys() if not _is_kept(own, of=element.keyword)]:  # noqa: SIM118
-                        del item[own]
+                    for child in [child for child in item.keys() if not _is_kept(child, of=element.keyword)]:  # noqa: SIM118
+                        del item[child]
                     left -= 1 + len(item)
                     items.append(item)
                 if left < 0:
@@ -133,7 +133,7 @@ def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
 
 
 def count_items(dataset: "Dataset", tag: "BaseTag") -> int:
-    """Return at most how many items are in a value that pydicom has not parsed yet, without parsing it."""
+    """Return an upper bound on the items in a value that pydicom has not parsed yet, without parsing it."""
     value = getattr(dataset.get_item(tag), "value", None)
     return max(map(value.count, _ITEM_TAGS)) if isinstance(value, bytes) else 0
 
@@ -252,7 +252,9 @@ class Fields:
             value = np.frombuffer(value[: len(value) // 2 * 2], self.word).tolist()
         several = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
         otherwise = self.refuse(f"{keyword}: is not a number")
-        return attempt(lambda: tuple(float(each) for each in several if each is not None and each != ""), otherwise)
+        return attempt(
+            lambda: tuple(float(number) for number in several if number is not None and number != ""), otherwise
+        )
 
     def integer(self, keyword: str, *, default: int | None = None, least: int = 0, most: int = 2**31 - 1) -> int:
         """Return an element's only value as an integer."""
@@ -260,14 +262,14 @@ class Fields:
         if not numbers and default is not None:
             return default
         if len(numbers) != 1 or not least <= numbers[0] <= most or numbers[0] != int(numbers[0]):
-            found = f"{numbers[0]:g}" if len(numbers) == 1 else f"{len(numbers)} values"
-            raise self.refuse(f"{keyword}: {found}; expected one integer from {least} to {most}")
+            shown = f"{numbers[0]:g}" if len(numbers) == 1 else f"{len(numbers)} values"
+            raise self.refuse(f"{keyword}: {shown}; expected one integer from {least} to {most}")
         return int(numbers[0])
 
     def choice(self, keyword: str, accepted: Sequence[str], *, default: str = "") -> str:
         """Return an element's value; `BadInput`, without quoting it, if it is not one of `accepted`."""
-        found = self.value(keyword)
-        text = (found.strip().upper() if isinstance(found, str) else "") or default
+        value = self.value(keyword)
+        text = (value.strip().upper() if isinstance(value, str) else "") or default
         if text not in accepted:
             raise self.refuse(f"{keyword}: is not one of {', '.join(accepted)}")
         return text

@@ -1,4 +1,4 @@
-"""Stored values of a DICOM file's picture, never more of them than its header says.
+"""Stored values of a DICOM file's picture, never more than its header declares.
 
 pydicom decodes all but RLE. The size in the header and in a compressed picture is checked before a decoder runs.
 """
@@ -116,15 +116,15 @@ def _decode_rle(frame: bytes, fields: Fields, form: PixelFormat) -> np.ndarray:
 
 def _unpack_segment(segment: bytes, *, num_values: int) -> bytearray:
     values = bytearray()
-    place = 0
-    while len(values) < num_values and place < len(segment) - 1:
-        count = segment[place]
+    position = 0
+    while len(values) < num_values and position < len(segment) - 1:
+        count = segment[position]
         if count < 128:
-            values += segment[place + 1 : place + 2 + count]
-            place += 2 + count
+            values += segment[position + 1 : position + 2 + count]
+            position += 2 + count
         else:
-            values += segment[place + 1 : place + 2] * (257 - count if count > 128 else 0)
-            place += 2 if count > 128 else 1
+            values += segment[position + 1 : position + 2] * (257 - count if count > 128 else 0)
+            position += 2 if count > 128 else 1
     return values
 
 
@@ -132,9 +132,9 @@ def _check_compressed_size(frame: bytes, fields: Fields, form: PixelFormat) -> N
     sizes = _read_jpeg_2000_sizes(frame) if frame.startswith(b"\xff\x4f") else _read_jpeg_sizes(frame)
     expected = (form.num_columns, form.num_rows, form.num_samples)
     if not sizes or any(size != expected for size in sizes):
-        found = f"{' x '.join(map(str, sizes[0]))}" if sizes else "no size"
+        shown = " x ".join(map(str, sizes[0])) if sizes else "no size"
         raise fields.refuse(
-            f"PixelData: {found} (columns x rows x samples) in the compressed picture instead of "
+            f"PixelData: {shown} (columns x rows x samples) in the compressed picture instead of "
             f"{expected[0]} x {expected[1]} x {expected[2]}, as its header says"
         )
 
@@ -142,18 +142,18 @@ def _check_compressed_size(frame: bytes, fields: Fields, form: PixelFormat) -> N
 def _read_jpeg_sizes(frame: bytes) -> list[tuple[int, int, int]]:
     """Return columns, rows and samples of every frame header before the first scan."""
     sizes = []
-    place = 2
-    while frame.startswith(b"\xff\xd8") and place + 10 <= len(frame) and frame[place] == 0xFF:
-        marker = frame[place + 1]
+    position = 2
+    while frame.startswith(b"\xff\xd8") and position + 10 <= len(frame) and frame[position] == 0xFF:
+        marker = frame[position + 1]
         if marker == 0xDA:
             break
         if marker == 0xFF:
-            place += 1
+            position += 1
             continue
         if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
-            num_rows, num_columns, num_samples = struct.unpack_from(">HHB", frame, place + 5)
+            num_rows, num_columns, num_samples = struct.unpack_from(">HHB", frame, position + 5)
             sizes.append((num_columns, num_rows, num_samples))
-        place += 2 + struct.unpack_from(">H", frame, place + 2)[0]
+        position += 2 + struct.unpack_from(">H", frame, position + 2)[0]
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""Boxes drawn on pictures: with names for people, and as thin half-white lines (MedCLM's easy stage)."""
+"""Draw boxes on pictures: with names for readers, and as thin half-white lines (MedCLM's easy stage)."""
 
 import io
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def draw_named_boxes(
     drawing, font = ImageDraw.Draw(picture), ImageFont.load_default(size=_TEXT_HEIGHT)
     line = max(2, round(min(picture.size) / 250))
     for box in boxes:
-        left, upper, right, lower = _place(box.corners, scale, picture.size)
+        left, upper, right, lower = _clip_box(box.corners, scale, picture.size)
         for grown, ink, thickness in ((1, (0, 0, 0), line + 2), (0, colour, line)):
             drawing.rectangle([left - grown, upper - grown, right + grown, lower + grown], outline=ink, width=thickness)
         if box.label:
@@ -48,7 +48,7 @@ def draw_named_boxes(
     return np.asarray(picture)
 
 
-def _place(box: Corners, scale: float, size: tuple[int, int]) -> tuple[int, int, int, int]:
+def _clip_box(box: Corners, scale: float, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """Return the first and last pixel of a box in both directions, within the picture."""
     width, height = size
     left, right = (min(max(round(number * scale), 0), width) for number in (box[0], box[2]))

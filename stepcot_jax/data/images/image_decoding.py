@@ -66,7 +66,7 @@ def _upright(image: Image.Image) -> Image.Image:
         if image.getexif().get(ExifTags.Base.Orientation, 1) not in _TURNED:
             return image  # Pillow would copy it: allocating costs as much as resizing
         return ImageOps.exif_transpose(image)
-    except Exception:  # broken metadata around a good picture: keep it as stored
+    except Exception:  # broken metadata of a good picture: keep the picture as stored
         return image
 
 

@@ -1,8 +1,8 @@
-"""Near-duplicate images: a perceptual hash of each, pairs whose hashes differ in few bits, patients that they join.
+"""Near-duplicate images: perceptual hashes, pairs whose hashes differ in few bits, patients whom these pairs join.
 
-Merged collections repeat radiographs: encoded anew, at another size, a little brighter. If one copy trains and another
-tests, the test score is too high. Radiographs of different patients look alike too, so the radius must be small;
-`docs/data.md` has measurements.
+Merged collections repeat radiographs: encoded anew, at another size, a little brighter. If one copy is in the train
+split and another in the test split, the test score is too high. Radiographs of different patients look alike too, so
+the radius must be small; `docs/data.md` has measurements.
 """
 
 import collections
@@ -29,9 +29,9 @@ _COSINES = np.cos(np.pi * _FREQUENCIES * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE
 def perceptual_hash(pixels: UInt8[np.ndarray, "height width *channel"]) -> np.uint64:
     """Return a 64-bit hash that is nearly equal for copies that differ in size, encoding or brightness.
 
-    The image is averaged to 32 x 32 grey pixels and transformed by DCT-II. The bits say which of the 8 x 8 coefficients
-    of frequencies 1 to 8 in both directions are above their median. Frequency 0 is omitted: the mean is brightness, and
-    single rows or columns barely distinguish chests.
+    The image is averaged to 32 x 32 grey pixels and transformed by DCT-II. The bits mark which of the 8 x 8
+    coefficients of frequencies 1 to 8 in both directions are above their median. Frequency 0 is omitted: the mean is
+    brightness, and single rows or columns barely distinguish chests.
 
     Args:
       pixels: uint8 [height, width] or [height, width, 3].
@@ -63,15 +63,15 @@ def find_near_duplicates(hashes: UInt64[np.ndarray, " case"], *, radius: int) ->
     values, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     repeated = np.flatnonzero(first[inverse] != np.arange(len(hashes)))
     pairs = [np.stack([first[inverse[repeated]], repeated], axis=1)]
-    num_found = len(repeated)
-    for found in _near_values(values, radius=radius) if radius else ():
-        num_found += len(found)
-        if num_found > MAX_PAIRS:
+    num_pairs = len(repeated)
+    for near in _near_values(values, radius=radius) if radius else ():
+        num_pairs += len(near)
+        if num_pairs > MAX_PAIRS:
             raise BadInput(
                 f"near-duplicate radius: {radius} gives more than {MAX_PAIRS} pairs of {len(hashes)} images; choose a "
                 "smaller one"
             )
-        pairs.append(np.sort(first[found], axis=1))
+        pairs.append(np.sort(first[near], axis=1))
     return np.unique(np.concatenate(pairs), axis=0)
 
 
@@ -144,4 +144,4 @@ def join_patients(
     members = collections.defaultdict(list)
     for patient, component in zip(patients, csgraph.connected_components(graph, directed=False)[1], strict=True):
         members[component].append(patient)
-    return [tuple(found) for found in members.values()]
+    return [tuple(group) for group in members.values()]

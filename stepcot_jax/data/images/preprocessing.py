@@ -65,7 +65,8 @@ def decode_image_bytes(
     16-bit grey: full scale is the smallest of 2^10 - 1, 2^12 - 1, 2^14 - 1 and 2^16 - 1 that holds the image's largest
     pixel, since detectors of 10 to 14 bits write into the low bits of 16. 16-bit colour keeps the high byte.
     Transparent pixels are blended onto black. The EXIF orientation is applied, so that the picture is as its reader
-    saw it; the authors' code does not apply it, and their images have none. An animated PNG gives its first picture.
+    saw it; the authors' code does not apply it, and their images have none. Of an animated PNG the first picture is
+    used.
     DICOM: see `dicom.read_dicom`.
     """
     pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))

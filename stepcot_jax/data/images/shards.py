@@ -95,7 +95,7 @@ def read_index(root: Path) -> ShardIndex:
 
 
 def check_entry(entry: ShardEntry, *, where: Path) -> None:
-    """Refuse an entry with a foreign file name, bad digests or lists of different lengths; names `where`."""
+    """Raise `BadInput`, which names `where`, for a foreign file name, bad digests or lists of different lengths."""
     if not _SHARD_NAME.fullmatch(entry.file):
         raise BadInput(f"{where}: {entry.file[:80]!r} is not a shard name such as {shard_name(0)}")
     lengths = {len(entry.paths), len(entry.sizes), len(entry.digests)}
@@ -104,27 +104,27 @@ def check_entry(entry: ShardEntry, *, where: Path) -> None:
 
 
 def check_size(path: Path, num_bytes: int) -> None:
-    """Refuse a shard that is missing or not of the size it was written with; the message names it."""
+    """Raise `BadInput` for a shard that is missing or whose size has changed since it was written."""
     try:
-        found = path.stat().st_size
+        size = path.stat().st_size
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); expected a shard of {num_bytes} bytes") from None
-    if found != num_bytes:
-        raise BadInput(f"{path}: {found} bytes instead of {num_bytes}; {_CHANGED}")
+    if size != num_bytes:
+        raise BadInput(f"{path}: {size} bytes instead of {num_bytes}; {_CHANGED}")
 
 
 def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
-    """Return the places of the image paths that are not in the shards, each with its reason."""
+    """Return the positions of the image paths that are not in the shards, each with its reason."""
     reasons = dict(index.set_aside)
     sharded = {path for entry in index.shards for path in entry.paths}
     absent = f"the image is not in the shards ({INDEX_NAME})"
-    return {place: reasons.get(path, absent) for place, path in enumerate(paths) if path not in sharded}
+    return {position: reasons.get(path, absent) for position, path in enumerate(paths) if path not in sharded}
 
 
 def open_images(
     collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
 ) -> tuple[Collection, ImageFiles]:
-    """Open a collection's image files or, if `sharded`, the shards beside its records.
+    """Open a collection's image files or, if `sharded`, the shards next to its records.
 
     Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
     """
@@ -153,16 +153,16 @@ class ShardFiles:
         max_bytes: int,
         unpack: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        places = {
+        locations = {
             path: (entry.file, record, size, digest)
             for entry in index.shards
             for record, (path, size, digest) in enumerate(zip(entry.paths, entry.sizes, entry.digests, strict=True))
         }
         for path in paths:
-            if path not in places:
+            if path not in locations:
                 raise BadInput(f"{root / INDEX_NAME}: no image {path[:80]!r}")
         self._root, self._max_bytes, self._unpack, self._paths = root, max_bytes, unpack, tuple(paths)
-        self._places = tuple(places[path] for path in paths)
+        self._locations = tuple(locations[path] for path in paths)
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,15 +175,15 @@ class ShardFiles:
 
     def name(self, index: int) -> str:
         """Return the image's path and its shard."""
-        return f"{self._paths[index]} in {self._root / self._places[index][0]}"
+        return f"{self._paths[index]} in {self._root / self._locations[index][0]}"
 
     def digest(self, index: int) -> str:
         """Return the SHA-256 of the image's content in hex, from the index."""
-        return self._places[index][3]
+        return self._locations[index][3]
 
     def read(self, index: int) -> bytes:
         """Return the content of an image file; `BadInput` if it is too large, or the shard unreadable or changed."""
-        file, record, size, digest = self._places[index]
+        file, record, size, digest = self._locations[index]
         if size > self._max_bytes:
             raise BadInput(f"{self.name(index)}: {size} bytes, more than {self._max_bytes}")
         try:
@@ -213,10 +213,10 @@ class ShardFiles:
         return reader
 
 
-# Write a folder's images into ArrayRecord shards: each image decoded once, each shard whole, resumable.
+# Write a folder's images into ArrayRecord shards: each image is decoded once, and a restart resumes.
 #
-# Shards are written one after the other. After each shard comes a note that lists its content: a restart continues
-# behind the last noted shard, and rewrites a shard without a note. The index replaces the notes at the end.
+# Shards are written one after the other. After each shard a note lists its content: a restart continues after the last
+# noted shard, and rewrites a shard without a note. The index replaces the notes at the end.
 
 
 _WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
@@ -262,7 +262,7 @@ class _ShardWriter:
             self._check_source(index.source)
             return index, sum(len(entry.paths) for entry in index.shards)
         notes = self._read_notes()
-        num_found = sum(len(note.entry.paths) for note in notes if note.entry)
+        num_earlier = sum(len(note.entry.paths) for note in notes if note.entry)
         first = sum(note.num_covered for note in notes)
         left = self.collection.cases[first:]
         items = enumerate(progress(left) if left else (), first)
@@ -272,11 +272,11 @@ class _ShardWriter:
                 notes.append(self._write_shard(len(notes), itertools.chain([(item, content)], contents)))
         set_aside = tuple(aside for note in notes for aside in note.set_aside)
         shards = tuple(note.entry for note in notes if note.entry)
-        return ShardIndex(source=self.source, shards=shards, set_aside=set_aside), num_found
+        return ShardIndex(source=self.source, shards=shards, set_aside=set_aside), num_earlier
 
     def finish(self, index: ShardIndex) -> None:
         """Write the index, after which readers use the shards, and delete the notes."""
-        with _saying_what_fails(self.folder):
+        with _as_bad_input(self.folder):
             if not (self.folder / INDEX_NAME).exists():
                 write_whole(self.folder / INDEX_NAME, msgspec.json.encode(index))
             for path in (*self.folder.glob("images-*.json"), *self.folder.glob(".images-*.partial")):
@@ -301,12 +301,12 @@ class _ShardWriter:
         set_aside: list[tuple[str, str]] = []
         num_bytes = 0
         try:
-            with _saying_what_fails(path):
+            with _as_bad_input(path):
                 writer: Any = ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
-                for (place, case), content in contents:
+                for (index, case), content in contents:
                     if isinstance(content, BadInput):
                         if self.on_bad_record == "stop":
-                            set_aside_cases(self.collection, {place: str(content)}, on_bad_record="stop")  # raises
+                            set_aside_cases(self.collection, {index: str(content)}, on_bad_record="stop")  # raises
                         set_aside.append((case.image, str(content)))
                         continue
                     writer.write(content)
@@ -332,15 +332,15 @@ class _ShardWriter:
             )
             self._check_source(note.source)
             covered = self.collection.cases[first : first + note.num_covered]
-            paths = [*(note.entry.paths if note.entry else ()), *(place for place, _ in note.set_aside)]
+            paths = [*(note.entry.paths if note.entry else ()), *(image for image, _ in note.set_aside)]
             if sorted(paths) != sorted(case.image for case in covered):
                 raise BadInput(f"{path}: lists other images than the records; use a new folder")
             if note.entry:
                 check_entry(note.entry, where=path)
-                found = None
+                actual = None
                 with contextlib.suppress(OSError):
-                    found = digest_file(self.folder / note.entry.file)
-                if found != (note.entry.num_bytes, note.entry.sha256):
+                    actual = digest_file(self.folder / note.entry.file)
+                if actual != (note.entry.num_bytes, note.entry.sha256):
                     break  # this shard and the later ones are written again
             notes.append(note)
             first += note.num_covered
@@ -360,7 +360,7 @@ def _publish_shard(partial: Path, path: Path, rows: Sequence[tuple[str, int, str
 
 
 @contextlib.contextmanager
-def _saying_what_fails(path: Path) -> Iterator[None]:
+def _as_bad_input(path: Path) -> Iterator[None]:
     """Turn write errors, such as a full disk or missing permission, into `BadInput`."""
     try:
         yield
@@ -375,7 +375,7 @@ def _saying_what_fails(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Lock a folder against a second writing process, which gets `BadInput`; the lock ends with the process."""
-    with _saying_what_fails(folder), (folder / ".lock").open("w") as file:
+    with _as_bad_input(folder), (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -405,7 +405,7 @@ def make_shards(
       terminal: shows progress.
 
     Returns:
-      What was written, in lines.
+      Lines that describe the written shards.
 
     Raises:
       BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
@@ -425,10 +425,10 @@ def make_shards(
         )
         source = hashlib.sha256(content).hexdigest()
         writer = _ShardWriter(collection, out, source, reading["on_bad_record"], max_pixels, shard_bytes, num_threads)
-        index, num_found = writer.write(lambda left: terminal.watch(left, "writing shards"))
+        index, num_earlier = writer.write(lambda left: terminal.watch(left, "writing shards"))
         missing = find_missing(index, cases.image_paths)
         set_aside = set_aside_cases(collection, missing, on_bad_record="skip").set_aside
-        with _saying_what_fails(out):
+        with _as_bad_input(out):
             write_whole(out / FILE_NAME, content)
             for name in (name + suffix for name in SPLIT_NAMES for suffix in TABLE_SUFFIXES):
                 if (collection.root / name).is_file():
@@ -437,16 +437,18 @@ def make_shards(
                 records.write_quarantine(out / _QUARANTINE_NAME, set_aside)
         writer.finish(index)
     return _describe(
-        index, num_found, out, names=tuple(step.name for step in chain.steps), num_set_aside=len(set_aside)
+        index, num_earlier, out, names=tuple(step.name for step in chain.steps), num_set_aside=len(set_aside)
     )
 
 
-def _describe(index: ShardIndex, num_found: int, out: Path, *, names: tuple[str, ...], num_set_aside: int) -> list[str]:
-    """Return what was written, in lines."""
+def _describe(
+    index: ShardIndex, num_earlier: int, out: Path, *, names: tuple[str, ...], num_set_aside: int
+) -> list[str]:
+    """Return lines that describe the written shards."""
     num_images = sum(len(entry.paths) for entry in index.shards)
-    said = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start"]
+    lines = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_earlier} of them from an earlier start"]
     if names != records.PUBLISHED_STEP_NAMES:
-        said.append(f"data.json has no step names: read it with config.data.step_names={names}")
+        lines.append(f"data.json has no step names: read it with config.data.step_names={names}")
     if num_set_aside:
-        said.append(f"{num_set_aside} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
-    return said
+        lines.append(f"{num_set_aside} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
+    return lines

@@ -55,7 +55,7 @@ class Frame:
         return cls(cosine * across + sine * down, cosine * down - sine * across, 2 * pose.field_of_view / size, pose)
 
     def to_pixels(self, x: float, y: float) -> tuple[float, float]:
-        """Return the fractional column and row of a place in the body; 0 is the outer edge of the first pixel."""
+        """Return the fractional column and row of a point in the body; 0 is the outer edge of the first pixel."""
         cosine, sine = float(np.cos(self.pose.rotation)), float(np.sin(self.pose.rotation))
         across, down = cosine * x - sine * y + self.pose.shift_x, sine * x + cosine * y + self.pose.shift_y
         return (across + self.pose.field_of_view) / self.pixel, (down + self.pose.field_of_view) / self.pixel
@@ -79,8 +79,8 @@ def stretch(values: Float32[np.ndarray, "knot knot"], size: int) -> Image:
 
 @functools.lru_cache(maxsize=32)
 def _spline(num_knots: int, size: int) -> Float32[np.ndarray, "size knot"]:
-    place = (np.arange(size) + 0.5) / size * (num_knots - 1)
-    distance = np.abs(place[:, None] - np.arange(num_knots)[None, :])
+    position = (np.arange(size) + 0.5) / size * (num_knots - 1)
+    distance = np.abs(position[:, None] - np.arange(num_knots)[None, :])
     near, far = np.clip(1 - distance, 0, None), np.clip(2 - distance, 0, None)
     weights = (far**3 - 4 * near**3) / 6
     # Unit variance in two dimensions when the knots have it.
@@ -98,7 +98,7 @@ class Style:
       blur: standard deviation of the point spread as a share of the picture's side.
       noise: standard deviation of a pixel's noise, in grey levels of 0 to 1.
       border: width of the unexposed border as a share of the picture's side.
-      marker_place: left and upper edge of the letter as shares of the picture's side.
+      marker_corner: left and upper edge of the letter as shares of the picture's side.
     """
 
     origin: str
@@ -111,7 +111,7 @@ class Style:
     noise: float
     border: float
     marker: str
-    marker_place: tuple[float, float]
+    marker_corner: tuple[float, float]
 
 
 STYLES = (
@@ -173,15 +173,15 @@ def _lay_marker(tones: Image, style: Style) -> None:
     bits = np.array([[bit == "1" for bit in row] for row in _LETTERS[style.marker]])
     scale = max(1, round(_LETTER_HEIGHT * size / bits.shape[0]))
     letter = np.kron(bits, np.ones((scale, scale), bool))
-    left, top = (round(share * size) for share in style.marker_place)
-    place = tones[top : top + letter.shape[0], left : left + letter.shape[1]]
-    place[letter[: place.shape[0], : place.shape[1]]] = 0.97
+    left, top = (round(share * size) for share in style.marker_corner)
+    region = tones[top : top + letter.shape[0], left : left + letter.shape[1]]
+    region[letter[: region.shape[0], : region.shape[1]]] = 0.97
 
 
 @functools.lru_cache(maxsize=8)
 def _point_spread(sigma: float, size: int) -> Float32[np.ndarray, "size size"] | None:
     if sigma < 0.2:
-        return None  # narrower than the pixel itself
+        return None  # narrower than a pixel
     distance = np.arange(size)[:, None] - np.arange(size)[None, :]
     weights = np.exp(-0.5 * (distance / sigma) ** 2)
     return (weights / weights.sum(1, keepdims=True)).astype(np.float32)

@@ -1,6 +1,6 @@
 """Consistent answers for phantom chests: the diagnosis first, then the steps that lead to it.
 
-Every step is drawn from a table conditional on the diagnosis and restricted by the answers already drawn, so that the
+Every step is drawn from a table conditional on the diagnosis and restricted by the earlier answers, so that the
 diagnosis alone determines no step and later steps depend on earlier ones.
 """
 
@@ -254,8 +254,8 @@ def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) 
 
 
 def _choose_phrases(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> list[str]:
-    found = [table[answer] for table, answer in zip(WORDINGS, answers, strict=True)]
-    chosen = [wordings[int(rng.integers(len(wordings)))] for wordings in found]
+    alternatives = [table[answer] for table, answer in zip(WORDINGS, answers, strict=True)]
+    chosen = [wordings[int(rng.integers(len(wordings)))] for wordings in alternatives]
     chosen[3] = name_side(chosen[3], side)
     return chosen
 

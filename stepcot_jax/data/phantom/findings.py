@@ -173,7 +173,7 @@ _LARGEST_NODULE = 0.09
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """A drawn finding with its place.
+    """A drawn finding with its box.
 
     Attributes:
       box: label and limits in pixels.
@@ -190,15 +190,15 @@ def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) 
     """Draw a chest with its findings and return their boxes.
 
     Returns:
-      Attenuation [height, width], and one mark for each visible finding, without boxes inside another box of the same
+      Attenuation [height, width], and one mark for each visible finding, without boxes inside another one of the label.
     """
     attenuation = chest.attenuation.copy()
-    found = [(_box_of_sign(sign, frame), sign.side, "sign") for sign in scene.signs]
+    boxes = [(_box_of_sign(sign, frame), sign.side, "sign") for sign in scene.signs]
     for collection in scene.pleural:
         layer = _fluid(collection, chest) if isinstance(collection, Fluid) else _air(collection, chest, frame)
         attenuation += layer
         box = _box_of_layer(collection.label, layer, top=0, left=0)
-        found.append((box, collection.side, "fluid" if isinstance(collection, Fluid) else "air"))
+        boxes.append((box, collection.side, "fluid" if isinstance(collection, Fluid) else "air"))
     for focus in scene.foci:
         rows, columns = _window(focus, frame)
         if rows.start >= rows.stop or columns.start >= columns.stop:
@@ -206,10 +206,10 @@ def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) 
         layer = _focus(focus, chest=chest, frame=frame, rows=rows, columns=columns)
         attenuation[rows, columns] += layer
         box = _box_of_layer(focus.label, layer, top=rows.start, left=columns.start)
-        found.append((box, 0 if focus.texture == "flecks" else focus.side, "focus"))
+        boxes.append((box, 0 if focus.texture == "flecks" else focus.side, "focus"))
     size = frame.x.shape[0]
     marks: dict[Box, Mark] = {}
-    for box, side, kind in found:
+    for box, side, kind in boxes:
         if box is not None:
             wide = _widened(box, margin, size)
             marks.setdefault(wide, Mark(wide, side, kind))
@@ -280,7 +280,7 @@ def _air(air: Air, chest: Chest, frame: Frame) -> Image:
         above = air.apical - depth + 0.12 * across * across
         outside = np.maximum(above, across - (1 - air.lateral * (1.15 - 0.7 * depth)))
     gone = smooth_step(outside, air.softness)
-    # The vessels of this lung alone: the other one keeps its own.
+    # Only the vessels of this lung: those of the other one stay.
     layer = -gone * (chest.vessels * (lung > 0) + 0.13 * lung)
     layer += air.collapse * lung * (1 - gone) * (1.0 if air.total else smooth_step(0.6 - across, 0.5))
     if air.line:
@@ -302,14 +302,14 @@ def _window(focus: Focus, frame: Frame) -> tuple[slice, slice]:
 
 
 def _focus(focus: Focus, *, chest: Chest, frame: Frame, rows: slice, columns: slice) -> Image:
-    place = (rows, columns)
-    x, y = frame.x[place] - focus.x, frame.y[place] - focus.y
+    window = (rows, columns)
+    x, y = frame.x[window] - focus.x, frame.y[window] - focus.y
     cosine, sine = float(np.cos(focus.angle)), float(np.sin(focus.angle))
     # A lesion thinner than a pixel would fall between the samples.
     along = (cosine * x + sine * y) / focus.radius_x
     aside = (cosine * y - sine * x) / max(focus.radius_y, 0.6 * frame.pixel)
     radius = np.hypot(along, aside)
-    mottle = chest.mottle[place]
+    mottle = chest.mottle[window]
     softness = max(focus.softness, frame.pixel / focus.radius_x)
     if focus.texture in ("mottled", "net", "dots"):
         radius = radius * (1 + 0.12 * mottle)
@@ -318,23 +318,23 @@ def _focus(focus: Focus, *, chest: Chest, frame: Frame, rows: slice, columns: sl
         angle = np.arctan2(aside, along)
         rays = np.clip(np.cos(9 * angle + focus.phase) + 0.3 * np.cos(4 * angle + 2 * focus.phase), 0, 1)
         inside = np.maximum(inside, rays * rays * np.clip(2.0 - radius, 0, 1))
-    filling = _filling(focus, chest=chest, frame=frame, place=place, radius=radius)
+    filling = _filling(focus, chest=chest, frame=frame, window=window, radius=radius)
     layer = focus.density * inside * filling
     if focus.calcified:
-        layer += inside * _calcification(focus, mottle=mottle, frame=frame, place=place, radius=radius)
-    return layer * chest.overlaid[focus.side][place] if focus.confined else layer
+        layer += inside * _calcification(focus, mottle=mottle, frame=frame, window=window, radius=radius)
+    return layer * chest.overlaid[focus.side][window] if focus.confined else layer
 
 
-def _filling(focus: Focus, *, chest: Chest, frame: Frame, place: tuple[slice, slice], radius: Image) -> Image | float:
-    net = chest.net[place]
+def _filling(focus: Focus, *, chest: Chest, frame: Frame, window: tuple[slice, slice], radius: Image) -> Image | float:
+    net = chest.net[window]
     match focus.texture:
         case "mottled":
-            return np.clip(0.9 + 0.3 * chest.mottle[place], 0.2, 1.4)
+            return np.clip(0.9 + 0.3 * chest.mottle[window], 0.2, 1.4)
         case "net":
             # Where a smooth random field changes sign it draws a network of lines.
             return 0.15 + 1.3 * np.clip(1 - np.abs(net) / 0.45, 0, 1)
         case "dots":
-            return 0.2 + 1.4 * _dots(focus, frame=frame, place=place)
+            return 0.2 + 1.4 * _dots(focus, frame=frame, window=window)
         case "ring":
             return 1 - 1.7 * smooth_step(0.62 - radius, 0.2)
         case "bulla":
@@ -345,10 +345,10 @@ def _filling(focus: Focus, *, chest: Chest, frame: Frame, place: tuple[slice, sl
             return 1.15 - 0.25 * np.minimum(radius, 1)
 
 
-def _dots(focus: Focus, *, frame: Frame, place: tuple[slice, slice]) -> Image:
-    """Draw small round nodules, one in most cells of a grid, at a random place in its cell."""
+def _dots(focus: Focus, *, frame: Frame, window: tuple[slice, slice]) -> Image:
+    """Draw small round nodules, one in most cells of a grid, at a random point of the cell."""
     cell = _DOT_CELL if focus.label == "Nodule" else 0.75 * _DOT_CELL
-    x, y = frame.x[place] / cell, frame.y[place] / cell
+    x, y = frame.x[window] / cell, frame.y[window] / cell
     # Bent rows and columns hide the grid.
     x, y = x + 0.5 * np.sin(0.45 * y + focus.phase), y + 0.5 * np.sin(0.5 * x + 2 * focus.phase)
     column, row = np.floor(x), np.floor(y)
@@ -359,9 +359,9 @@ def _dots(focus: Focus, *, frame: Frame, place: tuple[slice, slice]) -> Image:
     return smooth_step(0.24 + 0.05 * chance - np.hypot(across, down), edge) * (chance > -0.3)
 
 
-def _calcification(focus: Focus, *, mottle: Image, frame: Frame, place: tuple[slice, slice], radius: Image) -> Image:
+def _calcification(focus: Focus, *, mottle: Image, frame: Frame, window: tuple[slice, slice], radius: Image) -> Image:
     if focus.texture in ("dots", "net"):
-        return 0.15 * _dots(focus, frame=frame, place=place)  # scattered granulomas
+        return 0.15 * _dots(focus, frame=frame, window=window)  # scattered granulomas
     if focus.radius_y < _THINNEST_BLOB:
         return 0.15 * smooth_step(mottle - 0.3, 0.6)
     if focus.radius_x < _LARGEST_NODULE:
@@ -423,8 +423,8 @@ def plan_scene(answers: tuple[str, ...], anatomy: Anatomy, rng: np.random.Genera
     return Scene(anatomy, changed, tuple(foci), pleural, signs, words)
 
 
-def _place(anatomy: Anatomy, side: int, location: str, rng: np.random.Generator) -> tuple[float, float]:
-    """Draw a place in a location, in body coordinates."""
+def _draw_point(anatomy: Anatomy, side: int, location: str, rng: np.random.Generator) -> tuple[float, float]:
+    """Draw a point of a location, in body coordinates."""
     if location == "Hilar/Mediastinal":
         return anatomy.midline + side * rng.uniform(0.16, 0.23), rng.uniform(-0.10, 0.08)
     depth = rng.uniform(0.3, 0.75) if location == "Pleura/Chest wall" else rng.uniform(*_ZONES.get(location, _ANYWHERE))
@@ -440,12 +440,12 @@ def _lesions(answers: tuple[str, ...], anatomy: Anatomy, side: int, rng: np.rand
         location = "Lower lung zone"  # where congestion is visible
     foci: list[Focus] = []
     if distribution == "Diffuse" and pattern not in ("Linear", "N/A") and diagnosis not in ("Effusion", "Pneumothorax"):
-        foci += [_whole_lung(answers, anatomy, each, location, rng) for each in (-1, 1)]
+        foci += [_plan_diffuse_focus(answers, anatomy, lung, location, rng) for lung in (-1, 1)]
     elif pattern != "N/A":
         least, most = _num_foci(diagnosis, distribution, pattern)
         for number in range(int(rng.integers(least, most + 1))):
-            each = -side if distribution != "Focal" and number % 2 else side
-            foci.append(_plan_focus(answers, anatomy, each, location, rng))
+            lung = -side if distribution != "Focal" and number % 2 else side
+            foci.append(_plan_focus(answers, anatomy, lung, location, rng))
     if (diagnosis, morphology) == ("Cardiomegaly", "Calcified"):
         valve = (anatomy.midline + anatomy.heart_x, anatomy.heart_y, 0.12, 0.09)
         foci.append(Focus(diagnosis, "flecks", 1, *valve, 0.5, 0.25, 0.3, rng.uniform(0, 6), confined=False))
@@ -469,7 +469,7 @@ def _plan_focus(
     look = _LOOKS[diagnosis]
     if diagnosis == "Effusion":
         location = "Middle lung zone"  # consolidation or a fissure above the fluid: below, the fluid hides it
-    x, y = _place(anatomy, side, location, rng)
+    x, y = _draw_point(anatomy, side, location, rng)
     radius_x = rng.uniform(*look.radius_x)
     radius_y = rng.uniform(*look.radius_y) if look.radius_y else radius_x * rng.uniform(0.8, 1.0)
     angle = rng.uniform(-0.5, 0.5)
@@ -500,12 +500,12 @@ def _texture(diagnosis: str, pattern: str) -> Texture:
     return textures.get(pattern, "solid")
 
 
-def _whole_lung(
+def _plan_diffuse_focus(
     answers: tuple[str, ...], anatomy: Anatomy, side: int, location: str, rng: np.random.Generator
 ) -> Focus:
     _, _, pattern, _, morphology, _, diagnosis = answers
     height = anatomy.dome(side) - anatomy.apex
-    x, y = _place(anatomy, side, location, rng)
+    x, y = _draw_point(anatomy, side, location, rng)
     radius_x, radius_y = 0.34, 0.34
     if location != "Hilar/Mediastinal":
         x, radius_x = anatomy.midline + side * 0.5 * anatomy.width(side), 0.7 * anatomy.width(side)
@@ -528,10 +528,10 @@ def _whole_lung(
 def _nodes(anatomy: Anatomy, rng: np.random.Generator) -> list[Focus]:
     foci = []
     for side, x, y in ((-1, -0.19, 0.0), (-1, -0.15, -0.10), (1, 0.19, -0.04), (1, 0.16, 0.05), (-1, -0.12, -0.30)):
-        place = (anatomy.midline + x + rng.uniform(-0.02, 0.02), y + rng.uniform(-0.02, 0.02))
+        centre = (anatomy.midline + x + rng.uniform(-0.02, 0.02), y + rng.uniform(-0.02, 0.02))
         radii = (rng.uniform(0.065, 0.09), rng.uniform(0.065, 0.09))
         density = rng.uniform(0.13, 0.20)
-        foci.append(Focus("Lymphadenopathy", "solid", side, *place, *radii, 0.0, density, 0.4, 0.0, confined=False))
+        foci.append(Focus("Lymphadenopathy", "solid", side, *centre, *radii, 0.0, density, 0.4, 0.0, confined=False))
     return foci
 
 
@@ -539,9 +539,9 @@ def _bullae(anatomy: Anatomy, rng: np.random.Generator) -> list[Focus]:
     foci = []
     for number in range(4):
         side = -1 if number % 2 else 1
-        place = _place(anatomy, side, "Upper lung zone", rng)
+        centre = _draw_point(anatomy, side, "Upper lung zone", rng)
         radii = (rng.uniform(0.09, 0.13), rng.uniform(0.09, 0.13))
-        foci.append(Focus(EMPHYSEMA, "bulla", side, *place, *radii, 0.0, rng.uniform(0.10, 0.14), 0.2, 0.0))
+        foci.append(Focus(EMPHYSEMA, "bulla", side, *centre, *radii, 0.0, rng.uniform(0.10, 0.14), 0.2, 0.0))
     return foci
 
 
@@ -555,7 +555,7 @@ def _primary_pleural(answers: tuple[str, ...], side: int, rng: np.random.Generat
         height, rim = ((0.20, 0.38), (0.0, 0.05)) if flat else ((0.10, 0.16), (0.22, 0.34))
         calcified = morphology == "Calcified"
         return [
-            Fluid(diagnosis, each, rng.uniform(*height), rng.uniform(*rim), softness, veil, calcified) for each in sides
+            Fluid(diagnosis, lung, rng.uniform(*height), rng.uniform(*rim), softness, veil, calcified) for lung in sides
         ]
     if diagnosis != "Pneumothorax":
         return []
@@ -565,8 +565,8 @@ def _primary_pleural(answers: tuple[str, ...], side: int, rng: np.random.Generat
     apical, lateral = ((0.26, 0.40), (0.0, 0.08)) if upper else ((0.05, 0.10), (0.34, 0.50))
     total = distribution == "Diffuse"
     return [
-        Air(diagnosis, each, rng.uniform(*apical), rng.uniform(*lateral), total, line, softness, collapse)
-        for each in sides
+        Air(diagnosis, lung, rng.uniform(*apical), rng.uniform(*lateral), total, line, softness, collapse)
+        for lung in sides
     ]
 
 

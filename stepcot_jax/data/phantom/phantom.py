@@ -54,7 +54,7 @@ class PhantomCase:
 
     Attributes:
       marks: the findings with box, side and kind; empty for a normal chest.
-      side: "right", "left" or "bilateral", as the report says; "" for a normal chest.
+      side: "right", "left" or "bilateral", as in the report; "" for a normal chest.
       lung_mask: the aerated lungs, after findings changed heart and diaphragm, [height, width].
       heart_mask: the heart above the diaphragm, [height, width].
     """
@@ -161,7 +161,7 @@ def write_pictures(root: Path, drawn: PhantomCase) -> None:
 
 
 def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
-    """Require a size that can be drawn in reasonable memory and time."""
+    """Raise `BadInput` for a size that cannot be drawn in reasonable memory and time."""
     if not least <= size <= _MOST_SIZE:
         raise BadInput(f"phantom size: {size} pixels; expected {least} to {_MOST_SIZE}")
 
@@ -171,9 +171,9 @@ def _patient(index: int, *, seed: int) -> int:
 
     A patient's images share a block, so that no other case has to be drawn.
     """
-    block, place = divmod(index, len(_PATIENTS_OF_BLOCK))
+    block, position = divmod(index, len(_PATIENTS_OF_BLOCK))
     order = generator(seed, block, stream=2).permutation(len(_PATIENTS_OF_BLOCK))
-    return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[place]]
+    return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[position]]
 
 
 def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published") -> PlannedCase:

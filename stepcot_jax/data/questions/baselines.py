@@ -1,6 +1,6 @@
-"""The baseline beside which every result stands: the majority answer, and constant boxes.
+"""The baseline of every result: the majority answer, and constant boxes.
 
-It sees neither picture nor true answer: it knows the kind and topic of a question and its options' texts.
+It has neither picture nor true answer: only the kind and topic of a question and its options' texts.
 """
 
 import collections
@@ -37,9 +37,9 @@ class Baseline:
     def answer(self, record: Record) -> Record:
         """Return the record with the baseline's answer and references, in a form that every dialect can write.
 
-        Its reasoning and stages say no more than that the answer is the usual one.
+        Its reasoning and stages only state that the answer is the usual one.
 
-        Single choice: the option that was right most often where it was offered; several: each that was right more
+        Single choice: the option that was right most often when offered; several: every option that was right more
         often than not, at least one. Boxes are scaled to the record's image size.
         """
         topic = (record.kind, record.topic)
@@ -49,11 +49,11 @@ class Baseline:
         if record.kind in ("single", "multi"):
             shares = self.options.get(topic) or self.options[record.kind, ""]
             offered = [shares.get(fold(choice), 0.0) for choice in record.options]
-            best = max(range(len(offered)), key=lambda place: offered[place])
+            best = max(range(len(offered)), key=lambda index: offered[index])
             answer = record.letters[best]
             if record.kind == "multi":
-                chosen = [place for place, share in enumerate(offered) if share > 0.5 or place == best]
-                answer = tuple(record.letters[place] for place in chosen)
+                chosen = [index for index, share in enumerate(offered) if share > 0.5 or index == best]
+                answer = tuple(record.letters[index] for index in chosen)
         else:
             answer = self.answers.get(topic) or self.answers[record.kind, ""]
         width, height = record.image_size
@@ -70,9 +70,9 @@ class Baseline:
 def fit_baseline(records: Iterable[Record]) -> Baseline:
     """Return the baseline of training records.
 
-    Answers and boxes are counted for each (kind, topic), and for each kind, which serves topics that did not occur. A
-    topic's references are as many as most of its records have; each is the median box, edge by edge, of the references
-    in its place, under their most frequent label. Ties go to what comes first in alphabetical order.
+    Answers and boxes are counted for each (kind, topic), and for each kind, which is used for unseen topics. A topic
+    has as many references as most of its records; each is the median box, edge by edge, of the references of its
+    number, under their most frequent label. Ties go to the first in alphabetical order.
     """
     groups: dict[Topic, list[Record]] = collections.defaultdict(list)
     for record in records:
@@ -80,11 +80,11 @@ def fit_baseline(records: Iterable[Record]) -> Baseline:
             groups[topic].append(record)
     if not groups:
         raise BadInput("baseline: no training records; at least one is required")
-    chosen = {topic: _most_common([_answer_text(each) for each in found]) for topic, found in groups.items()}
+    chosen = {topic: _most_common([_answer_text(record) for record in group]) for topic, group in groups.items()}
     return Baseline(
         answers={topic: answer for topic, answer in chosen.items() if topic[0] in ("open", "closed")},
-        options={topic: _count_options(found) for topic, found in groups.items() if topic[0] in ("single", "multi")},
-        boxes={topic: _median_boxes(found) for topic, found in groups.items()},
+        options={topic: _count_options(group) for topic, group in groups.items() if topic[0] in ("single", "multi")},
+        boxes={topic: _median_boxes(group) for topic, group in groups.items()},
     )
 
 
@@ -111,13 +111,13 @@ def _median_boxes(records: Sequence[Record]) -> tuple[Box, ...]:
     number = int(_most_common([f"{len(record.references):09}" for record in records]))
     chosen = [record for record in records if len(record.references) == number]
     boxes = []
-    for place in range(number):
+    for index in range(number):
         width_height = [record.image_size * 2 for record in chosen]
         corners = [
-            [edge / side for edge, side in zip(record.references[place].corners, sides, strict=True)]
+            [edge / side for edge, side in zip(record.references[index].corners, sides, strict=True)]
             for record, sides in zip(chosen, width_height, strict=True)
         ]
         x1, y1, x2, y2 = (statistics.median(edges) for edges in zip(*corners, strict=True))
-        label = _most_common([record.references[place].label for record in chosen])
+        label = _most_common([record.references[index].label for record in chosen])
         boxes.append(Box(label, (x1, y1, x2, y2)))
     return tuple(boxes)

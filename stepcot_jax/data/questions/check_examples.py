@@ -1,21 +1,22 @@
-"""Wrong first attempts with the check that follows: what a policy is shown before it checks itself (MEDSAGE).
+"""Training examples of self-checks: a wrong first attempt and the check that follows it (MEDSAGE).
 
 The paper prints neither markup nor wording of a self-check; both are ours. A wrong attempt is the reply to another
 training question of the same topic with another answer. The check goes along visual grounding, visual analysis and
-knowledge, as the paper's does, and says what the record states: its boxes, what is seen, and the rule that decides.
+knowledge, as the paper's does, and has only facts of the record: its boxes, what is seen, and the deciding rule.
 """
 
 import collections
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import fold
+from stepcot_jax.reasoning.replies import write_answer
 from stepcot_jax.record import Record
 
 CHECK_OPENS, CHECK_CLOSES = "<CHECK>", "</CHECK>"
@@ -44,8 +45,8 @@ class CheckExample:
     """A wrong first attempt at a record, and the check of it.
 
     Attributes:
-      wrong: place of the record whose reply is the attempt.
-      shows_check: whether the check is to be learnt; else only the second attempt, which does not see the check.
+      wrong: index of the record whose reply is the attempt.
+      shows_check: whether the check is learnt; otherwise only the second attempt is, without the check in its context.
     """
 
     wrong: int
@@ -68,16 +69,16 @@ def is_wrong(attempt: Record, record: Record) -> bool:
 
 def draw_check_examples(
     records: Sequence[Record],
-    places: Sequence[int] | Int[np.ndarray, " place"],
+    indices: Sequence[int] | Int[np.ndarray, " record"],
     *,
     share: float,
     seed: int,
     dialect: str,
     hides_check: bool = False,
 ) -> dict[int, CheckExample]:
-    """Return examples for about a share of some records, by their places; a function of the seed and each place.
+    """Return examples for about a share of some records, by their indices; a function of the seed and each index.
 
-    A record without another one of its kind and topic whose answer is wrong takes one of its kind; without that it has
+    The wrong answer is that of another record of the kind and topic, or else of the kind. A record without either has
     no example.
 
     Args:
@@ -87,34 +88,31 @@ def draw_check_examples(
         collections.defaultdict[tuple[str, str], list[int]](list),
         collections.defaultdict[str, list[int]](list),
     )
-    for place in map(int, places):
-        by_topic[records[place].kind, records[place].topic].append(place)
-        by_kind[records[place].kind].append(place)
-    found = {}
-    for place in map(int, places):
-        rng, record = np.random.default_rng((_STREAM, seed, place)), records[place]
+    for index in map(int, indices):
+        by_topic[records[index].kind, records[index].topic].append(index)
+        by_kind[records[index].kind].append(index)
+    examples = {}
+    for index in map(int, indices):
+        rng, record = np.random.default_rng((_STREAM, seed, index)), records[index]
         if rng.random() >= share:
             continue
-        candidates = (by_topic[record.kind, record.topic], by_kind[record.kind])
-        wrong = next((other for each in candidates for other in _wrong_ones(each, records, record, rng)), None)
+        pools = (by_topic[record.kind, record.topic], by_kind[record.kind])
+        wrong = next((other for pool in pools for other in _find_wrong(pool, records, record, rng)), None)
         if wrong is not None:
             shows_check = not hides_check or bool(rng.random() < 0.5)
             text = write_check(record, records[wrong], rng=rng, dialect=dialect)
-            found[place] = CheckExample(wrong, text, shows_check)
-    return found
+            examples[index] = CheckExample(wrong, text, shows_check)
+    return examples
 
 
-def _wrong_ones(
-    candidates: Sequence[int], records: Sequence[Record], record: Record, rng: np.random.Generator
-) -> Sequence[int]:
-    """Return the first wrong candidate after a drawn one, as a list of at most one."""
-    start = int(rng.integers(len(candidates)))
-    ordered = (candidates[(start + place) % len(candidates)] for place in range(len(candidates)))
-    return [
-        other
-        for other in (next((each for each in ordered if is_wrong(records[each], record)), None),)
-        if other is not None
-    ]
+def _find_wrong(
+    pool: Sequence[int], records: Sequence[Record], record: Record, rng: np.random.Generator
+) -> Iterator[int]:
+    """Yield the records of a pool whose answer is wrong, from a drawn one on."""
+    start = int(rng.integers(len(pool)))
+    for index in (*pool[start:], *pool[:start]):
+        if is_wrong(records[index], record):
+            yield index
 
 
 def write_check(record: Record, wrong: Record, *, rng: np.random.Generator, dialect: str) -> str:
@@ -122,7 +120,7 @@ def write_check(record: Record, wrong: Record, *, rng: np.random.Generator, dial
     grounding, analysis, knowledge = (
         options[int(rng.integers(len(options)))] for options in (_GROUNDING, _ANALYSIS, _KNOWLEDGE)
     )
-    if {each.corners for each in record.references} == {each.corners for each in wrong.references}:
+    if {box.corners for box in record.references} == {box.corners for box in wrong.references}:
         grounding = "the place is right."
     elif not record.references:
         grounding = "no place is to be named."
@@ -133,17 +131,16 @@ def write_check(record: Record, wrong: Record, *, rng: np.random.Generator, dial
         analysis = "what is seen does not decide for this answer." if not seen else "the description holds."
     else:
         analysis = analysis.format(seen=_plain(seen))
-    answer = wrong.answer if isinstance(wrong.answer, str) else ", ".join(wrong.answer)
-    knowledge = knowledge.format(rule=_plain(rule), wrong=_plain(answer)).strip()
+    knowledge = knowledge.format(rule=_plain(rule), wrong=_plain(write_answer(wrong))).strip()
     parts = (("Visual grounding", grounding), ("Visual analysis", analysis), ("Knowledge", knowledge))
     return _plain(" ".join(f"{name}: {text}" for name, text in parts))
 
 
 def _list_places(references: Sequence[Box], dialect: str) -> str:
     if dialect not in _DIALECTS_IN_PIXELS:
-        return " and ".join(each.label for each in references)
-    boxes = [", ".join(str(math.floor(edge + 0.5)) for edge in each.corners) for each in references]
-    return " and ".join(f"{each.label} ([{box}])" for each, box in zip(references, boxes, strict=True))
+        return " and ".join(box.label for box in references)
+    corners = [", ".join(str(math.floor(edge + 0.5)) for edge in box.corners) for box in references]
+    return " and ".join(f"{box.label} ([{edges}])" for box, edges in zip(references, corners, strict=True))
 
 
 def _plain(text: str) -> str:

@@ -31,7 +31,7 @@ def make_phantom_records(
     """Draw phantoms, write their images and masks, and return records about them, split by patient."""
     if num_cases < 3:
         raise BadInput(f"--num-cases must be at least 3 (a patient for each split); got {num_cases}")
-    ground_phantom(0, seed=seed, size=size, prevalence=prevalence)  # refuses bad settings before anything is written
+    ground_phantom(0, seed=seed, size=size, prevalence=prevalence)  # raises for bad settings before writing
     planned = plan_phantoms(num_cases=num_cases, seed=seed, prevalence=prevalence)
     for folder in PICTURE_FOLDERS:
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def plan_phantoms(
 ) -> list[Planned]:
     """Return phantoms with their splits before anything is drawn."""
     planned = [plan_case(index, seed=seed, prevalence=prevalence) for index in range(num_cases)]
-    cases = [each.case for each in planned]
+    cases = [plan.case for plan in planned]
     strata = [DIAGNOSIS_OPTIONS[case.answers[-1]] for case in cases]
     splits = split_by_patient(cases, strata, seed=seed if split_seed is None else split_seed, fractions=fractions)
     return list(zip(planned, splits, strict=True))
@@ -66,9 +66,9 @@ def draw_phantoms(
     planned: Sequence[Planned], *, size: int, prevalence: Prevalence, progress: Progress = iter
 ) -> Iterator[tuple[PhantomCase, list[Record]]]:
     """Draw planned phantoms and yield each with the records about it."""
-    for each, split in progress(planned):
-        image, drawn = ground_planned(each, size=size, prevalence=prevalence)
-        yield drawn, ask_questions(msgspec.structs.replace(image, split=split), seed=each.seed)
+    for plan, split in progress(planned):
+        image, drawn = ground_planned(plan, size=size, prevalence=prevalence)
+        yield drawn, ask_questions(msgspec.structs.replace(image, split=split), seed=plan.seed)
 
 
 def make_folder_records(
@@ -98,7 +98,7 @@ def make_folder_records(
 
 
 def copy_images(out: Path, records: Iterable[Record], *, root: Path) -> list[Record]:
-    """Copy the images of records that a source has written, and return the records; splits stay as they are."""
+    """Copy the images of records that a source has written, and return the records unchanged."""
     kept, copied = [], set()
     for record in records:
         if record.image not in copied:

@@ -41,14 +41,14 @@ def ground_phantom(
 ) -> tuple[Record, PhantomCase]:
     """Draw a phantom and return it as a grounded image, and the drawn case.
 
-    A label with more than three boxes has one box a side that holds them. A label is neither found nor absent if it
-    looks like a label that is found (`vocabulary.LOOK_ALIKES`).
+    A label with more than three boxes has one box a side that holds them. A label that looks like a present one
+    (`vocabulary.LOOK_ALIKES`) is neither present nor absent.
     """
     return ground_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size, prevalence=prevalence)
 
 
 def ground_planned(planned: PlannedCase, *, size: int, prevalence: Prevalence = "flat") -> tuple[Record, PhantomCase]:
-    """Draw a planned phantom as `ground_phantom` does; `prevalence` is that of its plan."""
+    """Draw a planned phantom as `ground_phantom` does; `prevalence` is the one it was planned with."""
     check_size(size, least=_LEAST_SIZE)
     drawn = draw_planned(planned, size=size)
     image = ground_marks(drawn.case, drawn.marks, side=drawn.side, lungs=drawn.lung_mask, heart=drawn.heart_mask)
@@ -69,9 +69,9 @@ def ground_marks(
     facts["side"] = side if _shows_side(marks, facts) else ""
     regions = find_regions(lungs, heart)
     findings = _find(case, marks, facts, {region.label: region.corners for region in regions})
-    own = [finding.corners for finding in findings if finding.label == facts["diagnosis"]]
+    corners = [finding.corners for finding in findings if finding.label == facts["diagnosis"]]
     organs = {f"{name} lung": mask for name, mask in split_lungs(lungs).items()} | {"heart": heart}
-    facts["organ"] = host_organ(own[0], organs) if own else ""
+    facts["organ"] = host_organ(corners[0], organs) if corners else ""
     return Record(
         id=Path(case.image).stem,
         image=case.image,
@@ -86,13 +86,13 @@ def ground_marks(
 
 
 def _shows_side(marks: Sequence[Mark], facts: dict[str, str]) -> bool:
-    """Whether a side can be seen or is said; an enlarged heart alone has none."""
+    """Whether marks or report show a side; an enlarged heart alone has none."""
     described = {canonical(facts["diagnosis"]), canonical(facts["secondary"])}
     return facts["zone"] != _SIDELESS or any(mark.side and canonical(mark.box.label) in described for mark in marks)
 
 
 def list_answers(case: Record, chain: Chain) -> dict[str, str]:
-    """Return the answers of a case by `wording.FACT_NAMES`, "" where it has none."""
+    """Return the answers of a case by `vocabulary.FACT_NAMES`, "" where it has none."""
     answers = [
         step.options[label] if label != NOT_ANNOTATED else ""
         for step, label in zip(chain.steps, case.answers, strict=True)
@@ -101,7 +101,7 @@ def list_answers(case: Record, chain: Chain) -> dict[str, str]:
 
 
 def list_absent(findings: Sequence[Box]) -> tuple[str, ...]:
-    """Return the labels that a phantom with these findings does not show and that look like none of them."""
+    """Return the labels that are not among a phantom's findings and do not look like one of them."""
     present = {canonical(finding.label) for finding in findings}
     unknown = present.union(*(LOOK_ALIKES.get(label, ()) for label in present))
     return tuple(label for label in TERMS if label not in unknown)
@@ -112,7 +112,7 @@ def _find(case: Record, drawn: Sequence[Mark], facts: dict[str, str], regions: d
     by_label = collections.defaultdict(list)
     for mark in sorted(drawn, key=lambda mark: mark.box.label != facts["diagnosis"]):
         by_label[mark.box.label].append(mark)
-    found = []
+    findings = []
     for label, marks in by_label.items():
         sentence = _sentence(case.report, label, facts)
         groups = [[mark] for mark in marks]
@@ -120,12 +120,12 @@ def _find(case: Record, drawn: Sequence[Mark], facts: dict[str, str], regions: d
             groups = [[mark for mark in marks if mark.side == side] for side in (0, -1, 1)]
         for group in filter(None, groups):
             box = enclose_boxes([corners_of(mark) for mark in group])
-            found.append(Box(label, box, sentence, _name_region(group, facts, box, regions)))
-    return tuple(found)
+            findings.append(Box(label, box, sentence, _name_region(group, facts, box, regions)))
+    return tuple(findings)
 
 
 def _sentence(report: str, label: str, facts: dict[str, str]) -> str:
-    """Return the part of the report that speaks of a label; bullae are spoken of in the first sentence."""
+    """Return the part of the report about a label; bullae are in the first sentence."""
     first, _, second = report.partition(". ")
     return second.partition(";")[0] + "." if label == facts["secondary"] else first + "."
 
@@ -148,7 +148,7 @@ def _name_region(marks: Sequence[Mark], facts: dict[str, str], box: Corners, reg
 
 
 def _name_one(mark: Mark, facts: dict[str, str], box: Corners, regions: dict[str, Corners]) -> str:
-    """Return the region of one mark: by step 4 for a lesion of the diagnosis, else by what the sign is."""
+    """Return the region of one mark: by step 4 for a lesion of the diagnosis, else by the kind of sign."""
     label, side = mark.box.label, _SIDES.get(mark.side)
     if side is None:
         return MEDIASTINUM if label == "Mediastinal shift" else HEART

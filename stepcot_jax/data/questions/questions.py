@@ -1,4 +1,4 @@
-"""Questions of four kinds about a grounded image, each with answer, references and thinking that the image bears out.
+"""Questions of four kinds about a grounded image, with answer, references and thinking that agree with the image.
 
 Design: a record is a function of (seed, image, number of the question). Findings are referred to by their boxes, absent
 ones by the region where they would be, a normal chest by its lungs.
@@ -36,7 +36,7 @@ from stepcot_jax.data.questions.vocabulary import (
 )
 from stepcot_jax.record import KINDS, Cue, Kind, Record
 
-# Questions before they are records: what is asked, what is referred to, and what is seen there.
+# Drafts of questions: question, answer, references and what is seen there.
 
 
 Reference = tuple[Box, str]
@@ -49,8 +49,8 @@ class Draft:
 
     Attributes:
       topic: template that it comes from.
-      spoken: the answer as the thinking's last sentence says it.
-      sentences: what the thinking says of each option.
+      spoken: the answer as the thinking's last sentence words it.
+      sentences: the thinking's sentence about each option.
       synonyms: further accepted texts of an open answer.
       asked: label that the question is about, "" for several; None for the diagnosis, which the facts describe.
     """
@@ -94,7 +94,7 @@ def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> t
     for finding in findings:
         term = term_of(finding.label)
         seen = term.look or f"signs of {term.name}"
-        is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion beside the heart
+        is_lesion = not term.look or (term.region == HEART and finding.region != HEART)  # congestion outside the heart
         if knows_steps(image.facts) and finding.label == image.facts["diagnosis"] and is_lesion:
             seen = describe(image.facts, wording=wording)
         references.append((Box(finding.label, finding.corners, region=finding.region or finding.label), seen))
@@ -102,13 +102,13 @@ def refer(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> t
 
 
 def refer_to_region(image: Record, name: str, seen: str) -> tuple[Reference, ...]:
-    """Refer to a region; to nothing if the image has no box of it."""
+    """Refer to a region; () if the image has no box of it."""
     box = image.region_box(name)
     return () if box is None else ((Box(name, box, region=name), seen),)
 
 
 def pick(rng: np.random.Generator, items: Sequence[Any], shares: Sequence[float] | None = None) -> Any:
-    """Draw one of the items, each with its share."""
+    """Draw one of the items with probabilities proportional to their shares."""
     cumulative = np.cumsum(np.ones(len(items)) if shares is None else shares)
     return items[int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))]
 
@@ -121,7 +121,7 @@ _PATTERNS, _ZONES = (DEFAULT_CHAIN.steps[step].options[:-1] for step in (2, 3))
 _FITS = "this fits what I see"
 _STATEMENT_SHARE = 0.35
 _DIAGNOSIS_SHARE = 2.0
-"""Weights of statements among options, and of the diagnosis among topics, against majorities that decide a topic."""
+"""Weights of statements among options and of the diagnosis among topics; they keep majority answers rare."""
 
 _DIAGNOSIS = (
     "What is the most likely diagnosis?",
@@ -143,10 +143,10 @@ class _Option:
     """An option.
 
     Attributes:
-      rejected: what the thinking says of it where it is wrong.
+      rejected: the thinking's words about it if it is wrong.
       label: finding that it names; "" for another statement.
-      region: region that it speaks of if it names no finding.
-      seen: what is seen there where it is right.
+      region: region that it is about if it names no finding.
+      seen: what is seen there if it is right.
     """
 
     text: str
@@ -168,12 +168,12 @@ class _Choice:
 
 def ask_single(image: Record, rng: np.random.Generator) -> Draft | None:
     """Ask for diagnosis, zone or pattern; None if no question has three options known to be wrong."""
-    found = [make(image) for make in (_offer_diagnoses, _offer_zones, _offer_patterns)]
-    choices = [choice for choice in found if choice is not None and len(choice.wrong) >= _NUM_CHOICES - 1]
+    offers = [make(image) for make in (_offer_diagnoses, _offer_zones, _offer_patterns)]
+    choices = [choice for choice in offers if choice is not None and len(choice.wrong) >= _NUM_CHOICES - 1]
     if not choices:
         return None
     choice: _Choice = pick(rng, choices, [_DIAGNOSIS_SHARE if choice.topic == "diagnosis" else 1 for choice in choices])
-    wrong = [choice.wrong[place] for place in rng.permutation(len(choice.wrong))[: _NUM_CHOICES - 1]]
+    wrong = [choice.wrong[index] for index in rng.permutation(len(choice.wrong))[: _NUM_CHOICES - 1]]
     options, letters = _shuffle(rng, [choice.right], wrong)
     references = refer(image, findings_of(image, choice.right.label or diagnosis_of(image)), rng)
     return Draft(
@@ -206,7 +206,7 @@ def ask_multi(image: Record, rng: np.random.Generator) -> Draft | None:
     right, wrong = (_draw(rng, pools[truth], size) for truth, size in ((True, number), (False, _NUM_CHOICES - number)))
     options, letters = _shuffle(rng, right, wrong)
     references: tuple[Reference, ...] = ()
-    for option in (each for each in options if each in right):
+    for option in [option for option in options if option in right]:
         references += refer(image, findings_of(image, option.label), rng) if option.label else ()
         references += refer_to_region(image, option.region, option.seen) if option.region else ()
     return Draft(
@@ -285,7 +285,7 @@ def _name_finding(label: str) -> _Option:
 def _list_statements(image: Record) -> list[tuple[_Option, bool]]:
     """Return statements about the normal anatomy whose truth is known, and whether they are true."""
     statements = []
-    # Congestion that lies within the box of the large heart has no box of its own.
+    # Congestion within the box of the large heart has no separate box.
     hidden = image.facts.get("diagnosis") == "Cardiomegaly" and image.facts.get("pattern") != NOT_APPLICABLE
     known = {*present_in(image), *absent_in(image)}
     if image.region_box(HEART) is not None and "Cardiomegaly" in known:
@@ -299,10 +299,10 @@ def _list_statements(image: Record) -> list[tuple[_Option, bool]]:
         if any(image.region_box(finding.region) is None for finding in image.boxes):
             continue  # a finding of unknown region may lie in either lung
         regions = {finding.region for finding in image.boxes if finding.label != "Lymphadenopathy"}
-        own = {region for region in regions if region.startswith(side) and region != diaphragm_name(side)}
+        affected = {region for region in regions if region.startswith(side) and region != diaphragm_name(side)}
         # Hilar lesions may reach the other lung; a shifted mediastinum or diaphragm changes a lung without a lesion.
         unsure = {hilum_name(other), diaphragm_name(side), "mediastinum"}
-        if own:
+        if affected:
             statements.append((clear, False))
         elif not hidden and not unsure & regions and not findings_of(image, "Lymphadenopathy"):
             statements.append((clear, True))
@@ -323,7 +323,7 @@ def _shuffle(
 ) -> tuple[list[_Option], tuple[str, ...]]:
     """Return the options in random order, and the letters of the right ones."""
     options = [*right, *wrong]
-    options = [options[place] for place in rng.permutation(len(options))]
+    options = [options[index] for index in rng.permutation(len(options))]
     return options, tuple(
         letter for letter, option in zip(string.ascii_uppercase, options, strict=False) if option in right
     )
@@ -364,8 +364,8 @@ def ask_questions(image: Record, *, seed: int) -> tuple[Record, ...]:
     options of known truth, an open one a diagnosis or a finding.
 
     Args:
-      image: findings, absent labels, and as far as known regions and facts; with the seven steps and the side among its
-        facts, records have stages: of the diagnosis where it is asked about, else of what the question refers to,
+      image: findings, absent labels, and regions and facts as far as known. If the facts have the seven steps and the
+        side, records have stages: of the diagnosis if the question is about it, else of what the question refers to,
         which the fact "asked" then names.
     """
     number = _number_of(image)
@@ -376,8 +376,8 @@ def ask_questions(image: Record, *, seed: int) -> tuple[Record, ...]:
         "multi": ask_multi,
     }
     records = []
-    for place, kind in enumerate(KINDS):
-        rng = generator(seed, number * len(KINDS) + place, stream=7)
+    for position, kind in enumerate(KINDS):
+        rng = generator(seed, number * len(KINDS) + position, stream=7)
         draft = makers[kind](image, rng)
         if draft is not None:
             records.append(_record(image, kind, draft, wording=int(rng.integers(6)), seed=seed))
@@ -398,8 +398,8 @@ def _record(image: Record, kind: Kind, draft: Draft, *, wording: int, seed: int)
     if with_stages and draft.asked is None:
         stages = write_stages(facts, answer=draft.spoken, wording=wording)
     elif with_stages:
-        places = [(box.region, seen) for box, seen in draft.references]
-        stages = write_asked_stages(places, asked=draft.asked or "", answer=draft.spoken, wording=wording)
+        regions = [(box.region, seen) for box, seen in draft.references]
+        stages = write_asked_stages(regions, asked=draft.asked or "", answer=draft.spoken, wording=wording)
         facts["asked"] = draft.asked or "several findings"
     return Record(
         id=f"{image.id}_{kind}",
@@ -444,7 +444,7 @@ def _ask_closed(image: Record, rng: np.random.Generator) -> Draft | None:
         return _ask_normality(image, rng)
     present, absent = present_in(image), absent_in(image)
     if not absent:
-        return None  # "Yes" would be the only answer that it could have
+        return None  # every answer would be "Yes"
     if present and rng.random() < _PRESENT_SHARE:
         label, answer = pick(rng, present), "Yes"
         references = refer(image, findings_of(image, label), rng)
@@ -454,17 +454,17 @@ def _ask_closed(image: Record, rng: np.random.Generator) -> Draft | None:
     term = term_of(label)
     wordings = (*_CLOSED, "Is the heart enlarged?") if term.name == "cardiomegaly" else _CLOSED
     question = pick(rng, wordings).format(phrase=term.phrase, name=term.name)
-    is_diagnosis = answer == "Yes" and all(each.label == diagnosis for each in findings_of(image, label))
+    is_diagnosis = answer == "Yes" and all(finding.label == diagnosis for finding in findings_of(image, label))
     asked = None if is_diagnosis else canonical(label)
     return Draft(f"presence of {term.name}", question, answer, answer, references, asked=asked)
 
 
 def _ask_normality(image: Record, rng: np.random.Generator) -> Draft:
-    is_normal, place = image.facts["diagnosis"] == NORMAL, int(rng.integers(2))
-    answer = "Yes" if is_normal == (place == 0) else "No"
+    is_normal, wording = image.facts["diagnosis"] == NORMAL, int(rng.integers(2))
+    answer = "Yes" if is_normal == (wording == 0) else "No"
     references = refer(image, findings_of(image, image.facts["diagnosis"]), rng)
     references = references or refer_to_region(image, BOTH_LUNGS, "clear lungs")
-    return Draft("normality", _NORMALITY[place], answer, answer, references)
+    return Draft("normality", _NORMALITY[wording], answer, answer, references)
 
 
 def _ask_open(image: Record, rng: np.random.Generator) -> Draft | None:

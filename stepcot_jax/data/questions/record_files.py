@@ -1,4 +1,4 @@
-"""Reasoning records as JSON lines: read with every fault named by file, line and field, written atomically."""
+"""Reasoning records as JSON lines, written atomically; messages about faults name file, line and field."""
 
 import codecs
 import dataclasses
@@ -90,13 +90,13 @@ _ID_DECODER = msgspec.json.Decoder(_Named)
 
 @dataclasses.dataclass(frozen=True)
 class VqaCollection:
-    """The records of one file in order, and the lines that take no part.
+    """The records of one file in order, and the lines set aside.
 
     Attributes:
-      set_aside: the other lines; `record` is the line, counted from 1.
+      set_aside: the bad lines; `record` is the line, counted from 1.
       lines: line of each valid record, counted from 1.
-      set_aside_ids: ids of the other lines, as far as they can be read.
-      num_unnamed: number of the other lines whose id cannot be read.
+      set_aside_ids: ids of the bad lines, as far as they can be read.
+      num_unnamed: number of bad lines whose id cannot be read.
     """
 
     path: Path
@@ -113,7 +113,7 @@ class VqaCollection:
 
 
 def holds_records(root: Path) -> bool:
-    """Return whether a path means reasoning records: their file, or a folder that has it and no `data.json`."""
+    """Return whether a path holds reasoning records: it is their file, or a folder with it and without `data.json`."""
     if root.is_dir():
         return (root / FILE_NAME).exists() and not (root / data_json.FILE_NAME).exists()
     return root.suffix == ".jsonl"
@@ -166,8 +166,7 @@ def decode_record(content: bytes) -> Record:
     except UnicodeDecodeError:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        message, _, place = str(error).partition(" - at `$")
-        message, field = message[:_LONGEST_MESSAGE], place.rstrip("`").lstrip(".")[:_LONGEST_MESSAGE]
+        field, message = (part[:_LONGEST_MESSAGE] for part in data_json.split_message(error))
         if field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.data.questions.record_files import read_lines
+from stepcot_jax.data.records.data_json import split_message
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.replies import Missing
 
@@ -17,7 +18,7 @@ _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
 
 
 class ReplyLine(msgspec.Struct, frozen=True):
-    """A line of a file of replies. Further fields are ignored, so that a model's own log can be used as it is.
+    """A line of a file of replies. Further fields are ignored, so that a model's log can be used unchanged.
 
     Attributes:
       id: of the record that it answers.
@@ -30,7 +31,7 @@ class ReplyLine(msgspec.Struct, frozen=True):
 
 _DECODER = msgspec.json.Decoder(ReplyLine)
 
-# Half of a pair in the only group; whole pairs, and other escapes with their backslash, are stepped over.
+# The only group matches half of a surrogate pair; complete pairs and other escapes are skipped with their backslash.
 _ESCAPES = re.compile(
     rb"\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(u[dD][89a-fA-F][\da-fA-F]{2})|.)", re.DOTALL
 )
@@ -42,7 +43,7 @@ class ReplyFile:
 
     Attributes:
       name: of the model, in tables.
-      replies: texts by record id, of the chosen records alone.
+      replies: texts by record id, of the chosen records only.
       num_unused: replies to records of other splits.
       num_set_aside: replies to bad lines of the records' file.
       num_unknown: replies whose id is of no record that can be read; at most as many as there are bad lines without id.
@@ -71,7 +72,7 @@ def read_replies(
     Args:
       known: ids of all records of their file; replies to those that are not chosen are counted and not used.
       set_aside: ids of bad lines of the records' file; replies to them are counted and not used.
-      most_unknown: number of its bad lines whose id cannot be read: so many replies may have another id.
+      most_unknown: number of bad lines whose id cannot be read; as many replies may have an unknown id.
     """
     replies: dict[str, str] = {}
     seen: dict[str, int] = {}
@@ -81,8 +82,7 @@ def read_replies(
         try:
             line = _decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            message, _, place = str(error).partition(" - at `$")
-            field = place.rstrip("`").lstrip(".")
+            field, message = split_message(error)
             raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
         if line.id in seen:
             raise BadInput(f"{where}, id: {line.id[:80]!r} came in line {seen[line.id]}; expected one reply per record")
@@ -91,13 +91,13 @@ def read_replies(
         elif line.id not in known:
             num_unknown += 1
             if num_unknown > most_unknown:
-                found = f"{where}, id: {line.id[:80]!r} is not the id of a record"
+                problem = f"{where}, id: {line.id[:80]!r} is not the id of a record"
                 bad = f" and of {most_unknown} bad lines without a readable id" if most_unknown else ""
-                raise BadInput(f"{found}; expected one of the records' ids{bad}")
+                raise BadInput(f"{problem}; expected one of the records' ids{bad}")
         seen[line.id] = number
         if line.id in chosen:
             replies[line.id] = line.reply
-    absent = [each for each in chosen if each not in replies]
+    absent = [record_id for record_id in chosen if record_id not in replies]
     if absent and missing == "stop":
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
     if not replies:
@@ -111,7 +111,7 @@ def _decode(content: bytes) -> ReplyLine:
     try:
         return _DECODER.decode(content)
     except msgspec.DecodeError:
-        mended = _ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], content)
+        mended = _ESCAPES.sub(lambda match: rb"\ufffd" if match[1] else match[0], content)
         if mended == content:
             raise
         return _DECODER.decode(mended)

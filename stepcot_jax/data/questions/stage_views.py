@@ -1,8 +1,8 @@
 """Easy, medium and hard views of training records (MedCLM's curriculum).
 
 Easy shows the picture with the record's boxes drawn, medium the bare picture with the same text, hard a record of
-another case of the same domain (lesion and modality), answer alone. Stages change input and target, never what is
-evaluated: evaluation uses bare pictures.
+another case of the same domain (lesion and modality) with only its answer. Stages change input and target of training;
+evaluation uses bare pictures.
 """
 
 import collections
@@ -24,7 +24,7 @@ from stepcot_jax.record import Record
 Stage = Literal["easy", "medium", "hard"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 DIALECTS_WITH_HARD = ("gemex", "medclm")
-"""Dialects with a reply of the answer alone: "Answer: .." of "medclm"; "gemex" also names the answer's boxes."""
+"""Dialects with a reply that has only the answer: "Answer: .." of "medclm"; "gemex" also names the answer's boxes."""
 
 _STREAM = 3  # of draws of other cases, apart from those of the stages
 _SEED_CASE = "seed case"
@@ -43,17 +43,17 @@ def domain_of(record: Record) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StageView:
-    """What a row of a batch shows.
+    """The record, picture and stage of a row of a batch.
 
     Attributes:
-      place: place of that record in the dataset; its image is the one shown.
+      index: of the record in the dataset; its image is the one shown.
       boxes: drawn on the picture, corners in pixels of the record's `image_size`.
-      stage: of the view; may differ from the stage asked for, see `StageViews.view`.
+      stage: of the view; may differ from the requested stage, see `StageViews.view`.
       with_thinking: whether prompt and target have the part before the answer.
     """
 
     record: Record
-    place: int
+    index: int
     boxes: tuple[Corners, ...]
     stage: Stage
     with_thinking: bool
@@ -69,7 +69,7 @@ class StageViews:
     def __init__(
         self,
         records: Sequence[Record],
-        places: Sequence[int] | Int[np.ndarray, " place"],
+        indices: Sequence[int] | Int[np.ndarray, " record"],
         *,
         dialect: str,
         with_thinking: bool = True,
@@ -79,14 +79,14 @@ class StageViews:
         self._with_thinking = with_thinking
         self._of_domain: dict[tuple[str, str], list[int]] = collections.defaultdict(list)
         self._made: dict[tuple[str, str], dict[str, int]] = collections.defaultdict(dict)
-        for place in map(int, places):
-            record = records[place]
+        for index in map(int, indices):
+            record = records[index]
             if made_stage := _made_stage(record):
-                self._made[_made_key(record)][made_stage] = place
+                self._made[_made_key(record)][made_stage] = index
             elif domain := domain_of(record):
-                self._of_domain[domain, record.kind].append(place)
+                self._of_domain[domain, record.kind].append(index)
 
-    def view(self, place: int, stage: Stage, *, seed: int, update: int, row: int) -> StageView:
+    def view(self, index: int, stage: Stage, *, seed: int, update: int, row: int) -> StageView:
         """Return the view of a record at a stage.
 
         A record without lesion, and one that has no view of the stage (easy without boxes, hard without another case of
@@ -96,49 +96,49 @@ class StageViews:
         Args:
           row: of the record in the batch; the draw is a function of seed, update and row.
         """
-        record = self._records[place]
+        record = self._records[index]
         if stage == "hard" and self._dialect not in DIALECTS_WITH_HARD:
             raise BadInput(
                 f"config.vqa.dialect: {self._dialect!r} has no reply of the answer alone, which the hard stage of "
                 f"config.curriculum needs; expected one of {', '.join(DIALECTS_WITH_HARD)}"
             )
         if _made_stage(record):
-            return self._view_made(place, stage)
+            return self._view_made(index, stage)
         if stage == "easy" and record.lesion and record.references:
             boxes = tuple(reference.corners for reference in record.references)
-            return StageView(record, place, boxes, "easy", self._with_thinking)
-        if stage == "hard" and (others := self._others(place)):
+            return StageView(record, index, boxes, "easy", self._with_thinking)
+        if stage == "hard" and (others := self._others(index)):
             rng = np.random.default_rng((_STREAM, seed, update, row))
             other = others[int(rng.integers(len(others)))]
             return StageView(self._strip(self._records[other]), other, (), "hard", False)
-        return StageView(record, place, (), "medium", self._with_thinking)
+        return StageView(record, index, (), "medium", self._with_thinking)
 
-    def shown_of(self, place: int) -> list[StageView]:
-        """Return views with every text that any row can show of a record, whatever its stage and its boxes."""
-        record = self._records[place]
+    def shown_of(self, index: int) -> list[StageView]:
+        """Return views with every text of a record that a row can show at any stage."""
+        record = self._records[index]
         if made_stage := _made_stage(record):
-            return [self._view_made(place, made_stage)]
-        bare = StageView(record, place, (), "medium", self._with_thinking)
+            return [self._view_made(index, made_stage)]
+        bare = StageView(record, index, (), "medium", self._with_thinking)
         if not domain_of(record) or self._dialect not in DIALECTS_WITH_HARD:
             return [bare]
-        return [bare, StageView(self._strip(record), place, (), "hard", False)]
+        return [bare, StageView(self._strip(record), index, (), "hard", False)]
 
-    def _others(self, place: int) -> list[int]:
-        record = self._records[place]
-        found = self._of_domain.get((domain_of(record), record.kind), [])
-        others = [other for other in found if self._records[other].image != record.image]
+    def _others(self, index: int) -> list[int]:
+        record = self._records[index]
+        candidates = self._of_domain.get((domain_of(record), record.kind), [])
+        others = [other for other in candidates if self._records[other].image != record.image]
         return [other for other in others if self._records[other].patient != record.patient] or others
 
     def _strip(self, record: Record) -> Record:
-        """Return a record whose target is the answer alone, in "gemex" with its boxes, which the grammar requires."""
+        """Return a record whose target is only the answer, in "gemex" with its boxes, which the grammar requires."""
         references = () if self._dialect == "medclm" else record.references
         return msgspec.structs.replace(record, thinking="", preamble="", stages=None, references=references)
 
-    def _view_made(self, place: int, stage: Stage) -> StageView:
+    def _view_made(self, index: int, stage: Stage) -> StageView:
         """Return the record that was written for the stage, else for the medium one, else the record itself."""
-        written = self._made[_made_key(self._records[place])]
-        own: Stage = next(each for each in STAGES if written.get(each) == place)
-        shown: Stage = next((each for each in (stage, "medium") if each in written), own)
+        written = self._made[_made_key(self._records[index])]
+        written_stage: Stage = next(name for name in STAGES if written.get(name) == index)
+        shown: Stage = next((name for name in (stage, "medium") if name in written), written_stage)
         other = written[shown]
         return StageView(self._records[other], other, (), shown, self._with_thinking and shown != "hard")
 
@@ -157,7 +157,7 @@ def draw_views(
 ) -> UInt8[np.ndarray, "row size size 3"]:
     """Return pictures with the boxes of their views drawn, see `drawn_boxes`; the others unchanged."""
     drawn = pixels.copy()
-    for own, view in zip(drawn, views, strict=True):
+    for picture, view in zip(drawn, views, strict=True):
         if view.boxes:
-            own[...] = np.asarray(draw_boxes(Image.fromarray(own), view.boxes, view.record.image_size))
+            picture[...] = np.asarray(draw_boxes(Image.fromarray(picture), view.boxes, view.record.image_size))
     return drawn

@@ -1,4 +1,4 @@
-"""Names of findings, where each would be, and how its sign looks."""
+"""Names of findings, the regions where they occur, and the look of their signs."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,8 +52,8 @@ def find_regions(lungs: Mask, heart: Mask) -> tuple[Box, ...]:
     for side, (inner, top, outer, bottom) in zip(SIDES, (right, left), strict=True):
         boxes[f"{side} lung"] = (inner, top, outer, bottom)
         rows = [top + np.floor((bottom - top) * part / 3 + 0.5) for part in range(4)]
-        for place, zone in enumerate(ZONES):
-            boxes[zone_name(side, zone)] = (inner, rows[place], outer, rows[place + 1])
+        for number, zone in enumerate(ZONES):
+            boxes[zone_name(side, zone)] = (inner, rows[number], outer, rows[number + 1])
         third = np.floor((outer - inner) / 3 + 0.5)
         ends = (outer - third, outer) if side == "right" else (inner, inner + third)
         boxes[hilum_name(side)] = (ends[0], rows[1], ends[1], rows[2])
@@ -71,7 +71,7 @@ def find_regions(lungs: Mask, heart: Mask) -> tuple[Box, ...]:
 def split_lungs(lungs: Mask) -> dict[str, Mask]:
     """Return the patient's right and left lung: the parts on either side of the emptiest column of the middle third.
 
-    Of several equally empty columns the one closest to their mean counts.
+    Of several equally empty columns it is the one closest to their mean.
     """
     x1, _, x2, _ = map(int, _enclose(lungs, "lungs"))
     first, last = x1 + (x2 - x1) // 3, x2 - (x2 - x1) // 3
@@ -112,11 +112,11 @@ NORMAL = "Normal"
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """How a finding is spoken of.
+    """The words for a finding.
 
     Attributes:
       name: without article, as in "no pleural effusion".
-      phrase: with article where English wants one, as in "Is there a pleural effusion?".
+      phrase: with article where English requires one, as in "Is there a pleural effusion?".
       look: what its box shows, without naming it; "" for a lesion that the facts describe.
       share: how often it is asked about, so that present and absent are asked about equally often in flat phantoms.
     """
@@ -146,7 +146,7 @@ TERMS: dict[str, Term] = {
     ),
     "Emphysema": Term("emphysema", "emphysema", "rounded lucencies", share=0.15),
 }
-"""The findings of the phantom; labels of other sources are spoken of by their own names."""
+"""The findings of the phantom; texts use labels of other sources unchanged."""
 
 SAME = {"Pleural effusion": "Effusion", "Infiltrate": "Infiltration"}
 """Other labels of the findings above."""
@@ -159,14 +159,14 @@ LOOK_ALIKES: dict[str, tuple[str, ...]] = {
     "Nodule": ("Mass",),
     "Mass": ("Nodule",),
 }
-"""Findings that are not denied beside another: both words may be true of one picture."""
+"""Findings that are not denied if another is present: both words may be true of one picture."""
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "Mediastinal shift": ("Atelectasis", "Effusion", "Pneumothorax", "Mass"),
     "Volume loss": ("Atelectasis", "Effusion", "Pneumothorax", "Mass"),
     "Pleural effusion": ("Pneumonia", "Cardiomegaly", "Mass"),
 }
-"""Diagnoses that explain a secondary sign, as medicine has it; of other pairs nothing is asked."""
+"""Diagnoses that explain a secondary sign; no question is asked about other pairs."""
 
 NORMAL_PHRASES = ("normal chest radiograph", "normal chest", "no abnormality", NORMAL)
 
@@ -174,7 +174,7 @@ _CANONICAL = {name.casefold(): name for name in TERMS} | {name.casefold(): label
 
 
 def canonical(label: str) -> str:
-    """Return the finding that a label stands for, whatever its case; other labels as they are.
+    """Return the finding that a label stands for, in any letter case; other labels unchanged.
 
     >>> canonical("pleural effusion"), canonical("Rib fracture")
     ('Effusion', 'Rib fracture')
@@ -183,7 +183,7 @@ def canonical(label: str) -> str:
 
 
 def term_of(label: str) -> Term:
-    """Return how a finding is spoken of; a label of another source by its own name."""
+    """Return the words for a finding; for a label of another source the label itself."""
     name = canonical(label)
     return TERMS.get(name) or Term(name.lower(), name.lower())
 
@@ -200,11 +200,11 @@ def accepted_names(label: str) -> tuple[str, ...]:
 # Sentences of thinking texts and stages; each states facts that can be checked against the picture.
 #
 # Design: a thinking text has one sentence a reference, one an option, and one with the answer (GEMeX-RMCoT's pipeline,
-# offline). Stages follow MEDSAGE: where, what is seen, a rule, the conclusion. No sentence speaks of a report.
+# offline). Stages follow MEDSAGE: location, what is seen, a rule, the conclusion. No sentence mentions a report.
 
 
 FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "secondary", "diagnosis")
-"""Names of the facts that hold the answers of the chain's seven steps; "side" and "organ" stand beside them."""
+"""Names of the facts that hold the answers of the chain's seven steps; further facts are "side" and "organ"."""
 
 PREAMBLE = "This is a frontal chest radiograph."
 
@@ -229,13 +229,13 @@ def write_box(box: Corners) -> str:
     return str([int(edge) for edge in convert_rounded([box], source=space, target=space)[0].tolist()])
 
 
-def look_at(place: Box, seen: str, *, wording: int = 0) -> str:
+def look_at(region: Box, seen: str, *, wording: int = 0) -> str:
     """Return the sentence about one region: its name, its box, and what is seen there.
 
     >>> look_at(Box("left lung", (1, 2, 3, 4)), "no lung mass")
     'I look at the **left lung** ([1, 2, 3, 4]) and see no lung mass.'
     """
-    return f"I look at the **{place.label}** ({write_box(place.corners)}) {_SEEN[wording % len(_SEEN)]} {seen}."
+    return f"I look at the **{region.label}** ({write_box(region.corners)}) {_SEEN[wording % len(_SEEN)]} {seen}."
 
 
 def write_thinking(
@@ -246,19 +246,19 @@ def write_thinking(
     Args:
       seen: for each reference its region, as label, with its box, and what is seen there.
     """
-    sentences = [look_at(place, what, wording=wording) for place, what in seen]
+    sentences = [look_at(region, what, wording=wording) for region, what in seen]
     return " ".join([*sentences, *options, f"{_LAST[wording % len(_LAST)]} {answer}."])
 
 
 def describe(facts: Mapping[str, str], *, wording: int = 0) -> str:
-    """Return what steps 1, 2, 3 and 5 say of the lesion, such as "focal increased opacity with cavitation"."""
+    """Return the lesion in words by steps 1, 2, 3 and 5, such as "focal increased opacity with cavitation"."""
     what = f"{_word(1, facts, wording)} {_word(0, facts, wording)}".strip()
     nature = " and ".join(part for part in (_word(2, facts, wording), _word(4, facts, wording)) if part)
     return f"{what} with {nature}" if nature else what
 
 
 def name_place(facts: Mapping[str, str], *, wording: int = 0) -> str:
-    """Return what step 4 says, with the side."""
+    """Return the location in words by step 4 and the side."""
     if facts["zone"] != NOT_APPLICABLE:
         return name_side(_word(3, facts, wording), facts["side"])
     lungs = "both lungs" if facts["side"] == "bilateral" else f"the {facts['side']} lung"
@@ -299,19 +299,19 @@ def write_asked_stages(seen: Iterable[tuple[str, str]], *, asked: str, answer: s
     >>> write_asked_stages([("left lung", "no lung mass")], asked="Mass", answer="No").visual
     'In the left lung I see no lung mass.'
     """
-    places = list(dict.fromkeys(seen))
-    regions = list(dict.fromkeys(f"the {region}" for region, _ in places))
+    shown = list(dict.fromkeys(seen))
+    regions = list(dict.fromkeys(f"the {region}" for region, _ in shown))
     where = f"{', '.join(regions[:-1])} and {regions[-1]}" if len(regions) > 1 else regions[0]
     rules = KNOWLEDGE.get(asked, SIGN_RULES)
     judged = {"Yes": "What is asked about is seen there.", "No": "What is asked about is not seen there."}
     return Stages(
         f"The place to look at is {where}.",
-        " ".join(f"In the {region} I see {what}." for region, what in places),
+        " ".join(f"In the {region} I see {what}." for region, what in shown),
         rules[wording % len(rules)],
         f"{judged.get(answer, _EACH)} {_LAST[wording % len(_LAST)]} {answer}.",
     )
 
 
 def _word(step: int, facts: Mapping[str, str], wording: int) -> str:
-    found = WORDINGS[step][facts[FACT_NAMES[step]]]
-    return found[wording % len(found)]
+    words = WORDINGS[step][facts[FACT_NAMES[step]]]
+    return words[wording % len(words)]

@@ -1,4 +1,4 @@
-"""The data of a policy's run in memory: reasoning records with boxes in pixels of what the model sees, and pixels."""
+"""The data of a policy's run in memory: reasoning records with boxes in pixels of the model's picture, and pixels."""
 
 import collections
 import dataclasses
@@ -52,10 +52,10 @@ def scale_record(record: Record, image_size: tuple[int, int]) -> Record:
     written = dict(zip(_round(corners, source, source), _round(scaled, target, target), strict=True))
     references = tuple(Box(reference.label, box) for reference, box in zip(record.references, scaled, strict=True))
 
-    def rewrite(found: re.Match[str]) -> str:
-        box = corners_of(found)
+    def rewrite(match: re.Match[str]) -> str:
+        box = corners_of(match)
         if max(box) <= 1:
-            return found[0]
+            return match[0]
         new = written.get(box) or _round([box], source, target)[0]
         return f"({[int(edge) for edge in new]})"
 
@@ -68,7 +68,7 @@ def _round(boxes: list[Corners], source: Space, target: Space) -> list[Corners]:
 
 
 def _within(box: list[float], image_size: tuple[int, int]) -> Corners:
-    """Return a scaled box within the picture, with a positive width and height whatever rounding did."""
+    """Return a scaled box within the picture, with a positive width and height in spite of rounding."""
     (x1, x2), (y1, y2) = (
         (min(low, float(np.nextafter(end, 0))), end)
         for low, high, side in zip(box[:2], box[2:], image_size, strict=True)
@@ -88,7 +88,7 @@ class RecordPictures:
 
     Attributes:
       root: folder that image paths are relative to.
-      names: of each image in messages.
+      names: name of each image in messages.
       max_pixels: largest accepted width times height.
     """
 
@@ -98,42 +98,42 @@ class RecordPictures:
     preprocessing: Preprocessing
     max_pixels: int
 
-    def __call__(self, place: int) -> CompactPixels:
+    def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of an image; a `BadInput` names the record, never the path."""
-        content = self.read(place)
-        name = self.names[place]
+        content = self.read(index)
+        name = self.names[index]
         return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)
 
-    def read(self, place: int) -> bytes:
+    def read(self, index: int) -> bytes:
         """Return the content of an image file; `BadInput` if it is missing, too large or outside of the root."""
         try:
-            return FolderFiles(self.root, self.paths, most_bytes(self.max_pixels)).read(place)
+            return FolderFiles(self.root, self.paths, most_bytes(self.max_pixels)).read(index)
         except BadInput as error:
-            raise self._hide_path(error, place) from None
+            raise self._hide_path(error, index) from None
 
-    def num_bytes(self, place: int) -> int:
+    def num_bytes(self, index: int) -> int:
         """Return the size of an image file; `BadInput` if it is missing or outside of the root."""
         try:
-            found = ImageLocator(self.root, require_images=True).locate(self.paths[place])
-            return Path(found).stat().st_size
+            path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
+            return Path(path).stat().st_size
         except BadInput as error:
-            raise self._hide_path(error, place) from None
+            raise self._hide_path(error, index) from None
         except OSError as error:
-            raise BadInput(f"{self.names[place]}: cannot be read ({error.strerror})") from None
+            raise BadInput(f"{self.names[index]}: cannot be read ({error.strerror})") from None
 
-    def _hide_path(self, error: BadInput, place: int) -> BadInput:
-        path = self.paths[place]
+    def _hide_path(self, error: BadInput, index: int) -> BadInput:
+        path = self.paths[index]
         reason = str(error).removeprefix(f"{self.root / path}: ").replace(repr(path[:80]), "the file")
-        return BadInput(f"{self.names[place]}: {reason.replace(path, '...')}")
+        return BadInput(f"{self.names[index]}: {reason.replace(path, '...')}")
 
-    def select(self, places: Sequence[int]) -> "RecordPictures":
+    def select(self, indices: Sequence[int]) -> "RecordPictures":
         """Return some of the images, in this order."""
-        paths, names = (tuple(each[place] for place in places) for each in (self.paths, self.names))
+        paths, names = (tuple(column[index] for index in indices) for column in (self.paths, self.names))
         return dataclasses.replace(self, paths=paths, names=names)
 
 
 def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed: int) -> tuple[Record, ...]:
-    """Return the records with a split each, by patient.
+    """Return the records with their splits, by patient.
 
     Splits that all records name are kept. If they name only "train" and "test", the share of "val" in `fractions`
     (train, val, test) is taken from the training patients (GEMeX has no validation split). If no record names a split,
@@ -162,7 +162,7 @@ def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed
     elif named != {""}:
         return records
     try:
-        strata = [_stratum(image) for image in images]
+        strata = [image.facts.get("diagnosis") or canonical(image.lesion) for image in images]
         splits = split_by_patient(images, strata, seed=seed, fractions=shares, names=names)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -171,17 +171,13 @@ def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed
 
 
 def _check_patients(images: Iterable[Record], path: Path) -> None:
-    """Refuse patients in two splits, without naming them."""
+    """Raise `BadInput` for patients in two splits, without naming them."""
     splits = collections.defaultdict(set)
     for image in images:
         splits[image.patient].add(image.split)
-    number = sum(len(found) > 1 for found in splits.values())
+    number = sum(len(names) > 1 for names in splits.values())
     if number:
         raise BadInput(f"{path}: {number} of {len(splits)} patients are in more than one split; expected one each")
-
-
-def _stratum(record: Record) -> str:
-    return record.facts.get("diagnosis") or canonical(record.lesion)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +186,9 @@ class LoadedRecords:
 
     Attributes:
       records: in order, each with its split.
-      image_of: place of each record's image.
-      pixels: place of an image -> uint8 [size, size, 3].
-      set_aside: records that take no part.
+      image_of: index of each record's image.
+      pixels: index of an image -> uint8 [size, size, 3].
+      set_aside: records set aside, with the reason.
     """
 
     records: tuple[Record, ...]
@@ -218,9 +214,9 @@ def load_pictures(
 ) -> LoadedRecords:
     """Load the records of a collection that are in `splits`, with boxes as in the file, and their pictures.
 
-    `check_images` "ahead" decodes every image of these splits; "on_use" looks whether the files exist. A bad image
-    stops the run, or sets its records aside, as `on_bad_record` says. Splits are made before, so that they do not
-    depend on it.
+    `check_images` "ahead" decodes every image of these splits; "on_use" checks that the files exist. `on_bad_record`
+    sets whether a bad image stops the run or sets its records aside. Splits are made before, so that they do not depend
+    on it.
     """
     split = split_records(collection, fractions=fractions, seed=seed)
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
@@ -233,56 +229,56 @@ def load_pictures(
         digests, reasons = _decode_ahead(pictures, pixels, num_threads=num_threads, progress=progress)
     else:
         digests, reasons = _find_files(pictures, progress=progress)
-    bad = {pictures.paths[place]: reason for place, reason in reasons.items()}
+    bad = {pictures.paths[index]: reason for index, reason in reasons.items()}
     if bad and (on_bad_record == "stop" or len(bad) == len(first)):
         more = f"; {len(bad) - 1} more of {len(first)} images are bad" if len(bad) > 1 else ""
-        way_on = "" if len(bad) == len(first) else "; data.on_bad_record=skip sets bad records aside"
-        raise BadInput(f"{collection.path}, {next(iter(bad.values()))}{more}{way_on}")
-    kept = [place for place in range(len(first)) if place not in reasons]
-    place_of = {pictures.paths[place]: number for number, place in enumerate(kept)}
+        advice = "" if len(bad) == len(first) else "; data.on_bad_record=skip sets bad records aside"
+        raise BadInput(f"{collection.path}, {next(iter(bad.values()))}{more}{advice}")
+    kept = [index for index in range(len(first)) if index not in reasons]
+    index_of = {pictures.paths[index]: number for number, index in enumerate(kept)}
     records = tuple(record for record, _ in chosen if record.image not in bad)
     unusable = [SetAside(line, "", bad[record.image]) for record, line in chosen if record.image in bad]
     return LoadedRecords(
         records,
-        tuple(place_of[record.image] for record in records),
+        tuple(index_of[record.image] for record in records),
         pixels.select(kept, pictures.select(kept)) if bad else pixels,
-        hashlib.sha256(b"".join(digests[place] for place in kept)).digest(),
+        hashlib.sha256(b"".join(digests[index] for index in kept)).digest(),
         tuple(sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)),
     )
 
 
 Checked = tuple[dict[int, bytes], dict[int, str]]
-"""Digests of the readable images, and the reasons against the others, by place."""
+"""Digests of the readable images, and the reasons of the others, by index."""
 
 
 def _decode_ahead(pictures: RecordPictures, pixels: PixelCache, *, num_threads: int, progress: Progress) -> Checked:
     """Decode every image into the cache; digests are of pixels."""
     digests, reasons = dict[int, bytes](), dict[int, str]()
 
-    def decode(place: int) -> CompactPixels | BadInput:
+    def decode(index: int) -> CompactPixels | BadInput:
         try:
-            return pictures(place)
+            return pictures(index)
         except BadInput as error:
             return error
 
-    places = progress(range(len(pictures.paths)))
-    for place, found in map_in_threads(decode, places, num_threads=num_threads):
-        if isinstance(found, BadInput):
-            reasons[place] = str(found)
+    indices = progress(range(len(pictures.paths)))
+    for index, result in map_in_threads(decode, indices, num_threads=num_threads):
+        if isinstance(result, BadInput):
+            reasons[index] = str(result)
         else:
-            pixels.put(place, found)
-            digests[place] = digest_pixels(found)
+            pixels.put(index, result)
+            digests[index] = digest_pixels(result)
     return digests, reasons
 
 
 def _find_files(pictures: RecordPictures, *, progress: Progress) -> Checked:
     """Locate every image file; digests are of path and size in bytes."""
     digests, reasons = dict[int, bytes](), dict[int, str]()
-    for place in progress(range(len(pictures.paths))):
+    for index in progress(range(len(pictures.paths))):
         try:
-            digests[place] = hashlib.sha256(f"{pictures.paths[place]}:{pictures.num_bytes(place)}".encode()).digest()
+            digests[index] = hashlib.sha256(f"{pictures.paths[index]}:{pictures.num_bytes(index)}".encode()).digest()
         except BadInput as error:
-            reasons[place] = str(error)
+            reasons[index] = str(error)
     return digests, reasons
 
 
@@ -292,7 +288,7 @@ def digest_pixels(pixels: CompactPixels) -> bytes:
     return hashlib.sha256(str(compact.shape).encode() + compact.tobytes()).digest()
 
 
-Places = Int32[np.ndarray, " place"]
+Indices = Int32[np.ndarray, " record"]
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -304,17 +300,17 @@ class VqaDataset:
     Attributes:
       records: those of the loaded splits, in order; boxes are in pixels of the picture that the model sees, so that
         every `image_size` is (size, size).
-      image_of: [record], place of its image.
-      splits: of each loaded split, the places of its records, ascending; no patient is in two.
-      digest: SHA-256 of records, splits and pixels: what a resumed run must find unchanged. With
-        `data.check_images="on_use"` of the image files' paths and sizes in place of the pixels.
-      set_aside: records that take no part, with the reason.
-      pixels: place of an image -> uint8 [size, size, 3]; cached up to `data.cache_megabytes`.
+      image_of: [record], index of its image.
+      splits: for each loaded split the indices of its records, ascending; no patient is in two.
+      digest: SHA-256 of records, splits and pixels, which must not change before a run resumes. With
+        `data.check_images="on_use"` of the image files' paths and sizes instead of the pixels.
+      set_aside: records set aside, with the reason.
+      pixels: index of an image -> uint8 [size, size, 3]; cached up to `data.cache_megabytes`.
     """
 
     records: tuple[Record, ...]
-    image_of: Places
-    splits: Mapping[str, Places]
+    image_of: Indices
+    splits: Mapping[str, Indices]
     digest: str
     set_aside: tuple[SetAside, ...]
     pixels: PixelCache
@@ -325,24 +321,24 @@ class VqaDataset:
         return int(self.image_of.max(initial=-1)) + 1
 
     def hold_out(self) -> "tuple[VqaDataset, HeldOut[VqaDataset]]":
-        """Return the data without the test split's answers, boxes and pictures, and with them for the last evaluation.
+        """Return a view without the test split's answers, boxes and pictures, and the data for the last evaluation.
 
-        Prompts are the same in both. In the first, reading a picture of the test split raises `TestSplitClosed`.
+        Prompts are the same in both. In the view, reading a picture of the test split raises `TestSplitClosed`.
         """
         closed = self.splits.get("test", np.zeros(0, np.int32))
         records = list(self.records)
-        for place in closed.tolist():
-            records[place] = _without_answer(records[place])
+        for index in closed.tolist():
+            records[index] = _without_answer(records[index])
         pixels = ClosedPixels(self.pixels, self.image_of[closed].tolist())
         return dataclasses.replace(self, records=tuple(records), pixels=pixels), HeldOut(self)
 
-    def load_images(self, places: Iterable[int] | np.ndarray) -> UInt8[np.ndarray, "image size size 3"]:
-        """Return images by their places, such as `dataset.image_of[:32]`; at least one."""
-        return np.stack([self.pixels[int(place)] for place in places])
+    def load_images(self, indices: Iterable[int] | np.ndarray) -> UInt8[np.ndarray, "image size size 3"]:
+        """Return the images of at least one index, such as those in `dataset.image_of[:32]`."""
+        return np.stack([self.pixels[int(index)] for index in indices])
 
 
 def _without_answer(record: Record) -> Record:
-    """Return a record whose answer is the same for every record of its kind and options, and that has nothing else."""
+    """Return a record with a fixed answer for its kind, without references, reasoning and facts."""
     same: dict[str, str | tuple[str, ...]] = {"closed": "No", "single": "A", "multi": ("A",), "open": "withheld"}
     kept = ("image", "patient", "id", "image_size", "origin", "split", "kind", "topic", "question", "options", "cue")
     return Record(answer=same[record.kind], **{name: getattr(record, name) for name in kept})
@@ -355,29 +351,29 @@ def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int,
       where: the source, in the message about a split without records.
     """
     records = tuple(scale_record(record, (size, size)) for record in loaded.records)
-    places = {
-        name: np.array([place for place, record in enumerate(records) if record.split == name], np.int32)
+    indices_of = {
+        name: np.array([index for index, record in enumerate(records) if record.split == name], np.int32)
         for name in SPLIT_NAMES
         if name in splits
     }
-    for name, found in places.items():
-        if not len(found):
+    for name, indices in indices_of.items():
+        if not len(indices):
             raise BadInput(f"{where}: split {name!r} has no record; expected at least one")
     digest = hashlib.sha256(loaded.digest)
-    digest.update(_ENCODER.encode([list(places), loaded.image_of, list(map(as_line, records))]))
+    digest.update(_ENCODER.encode([list(indices_of), loaded.image_of, list(map(as_line, records))]))
     image_of = np.array(loaded.image_of, np.int32)
-    return VqaDataset(records, image_of, places, digest.hexdigest(), loaded.set_aside, loaded.pixels)
+    return VqaDataset(records, image_of, indices_of, digest.hexdigest(), loaded.set_aside, loaded.pixels)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ChosenPhantoms:
-    """Draws the picture of a chosen phantom again, for what the cache does not hold."""
+    """Draws the picture of a chosen phantom again if the cache does not hold it."""
 
     drawing: PhantomPixels
     numbers: tuple[int, ...]
 
-    def __call__(self, place: int) -> CompactPixels:
-        return self.drawing(self.numbers[place])
+    def __call__(self, index: int) -> CompactPixels:
+        return self.drawing(self.numbers[index])
 
 
 def load_phantoms(
@@ -403,10 +399,10 @@ def load_phantoms(
     pixels = PixelCache(redraw, cache_bytes)
     records, image_of, digests = list[Record](), list[int](), list[bytes]()
     drawn = draw_phantoms(chosen, size=image_size, prevalence=prevalence, progress=progress)
-    for place, (case, asked) in enumerate(drawn):
+    for index, (case, asked) in enumerate(drawn):
         picture = resize_image(case.image, preprocessing)
-        pixels.put(place, picture)
+        pixels.put(index, picture)
         digests.append(digest_pixels(picture))
         records += asked
-        image_of += [place] * len(asked)
+        image_of += [index] * len(asked)
     return LoadedRecords(tuple(records), tuple(image_of), pixels, hashlib.sha256(b"".join(digests)).digest())

@@ -19,7 +19,7 @@ _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = b'"\\,{}'
 _LOWER_CASE = 0x20  # turns [ into { and ] into }
 _TYPES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 _INCOMPLETE = "Input data was truncated"
-_PLACE = re.compile(r"\(byte (\d+)\)")
+_POSITION = re.compile(r"\(byte (\d+)\)")
 
 
 class ArraySplitter:
@@ -45,7 +45,7 @@ class ArraySplitter:
             begin = self._find_array(chunk)
         if self._depth:
             for cut in self._find_cuts(chunk, begin):
-                elements += self._take(chunk, begin, cut)
+                elements += self._cut_element(chunk, begin, cut)
                 begin = cut + 1
         if self._depth:
             self._keep(chunk, begin, len(chunk))
@@ -80,13 +80,13 @@ class ArraySplitter:
         rest = chunk.lstrip(_WHITE)
         if not rest:
             return len(chunk)
-        place, first = len(chunk) - len(rest), rest[:1]
+        offset, first = len(chunk) - len(rest), rest[:1]
         if first != b"[":
             if first in _TYPES or first in b"-0123456789":
                 raise BadInput(f"Expected `array`, got `{_TYPES.get(first, 'number')}`")
-            raise _malformed("invalid character", self._position + place)
+            raise _malformed("invalid character", self._position + offset)
         self._depth = 1
-        return place + 1
+        return offset + 1
 
     def _find_cuts(self, chunk: bytes, begin: int) -> list[int]:
         """Return the positions of the commas between elements and of the closing bracket."""
@@ -125,21 +125,21 @@ class ArraySplitter:
             is_quote[escaped[: -1 if self._is_escaped else None]] = False
         return is_quote
 
-    def _take(self, chunk: bytes, begin: int, cut: int) -> list[bytes]:
+    def _cut_element(self, chunk: bytes, begin: int, cut: int) -> list[bytes]:
         """Return the element that ends before `cut`; none if an empty array ends there."""
         self._keep(chunk, begin, cut)
-        place = self._position + cut
+        position = self._position + cut
         content = b"".join(self._parts) if len(self._parts) > 1 else self._parts[0]
         self._parts, self._num_kept = [], 0
         element = content.strip(_WHITE)
         closing = chunk[cut : cut + 1]
         self._has_ended = closing != b","
         if element:
-            self._check_json(content, place - len(content))
+            self._check_json(content, position - len(content))
         elif self._num_elements or not self._has_ended:
-            raise _malformed("no value between commas", place)
+            raise _malformed("no value between commas", position)
         if closing not in (b",", b"]"):
-            raise _malformed("expected ',' or ']'", place)
+            raise _malformed("expected ',' or ']'", position)
         self._num_elements += 1
         return [element] if element else []
 
@@ -154,16 +154,16 @@ class ArraySplitter:
         try:
             msgspec.json.decode(content, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError) as error:
-            found = _PLACE.sub(lambda match: f"(byte {start + int(match[1])})", str(error))
-            raise BadInput(f"not readable as JSON: {found} ({self._name(start)})") from None
+            message = _POSITION.sub(lambda match: f"(byte {start + int(match[1])})", str(error))
+            raise BadInput(f"not readable as JSON: {message} ({self._name(start)})") from None
 
     def _name(self, start: int) -> str:
         return f"record {self._num_elements}, from byte {start}"
 
 
-def _malformed(what: str, place: int) -> BadInput:
-    return BadInput(f"not readable as JSON: JSON is malformed: {what} (byte {place})")
+def _malformed(what: str, position: int) -> BadInput:
+    return BadInput(f"not readable as JSON: JSON is malformed: {what} (byte {position})")
 
 
-def _not_utf8(place: int) -> BadInput:
-    return BadInput(f"not UTF-8 (from byte {place})")
+def _not_utf8(position: int) -> BadInput:
+    return BadInput(f"not UTF-8 (from byte {position})")

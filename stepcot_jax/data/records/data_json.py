@@ -2,7 +2,7 @@
 
 `data.json` is one array of records: patient_id, image_path, origin, report and vqa_chain, which holds one
 entry a step: step, question, options, answer, reasoning (authors' dataset card). The optional
-`stepcot_jax` holds our additional fields; other fields are ignored. `record_reader` interprets the entries.
+`stepcot_jax` holds our additional fields; other fields are ignored. `RecordReader` interprets the entries.
 """
 
 import array
@@ -33,7 +33,7 @@ FILE_NAME = "data.json"
 _CHUNK_BYTES = 2**18
 _MOST_OPTIONS = 1000
 SHORT_RECORD, MOST_SHORT_RECORDS = 16, 10_000
-"""Bytes that any record has, and how many may have fewer: each costs as much time as a whole one."""
+"""Fewest bytes of a record, and how many entries may have fewer: each costs as much time as a complete record."""
 _LARGE_RECORD = 2**16
 _LONGEST_MESSAGE = 200
 
@@ -119,7 +119,8 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
                 num_records += len(records)
                 num_short += sum(len(record) < SHORT_RECORD for record in records)
                 if num_short > MOST_SHORT_RECORDS:
-                    raise BadInput(f"{num_short} entries such as {_show(records)} are too short to be records")
+                    shortest = min(records, key=len).decode(errors="replace")
+                    raise BadInput(f"{num_short} entries such as {shortest!r} are too short to be records")
                 yield from records
                 if visit is not None:
                     visit(file.tell())
@@ -132,10 +133,6 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
         raise BadInput(f"{path}: cannot be read ({error.strerror}); expected {accepted}") from error
     if not num_records:
         raise BadInput(f"{path}: the array has no records; expected {accepted}")
-
-
-def _show(records: Sequence[bytes]) -> str:
-    return repr(min(records, key=len).decode(errors="replace"))
 
 
 def _skip_byte_order_mark(file: BinaryIO) -> int:
@@ -152,21 +149,25 @@ def decode_record(raw: bytes) -> PublishedRecord:
     try:
         record = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        message, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".")
-        message = message[:_LONGEST_MESSAGE]
-        raise BadInput(f"{field[:_LONGEST_MESSAGE]}: {message}" if field else message) from error
+        field, message = (part[:_LONGEST_MESSAGE] for part in split_message(error))
+        raise BadInput(f"{field}: {message}" if field else message) from error
     if len(raw) > _LARGE_RECORD:  # comparing lengths takes as long as decoding
         _check_lengths(record, read_limits())
     return record
+
+
+def split_message(error: Exception) -> tuple[str, str]:
+    """Return the field that an error of msgspec names, "" if none, and the rest of its message."""
+    message, _, field = str(error).partition(" - at `$")
+    return field.rstrip("`").lstrip("."), message
 
 
 def _check_lengths(record: PublishedRecord, limits: Limits) -> None:
     added = record.stepcot_jax or NOTHING_ADDED
     names = [("patient_id", str(record.patient_id)), ("image_path", record.image_path), ("origin", record.origin)]
     texts = [("report", record.report)]
-    for place, entry in enumerate(record.vqa_chain):
-        where = f"vqa_chain[{place}]"
+    for index, entry in enumerate(record.vqa_chain):
+        where = f"vqa_chain[{index}]"
         if len(entry.options) > _MOST_OPTIONS:
             raise BadInput(f"{where}.options: {len(entry.options)} options; at most {_MOST_OPTIONS} are accepted")
         names += [(f"{where}.step", entry.step), (f"{where}.answer", entry.answer)]
@@ -177,20 +178,20 @@ def _check_lengths(record: PublishedRecord, limits: Limits) -> None:
         texts.append(("stepcot_jax.box.sentence", box.sentence))
     names.append(("stepcot_jax.view", added.view))
     names += [("stepcot_jax.provenance", part) for pair in added.provenance.items() for part in pair]
-    for found, limit, most in ((names, "name", limits.name), (texts, "text", limits.text)):
-        for field, text in found:
+    for fields, limit, most in ((names, "name", limits.name), (texts, "text", limits.text)):
+        for field, text in fields:
             if text is not None and len(text) > most:
                 raise exceeds(field, f"{shorten(text)!r} has {len(text)} characters", limit)
 
 
 def identify(raw: bytes) -> tuple[str, str]:
-    """Return patient and image path of a record that may be invalid, each "" if unreadable."""
+    """Return patient and image path of a record that may be invalid, "" for one that cannot be read."""
     try:
-        found = _IDENTITY_DECODER.decode(raw)
+        identity = _IDENTITY_DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return "", ""
-    patient = str(found.patient_id) if isinstance(found.patient_id, str | int) else ""
-    path, most = found.image_path if isinstance(found.image_path, str) else "", read_limits().name
+    patient = str(identity.patient_id) if isinstance(identity.patient_id, str | int) else ""
+    path, most = identity.image_path if isinstance(identity.image_path, str) else "", read_limits().name
     return patient if len(patient) <= most else shorten(patient), path if len(path) <= most else shorten(path)
 
 
@@ -222,7 +223,7 @@ def normalise_image_path(image_path: str) -> str:
 
 
 class _Cache(dict[Any, Any]):
-    """A dict bounded in size, also where nothing repeats."""
+    """A dict of bounded size."""
 
     def keep(self, key: Any, value: Any, *, num_chars: int = 0) -> None:
         """Store a value unless its key is long."""
@@ -245,21 +246,21 @@ class ImageLocator:
 
     def locate(self, image_path: str) -> str:
         """Return the image's path with every link resolved."""
-        found = repr(image_path[:_NUM_SHOWN])
+        shown = repr(image_path[:_NUM_SHOWN])
         if len(image_path) > (most := read_limits().name):
-            raise BadInput(f"{found} … has {len(image_path)} characters; at most {most} are accepted")
+            raise BadInput(f"{shown} … has {len(image_path)} characters; at most {most} are accepted")
         if not _PLAIN_PATH.fullmatch(image_path):
             windows = PureWindowsPath(image_path)
             if windows.drive or windows.root or ".." in windows.parts or not windows.parts:
-                raise BadInput(f"{found} must be a path below the data root (not empty, not absolute, without '..')")
+                raise BadInput(f"{shown} must be a path below the data root (not empty, not absolute, without '..')")
         try:
-            return self._follow(normalise_image_path(image_path), found=found)
+            return self._follow(normalise_image_path(image_path), shown=shown)
         except (OSError, ValueError) as error:
             if isinstance(error, BadInput):
                 raise
-            raise BadInput(f"{found} cannot be read as a path of an image file ({error})") from error
+            raise BadInput(f"{shown} cannot be read as a path of an image file ({error})") from error
 
-    def _follow(self, normal_path: str, *, found: str) -> str:
+    def _follow(self, normal_path: str, *, shown: str) -> str:
         folder, name = os.path.split(normal_path)
         if folder not in self._folders:
             # Resolving the links of every image would take most of the time of reading the records.
@@ -268,14 +269,14 @@ class ImageLocator:
         if os.path.islink(real_path):  # noqa: PTH114
             real_path = os.path.realpath(real_path)
         if not real_path.startswith(os.path.join(self._root, "")):  # noqa: PTH118
-            raise BadInput(f"{found} is a link out of the data root; images must lie below it")
+            raise BadInput(f"{shown} is a link out of the data root; images must lie below it")
         if self._require_images:
             try:
                 is_file = stat.S_ISREG(os.stat(real_path).st_mode)  # noqa: PTH116
             except FileNotFoundError:
-                raise MissingImage(f"{found} does not exist below the data root") from None
+                raise MissingImage(f"{shown} does not exist below the data root") from None
             if not is_file:
-                raise BadInput(f"{found} is not a file; an image below the data root is required")
+                raise BadInput(f"{shown} is not a file; an image below the data root is required")
         return real_path
 
 
@@ -298,21 +299,21 @@ class RecordReader:
             raise type(error)(f"image_path: {error}") from error
         entries = self._order(record.vqa_chain)
         steps, labels = [], []
-        for position, place in enumerate(entries):
-            steps.append(self._read_step(record.vqa_chain[place], position=position, place=place))
-            labels.append(self._read_label(record.vqa_chain[place], step=steps[-1], place=place))
+        for position, index in enumerate(entries):
+            steps.append(self._read_step(record.vqa_chain[index], position=position, index=index))
+            labels.append(self._read_label(record.vqa_chain[index], step=steps[-1], index=index))
         added = record.stepcot_jax or NOTHING_ADDED
-        marks = [record.vqa_chain[place].uncertain is True for place in entries]
-        for place, label, mark in zip(entries, labels, marks, strict=True):
+        marks = [record.vqa_chain[index].uncertain is True for index in entries]
+        for index, label, mark in zip(entries, labels, marks, strict=True):
             if mark and label == NOT_ANNOTATED:
-                raise BadInput(f"vqa_chain[{place}].uncertain: true without an answer; expected the possible answer")
+                raise BadInput(f"vqa_chain[{index}].uncertain: true without an answer; expected the possible answer")
         case = Record(
             patient=patient_id,
             image=normalise_image_path(record.image_path),
             origin=record.origin or "",
             report=record.report or "",
             answers=tuple(labels),
-            reasoning=tuple([record.vqa_chain[place].reasoning or "" for place in entries]),
+            reasoning=tuple([record.vqa_chain[index].reasoning or "" for index in entries]),
             boxes=tuple([Box.of_size(**msgspec.structs.asdict(box)) for box in added.boxes]),
             sex=added.sex,
             age=added.age,
@@ -331,38 +332,38 @@ class RecordReader:
         matches = [_STEP_LABEL.fullmatch(name.strip()) for name in names]
         numbers = [int(match[1]) if match else 0 for match in matches]
         if sorted(numbers) != list(range(1, len(expected) + 1)):
-            found = [name[:_NUM_SHOWN] for name in names[:26]]
+            shown = [name[:_NUM_SHOWN] for name in names[:26]]
             raise BadInput(
-                f"vqa_chain: {len(entries)} steps {found} are not the expected {len(expected)}, each once: {expected}"
+                f"vqa_chain: {len(entries)} steps {shown} are not the expected {len(expected)}, each once: {expected}"
             )
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         self._orders.keep(names, order, num_chars=sum(map(len, names)))
         return order
 
-    def _read_step(self, entry: PublishedStep, *, position: int, place: int) -> Step:
+    def _read_step(self, entry: PublishedStep, *, position: int, index: int) -> Step:
         key = (position, entry.question, entry.options)
         step: Step | None = self._steps.get(key)
         if step is None:
             try:
                 step = Step(self._step_names[position], entry.question, read_options(entry.options))
             except BadInput as error:
-                raise BadInput(f"vqa_chain[{place}].options: {error}") from error
+                raise BadInput(f"vqa_chain[{index}].options: {error}") from error
             self._steps.keep(key, step, num_chars=len(entry.question) + sum(map(len, entry.options)))
         return step
 
-    def _read_label(self, entry: PublishedStep, *, step: Step, place: int) -> int:
+    def _read_label(self, entry: PublishedStep, *, step: Step, index: int) -> int:
         key = (entry.options, entry.answer)
         label: int | None = self._labels.get(key)
         if label is None:
             try:
                 label = step.read_answer(entry.answer)
             except BadInput as error:
-                raise BadInput(f"vqa_chain[{place}].answer: {error}") from error
+                raise BadInput(f"vqa_chain[{index}].answer: {error}") from error
             self._labels.keep(key, label, num_chars=len(entry.answer or "") + sum(map(len, entry.options)))
         return label
 
 
-# Read the records of a data root once, for a run and for `data check`: cases in columns, and which take part.
+# Read the records of a data root once, for a run and for `data check`: cases in columns, and records set aside.
 #
 # Some checks need all records: the option set that most share, and images named twice.
 
@@ -375,7 +376,7 @@ Options = tuple[tuple[str, ...], ...]
 
 
 class SetAsideSink(Protocol):
-    """Collects records that take no part: a list, or counts of them."""
+    """Collects records that are set aside: a list, or counts of them."""
 
     def append(self, item: SetAside, /) -> None:
         """Add a record."""
@@ -383,15 +384,15 @@ class SetAsideSink(Protocol):
 
 @dataclasses.dataclass
 class Scan:
-    """The records of a data root. A place is a record's position among those that are valid by themselves.
+    """The records of a data root. An index counts the records that are valid by themselves.
 
     Attributes:
       root: folder that the image paths start from.
       file: the file with the records.
       table: the records that are valid by themselves.
       numbers: position in the file of each of them, from 0.
-      set_aside: the records that take no part.
-      good: which of `table` take part.
+      set_aside: the records set aside.
+      good: which of `table` are not set aside.
       chain: the chain of most records; None if no record is valid.
       reference: the first record with these options.
       questions: digest of each record's questions.
@@ -416,11 +417,11 @@ class Scan:
     num_other_options: int = 0
     num_repeated: int = 0
 
-    def drop(self, place: int, reason: str) -> None:
+    def drop(self, index: int, reason: str) -> None:
         """Set a valid record aside."""
-        self.good[place] = False
-        path, patient = self.table.image_paths[place], self.table.patient_ids[place]
-        self.set_aside.append(SetAside(self.numbers[place], path, reason, patient))
+        self.good[index] = False
+        path, patient = self.table.image_paths[index], self.table.patient_ids[index]
+        self.set_aside.append(SetAside(self.numbers[index], path, reason, patient))
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
@@ -444,7 +445,7 @@ def scan_records(
     Letter prefixes, letter case and spacing make no difference between options.
 
     Args:
-      set_aside: takes the records that take no part: first those invalid by themselves, then the others.
+      set_aside: collects the records set aside: first those invalid by themselves, then the others.
     """
     path = Path(root) / FILE_NAME
     reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
@@ -479,7 +480,7 @@ def scan_records(
 
 
 class _OptionKinds:
-    """The option sets of records, numbered in the order in which they come."""
+    """The option sets of records, numbered in the order of their first records."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -493,7 +494,7 @@ class _OptionKinds:
         options = tuple([step.options for step in steps])
         kind = self._kind_of.get(options)
         if kind is None:
-            self._num_kept += _COST_OF_STEPS + sum(len(option) for each in options for option in each)
+            self._num_kept += _COST_OF_STEPS + sum(len(option) for step in steps for option in step.options)
             if self._num_kept > _MOST_KEPT:
                 raise BadInput(
                     f"{self._path}: the first {index} records have {len(self._kind_of)} different lists of options; "
@@ -509,30 +510,30 @@ class _OptionKinds:
 def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
     """Set aside the records with other options than most, and those that repeat an image."""
     kind_of = np.array(kinds.kinds)
-    usual = int(np.argmax(np.bincount(kind_of)))  # the first record's on a tie: kinds are numbered as they come
+    usual = int(np.argmax(np.bincount(kind_of)))  # the first record's on a tie
     agrees = kind_of == usual
-    places = np.flatnonzero(agrees)
+    indices = np.flatnonzero(agrees)
     original = np.arange(len(kind_of))
-    original[places] = places[find_first(images.halves[places])]
-    scan.chain, scan.reference = Chain(kinds.steps[usual]), int(places[0])
-    for place in np.flatnonzero(~agrees | (original != np.arange(len(original)))).tolist():
-        if agrees[place]:
+    original[indices] = indices[find_first(images.halves[indices])]
+    scan.chain, scan.reference = Chain(kinds.steps[usual]), int(indices[0])
+    for index in np.flatnonzero(~agrees | (original != np.arange(len(original)))).tolist():
+        if agrees[index]:
             scan.num_repeated += 1
-            known = int(original[place])
+            known = int(original[index])
             reason = f"image_path: the image of record {scan.numbers[known]} ({_name(scan, known)}) is named again"
         else:
             scan.num_other_options += 1
-            reason = _describe_difference(scan, kinds.steps[kind_of[place]], kinds.steps[usual])
-        scan.drop(place, reason)
+            reason = _describe_difference(scan, kinds.steps[kind_of[index]], kinds.steps[usual])
+        scan.drop(index, reason)
 
 
 def _describe_difference(scan: Scan, steps: Sequence[Step], usual: Sequence[Step]) -> str:
     """Return which options of a record differ from those of most records."""
     pairs = enumerate(zip(_fold_options(steps), _fold_options(usual), strict=True))
-    place = next(place for place, (found, expected) in pairs if found != expected)
-    found, expected = ([option[:_NUM_SHOWN] for option in chain[place].options] for chain in (steps, usual))
+    index = next(index for index, (folded, expected) in pairs if folded != expected)
+    options, expected = ([option[:_NUM_SHOWN] for option in chain[index].options] for chain in (steps, usual))
     return (
-        f"step {place + 1} ({steps[place].name}): options {found} differ from {expected} in record "
+        f"step {index + 1} ({steps[index].name}): options {options} differ from {expected} in record "
         f"{scan.numbers[scan.reference]} ({_name(scan, scan.reference)}); all records must have the same"
     )
 
@@ -541,5 +542,5 @@ def _fold_options(steps: Sequence[Step]) -> Options:
     return tuple(tuple(fold(option) for option in step.options) for step in steps)
 
 
-def _name(scan: Scan, place: int) -> str:
-    return f"image_path {scan.table.image_paths[place][:_NUM_SHOWN]!r}"
+def _name(scan: Scan, index: int) -> str:
+    return f"image_path {scan.table.image_paths[index][:_NUM_SHOWN]!r}"

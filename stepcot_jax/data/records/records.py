@@ -38,12 +38,12 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """The cases of one data root in the order of its records, and the records that take no part.
+    """The cases of one data root in the order of its records, and the records set aside.
 
     Attributes:
       root: folder that the image paths start from.
       chain: questions and options of the labels.
-      cases: the records that take part, as a `RecordTable`; any sequence of cases is converted.
+      cases: the records that are not set aside, as a `RecordTable`; any sequence of cases is converted.
       file: name of the file with the records, for messages.
     """
 
@@ -95,12 +95,12 @@ def read_records(
         _LOG.warning(message, scan.file, num_other, scan.numbers[scan.reference])
     table = scan.table
     if num_good < len(table):
-        table = RecordTable(table[place] for place in np.flatnonzero(scan.good).tolist())
+        table = RecordTable(table[index] for index in np.flatnonzero(scan.good).tolist())
     return Collection(scan.root, scan.chain, table, tuple(set_aside))
 
 
 def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good: int) -> str:
-    """Return the message for records that stop a run: the first in full, the number of the others, the way on."""
+    """Return the message for records that stop a run: the first in full, the number of the others, how to continue."""
     first, more = set_aside[0], len(set_aside) - 1
     if not num_good:
         others = "; no record is valid"

@@ -1,1 +1,1 @@
-"""Readers of the collections that cases come from, each as it is released, and of a hospital's own table."""
+"""Readers of the collections that cases come from, in their released formats, and of a hospital's table."""

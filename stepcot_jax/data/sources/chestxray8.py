@@ -47,7 +47,7 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class ListedBox:
-    """One row of the box list; `problem` says why it cannot be used, "" if it can."""
+    """One row of the box list; `problem` is the reason why it cannot be used, "" if it can."""
 
     number: int
     image: str
@@ -97,7 +97,7 @@ def count_boxes(root: Path) -> tuple[int, int, int]:
         if box.problem:
             raise BadInput(f"{path}: {box.problem}")
         labels[box.image].add(box.box.label)
-    return len(boxes), len(labels), sum(len(found) == 1 for found in labels.values())
+    return len(boxes), len(labels), sum(len(names) == 1 for names in labels.values())
 
 
 def read_box_list(path: Path) -> list[ListedBox]:
@@ -117,8 +117,8 @@ def read_entries(path: Path) -> list[Entry]:
     missing = [name for name in _ENTRY_HEADER if fold_column(name) not in folded]
     if missing:
         raise BadInput(f"{path}: header {names[:20]} lacks {', '.join(missing)}")
-    places = [folded.index(fold_column(name)) for name in _ENTRY_HEADER]
-    return [_read_entry(row, places=places) for row in rows]
+    columns = [folded.index(fold_column(name)) for name in _ENTRY_HEADER]
+    return [_read_entry(row, columns=columns) for row in rows]
 
 
 def _split(header: Sequence[str]) -> list[str]:
@@ -150,8 +150,10 @@ def _read_box(row: Row) -> ListedBox:
     )
 
 
-def _read_entry(row: Row, *, places: Sequence[int]) -> Entry:
-    image, written, patient, age, sex, view = (row.cells[place] if place < len(row.cells) else "" for place in places)
+def _read_entry(row: Row, *, columns: Sequence[int]) -> Entry:
+    image, written, patient, age, sex, view = (
+        row.cells[column] if column < len(row.cells) else "" for column in columns
+    )
     labels = {_CLASS_OF.get(fold_column(label), ""): label for label in written.split("|")}
     stem = image.partition("_")[0]
     problem = ""
@@ -193,17 +195,17 @@ FINDINGS: dict[str, Finding] = DIAGNOSES | {
     "Pleural_Thickening": Finding(),
     "Hernia": Finding(),
 }
-"""Each class in terms of the chain; the last six are none of the nine diagnoses."""
+"""Every class in terms of the chain; the last six are none of the nine diagnoses."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageRecord:
-    """One image with its rows of both tables; `problem` says why it cannot be used, "" if it can."""
+    """One image with its rows of both tables; `problem` is the reason why it cannot be used, "" if it can."""
 
     image: str
-    place: str
+    location: str
     labels: tuple[str, ...]
     boxes: Sequence[ListedBox]
     entry: Entry | None
@@ -221,13 +223,13 @@ def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Ite
     """Yield the images of the box list, in its order, with the labels of their boxes."""
     entry_of = {entry.image: entry for entry in entries}
     for listed in _group(boxes).values():
-        image, place = listed[0].image, f"row {listed[0].number}"
+        image, location = listed[0].image, f"row {listed[0].number}"
         entry = entry_of.get(image)
         problem = next((box.problem for box in listed if box.problem), "")
         if entry and entry.problem and not problem:
-            problem = f"{place}: in the table of labels: {entry.problem}"
+            problem = f"{location}: in the table of labels: {entry.problem}"
         labels = tuple(dict.fromkeys(row.box.label for row in listed))
-        yield ImageRecord(image, place, labels, listed, entry, problem)
+        yield ImageRecord(image, location, labels, listed, entry, problem)
 
 
 def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
@@ -242,13 +244,13 @@ def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Itera
             problem = f"row {entry.number}: has the same image as row {known}; expected one row per image"
         yield ImageRecord(entry.image, f"row {entry.number}", entry.labels, listed, entry, problem)
     for listed in (listed for image, listed in boxes_of.items() if image not in first):
-        place = f"row {listed[0].number} of the box list"
-        problem = listed[0].problem or f"{place}: the image is not in the table of labels"
-        yield ImageRecord(listed[0].image, place, (), listed, None, problem)
+        location = f"row {listed[0].number} of the box list"
+        problem = listed[0].problem or f"{location}: the image is not in the table of labels"
+        yield ImageRecord(listed[0].image, location, (), listed, None, problem)
 
 
 def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
-    """Group the boxes by image; a row without an image's name is a group of its own."""
+    """Group the boxes by image; a row without an image's name is a separate group."""
     groups: dict[str, list[ListedBox]] = {}
     for box in boxes:
         groups.setdefault(box.image or f"\0{box.number}", []).append(box)
@@ -267,7 +269,7 @@ def read_chestxray8(
 
     Boxes are scaled from the released 1024 x 1024 pixels to the image file; without a file they stay in released
     pixels, with a warning. Images whose classes are all outside the nine diagnoses and those that `single_label`
-    excludes are set aside, whatever `on_bad_record` is.
+    excludes are set aside for any `on_bad_record`.
 
     Args:
       single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
@@ -287,7 +289,7 @@ def read_chestxray8(
     records = list((list_box_images if from_boxes else _list_entries)(boxes, entries))
     finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
-    num_unscaled = sum(_take(record, finder=finder, intake=intake, single_label=single_label) for record in records)
+    num_unscaled = sum(_add(record, finder=finder, intake=intake, single_label=single_label) for record in records)
     if num_unscaled:
         message = "%s: %d images with boxes have no file: their boxes are in pixels of the released %d x %d image"
         _LOG.warning(message, source, num_unscaled, RELEASED_SIDE, RELEASED_SIDE)
@@ -295,7 +297,7 @@ def read_chestxray8(
     return intake.finish(DEFAULT_CHAIN)
 
 
-def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_label: bool) -> bool:
+def _add(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_label: bool) -> bool:
     """Add one record to the intake; return whether its boxes could not be scaled."""
     patient = record.patient_id
     if record.problem:
@@ -306,11 +308,11 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         is_scaled = bool(record.boxes) and Path(real_path).is_file()
         size = read_image_size(Path(real_path)) if is_scaled else (RELEASED_SIDE, RELEASED_SIDE)
     except BadInput as error:
-        intake.refuse(f"{record.place}: {error}", image_path=record.image, patient_id=patient)
+        intake.refuse(f"{record.location}: {error}", image_path=record.image, patient_id=patient)
         return False
     reason = _find_no_use(record.labels, single_label=single_label)
     if reason:
-        intake.leave_out(f"{record.place}: {reason}", image_path=image_path, patient_id=patient)
+        intake.leave_out(f"{record.location}: {reason}", image_path=image_path, patient_id=patient)
         return False
     reason = f"NIH label: {', '.join(sorted(record.labels))}."
     if record.labels == (NO_FINDING,):
@@ -332,7 +334,7 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         age=record.entry.age if record.entry else None,
         view=record.entry.view if record.entry else "",
     )
-    intake.keep(case, real_path=real_path, place=record.place)
+    intake.keep(case, real_path=real_path, location=record.location)
     return bool(record.boxes) and not is_scaled
 
 

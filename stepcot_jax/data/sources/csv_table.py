@@ -1,4 +1,4 @@
-"""A hospital's own table: one row per image, with its report and the answers of one or more steps.
+"""A hospital's table: one row per image, with its report and the answers of one or more steps.
 
 Every cell is text: a cell that a spreadsheet would run as a formula is read literally.
 """
@@ -39,7 +39,7 @@ _EXPECTED_CHAIN = 'expected a JSON array of {"name": ..., "question": ..., "opti
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Place of each column in a row, from 0.
+    """Position of each column in a row, from 0.
 
     Attributes:
       texts: those of `TEXT_COLUMNS` that the table has.
@@ -62,10 +62,10 @@ def read_csv_table(
     """Read `cases.csv`: image, report, patient_id, origin, sex, age, view and one column per step.
 
     Column names ignore letter case, spacing, "_" and "-". Only image and one column with answers are required. Answers
-    are letters or texts of the options, with "?" behind one that is uncertain; an empty cell is not annotated. The
-    chain comes from `chain.json` beside the table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN`
-    is answered, `findings` adds the answers that follow from it. Without patient_id each image counts as a patient of
-    its own, with a warning.
+    are letters or texts of the options, with "?" after one that is uncertain; an empty cell is not annotated. The chain
+    comes from `chain.json` next to the table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN` is
+    answered, `findings` adds the answers that follow from it. Without patient_id each image counts as one patient, with
+    a warning.
 
     Args:
       step_names: name of each step of the chain; the published names are accepted with any chain.
@@ -92,7 +92,7 @@ def read_csv_table(
             image, patient = cells.get(columns.image, ""), cells.get(columns.texts.get(PATIENT_COLUMN, -1), "")
             intake.refuse(f"row {row.number}: {error}", image_path=image, patient_id=patient)
         else:
-            intake.keep(case, real_path=real_path, place=f"row {row.number}")
+            intake.keep(case, real_path=real_path, location=f"row {row.number}")
     return intake.finish(chain)
 
 
@@ -104,7 +104,7 @@ class _RowReader:
         self._columns = columns
         self._chain = chain
         self._read_label = functools.cache(self._parse_label)
-        self._derives = chain == DEFAULT_CHAIN and all(place is None for place in columns.steps[:-1])
+        self._derives = chain == DEFAULT_CHAIN and all(column is None for column in columns.steps[:-1])
 
     def read(self, row: Row) -> tuple[Record, str]:
         """Return the case of a row, and the real path of its image."""
@@ -118,7 +118,7 @@ class _RowReader:
             real_path = self._locator.locate(image)
         except BadInput as error:
             raise BadInput(f"column image: {error}") from error
-        texts = {name: row.cells[place] for name, place in self._columns.texts.items()}
+        texts = {name: row.cells[column] for name, column in self._columns.texts.items()}
         for name in (PATIENT_COLUMN, "origin", "view"):
             if len(texts.get(name, "")) > (most := read_limits().name):
                 raise BadInput(f"column {name}: has {len(texts[name])} characters; at most {most} are accepted")
@@ -147,14 +147,14 @@ class _RowReader:
 
     def _answer(self, row: Row) -> tuple[tuple[int, ...], tuple[str, ...], tuple[bool, ...]]:
         """Return the labels of a row, the reasons, and which labels are uncertain."""
-        found = [
-            (NOT_ANNOTATED, False) if place is None else self._read_label(index, row.cells[place])
-            for index, place in enumerate(self._columns.steps)
+        answers = [
+            (NOT_ANNOTATED, False) if column is None else self._read_label(index, row.cells[column])
+            for index, column in enumerate(self._columns.steps)
         ]
-        labels, doubts = tuple(label for label, _ in found), tuple(doubt for _, doubt in found)
+        labels, doubts = tuple(label for label, _ in answers), tuple(doubt for _, doubt in answers)
         if not self._derives or labels[-1] == NOT_ANNOTATED:
             return labels, ("",) * len(labels), doubts
-        # What follows from an uncertain diagnosis is as uncertain.
+        # Answers that follow from an uncertain diagnosis are uncertain too.
         return *self._derive(self._chain.steps[-1].options[labels[-1]]), (doubts[-1],) * len(labels)
 
     def _derive(self, diagnosis: str) -> Answers:
@@ -197,22 +197,22 @@ def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
     repeated = sorted({name for name in folded if name in known and folded.count(name) > 1})
     if repeated:
         raise BadInput(f"{path}: column {repeated[0]!r} occurs more than once in {shown}; {expected}")
-    places = {name: place for place, name in enumerate(folded) if name in known}
-    images = [places[name] for name in IMAGE_COLUMNS if name in places]
+    positions = {name: position for position, name in enumerate(folded) if name in known}
+    images = [positions[name] for name in IMAGE_COLUMNS if name in positions]
     if len(images) != 1:
         raise BadInput(f"{path}: {len(images) or 'no'} image columns in {shown}; {expected}")
     step_names = [fold_column(step.name) for step in chain.steps]
-    steps = [places.get(name) for name in step_names]
-    label = None if LABEL_COLUMN in step_names else places.get(LABEL_COLUMN)
+    steps = [positions.get(name) for name in step_names]
+    label = None if LABEL_COLUMN in step_names else positions.get(LABEL_COLUMN)
     if label is not None and steps[-1] is not None:
         raise BadInput(f"{path}: columns label and {chain.steps[-1].name} exclude each other")
     steps[-1] = label if steps[-1] is None else steps[-1]
-    if all(place is None for place in steps):
+    if all(column is None for column in steps):
         raise BadInput(f"{path}: no column with answers in {shown}; {expected}")
     unknown = [name for name, key in zip(names, folded, strict=True) if key not in known]
     if any(unknown):
         _LOG.warning("%s: ignored columns: %s; %s", path, ", ".join(map(repr, unknown[:20])), expected)
-    texts = {name: places[name] for name in TEXT_COLUMNS if name in places}
+    texts = {name: positions[name] for name in TEXT_COLUMNS if name in positions}
     return Columns(images[0], texts, tuple(steps), len(header))
 
 
@@ -228,8 +228,8 @@ def read_chain(path: str | Path) -> Chain:
     Options come with or without letters; "N/A" moves to the end.
 
     Raises:
-      BadInput: the file is not such a list, a step's options cannot be used, or a step's name is taken by another
-        step or column.
+      BadInput: the file is not such a list, a step's options cannot be used, or another step or column has a step's
+        name.
     """
     try:
         path = Path(path)

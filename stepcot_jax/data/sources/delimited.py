@@ -37,7 +37,7 @@ def fold_column(name: str) -> str:
 
 
 def read_age(written: str, *, most: float) -> float | None:
-    """Return the age in years from "58", or from "058Y", "011M", "003D" as in DICOM; None if it is none, up to `most`.
+    """Return the age in years from "58", or from "058Y", "011M", "003D" as in DICOM; None unless it is 0 to `most`.
 
     >>> read_age("006M", most=120)
     0.5
@@ -55,7 +55,7 @@ def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str
 
     Args:
       path: the file; UTF-8, with or without a byte order mark or a first line "sep=;".
-      known_columns: folded names; the separator is the one that finds most of them in the header.
+      known_columns: folded names; the separator is the one with which the header has most of them.
     """
     rows = read_rows(path, known_columns=known_columns)
     header = next(rows, None)
@@ -109,7 +109,7 @@ def iterate_rows(file: TextIO, *, delimiter: str, path: Path) -> Iterator[tuple[
 
 
 class _Lines:
-    """The lines of a file, for the csv module, which would read a row of any length; `num_chars` are those of a row."""
+    """The lines of a file for the csv module, which would read a row of any length; `num_chars` counts the row's."""
 
     def __init__(self, file: TextIO, *, path: Path, most: int) -> None:
         self._file, self._path, self._most = file, path, most

@@ -15,11 +15,13 @@ from stepcot_jax.box import Box, Corners
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import (
+    UNNAMED,
+    Turn,
     convert_fields,
     find_patient,
+    iterate_records,
     locate_image,
     make_record,
-    read_each,
     split_question,
     strip_letters,
 )
@@ -29,8 +31,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import KINDS, Kind, Record, SetAside
 
 ORIGIN = "GEMeX"
-UNNAMED = "region"
-"""Label of a box that the release gives no name."""
 
 _LICENCE = "MIMIC-CXR-JPG: credentialed access (PhysioNet)"
 
@@ -47,13 +47,8 @@ class _TestRecord(msgspec.Struct, frozen=True):
     q_id: str | int = ""
 
 
-class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
-    speaker: str
-    value: str
-
-
 class _TrainingRecord(msgspec.Struct, frozen=True):
-    conversations: list[_Turn]
+    conversations: list[Turn]
     q_type: str
     image: str
     type_prompt: str = ""
@@ -89,15 +84,15 @@ def read_gemex(
     no names and are called "region". MIMIC-CXR paths name the patient; other images count as one each.
     """
     if box_size is None or min(box_size) < 1:
-        found = "is required" if box_size is None else f"{list(box_size)} is no size"
-        raise BadInput(f"--box-size {found}: width and height in pixels of the picture that GEMeX's boxes refer to")
+        problem = "is required" if box_size is None else f"{list(box_size)} is no size"
+        raise BadInput(f"--box-size {problem}: width and height in pixels of the picture that GEMeX's boxes refer to")
     locator = ImageLocator(root, require_images=require_images)
     read = functools.partial(_read, locator=locator, box_size=box_size)
-    yield from read_each(paths, read, on_bad_record=on_bad_record, set_aside=set_aside)
+    yield from iterate_records(paths, read, on_bad_record=on_bad_record, set_aside=set_aside)
 
 
 def _read(
-    fields: dict[str, Any], *, path: Path, place: str, locator: ImageLocator, box_size: tuple[int, int]
+    fields: dict[str, Any], *, path: Path, location: str, locator: ImageLocator, box_size: tuple[int, int]
 ) -> Record:
     if "conversations" in fields:
         made = _read_training(convert_fields(fields, _TrainingRecord))
@@ -106,9 +101,9 @@ def _read(
     else:
         made = _read_test(convert_fields(fields, _TestRecord), path=path)
     image_path, _ = locate_image(locator, made.pop("image"))
-    made["provenance"] |= {"file": path.name, "row": place, "licence": _LICENCE}
+    made["provenance"] |= {"file": path.name, "row": location, "licence": _LICENCE}
     return make_record(
-        id=f"{path.name}:{place.rpartition(' ')[2]}",
+        id=f"{path.name}:{location.rpartition(' ')[2]}",
         image=image_path,
         image_size=box_size,
         patient=find_patient(image_path),
@@ -120,8 +115,8 @@ def _read(
 
 def _read_test(record: _TestRecord, *, path: Path) -> dict[str, Any]:
     if len(record.visual_regions) != len(record.visual_locations):
-        found = f"{len(record.visual_locations)} boxes of {len(record.visual_regions)} regions"
-        raise BadInput(f"visual_locations: {found}; expected one box per region")
+        shown = f"{len(record.visual_locations)} boxes of {len(record.visual_regions)} regions"
+        raise BadInput(f"visual_locations: {shown}; expected one box per region")
     kind = _kind_of_file(path) or _kind_of_test(record)
     return {
         "written": record.answer if isinstance(record.answer, str) else ", ".join(record.answer),
@@ -187,11 +182,11 @@ def _from_reply(reply: Reply) -> dict[str, Any]:
 
 def _label(names: Sequence[str], boxes: Sequence[Corners]) -> tuple[Box, ...]:
     made = []
-    for place, (name, box) in enumerate(zip(names, boxes, strict=True)):
+    for number, (name, box) in enumerate(zip(names, boxes, strict=True)):
         try:
             made.append(Box(name.strip(), box).check())
         except BadInput as error:
-            raise BadInput(f"visual_locations[{place}]: {error}") from None
+            raise BadInput(f"visual_locations[{number}]: {error}") from None
     return tuple(made)
 
 

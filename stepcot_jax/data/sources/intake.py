@@ -26,7 +26,7 @@ from stepcot_jax.record import Kind, Record
 
 
 class Intake:
-    """Takes every record of a source in order and numbers them from 0.
+    """Collects every record of a source in order and numbers them from 0.
 
     Args:
       on_bad_record: "stop" raises in `finish` if any record is bad, "skip" sets bad records aside.
@@ -42,11 +42,11 @@ class Intake:
         self._left_out: list[SetAside] = []
         self._first: dict[str, str] = {}
 
-    def keep(self, case: Record, *, real_path: str, place: str) -> None:
+    def keep(self, case: Record, *, real_path: str, location: str) -> None:
         """Add a case; it is a bad record if another case has its image."""
-        known = self._first.setdefault(real_path, place)
-        if known != place:
-            reason = f"{place}: has the same image as {known}; expected one record per image"
+        known = self._first.setdefault(real_path, location)
+        if known != location:
+            reason = f"{location}: has the same image as {known}; expected one record per image"
             self.refuse(reason, image_path=case.image, patient_id=case.patient)
         else:
             self._cases.append(case)
@@ -75,20 +75,20 @@ class Intake:
         return len(self._cases) + len(self._bad) + len(self._left_out)
 
 
-# What becomes of a bad record of a source that is read one record at a time: stop, or set it aside and go on.
+# Bad records of a source that is read one record at a time: stop, or set them aside and continue.
 
 
 Readers = int | Literal["all"]
 
 Listing = Iterator[tuple[str, Record | BadInput]]
-"""Place of each image in its list, such as "row 7", and the image, or why it is bad."""
+"""Location of each image in its list, such as "row 7", and the image, or why it is bad."""
 
 
 class Sorting:
-    """Sorts the records of a source into good ones and those that take no part.
+    """Sorts the records of a source into good ones and those set aside.
 
     Args:
-      set_aside: list to which records that take no part are added; None for a list of its own.
+      set_aside: list that collects the records set aside; None for a new list.
     """
 
     def __init__(self, path: Path, *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None = None) -> None:
@@ -100,27 +100,27 @@ class Sorting:
         self._first: dict[str, str] = {}
         self._num_good = 0
 
-    def keep(self, name: str, *, place: str) -> bool:
-        """Take a good record, unless another one has its name; return whether it was taken."""
-        known = self._first.setdefault(name, place)
-        if known != place:
-            self.refuse(f"{place}: has the same id {name[:80]!r} as {known}; expected one record per id")
+    def keep(self, name: str, *, location: str) -> bool:
+        """Count a good record, unless another one has its name; return whether it was counted."""
+        known = self._first.setdefault(name, location)
+        if known != location:
+            self.refuse(f"{location}: has the same id {name[:80]!r} as {known}; expected one record per id")
             return False
         self.count()
         return True
 
     def count(self) -> None:
-        """Take a good record whose name is unique by construction."""
+        """Count a good record whose name is unique by construction."""
         self._num_good += 1
 
     def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
-        """Take a bad record; `reason` begins with its file or row."""
+        """Stop at a bad record or set it aside; `reason` begins with its file or row."""
         if self._on_bad_record == "stop":
             raise BadInput(f"{self._path}, {reason}; on_bad_record=skip sets bad records aside")
         self.leave_out(reason, image_path=image_path, patient_id=patient_id)
 
     def leave_out(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
-        """Take a valid record that a rule of the reader excludes."""
+        """Set aside a valid record that a rule of the reader excludes."""
         number = self._num_good + len(self.set_aside)
         self.set_aside.append(SetAside(number, image_path, f"{self._path.name}, {reason}", patient_id))
 
@@ -146,11 +146,11 @@ _NUM_SHOWN = 80
 
 def find_file(root: Path, *patterns: str) -> Path | None:
     """Return the one file of a data root that matches a pattern, None if there is none."""
-    found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.exists() and not path.is_dir()]
-    if len(found) > 1:
-        names = ", ".join(str(path.relative_to(root)) for path in found[:5])
+    paths = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.exists() and not path.is_dir()]
+    if len(paths) > 1:
+        names = ", ".join(str(path.relative_to(root)) for path in paths[:5])
         raise BadInput(f"{root}: several files {patterns[0]} ({names}); expected one")
-    return found[0] if found else None
+    return paths[0] if paths else None
 
 
 class ImageFinder:
@@ -164,11 +164,11 @@ class ImageFinder:
         self._locator = ImageLocator(root, require_images=require_images)
         self._folders = tuple(folders)
         self._require_images = require_images
-        self._found: dict[str, list[str]] = collections.defaultdict(list)
-        found: list[Path] = []
+        self._paths: dict[str, list[str]] = collections.defaultdict(list)
+        existing: list[Path] = []
         for pattern in folders:
-            found += [root] if pattern == "." else filter(Path.is_dir, sorted(root.glob(pattern)))
-        for folder in dict.fromkeys(path.relative_to(root).as_posix() for path in found):
+            existing += [root] if pattern == "." else filter(Path.is_dir, sorted(root.glob(pattern)))
+        for folder in dict.fromkeys(path.relative_to(root).as_posix() for path in existing):
             try:
                 names = sorted(os.listdir(root / folder))  # noqa: PTH208
             except OSError as error:
@@ -176,17 +176,17 @@ class ImageFinder:
                 raise BadInput(f"{root / folder}: {problem}") from error
             for stem, suffix in map(os.path.splitext, names):
                 if suffix.lower() in SUFFIXES:
-                    self._found[stem].append(stem + suffix if folder == "." else f"{folder}/{stem}{suffix}")
+                    self._paths[stem].append(stem + suffix if folder == "." else f"{folder}/{stem}{suffix}")
 
     def find(self, name: str) -> tuple[str, str]:
         """Return the image's path below the root, and its real path with every link resolved.
 
-        A file with another image suffix is found if no file has the same suffix. Without a file and with
+        If no file has the name's suffix, one with another image suffix is returned. Without a file and with
         `require_images=False`, the path is the name in the folder "images".
         """
         if name in ("", ".", "..") or not _NOT_A_NAME.isdisjoint(name):
             raise BadInput(f"image {name[:_NUM_SHOWN]!r} is not a file name without folders")
-        paths = self._found.get(os.path.splitext(name)[0], [])  # noqa: PTH122
+        paths = self._paths.get(os.path.splitext(name)[0], [])  # noqa: PTH122
         exact = [path for path in paths if path.rpartition("/")[2] == name]
         paths = exact or paths
         if len(paths) > 1:
@@ -201,7 +201,7 @@ class ImageFinder:
 
 
 def read_image_size(path: Path) -> tuple[int, int]:
-    """Return width and height in pixels after EXIF orientation, from the header alone."""
+    """Return width and height in pixels after EXIF orientation; reads only the header."""
     try:
         with open_untrusted(path, accepted="a PNG or JPEG image") as file:
             start = file.read(2)
@@ -223,12 +223,15 @@ def read_image_size(path: Path) -> tuple[int, int]:
     return (height, width) if sideways else (width, height)
 
 
-# What the readers of released VQA data share: undecoded records, choices with letters, images and patients.
+# Shared by the readers of released VQA data: undecoded records, choices with letters, images and patients.
 
 
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
 
 T = TypeVar("T")
+
+UNNAMED = "region"
+"""Label of a box without a name in the release."""
 
 _CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
 _MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
@@ -237,8 +240,15 @@ _IMAGE_MARK = "<image>"
 _ANY_ANSWER: dict[Kind, str | tuple[str, ...]] = {"open": "-", "closed": "Yes", "single": "A", "multi": ("A",)}
 
 
+class Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
+    """One turn of a conversation."""
+
+    speaker: str
+    value: str
+
+
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | BadInput]]:
-    """Yield the place and the content of each record, one at a time, or why it cannot be decoded."""
+    """Yield the location and the content of each record, one at a time, or why it cannot be decoded."""
     if path.suffix.lower() == ".csv":
         header, rows = read_table(path, known_columns=())
         for row in rows:
@@ -261,8 +271,7 @@ def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        message, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".")
+        field, message = data_json.split_message(error)
         raise BadInput(f"{field}: {message}" if field else message) from None
 
 
@@ -273,18 +282,18 @@ def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
     ('left', 'right')
     """
     stripped = []
-    for place, choice in enumerate(choices):
-        found = _CHOICE.fullmatch(choice)
-        letter = string.ascii_uppercase[place : place + 1]
-        if not found or found[1] != letter:
+    for index, choice in enumerate(choices):
+        match = _CHOICE.fullmatch(choice)
+        letter = string.ascii_uppercase[index : index + 1]
+        if not match or match[1] != letter:
             expected = f"expected a text after {letter + ': '!r}" if letter else "expected at most 26 choices"
-            raise BadInput(f"choices[{place}]: {choice[:80]!r}; {expected}")
-        stripped.append(found[2].strip())
+            raise BadInput(f"choices[{index}]: {choice[:80]!r}; {expected}")
+        stripped.append(match[2].strip())
     return tuple(stripped)
 
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
-    r"""Return question and bare choices of a prompt; what follows the choices' bracket is left out.
+    r"""Return question and bare choices of a prompt; text after the choices' bracket is left out.
 
     >>> split_question("<image>\nWhich side? <choices>: [A: left, upper, B: right] Choose one.")
     ('Which side?', ('left, upper', 'right'))
@@ -298,11 +307,11 @@ def split_question(text: str) -> tuple[str, tuple[str, ...]]:
     inner, pieces = rest[opening + 1 : closing], []
     start = 0
     for letter in string.ascii_uppercase[1:]:
-        found = inner.find(f", {letter}:", start)
-        if found < 0:
+        position = inner.find(f", {letter}:", start)
+        if position < 0:
             break
-        pieces.append(inner[start:found])
-        start = found + 2
+        pieces.append(inner[start:position])
+        start = position + 2
     return question.strip(), strip_letters([*pieces, inner[start:]])
 
 
@@ -318,8 +327,8 @@ def locate_image(locator: ImageLocator, image_path: str) -> tuple[str, str]:
 
 def find_patient(image_path: str) -> str:
     """Return the patient in a MIMIC-CXR path ("files/p10/p10000032/.."), else the path: one patient per image."""
-    found = _MIMIC_PATIENT.search(image_path)
-    return found[1] if found else image_path
+    match = _MIMIC_PATIENT.search(image_path)
+    return match[1] if match else image_path
 
 
 def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: Any) -> Record:
@@ -349,10 +358,10 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
 
 
 class NotARecord(BadInput):
-    """A record that is valid and yet no question with an answer about one image."""
+    """A valid record that is not a question with an answer about one image."""
 
 
-def read_each(
+def iterate_records(
     paths: Iterable[Path],
     read: Callable[..., Record],
     *,
@@ -362,20 +371,20 @@ def read_each(
     """Yield the records of files; bad records stop or are set aside, those that a reader's rule excludes are set aside.
 
     Args:
-      read: (fields, path=.., place=..) -> the record; raises `NotARecord` for one that a rule excludes.
+      read: (fields, path=.., location=..) -> the record; raises `NotARecord` for one that a rule excludes.
     """
     for path in paths:
         sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
-        for place, fields in read_objects(path):
+        for location, fields in read_objects(path):
             try:
                 if isinstance(fields, BadInput):
                     raise fields
-                record = read(fields, path=path, place=place)
+                record = read(fields, path=path, location=location)
             except NotARecord as error:
-                sorting.leave_out(f"{place}, {error}")
+                sorting.leave_out(f"{location}, {error}")
                 continue
             except BadInput as error:
-                sorting.refuse(f"{place}, {error}")
+                sorting.refuse(f"{location}, {error}")
                 continue
             sorting.count()
             yield record

@@ -4,22 +4,22 @@ A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". 
 were mapped before any rule was tuned. Of the other steps, one line changed after a first look at the tuning half:
 several lesions outside the taxonomy answer nothing; they were "multifocal" before.
 
-- `DIAGNOSES`: only a heading that names a diagnosis of the chain gives one. A calcified granuloma is a nodule to the
-  eye, but a diagnosis of its own that the coders keep apart from "Nodule"; "Opacity", "Density", "Airspace Disease"
-  and "Consolidation" are patterns that several diagnoses share; "Cardiac Shadow/enlarged" and "Costophrenic
-  Angle/blunted" are signs; "Cicatrix", "Emphysema", "Pulmonary Edema" and the rest have no place among the nine. A
-  hydropneumothorax is two diagnoses. The diagnosis is annotated where the headings name exactly one; "normal" beside a
-  finding is none.
-- `LESIONS`: headings that say where something in lungs or pleura is and what it looks like. Steps 2 to 5 are about the
-  diagnosis' own headings and, since the coders give one lesion several ("Calcinosis/lung/upper lobe/right" and
-  "Nodule/lung/upper lobe/right"), about every lesion coded with the same place. Without a diagnosis of the chain they
-  are about the lesions if all are coded with one place; of several, nothing says which the chain would be about. Each
-  step is annotated where that names exactly one answer, and only from what the coding carries.
-- `LOCATIONS`: lobes as the zones of a frontal radiograph. The lingula, as the middle lobe, is the middle zone; what is
-  behind the heart lies in the lower lobe. "Thorax" and "lung" alone are no place.
+- `DIAGNOSES`: only a heading that names a diagnosis of the chain implies one. A calcified granuloma looks like a
+  nodule, but is a separate diagnosis that the coders distinguish from "Nodule"; "Opacity", "Density", "Airspace
+  Disease" and "Consolidation" are patterns that several diagnoses share; "Cardiac Shadow/enlarged" and "Costophrenic
+  Angle/blunted" are signs; "Cicatrix", "Emphysema", "Pulmonary Edema" and the rest are none of the nine. A
+  hydropneumothorax is two diagnoses. The diagnosis is annotated if the headings name exactly one; "normal" together
+  with a finding is none.
+- `LESIONS`: headings with location and look of something in lungs or pleura. Steps 2 to 5 are about the headings of
+  the diagnosis and, since the coders use several for one lesion ("Calcinosis/lung/upper lobe/right" and
+  "Nodule/lung/upper lobe/right"), about every lesion coded with the same location. Without a diagnosis of the chain
+  they are about the lesions if all are coded with one location; of several it is unknown which the chain would
+  describe. Each step is annotated if these headings name exactly one answer.
+- `LOCATIONS`: lobes as the zones of a frontal radiograph. The lingula, as the middle lobe, is the middle zone;
+  "retrocardiac" is the lower lobe. "Thorax" and "lung" alone are no location.
 - Distribution: `FOCAL`, `MULTIFOCAL` and `DIFFUSE` qualifiers, diffuse before multifocal before focal; without them,
-  one side (or lingula or middle lobe, which imply one) is focal, both sides or two different places are multifocal.
-- `PATTERNS`: "round" is what the coders write for "nodular", a shape and not a margin, so it gives a pattern.
+  one side (or lingula or middle lobe, which imply one) is focal, both sides or two different locations are multifocal.
+- `PATTERNS`: the coders write "round" for "nodular", a shape and not a margin, so it is a pattern.
 - `MORPHOLOGIES`: headings of calcification, and qualifiers of a margin that is not sharp. Nothing codes a sharp or a
   spiculated margin.
 - `SECONDARY`: findings beside the diagnosis; of none of them, N/A, since the coding is of all findings. An elevated
@@ -63,7 +63,7 @@ OUTSIDE_LUNG = frozenset(
         *("thoracic vertebrae", "sternum", "humerus", "shoulder", "spine", "lymph nodes"),
     }
 )
-"""Qualifiers that place a calcification, a lucency or a density outside lung and pleura."""
+"""Qualifiers that locate a calcification, a lucency or a density outside lung and pleura."""
 
 LOCATIONS = _by_word(
     {
@@ -154,34 +154,34 @@ def _described(headings: Sequence[_Heading], diagnosis: str | None) -> list[_Hea
     """Return the headings of the lesion that steps 2 to 5 describe."""
     lesions = [item for item in headings if item[0] in LESIONS and not OUTSIDE_LUNG.intersection(item[1:])]
     if diagnosis is None:
-        return lesions if len({_place(item) for item in lesions}) == 1 else []
-    own = [item for item in lesions if diagnosis in DIAGNOSES.get(item[0], ())]
-    places = {_place(item) for item in own}
-    return [item for item in lesions if item in own or _place(item) in places]
+        return lesions if len({_location(item) for item in lesions}) == 1 else []
+    named = [item for item in lesions if diagnosis in DIAGNOSES.get(item[0], ())]
+    locations = {_location(item) for item in named}
+    return [item for item in lesions if item in named or _location(item) in locations]
 
 
-def _place(heading: _Heading) -> frozenset[str]:
-    places = {LOCATIONS.get(word, word) for word in heading[1:] if word in LOCATIONS or word in SIDES}
-    return frozenset(places | {word for word in heading[1:] if word in MULTIFOCAL})
+def _location(heading: _Heading) -> frozenset[str]:
+    words = {LOCATIONS.get(word, word) for word in heading[1:] if word in LOCATIONS or word in SIDES}
+    return frozenset(words | {word for word in heading[1:] if word in MULTIFOCAL})
 
 
 def _distribution(lesions: Sequence[_Heading], qualifiers: Collection[str]) -> str | None:
     words = set(qualifiers)
     if words & DIFFUSE:
         return "Diffuse"
-    if words & MULTIFOCAL or words >= SIDES or len({_place(item) for item in lesions if _place(item)}) > 1:
+    if words & MULTIFOCAL or words >= SIDES or len({_location(item) for item in lesions if _location(item)}) > 1:
         return "Multifocal"
     return "Focal" if words & (FOCAL | SIDES | ONE_SIDED) else None
 
 
 def _secondary(headings: Sequence[_Heading]) -> str | None:
-    found = {
+    effects = {
         answer
         for heading in headings
         for (name, qualifier), answer in SECONDARY.items()
         if name in heading and (not qualifier or qualifier in heading)
     }
-    return _only(found) if found else NOT_APPLICABLE
+    return _only(effects) if effects else NOT_APPLICABLE
 
 
 def _detection(headings: Sequence[_Heading]) -> str | None:

@@ -47,7 +47,7 @@ _NUM_SHOWN = 80
 
 
 ReportFile = tuple[str, bytes | str]
-"""Name of a report file, for messages only, and its content, or as text why it cannot be read."""
+"""Name of a report file, for messages only, and its content as bytes, or as text the reason why it cannot be read."""
 
 
 def iterate_files(source: Path) -> Iterator[ReportFile]:
@@ -69,8 +69,8 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
     except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, RecursionError) as error:
         if isinstance(error, BadInput):
             raise
-        found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:_NUM_SHOWN]
-        raise BadInput(f"{source}: cannot be read as report files ({found}); {_EXPECTED}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:_NUM_SHOWN]
+        raise BadInput(f"{source}: cannot be read as report files ({reason}); {_EXPECTED}") from None
 
 
 def _read_file(path: Path) -> bytes | str:
@@ -101,7 +101,7 @@ def _iterate_archive(source: Path) -> Iterator[ReportFile]:
                 archive.pax_headers = {}
                 if _is_report_name(entry.name) and not entry.isdir():
                     yield entry.name, _read_entry(archive, entry, limited)
-            # tarfile takes a broken header for the end of the archive.
+            # tarfile treats a broken header as the end of the archive.
             if limited.last.strip(b"\0") or 0 < len(limited.last) < tarfile.BLOCKSIZE:
                 raise BadInput(f"{source}: breaks off after {num_entries} entries; {_EXPECTED}")
             # Reading to the end verifies the checksum of gzip.
@@ -135,7 +135,7 @@ def _check_count(num_entries: int, *, source: Path) -> None:
 
 
 class _LimitedReader(io.RawIOBase):
-    """A forward-only file that limits the bytes of one read, to `largest`, and of the whole file."""
+    """A forward-only file that limits the bytes of one read, to `largest`, and of all reads."""
 
     def __init__(self, file: BinaryIO, *, source: Path) -> None:
         self._file = file
@@ -210,7 +210,8 @@ def decide_projections(
 ) -> tuple[tuple[Projection, DecidedBy], ...]:
     """Return the projection of each image of one report, and what decided it.
 
-    Two images are one frontal and one lateral, unless the list says otherwise; otherwise each is judged by itself.
+    Of two images one is frontal and one lateral; of any other number each is judged by itself. Listed images have the
+    list's projection.
 
     Args:
       descriptors: for each image, in the order of the figures, its word for each descriptor.
@@ -229,10 +230,10 @@ def decide_projections(
         decided_by: DecidedBy = "descriptors" if abs(difference) >= _DECIDED else "order"
         decided = [_judge(difference + FIRST_OF_TWO, decided_by), _judge(-difference - FIRST_OF_TWO, decided_by)]
     else:
-        decided = [_judge(each, "descriptors") for each in evidence]
+        decided = [_judge(log_odds, "descriptors") for log_odds in evidence]
     if not listed:
         return tuple(decided)
-    return tuple((known, "list") if known else found for known, found in zip(listed, decided, strict=True))
+    return tuple((known, "list") if known else judged for known, judged in zip(listed, decided, strict=True))
 
 
 def _judge(log_odds: float, decided_by: DecidedBy) -> tuple[Projection, DecidedBy]:
@@ -291,7 +292,7 @@ class IuImage:
       id: its name without ending, such as "CXR1000_IM-0003-1001".
       caption: of the examination; nearly always the same for all images of a report.
       file_name: its file in the archive, such as "CXR1000_IM-0003-1001.jpg".
-      decided_by: "list", "descriptors" or "order" (see `iu_projections`); "" if undecided.
+      decided_by: "list", "descriptors" or "order" (see `decide_projections`); "" if undecided.
     """
 
     id: str
@@ -362,7 +363,7 @@ def _refuse_declarations(*_: object) -> None:
 
 
 class _Collector:
-    """Keeps the parts of a file that are used, while it is parsed."""
+    """Collects the used parts of a file while it is parsed."""
 
     def __init__(self) -> None:
         self.uid = ""
@@ -410,8 +411,8 @@ def _as_report(collector: _Collector, *, listed: ProjectionList | None) -> IuRep
             raise BadInput(f"{field}: {name[:_NUM_SHOWN]!r} must have only letters, digits, '.', '_' and '-'")
     unknown = collector.sections.keys() - set(_SECTIONS)
     if unknown:
-        found = sorted(label[:_NUM_SHOWN] for label in unknown)
-        raise BadInput(f"AbstractText with label {found} is not one of {', '.join(_SECTIONS)}")
+        labels = sorted(label[:_NUM_SHOWN] for label in unknown)
+        raise BadInput(f"AbstractText with label {labels} is not one of {', '.join(_SECTIONS)}")
     known = [listed.get(name_image(image["id"])) for image in collector.images] if listed is not None else ()
     projections = decide_projections(collector.images, listed=known)
     return IuReport(
@@ -460,7 +461,7 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
     """Yield the reports of an archive or a folder, in the archive's order or by file name.
 
     An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
-    `iu_projections` decides the projections, with the list beside the reports if there is one.
+    `decide_projections` decides the projections, with the list next to the reports if there is one.
     """
     source = Path(source)
     path = _locate_data(source) / LIST_NAME
@@ -506,11 +507,11 @@ def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_ima
             reason = f"{report.uid}: has no image"
             intake.leave_out(reason, image_path="", patient_id=report.uid)
         for image in report.images:
-            _take_image(intake, report, image, finder)
+            _add_image(intake, report, image, finder)
     return intake.finish(DEFAULT_CHAIN)
 
 
-def _take_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageFinder) -> None:
+def _add_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageFinder) -> None:
     if image.projection != "frontal":
         intake.leave_out(_explain(report, image), image_path=image.file_name, patient_id=report.uid)
         return
@@ -529,7 +530,7 @@ def _take_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageF
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
         view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )
-    intake.keep(case, real_path=real_path, place=f"{report.uid} {image.id}")
+    intake.keep(case, real_path=real_path, location=f"{report.uid} {image.id}")
 
 
 def _explain(report: IuReport, image: IuImage) -> str:
@@ -551,11 +552,11 @@ def _locate_reports(root: Path) -> Path:
         return root
     archives = _find_archives(root)
     folder = root / _REPORT_FOLDER
-    found = [*archives, *([folder] if folder.is_dir() else [])]
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    sources = [*archives, *([folder] if folder.is_dir() else [])]
+    if len(sources) > 1:
+        names = ", ".join(path.name for path in sources)
         raise BadInput(f"{root}: has reports in {names}; keep one of them, or use one as the root")
-    return found[0] if found else root
+    return sources[0] if sources else root
 
 
 def _find_archives(folder: Path) -> list[Path]:

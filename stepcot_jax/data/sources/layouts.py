@@ -1,7 +1,7 @@
 """Layouts of data: detect and read answers of a chain, detection lists, and released questions.
 
-MedCLM, data: detection lists are what its reasoning data starts from. Boxes that leave the picture are refused, never
-clipped; none of the 984 released boxes of ChestX-ray8 does.
+MedCLM, data: its reasoning data starts from detection lists. Boxes that leave the picture are refused, never clipped;
+none of the 984 released boxes of ChestX-ray8 does.
 """
 
 import functools
@@ -62,12 +62,12 @@ def detect_layout(root: Path, *, further: str = "") -> str:
         raise BadInput(f"{str(root)[:200]!r}: is not a path ({error}); {_expected(further)}") from None
     if not exists:
         raise BadInput(f"{root}: does not exist; {_expected(further)}")
-    found = [layout for layout in LAYOUTS if _has_layout(root, layout)]
-    if not found:
+    layouts = [layout for layout in LAYOUTS if _has_layout(root, layout)]
+    if not layouts:
         raise BadInput(f"{root}: has no known layout; {_expected(further)}")
-    if len(found) > 1:
-        raise BadInput(f"{root}: has files of the layouts {' and '.join(found)}; choose one as the layout")
-    return found[0]
+    if len(layouts) > 1:
+        raise BadInput(f"{root}: has files of the layouts {' and '.join(layouts)}; choose one as the layout")
+    return layouts[0]
 
 
 def read_source(
@@ -82,8 +82,8 @@ def read_source(
 ) -> Collection:
     """Read a data root in any layout.
 
-    Only the layouts "published" and "csv" (with a `chain.json`) have a chain of their own. The answers of the others
-    are labels of `DEFAULT_CHAIN`.
+    Only the layouts "published" and "csv" (with a `chain.json`) come with a chain. The answers of the others are labels
+    of `DEFAULT_CHAIN`.
 
     Args:
       on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside. Records that
@@ -157,7 +157,7 @@ def read_detections(
 
     Args:
       on_bad_record: "stop" raises at the first bad row, "skip" sets the images of bad rows aside.
-      with_normal: also return images without a box of which the source denies findings ("No finding").
+      with_normal: also return images without a box for which the source denies findings ("No finding").
       readers: VinBigData: least number of readers whose boxes of a class agree, or "all" for every reader's box;
         PadChest-GR: "all" adds the boxes of the second reader.
 
@@ -174,11 +174,11 @@ def read_detections(
         raise BadInput(f"{root}: has no {DETECTION_LAYOUTS[layout][0]}")
     sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
     images, num_boxless = [], 0
-    for place, image in listing(path, require_images, readers):
+    for location, image in listing(path, require_images, readers):
         if isinstance(image, BadInput) or (problem := _find_problem(image)):
-            sorting.refuse(f"{place}: {image if isinstance(image, BadInput) else problem}")
+            sorting.refuse(f"{location}: {image if isinstance(image, BadInput) else problem}")
             continue
-        if not sorting.keep(image.id, place=place):
+        if not sorting.keep(image.id, location=location):
             continue
         image = _drop_repeats(image)
         if image.boxes or (with_normal and image.absent):
@@ -200,15 +200,17 @@ def detect_detection_layout(root: Path) -> str:
     root = Path(root)
     if not root.is_dir():
         raise BadInput(f"{root}: is not a folder; {_expected_list()}")
-    found = [name for name, patterns in DETECTION_LAYOUTS.items() if any(next(root.glob(p), None) for p in patterns)]
-    if "vinbigdata" in found and not _names_readers(root / "train.csv"):
-        found.remove("vinbigdata")  # a table of splits has the same name
-    if len(found) != 1:
+    layouts = [name for name, patterns in DETECTION_LAYOUTS.items() if any(next(root.glob(p), None) for p in patterns)]
+    if "vinbigdata" in layouts and not _names_readers(root / "train.csv"):
+        layouts.remove("vinbigdata")  # a table of splits has the same name
+    if len(layouts) != 1:
         problem = (
-            f"has files of the layouts {' and '.join(found)}; choose one" if found else "has no known detection list"
+            f"has files of the layouts {' and '.join(layouts)}; choose one"
+            if layouts
+            else "has no known detection list"
         )
         raise BadInput(f"{root}: {problem}; {_expected_list()}")
-    return found[0]
+    return layouts[0]
 
 
 def _names_readers(path: Path) -> bool:
@@ -235,7 +237,7 @@ def _find_reader(layout: str, *, with_normal: bool) -> Callable[[Path, bool, Rea
 
 
 def _list_chestxray8(path: Path, require_images: bool, readers: Readers, *, with_normal: bool) -> Listing:
-    """List the images of the box list, then on request those that the table of labels calls normal."""
+    """List the images of the box list, then with `with_normal` the normal ones of the table of labels."""
     del readers  # the list has one box per finding
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=require_images)
     table = find_file(path.parent, nih.ENTRY_TABLE)
@@ -243,20 +245,20 @@ def _list_chestxray8(path: Path, require_images: bool, readers: Readers, *, with
     records = [*list_box_images(nih.read_box_list(path), entries)]
     for record in records:
         rows = ", ".join(str(box.number) for box in record.boxes)
-        yield record.place, _ground(record, finder=finder, file=path.name, rows=rows)
+        yield record.location, _ground(record, finder=finder, file=path.name, rows=rows)
     listed = {record.image for record in records}
-    for entry in entries if with_normal else ():  # else their files need not be there
+    for entry in entries if with_normal else ():  # otherwise their files may be missing
         if table and entry.labels == (nih.NO_FINDING,) and entry.image not in listed:
             normal = ImageRecord(entry.image, f"row {entry.number}", entry.labels, (), entry, "")
             yield (
-                f"{table.name}, {normal.place}",
+                f"{table.name}, {normal.location}",
                 _ground(normal, finder=finder, file=table.name, rows=str(entry.number)),
             )
 
 
 def _ground(record: ImageRecord, *, finder: ImageFinder, file: str, rows: str) -> Record | BadInput:
     if record.problem:
-        return BadInput(record.problem.removeprefix(f"{record.place}: "))
+        return BadInput(record.problem.removeprefix(f"{record.location}: "))
     try:
         image_path, _ = finder.find(record.image)
     except BadInput as error:
@@ -274,7 +276,7 @@ def _ground(record: ImageRecord, *, finder: ImageFinder, file: str, rows: str) -
 
 
 def _drop_repeats(image: Record) -> Record:
-    """Keep one of several equal findings, and say so."""
+    """Keep one of several equal findings, and note it in the provenance."""
     findings = tuple(dict.fromkeys(image.boxes))
     number = len(image.boxes) - len(findings)
     if not number:
@@ -327,12 +329,12 @@ def read_vqa_source(
     """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them.
 
     Image paths are relative to `root` (its folder, if it is a file). Faults of single records are raised or set aside
-    while reading, so use up the iterator before `set_aside` is looked at. Detection lists are no questions yet:
-    `grounded.questions.ask_questions` asks them.
+    while reading, so exhaust the iterator before reading `set_aside`. Detection lists have no questions;
+    `questions.ask_questions` asks them.
 
     Args:
-      box_size: width and height in pixels of the picture that boxes refer to: required for GEMeX; MEDSAGE takes each
-        image's own size without it; the other layouts state theirs and refuse it.
+      box_size: width and height in pixels of the picture that boxes refer to: required for GEMeX; by default the size
+        of each image for MEDSAGE; not accepted by the other layouts, which state theirs.
     """
     root = Path(root)
     layout = detect_vqa_layout(root) if layout == AUTO else layout
@@ -379,29 +381,29 @@ def detect_vqa_layout(root: Path) -> str:
     if root.is_dir() and (root / FILE_NAME).exists():
         return RECORDS
     peeked = [layout for _, layout in _peek_all(root)]
-    found = {layout for layout in peeked if layout and not isinstance(layout, BadInput)}
-    if len(found) == 1:
-        return str(found.pop())
-    if found:
-        raise BadInput(f"{root}: has files of the layouts {' and '.join(sorted(map(str, found)))}; choose one")
+    layouts = {layout for layout in peeked if layout and not isinstance(layout, BadInput)}
+    if len(layouts) == 1:
+        return str(layouts.pop())
+    if layouts:
+        raise BadInput(f"{root}: has files of the layouts {' and '.join(sorted(map(str, layouts)))}; choose one")
     unreadable = next((f"; {layout}" for layout in peeked if isinstance(layout, BadInput)), "")
     if root.is_dir():
         try:
             return detect_detection_layout(root)
         except BadInput as error:
-            layouts = f"{error}; {RECORDS} ({FILE_NAME}); {GEMEX}, {MEDSAGE} ({', '.join(TABLE_SUFFIXES)})"
-            raise BadInput(layouts + unreadable) from None
+            message = f"{error}; {RECORDS} ({FILE_NAME}); {GEMEX}, {MEDSAGE} ({', '.join(TABLE_SUFFIXES)})"
+            raise BadInput(message + unreadable) from None
     raise BadInput(f"{root}: has no known layout; {_expected_questions()}{unreadable}")
 
 
 def _list_files(root: Path, *, layout: str) -> list[Path]:
-    """Return the files of a layout, and those of which nothing can be decoded: reading them says why."""
+    """Return the files of a layout, and those without a readable record, whose reading raises the reason."""
     if root.is_file():
         return [root]
     peeked = list(_peek_all(root))
-    if layout not in [found for _, found in peeked]:
+    if layout not in [detected for _, detected in peeked]:
         raise BadInput(f"{root}: has no files of layout {layout}; {_expected_questions()}")
-    files = [path for path, found in peeked if found == layout or isinstance(found, BadInput)]
+    files = [path for path, detected in peeked if detected == layout or isinstance(detected, BadInput)]
     _LOG.info("%s: reading %s", root, ", ".join(path.name for path in files))
     return files
 
@@ -412,7 +414,7 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
     from stepcot_jax.data.sources.medsage import is_medsage
 
     if root.is_dir():
-        files = (path for path in root.iterdir() if path.exists() and not path.is_dir())  # no links to nothing
+        files = (path for path in root.iterdir() if path.exists() and not path.is_dir())  # no broken links
         paths = sorted(path for path in files if path.suffix.lower() in TABLE_SUFFIXES)
     else:
         paths = [root]
@@ -429,12 +431,12 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
 
 
 def _find_keys(path: Path) -> set[str]:
-    """Return the fields of the first record that can be decoded; none of a file that is empty or one JSON object."""
+    """Return the fields of the first record that can be decoded; none if the file is empty or one JSON object."""
     first = ""
-    for place, fields in read_objects(path):
+    for location, fields in read_objects(path):
         if not isinstance(fields, BadInput):
             return set(fields)
-        first = first or f"{place}, {fields}"
+        first = first or f"{location}, {fields}"
     if first and not _is_object(path):
         raise BadInput(f"{path}: no record can be decoded ({first})")
     return set()

@@ -16,11 +16,13 @@ from stepcot_jax.chain import fold
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.intake import (
+    UNNAMED,
     NotARecord,
+    Turn,
     convert_fields,
+    iterate_records,
     locate_image,
     make_record,
-    read_each,
     read_image_size,
     split_question,
 )
@@ -30,8 +32,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import STAGE_NAMES, Kind, Record, SetAside, Stages
 
 ORIGIN = "MEDSAGE"
-UNNAMED = "region"
-"""Label of a box that the record gives no name."""
 
 _LICENCE = "of the image collections that MEDSAGE draws from"
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
@@ -39,13 +39,8 @@ _PRINTED, _RELEASED = ("VISUAL", "KNOWLEDGE", "ANSWER"), ("VIS", "KNO")
 _LETTERS = re.compile(r"\(?[A-Z][.)]?(?:\s*,\s*\(?[A-Z][.)]?)*")
 
 
-class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
-    speaker: str
-    value: str
-
-
 class _Conversation(msgspec.Struct, frozen=True):
-    conversations: list[_Turn]
+    conversations: list[Turn]
     images: list[str] | None = None
     id: str | int = ""
 
@@ -68,7 +63,7 @@ def read_medsage(
 
     A reply with <VISUAL>, <KNOWLEDGE> or <ANSWER> is read as dialect "lvkc", one with <VIS> or <KNO> as
     "lvkc_released", one without tags as the bare answer. Conversations about no or several images, of one stage, and
-    of several turns are set aside whatever `on_bad_record` is. Patients are not named: each image counts as one.
+    of several turns are set aside for any `on_bad_record`. Patients are not named: each image counts as one.
 
     Args:
       box_size: width and height in pixels of the pictures that boxes refer to; None for the size of each image file.
@@ -76,14 +71,14 @@ def read_medsage(
     """
     locator = ImageLocator(root, require_images=require_images)
     read = functools.partial(_read, locator=locator, box_size=box_size)
-    yield from read_each(paths, read, on_bad_record=on_bad_record, set_aside=set_aside)
+    yield from iterate_records(paths, read, on_bad_record=on_bad_record, set_aside=set_aside)
 
 
 def _read(
     fields: dict[str, Any],
     *,
     path: Path,
-    place: str,
+    location: str,
     locator: ImageLocator,
     box_size: tuple[int, int] | None,
 ) -> Record:
@@ -109,7 +104,7 @@ def _read(
                 raise BadInput(f"<LOC>, box {number}: {error}") from None
     question, choices = split_question(prompt)
     return make_record(
-        id=f"{path.name}:{place.rpartition(' ')[2]}",
+        id=f"{path.name}:{location.rpartition(' ')[2]}",
         kind=_find_kind(made["written"], choices, prompt=prompt),
         field="conversations[1].value",
         image=image_path,
@@ -119,21 +114,21 @@ def _read(
         question=question,
         options=choices,
         references=tuple(references),
-        provenance={"file": path.name, "row": place, "licence": _LICENCE} | made.pop("provenance"),
+        provenance={"file": path.name, "row": location, "licence": _LICENCE} | made.pop("provenance"),
         **made,
     )
 
 
 def _read_response(response: str) -> dict[str, Any]:
     """Return the written answer and the fields that follow from the response; `reply` is None without stages."""
-    found = set(_TAGS.findall(response))
-    if not found:
+    tags = set(_TAGS.findall(response))
+    if not tags:
         return {"written": response, "cue": "image", "reply": None, "provenance": {"record": "answer only"}}
-    dialect = "lvkc" if found & set(_PRINTED) else "lvkc_released"
-    if len(found) == 1:
-        raise NotARecord(f"conversations[1].value: the single stage <{found.pop()}>; a record has all and an answer")
-    if dialect == "lvkc" and found & set(_RELEASED):
-        raise BadInput(f"conversations[1].value: tags of two dialects ({', '.join(sorted(found))})")
+    dialect = "lvkc" if tags & set(_PRINTED) else "lvkc_released"
+    if len(tags) == 1:
+        raise NotARecord(f"conversations[1].value: the single stage <{tags.pop()}>; a record has all and an answer")
+    if dialect == "lvkc" and tags & set(_RELEASED):
+        raise BadInput(f"conversations[1].value: tags of two dialects ({', '.join(sorted(tags))})")
     reply = read_reply(response, dialect)
     if reply.problems:
         raise BadInput(f"conversations[1].value: {reply.problems[0]} (dialect {dialect!r})")
@@ -148,7 +143,7 @@ def _read_response(response: str) -> dict[str, Any]:
 
 
 def _stages(reply: Reply) -> Stages:
-    """Return the four texts; the released dialect locates by boxes alone, for which their number stands."""
+    """Return the four texts; the released dialect locates only by boxes, so its localisation states their number."""
     number = len(reply.references or ())
     located = f"{number} located region{'' if number == 1 else 's'}."
     texts = dict.fromkeys(STAGE_NAMES, "") | dict(reply.stages)

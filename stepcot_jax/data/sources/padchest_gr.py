@@ -75,10 +75,10 @@ def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
         raise BadInput(f"has no findings - at `$[{index}].findings`")
     for number, finding in enumerate(study.findings):
         for name in ("boxes", "extra_boxes"):
-            for place, corners in enumerate(getattr(finding, name) or ()):
+            for position, corners in enumerate(getattr(finding, name) or ()):
                 left, upper, right, lower = corners
                 if not (-_SLACK <= left < right <= 1 + _SLACK and -_SLACK <= upper < lower <= 1 + _SLACK):
-                    where = f"`$[{index}].findings[{number}].{name}[{place}]`"
+                    where = f"`$[{index}].findings[{number}].{name}[{position}]`"
                     expected = "expected x0 < x1, y0 < y1 as fractions from 0 to 1"
                     raise BadInput(f"box {list(corners)}: {expected} - at {where}")
     return study
@@ -87,10 +87,10 @@ def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
 def identify(raw: bytes) -> tuple[str, str]:
     """Return study and image of a bad record, each "" if it cannot be read."""
     try:
-        found = msgspec.json.decode(raw, type=dict[str, Any])
+        fields = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return "", ""
-    study, image = found.get("StudyID"), found.get("ImageID")
+    study, image = fields.get("StudyID"), fields.get("ImageID")
     return str(study) if isinstance(study, str | int) else "", image if isinstance(image, str) else ""
 
 
@@ -187,8 +187,8 @@ def read_padchest_gr(
 
     The report joins the English sentences in order, Spanish where a sentence has no English. Boxes are fractions of
     the image's width and height: a case without its file has no boxes, with a warning. Abnormal studies without one of
-    the diagnoses and those that `single_label` excludes are set aside, whatever `on_bad_record` is. Without a master
-    table each study counts as a patient of its own, with a warning.
+    the diagnoses and those that `single_label` excludes are set aside for any `on_bad_record`. Without a master table
+    each study counts as one patient, with a warning.
 
     Args:
       single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
@@ -223,7 +223,7 @@ def read_padchest_gr(
 
 
 def read_facts(root: Path, *, path: Path) -> Mapping[str, StudyFacts]:
-    """Return what the master table knows of each study, nothing without the table; `path` is named in the warning."""
+    """Return the facts of each study in the master table; without it none, with a warning that names `path`."""
     # Unpacking the released archive makes a folder named like the table in it.
     table = find_file(root, MASTER_TABLE, f"{MASTER_TABLE}/{MASTER_TABLE}")
     if table is not None:
@@ -262,7 +262,7 @@ class _StudyReader:
             raise BadInput(f"{error} - at `$[{index}].ImageID`") from error
         patient_id = self.find_patient(study_id)
         present = (finding.labels or () for finding in study.findings if finding.abnormal)
-        labels = sorted({" ".join(label.split()) for found in present for label in found} - {""})
+        labels = sorted({" ".join(label.split()) for names in present for label in names} - {""})
         findings = find_findings(labels)
         diagnoses = list(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
         if not any(finding.abnormal for finding in study.findings):
@@ -288,7 +288,7 @@ class _StudyReader:
             sex=known.sex if known else "",
             age=known.age if known else None,
         )
-        self.intake.keep(case, real_path=real_path, place=f"record {index}")
+        self.intake.keep(case, real_path=real_path, location=f"record {index}")
 
     def _find_no_use(self, diagnoses: Sequence[str]) -> str:
         if not diagnoses:
@@ -328,20 +328,20 @@ _LICENCE = "PadChest-GR: BIMCV data use agreement"
 _NORMAL = ("normal", "unchanged")
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _LocatedFinding(msgspec.Struct, frozen=True):
     locations: Any = None
 
 
-class _Places(msgspec.Struct, frozen=True):
-    findings: tuple[_Place, ...]
+class _LocatedStudy(msgspec.Struct, frozen=True):
+    findings: tuple[_LocatedFinding, ...]
 
 
 def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> Listing:
     """List the studies of the grounded reports.
 
     A label of a boxed sentence is a finding at each of its boxes. Boxes are fractions of the picture, so every study
-    needs its image file. A label is absent if a sentence that is not abnormal and has no boxes names it, and no other
-    sentence finds it. Patients come from the master table; without it each study counts as a patient.
+    needs its image file. A label is absent if a sentence that is not abnormal and has no boxes names it, and no
+    abnormal or boxed one does. Patients come from the master table; without it each study counts as a patient.
     """
     del require_images
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=True)
@@ -349,8 +349,7 @@ def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> List
     for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
             study = decode_study(raw, index=index)
-            places = msgspec.json.decode(raw, type=_Places).findings
-            locations = [place.locations for place in places]
+            locations = [finding.locations for finding in msgspec.json.decode(raw, type=_LocatedStudy).findings]
             image = _ground(study, locations, finder=finder, facts=facts, readers=readers)
             provenance = {"file": path.name, "row": str(index), "licence": _LICENCE}
             yield f"record {index}", msgspec.structs.replace(image, provenance=provenance)
@@ -372,13 +371,13 @@ def _ground(
     image_path, real_path = finder.find(study.image)
     width, height = read_image_size(Path(real_path))
     findings, denied = [], []
-    for sentence, places in zip(study.findings, locations, strict=True):
+    for sentence, names in zip(study.findings, locations, strict=True):
         labels = [" ".join(label.split()) for label in sentence.labels or () if label.strip()]
         extra = sentence.extra_boxes or ()
         boxes = (*(sentence.boxes or ()), *(extra if readers == "all" else ()))
         if not sentence.abnormal and not boxes and not extra:
             denied += [label for label in labels if label.casefold() not in _NORMAL]
-        region = ", ".join(place for place in places if isinstance(place, str)) if isinstance(places, list) else ""
+        region = ", ".join(name for name in names if isinstance(name, str)) if isinstance(names, list) else ""
         for corners in boxes:
             x1, y1, x2, y2 = (min(max(corner, 0.0), 1.0) for corner in corners)
             box = (x1 * width, y1 * height, x2 * width, y2 * height)

@@ -22,7 +22,7 @@ from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record
 
 _NUM_PLAIN = 6
-"""Columns of the exports of earlier versions: without sides and kinds, a finding's region is not known."""
+"""Columns of the exports of earlier versions, without sides and kinds, so that a finding's region is unknown."""
 
 _KINDS = ("focus", "fluid", "air", "sign")
 _LICENCE = "drawn by this package"
@@ -36,7 +36,7 @@ def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing
     """List the cases of a phantom folder: patients and answers from `data.json`, boxes from `boxes.csv`.
 
     Regions come from `masks/lung` and `masks/heart` where both files exist; where `boxes.csv` also has sides and kinds,
-    images are those of `ground_phantom`. A label is absent unless it is found or looks like one that is.
+    images are those of `ground_phantom`. A label is absent unless it is present or looks like a present one.
 
     Args:
       require_images: whether a case without its picture is bad; its size is unknown without picture and masks.
@@ -56,12 +56,12 @@ def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing
             yield f"row {row.number}", BadInput(f"image_path: {image[:80]!r} is no image of {collection.path.name}")
     for case in collection.cases:
         listed = boxes.get(case.image, [])
-        bad = next(((number, found) for number, found in listed if isinstance(found, BadInput)), None)
+        bad = next(((number, mark) for number, mark in listed if isinstance(mark, BadInput)), None)
         if bad:
             yield f"row {bad[0]}", bad[1]
             continue
         try:
-            marks = [found for _, found in listed if not isinstance(found, BadInput)]
+            marks = [mark for _, mark in listed if not isinstance(mark, BadInput)]
             grounded = _ground(case, marks, collection=collection, rows=[number for number, _ in listed])
             yield f"image {case.image!r}", grounded
         except BadInput as error:
@@ -81,8 +81,8 @@ def _read_mark(row: Row, *, num_columns: int) -> tuple[str, _Listed | BadInput]:
         return image, (Mark(box, 0, ""), "")
     side, kind, case_side = row.cells[_NUM_PLAIN:]
     if side not in ("-1", "0", "1") or kind not in _KINDS or case_side not in ("right", "left", "bilateral"):
-        found = [cell[:40] for cell in row.cells[_NUM_PLAIN:]]
-        return image, BadInput(f"side, kind, case_side: {found}; expected -1, 0 or 1, one of {_KINDS}, and a side")
+        shown = [cell[:40] for cell in row.cells[_NUM_PLAIN:]]
+        return image, BadInput(f"side, kind, case_side: {shown}; expected -1, 0 or 1, one of {_KINDS}, and a side")
     return image, (Mark(box, int(side), kind), case_side)
 
 
@@ -120,7 +120,7 @@ def _ground(case: Record, listed: Sequence[_Listed], *, collection: Collection, 
 
 
 def _read_binary(path: Path) -> np.ndarray:
-    """Return where a mask is above half of white, as MedCLM's code reads masks."""
+    """Return whether each pixel of a mask is above half of white, as MedCLM's code reads masks."""
     width, height = read_image_size(path)
     if max(width, height) > _LARGEST_MASK:
         raise BadInput(f"{path}: mask of {width} by {height} pixels; expected at most {_LARGEST_MASK} a side")

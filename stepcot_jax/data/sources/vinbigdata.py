@@ -55,37 +55,37 @@ def list_vinbigdata(path: Path, require_images: bool, readers: Readers) -> Listi
     dim1 = width) if there is one, else that of the image file. The list names no patients: each image counts as one.
 
     Args:
-      readers: "all" for every reader's box; a number for the mean boxes that at least so many readers agree on.
+      readers: "all" for every reader's box; a number for the mean boxes on which at least this many readers agree.
     """
     header, rows = read_table(path, known_columns={fold_column(name) for name in _COLUMNS})
     folded = [fold_column(name) for name in header]
     missing = [name for name in _COLUMNS if fold_column(name) not in folded]
     if missing:
         raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} lacks {', '.join(missing)}")
-    places = [folded.index(fold_column(name)) for name in _COLUMNS]
+    columns = [folded.index(fold_column(name)) for name in _COLUMNS]
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=require_images)
     sizes = _read_sizes(path.parent)
     marks: dict[str, list[Mark | BadInput]] = collections.defaultdict(list)
     for row in rows:
-        image, mark = _read_mark(row, places=places, num_columns=len(header))
+        image, mark = _read_mark(row, columns=columns, num_columns=len(header))
         marks[image].append(mark)
     for image, listed in marks.items():
         bad = next((mark for mark in listed if isinstance(mark, BadInput)), None)
         good = [mark for mark in listed if isinstance(mark, Mark)]
-        place = f"image {image[:80]!r}"
+        location = f"image {image[:80]!r}"
         try:
             if bad:
                 raise bad
-            yield place, _ground(image, good, finder=finder, sizes=sizes, file=path.name, readers=readers)
+            yield location, _ground(image, good, finder=finder, sizes=sizes, file=path.name, readers=readers)
         except BadInput as error:
-            yield place, error
+            yield location, error
 
 
 def agree(marks: Sequence[Mark], *, readers: int) -> Iterator[tuple[Corners, int]]:
     """Yield the mean box of each finding that enough readers marked, and their number.
 
     A box and the box of each other reader that overlaps it most, by `LEAST_IOU` at least, are one finding. The finding
-    with the most readers comes first (the earliest row on a tie); its boxes take no further part.
+    with the most readers comes first (the earliest row on a tie); its boxes are then left out.
 
     >>> first, second = Mark(2, "R1", "ILD", (0, 0, 10, 10)), Mark(3, "R2", "ILD", (0, 0, 10, 8))
     >>> list(agree([first, second, Mark(4, "R3", "ILD", (20, 0, 30, 10))], readers=2))
@@ -96,10 +96,10 @@ def agree(marks: Sequence[Mark], *, readers: int) -> Iterator[tuple[Corners, int
     left = list(range(len(marks)))
     while left:
         groups = []
-        for own in left:
-            nearest = {marks[own].reader: own}
-            for other in sorted(left, key=lambda place: -overlaps[own, place]):
-                if overlaps[own, other] >= LEAST_IOU:
+        for index in left:
+            nearest = {marks[index].reader: index}
+            for other in sorted(left, key=lambda candidate: -overlaps[index, candidate]):
+                if overlaps[index, other] >= LEAST_IOU:
                     nearest.setdefault(marks[other].reader, other)
             groups.append(list(nearest.values()))
         best = max(groups, key=len)
@@ -107,12 +107,12 @@ def agree(marks: Sequence[Mark], *, readers: int) -> Iterator[tuple[Corners, int
             return
         x1, y1, x2, y2 = boxes[best].mean(axis=0).tolist()
         yield (x1, y1, x2, y2), len(best)
-        left = [place for place in left if place not in best]
+        left = [index for index in left if index not in best]
 
 
-def _read_mark(row: Row, *, places: Sequence[int], num_columns: int) -> tuple[str, Mark | BadInput]:
+def _read_mark(row: Row, *, columns: Sequence[int], num_columns: int) -> tuple[str, Mark | BadInput]:
     cells = dict(enumerate(row.cells))
-    image, written, reader, *corners = (cells.get(place, "") for place in places)
+    image, written, reader, *corners = (cells.get(column, "") for column in columns)
     label = _NAME_OF.get(fold_column(written), "")
     problem, box = "", None
     if len(row.cells) != num_columns:
@@ -184,7 +184,7 @@ def _ground(
 
 
 def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:
-    """Return width and height of each image in `train_meta.csv`, nothing without the file."""
+    """Return width and height of each image in `train_meta.csv`; empty without the file."""
     path = find_file(root, SIZE_TABLE)
     if path is None:
         return {}
@@ -193,11 +193,11 @@ def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:
     folded = [fold_column(name) for name in header]
     if not set(names) <= set(folded):
         raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} lacks image_id, dim0 or dim1")
-    places = [folded.index(name) for name in names]
+    columns = [folded.index(name) for name in names]
     sizes = {}
     for row in rows:
         cells = dict(enumerate(row.cells))
-        image, height, width = (cells.get(place, "") for place in places)
+        image, height, width = (cells.get(column, "") for column in columns)
         sides = [int(side) if side.isdecimal() and len(side) < 9 else 0 for side in (width, height)]
         if not image or not 0 < min(sides) <= max(sides) <= _MAX_SIDE:
             raise BadInput(f"{path}, row {row.number}: dim0, dim1: {[height[:40], width[:40]]} are no height and width")

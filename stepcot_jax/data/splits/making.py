@@ -55,10 +55,10 @@ def make_splits(
 
     A patient counts for the rarest diagnosis among their images (the last step's label; "not annotated" only if the
     patient has no other) and for their rarest origin. In a stratum, that is a diagnosis of an origin, each split is
-    off its share by less than the images of the stratum's largest patient. What cannot be dealt evenly, hence all of a
-    rare stratum, goes where it serves the diagnosis, the origin and the size of the splits best. Each split gets at
-    least one patient of every diagnosis that has as many patients as there are splits, even at the cost of a rare
-    stratum's share.
+    off its share by less than the images of the stratum's largest patient. Patients that cannot be dealt evenly, hence
+    all of a rare stratum, go to the splits that lack most images of the diagnosis, of the origin and in total. Each
+    split gets at least one patient of every diagnosis that has as many patients as there are splits, even at the cost
+    of a rare stratum's share.
 
     Args:
       fractions: share of the cases for train, val and test; each > 0, sum 1.
@@ -116,7 +116,7 @@ def _check_joined(groups: Sequence[Group], table: RecordTable, fractions: Sequen
 def form_groups(
     cases: Iterable[Record], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
 ) -> list[Group]:
-    """Group the patients; each is in one group. Arguments and errors are those of `make_splits`."""
+    """Return the groups of patients; arguments and errors are those of `make_splits`."""
     table = as_table(cases)
     diagnosis_of = table.labels[:, -1].tolist() if len(table) else []
     images = collections.defaultdict(list)
@@ -124,16 +124,16 @@ def form_groups(
         images[table.patient_ids[index]].append(index)
     members = join_patients(sorted(images), images, joined, num_cases=len(table))
     indices = [tuple(sorted(index for patient in patients for index in images[patient])) for patients in members]
-    diagnoses = _choose_rarest([{diagnosis_of[index] for index in found} for found in indices])
-    origins = _choose_rarest([{table.origins[index] for index in found} for found in indices])
+    diagnoses = _choose_rarest([{diagnosis_of[index] for index in group} for group in indices])
+    origins = _choose_rarest([{table.origins[index] for index in group} for group in indices])
     strata = zip(diagnoses, origins, strict=True)
     return [Group(*parts) for parts in zip(members, indices, strata, strict=True)]
 
 
 def _choose_rarest(values: Sequence[set]) -> list:
-    """Return of each group's values the one that fewest groups have; "not annotated" only if there is no other."""
-    num_groups: Mapping = collections.Counter(value for found in values for value in found)
-    return [min(found, key=lambda value: (value == NOT_ANNOTATED, num_groups[value], value)) for found in values]
+    """Return each group's rarest value, which fewest groups have; "not annotated" only if there is no other."""
+    num_groups: Mapping = collections.Counter(value for group in values for value in group)
+    return [min(group, key=lambda value: (value == NOT_ANNOTATED, num_groups[value], value)) for group in values]
 
 
 def shuffle_groups(groups: Iterable[Group], *, seed: int) -> list[Group]:
@@ -158,8 +158,8 @@ def _collect_strata(groups: Sequence[Group]) -> list[list[Group]]:
 class _Dealer:
     """Deals groups to the splits and tracks how many images each split is short of its share, at every level.
 
-    The levels are the current stratum, each diagnosis, each origin and all images. All but the first count each image
-    by its own diagnosis and origin, whatever its patient counts for.
+    The levels are the current stratum, each diagnosis, each origin and all images. All but the first count an image by
+    its diagnosis and origin, not by those that its patient counts for.
     """
 
     def __init__(self, table: RecordTable, fractions: Sequence[float]) -> None:
@@ -171,27 +171,29 @@ class _Dealer:
     def deal(self, stratum: Sequence[Group]) -> None:
         """Deal one stratum, the groups with most images first.
 
-        Groups of one size are spread by the shares before smaller ones, or else all large ones would go to the largest
-        split. A group goes to a split that it does not take beyond its share of the stratum; if there is none, to one
+        Groups of one size are spread by the shares before smaller ones; otherwise all large ones would go to the
+        largest split. A group goes to a split whose share of the stratum it does not exceed; if there is none, to one
         that still lacks some of the stratum. Among these it is the split that is shortest over all levels, so that the
         other strata compensate for rounding in one.
         """
-        own: list[float] = [0.0] * len(self._fractions)
+        lacking: list[float] = [0.0] * len(self._fractions)
         for num_images, same_size in itertools.groupby(stratum, key=lambda group: len(group.cases)):
             groups = list(same_size)
-            own = [short + share * num_images * len(groups) for short, share in zip(own, self._fractions, strict=True)]
+            lacking = [
+                short + share * num_images * len(groups) for short, share in zip(lacking, self._fractions, strict=True)
+            ]
             counts = [self._count_levels(group) for group in groups]
             totals: collections.Counter[Level] = collections.Counter()
             for levels in counts:
                 totals.update(dict(levels))
             for level, total in totals.items():
                 short = self._short[level]
-                short[:] = [each + share * total for each, share in zip(short, self._fractions, strict=True)]
+                short[:] = [value + share * total for value, share in zip(short, self._fractions, strict=True)]
             for group, levels in zip(groups, counts, strict=True):
                 rows = [(self._short[level], number) for level, number in levels]
-                split = _choose(rows, own, num_images=num_images)
+                split = _choose(rows, lacking, num_images=num_images)
                 self.split_of[group.patients] = split
-                own[split] -= num_images
+                lacking[split] -= num_images
                 for short, number in rows:
                     short[split] -= number
 
@@ -203,7 +205,7 @@ class _Dealer:
         return sorted(counts.items())
 
     def fill_empty(self, groups: Sequence[Group]) -> None:
-        """Give each split one of the groups, if there are enough; the split with most gives its last."""
+        """Move a group to each split without one, if there are enough; the split with most groups loses its last."""
         held: list[list[Group]] = [[] for _ in self._fractions]
         for group in groups:
             held[self.split_of[group.patients]].append(group)
@@ -220,16 +222,16 @@ class _Dealer:
                     self._short[level][split] -= number
 
 
-def _choose(rows: Sequence[tuple[Sequence[float], int]], own: Sequence[float], *, num_images: int) -> int:
-    """Return the allowed split that lowers the sum over all levels of the squared shortages most."""
-    splits = [split for split, short in enumerate(own) if short > num_images - _EPSILON]
-    splits = splits or [split for split, short in enumerate(own) if short > _EPSILON]
+def _choose(rows: Sequence[tuple[Sequence[float], int]], lacking: Sequence[float], *, num_images: int) -> int:
+    """Return the allowed split that most reduces the squared shortages, summed over all levels."""
+    splits = [split for split, short in enumerate(lacking) if short > num_images - _EPSILON]
+    splits = splits or [split for split, short in enumerate(lacking) if short > _EPSILON]
     gains = []
     for split in splits:
         others = 0.0
         for short, number in rows:  # not `sum`, which rounds in another way from Python 3.12 on
             others += number * short[split]
-        gains.append(num_images * own[split] + others)
+        gains.append(num_images * lacking[split] + others)
     return splits[gains.index(max(gains))]
 
 
@@ -286,12 +288,15 @@ def split_images(images: Sequence[Record], *, seed: int) -> list[Record]:
         if len(named) < len(images):
             raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
         return list(images)
-    splits = split_by_patient(images, [_stratum_of_image(image) for image in images], seed=seed)
+    strata = [
+        image.facts.get("diagnosis") or (canonical(image.boxes[0].label) if image.boxes else "") for image in images
+    ]
+    splits = split_by_patient(images, strata, seed=seed)
     return [msgspec.structs.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
 
 
 def split_by_patient(
-    images: Sequence[Record | Record | Record],
+    images: Sequence[Record],
     strata: Sequence[str],
     *,
     seed: int,
@@ -299,7 +304,7 @@ def split_by_patient(
     names: Sequence[str] = SPLIT_NAMES,
 ) -> list[str]:
     """Return the split of each image, by patient, stratified by `strata` and origin."""
-    numbers = {name: min(place, 127) for place, name in enumerate(sorted(set(strata)))}
+    numbers = {name: min(number, 127) for number, name in enumerate(sorted(set(strata)))}
     table = RecordTable(
         Record(
             patient=image.patient, image=image.image, origin=image.origin, answers=(numbers[stratum],), reasoning=("",)
@@ -307,9 +312,5 @@ def split_by_patient(
         for image, stratum in zip(images, strata, strict=True)
     )
     parts = deal(table, seed=seed, fractions=fractions, joined=())
-    split_of = {place: name for name, places in zip(names, parts, strict=True) for place in places}
-    return [split_of[place] for place in range(len(table))]
-
-
-def _stratum_of_image(image: Record) -> str:
-    return image.facts.get("diagnosis") or (canonical(image.boxes[0].label) if image.boxes else "")
+    split_of = {index: name for name, indices in zip(names, parts, strict=True) for index in indices}
+    return [split_of[index] for index in range(len(table))]

@@ -19,14 +19,14 @@ _CHUNK_BYTES = 2**16
 _DEEPEST = 64
 _MOST_LISTED = 2**16  # sheets, relations and styles; Excel's limit of styles
 _LONGEST_FORMAT = 255
-_PLACE = re.compile(r"([A-Z]{1,5})[0-9]*")
-_WHOLE = re.compile(r"-?[0-9]{1,300}")
+_CELL = re.compile(r"([A-Z]{1,5})[0-9]*")
+_INTEGER = re.compile(r"-?[0-9]{1,300}")
 
 Attributes = dict[str, str]
 
 
 class _Part:
-    """Reads one XML file of an archive; subclasses take elements by their local names.
+    """Reads one XML file of an archive; subclasses handle elements by their local names.
 
     Attributes:
       text: of the current element, collected while `collects` is true.
@@ -38,18 +38,18 @@ class _Part:
         self._pieces: list[str] = []
         self._num_chars = self._depth = 0
 
-    def begin(self, name: str, found: Attributes) -> None:
-        """Take the start of an element."""
+    def begin(self, name: str, attributes: Attributes) -> None:
+        """Handle the start of an element."""
 
     def end(self, name: str) -> None:
-        """Take the end of an element."""
+        """Handle the end of an element."""
 
     def read(self, archive: zipfile.ZipFile, member: str) -> Iterator[None]:
-        """Read the file; returns to the caller after each chunk."""
+        """Read the file; yield after each chunk."""
         parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = self._begin, self._end
-        parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = self._take_text, self._refuse_doctype
+        parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = self._add_text, self._refuse_doctype
         num_read = 0
         with archive.open(member) as file:
             while chunk := file.read(_CHUNK_BYTES):
@@ -67,22 +67,22 @@ class _Part:
             pass
 
     def check_count(self, number: int) -> None:
-        """Refuse a list that is too long."""
+        """Raise `BadInput` for a list that is too long."""
         if number > _MOST_LISTED:
             raise BadInput(f"{self.path}: more than {_MOST_LISTED} sheets, relations or styles")
 
-    def _begin(self, name: str, found: Attributes) -> None:
+    def _begin(self, name: str, attributes: Attributes) -> None:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise BadInput(f"{self.path}: elements are nested more than {_DEEPEST} deep")
-        self.begin(name.rpartition(":")[2], found)
+        self.begin(name.rpartition(":")[2], attributes)
 
     def _end(self, name: str) -> None:
         self._depth -= 1
         self.text = "".join(self._pieces)
         self.end(name.rpartition(":")[2])
 
-    def _take_text(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if self.collects:
             self._num_chars += len(text)
             if self._num_chars > self.limits.text:
@@ -103,13 +103,13 @@ class _Listed(_Part):
 
     def __init__(self, path: Path, *names: str) -> None:
         super().__init__(path)
-        self._names, self.found = names, list[tuple[str, str, Attributes]]()
+        self._names, self.elements = names, list[tuple[str, str, Attributes]]()
         self._parents: list[str] = []
 
-    def begin(self, name: str, found: Attributes) -> None:
+    def begin(self, name: str, attributes: Attributes) -> None:
         if name in self._names:
-            self.check_count(len(self.found))
-            self.found.append((self._parents[-1] if self._parents else "", name, found))
+            self.check_count(len(self.elements))
+            self.elements.append((self._parents[-1] if self._parents else "", name, attributes))
         self._parents.append(name)
 
     def end(self, name: str) -> None:  # noqa: ARG002
@@ -124,7 +124,7 @@ class _Strings(_Part):
         self.strings: list[str] = []
         self._meter, self._is_phonetic = Meter(path, sheet=True), False
 
-    def begin(self, name: str, found: Attributes) -> None:  # noqa: ARG002
+    def begin(self, name: str, attributes: Attributes) -> None:  # noqa: ARG002
         if name == "rPh":
             self._is_phonetic = True
         self.collects = name == "t" and not self._is_phonetic
@@ -140,7 +140,7 @@ class _Strings(_Part):
 
 
 class _Sheet(_Part):
-    """The rows of a sheet; `rows` are those that ended since it was emptied."""
+    """The rows of a sheet; `rows` holds the complete ones until the caller clears it."""
 
     def __init__(self, path: Path, *, strings: list[str], dates: "_Dates") -> None:
         super().__init__(path)
@@ -150,13 +150,13 @@ class _Sheet(_Part):
         self._cells: dict[int, str] = {}
         self._kind, self._style, self._is_phonetic = "n", "0", False
 
-    def begin(self, name: str, found: Attributes) -> None:
+    def begin(self, name: str, attributes: Attributes) -> None:
         if name == "row":
-            self._number, self._column, self._cells = self._read_number(found), 0, {}
+            self._number, self._column, self._cells = self._read_number(attributes), 0, {}
         elif name == "c":
             self._meter.add_cells(1)
-            self._column = self._read_column(found)
-            self._kind, self._style = found.get("t", "n"), found.get("s", "0")
+            self._column = self._read_column(attributes)
+            self._kind, self._style = attributes.get("t", "n"), attributes.get("s", "0")
             self.clear()
         elif name == "rPh":
             self._is_phonetic = True
@@ -177,20 +177,20 @@ class _Sheet(_Part):
             self._meter.add_row(len(cells), blank=not cells)
             self.rows.append((self._number, cells))
 
-    def _read_number(self, found: Attributes) -> int:
-        written = found.get("r", str(self._number + 1)).lstrip("0")
+    def _read_number(self, attributes: Attributes) -> int:
+        written = attributes.get("r", str(self._number + 1)).lstrip("0")
         if not (written.isascii() and written.isdigit()) or len(written) > 15 or int(written) > self.limits.rows:
             raise exceeds(self.path, f"a row is numbered {written[:40]!r}", "rows")
         return int(written)
 
-    def _read_column(self, found: Attributes) -> int:
+    def _read_column(self, attributes: Attributes) -> int:
         column = self._column + 1
-        if "r" in found:
-            place = _PLACE.fullmatch(found["r"])
-            if place is None:
-                raise BadInput(f"{self.path}: {found['r'][:40]!r} is not the place of a cell")
+        if "r" in attributes:
+            match = _CELL.fullmatch(attributes["r"])
+            if match is None:
+                raise BadInput(f"{self.path}: {attributes['r'][:40]!r} is not the place of a cell")
             column = 0
-            for letter in place[1]:
+            for letter in match[1]:
                 column = 26 * column + ord(letter) - ord("A") + 1
         if column > self.limits.columns:
             raise exceeds(self.path, f"row {self._number} has a cell in column {column}", "columns")
@@ -198,15 +198,15 @@ class _Sheet(_Part):
 
     def _read_text(self, value: str) -> str:
         if self._kind == "s" and value:
-            place = int(value[:20])
-            if not 0 <= place < len(self._strings):
-                raise BadInput(f"{self.path}: row {self._number} names shared string {place} of {len(self._strings)}")
-            return self._strings[place]
+            index = int(value[:20])
+            if not 0 <= index < len(self._strings):
+                raise BadInput(f"{self.path}: row {self._number} names shared string {index} of {len(self._strings)}")
+            return self._strings[index]
         if self._kind == "b" and value:
             return str(value.strip() != "0")
         if self._kind != "n" or not value.strip():
             return value.strip()
-        number = int(value) if _WHOLE.fullmatch(value.strip()) else float(value)
+        number = int(value) if _INTEGER.fullmatch(value.strip()) else float(value)
         if self._style in self._dates.styles:
             return self._dates.write(number)
         return str(int(number)) if isinstance(number, int) or number.is_integer() else str(number)
@@ -221,17 +221,23 @@ class _Dates:
             return
         listed = _Listed(path, "xf", "numFmt")
         listed.read_all(archive, member)
-        own = {found.get("numFmtId"): found.get("formatCode", "") for _, name, found in listed.found if name != "xf"}
+        custom = {
+            attributes.get("numFmtId"): attributes.get("formatCode", "")
+            for _, name, attributes in listed.elements
+            if name != "xf"
+        }
         used = [
-            found.get("numFmtId", "0") for parent, name, found in listed.found if (parent, name) == ("cellXfs", "xf")
+            attributes.get("numFmtId", "0")
+            for parent, name, attributes in listed.elements
+            if (parent, name) == ("cellXfs", "xf")
         ]
         if set(used) <= {"0", "49"}:  # without any format; openpyxl is slow to import
             return
         from openpyxl.styles.numbers import BUILTIN_FORMATS, is_date_format
 
-        formats = {**{str(number): code for number, code in BUILTIN_FORMATS.items()}, **own}
-        dates = {each for each in set(used) if is_date_format(formats.get(each, "")[:_LONGEST_FORMAT])}
-        self.styles = {str(place) for place, each in enumerate(used) if each in dates}
+        formats = {**{str(number): code for number, code in BUILTIN_FORMATS.items()}, **custom}
+        dates = {format_id for format_id in set(used) if is_date_format(formats.get(format_id, "")[:_LONGEST_FORMAT])}
+        self.styles = {str(index) for index, format_id in enumerate(used) if format_id in dates}
 
     def write(self, number: float) -> str:
         from openpyxl.utils.datetime import CALENDAR_MAC_1904, CALENDAR_WINDOWS_1900, from_excel
@@ -243,7 +249,7 @@ class _Dates:
 
 
 def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number, from 1, and the texts of each row of the first sheet, whole numbers without a point."""
+    """Yield the number, from 1, and the texts of each row of the first sheet; integers have no decimal point."""
     with open_archive(path, accepted="an .xlsx", most_unpacked=read_limits().unpacked_bytes) as archive:
         members = set(archive.namelist())
         book = _follow(archive, "_rels/.rels", "", path=path).get("officeDocument", ("xl/workbook.xml",))[0]
@@ -251,11 +257,11 @@ def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
         parts = _follow(archive, f"{folder}/_rels/{name}.rels", folder, path=path)
         listed = _Listed(path, "sheet", "workbookPr")
         listed.read_all(archive, book)
-        ids = [_find_id(found) for _, name, found in listed.found if name == "sheet"]
-        sheets = [parts[each][0] for each in ids if parts.get(each, ("", ""))[1] == "worksheet"]
+        ids = [_find_id(attributes) for _, name, attributes in listed.elements if name == "sheet"]
+        sheets = [parts[sheet_id][0] for sheet_id in ids if parts.get(sheet_id, ("", ""))[1] == "worksheet"]
         if not sheets:
             raise BadInput(f"{path}: has no sheet")
-        since_1904 = any(found.get("date1904") in ("1", "true") for _, _, found in listed.found)
+        since_1904 = any(attributes.get("date1904") in ("1", "true") for _, _, attributes in listed.elements)
         strings = _Strings(path)
         if (member := parts.get("sharedStrings", ("",))[0]) in members:
             strings.read_all(archive, member)
@@ -271,14 +277,14 @@ def _follow(archive: zipfile.ZipFile, member: str, folder: str, *, path: Path) -
     """Return target and type of each relation, by its id and by its type."""
     listed = _Listed(path, "Relationship")
     listed.read_all(archive, member)
-    found: dict[str, tuple[str, str]] = {}
-    for _, _, relation in listed.found:
+    targets: dict[str, tuple[str, str]] = {}
+    for _, _, relation in listed.elements:
         target, kind = relation.get("Target", ""), relation.get("Type", "").rpartition("/")[2]
-        place = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-        found.setdefault(kind, (place, kind))
-        found[relation.get("Id", "")] = place, kind
-    return found
+        resolved = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+        targets.setdefault(kind, (resolved, kind))
+        targets[relation.get("Id", "")] = resolved, kind
+    return targets
 
 
-def _find_id(found: Attributes) -> str:
-    return next((value for name, value in found.items() if name.rpartition(":")[1:] == (":", "id")), "")
+def _find_id(attributes: Attributes) -> str:
+    return next((value for name, value in attributes.items() if name.rpartition(":")[1:] == (":", "id")), "")

@@ -54,13 +54,13 @@ def read_split_table(path: Path) -> Iterator[SplitRow]:
     Raises:
       BadInput: the file cannot be read, or has neither of the two columns, or one of them twice.
     """
-    places, longest = list[int](), read_limits().name
+    columns, longest = list[int](), read_limits().name
     try:
         for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
-            if not places:
-                places = _find_columns(cells, path=path) if any(cells) else []
+            if not columns:
+                columns = _find_columns(cells, path=path) if any(cells) else []
                 continue
-            texts = [cells[place] if 0 <= place < len(cells) else "" for place in places]
+            texts = [cells[column] if 0 <= column < len(cells) else "" for column in columns]
             if any(texts):
                 if max(map(len, texts)) > longest:
                     raise exceeds(path, f"row {number} has a name of {max(map(len, texts))} characters", "name")
@@ -72,7 +72,7 @@ def read_split_table(path: Path) -> Iterator[SplitRow]:
     # zipfile, zlib and expat raise a dozen kinds of error on broken files.
     except Exception as error:
         raise BadInput(f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; {_EXPECTED}") from error
-    if not places:
+    if not columns:
         raise BadInput(f"{path}: the table is empty; {_EXPECTED}")
 
 
@@ -111,11 +111,11 @@ def read_splits(root: Path, cases: Iterable[Record], *, set_aside: Sequence[SetA
     """
     paths = TextColumn(item.image_path for item in set_aside)
     patients = TextColumn(item.patient_id for item in set_aside)
-    found = resolve_tables(Path(root), as_table(cases), set_aside_paths=paths, set_aside_patients=patients)
-    if found is None:
+    assignment = resolve_tables(Path(root), as_table(cases), set_aside_paths=paths, set_aside_patients=patients)
+    if assignment is None:
         return None
-    found.refuse(str(root))
-    return found.as_splits()
+    assignment.refuse(str(root))
+    return assignment.as_splits()
 
 
 def resolve_tables(
@@ -126,59 +126,59 @@ def resolve_tables(
     set_aside_paths: TextColumn,
     set_aside_patients: TextColumn,
 ) -> Assignment | None:
-    """Return the splits of the three tables with all problems; None if there is none of the tables."""
+    """Return the splits of the three tables with all problems; None without tables."""
     good = np.ones(len(table), bool) if good is None else good
-    found = Assignment("tables", np.zeros((len(SPLIT_NAMES), len(table)), np.int32))
+    assignment = Assignment("tables", np.zeros((len(SPLIT_NAMES), len(table)), np.int32))
     try:
         tables = find_tables(root)
     except BadInput as error:
-        found.add_problem("tables are missing", str(error))
-        return found
+        assignment.add_problem("tables are missing", str(error))
+        return assignment
     if tables is None:
         return None
     names = _Names(table, np.flatnonzero(good).tolist(), set_aside_paths, set_aside_patients)
     for split, path in enumerate(tables.values()):
         try:
-            _claim(found, split, path, names)
+            _claim(assignment, split, path, names)
         except BadInput as error:
-            found.add_problem("tables cannot be read", str(error))
-    found.find_problems(table, good)
-    return found
+            assignment.add_problem("tables cannot be read", str(error))
+    assignment.find_problems(table, good)
+    return assignment
 
 
 def find_tables(root: Path) -> dict[str, Path] | None:
     """Return the table of each split below `root`, None if there is none; `BadInput` if a split has none or two."""
     paths = [root / (name + suffix) for name in SPLIT_NAMES for suffix in TABLE_SUFFIXES]
-    found = [path for path in paths if path.is_file()]
-    stems = [path.stem for path in found]
-    for name in SPLIT_NAMES if found else ():
+    existing = [path for path in paths if path.is_file()]
+    stems = [path.stem for path in existing]
+    for name in SPLIT_NAMES if existing else ():
         if stems.count(name) != 1:
-            present = [path.name for path in found]
+            present = [path.name for path in existing]
             raise BadInput(f"{root} has {present}; exactly one of {name}.xlsx and {name}.csv is required with them")
-    return dict(zip(stems, found, strict=True)) or None
+    return dict(zip(stems, existing, strict=True)) or None
 
 
-def _claim(found: Assignment, split: int, path: Path, names: "_Names") -> None:
-    """Enter the rows of a split's table."""
-    name, own = SPLIT_NAMES[split], found.rows[split]
-    found.tables[name] = path.name, None, None
-    by_path = np.zeros(len(own), bool)
+def _claim(assignment: Assignment, split: int, path: Path, names: "_Names") -> None:
+    """Enter the rows of a split's table into the assignment."""
+    name, row_of = SPLIT_NAMES[split], assignment.rows[split]
+    assignment.tables[name] = path.name, None, None
+    by_path = np.zeros(len(row_of), bool)
     num_rows, first_row, last_row = 0, 0, -1
     for row in read_split_table(path):
         num_rows, first_row, last_row = num_rows + 1, first_row or row.number, row.number
         try:
-            places = names.find(row)
+            cases = names.find(row)
         except BadInput as error:
             kind, *details = error.args
-            found.add_problem(f"rows name {kind}", ": ".join((str(row), *details)))
+            assignment.add_problem(f"rows name {kind}", ": ".join((str(row), *details)))
             continue
         has_path = bool(row.image_path)
-        if any(own[place] and (has_path or by_path[place]) for place in places):
-            found.add_problem("rows name a case that an earlier row of the table names", str(row))
-        for place in places:
-            own[place] = own[place] or row.number
-        by_path[places] |= has_path
-    found.tables[name] = path.name, num_rows, last_row - first_row + 1 - num_rows if num_rows else 0
+        if any(row_of[case] and (has_path or by_path[case]) for case in cases):
+            assignment.add_problem("rows name a case that an earlier row of the table names", str(row))
+        for case in cases:
+            row_of[case] = row_of[case] or row.number
+        by_path[cases] |= has_path
+    assignment.tables[name] = path.name, num_rows, last_row - first_row + 1 - num_rows if num_rows else 0
 
 
 class _Names:
@@ -200,12 +200,12 @@ class _Names:
         patients = self._find_patients(row.patient_id)
         if row.image_path:
             path = normalise_image_path(row.image_path)
-            places = self._by_path.find(path)[-1:]
-            if places and row.patient_id and (expected := self._table.patient_ids[places[0]]) not in patients:
+            cases = self._by_path.find(path)[-1:]
+            if cases and row.patient_id and (expected := self._table.patient_ids[cases[0]]) not in patients:
                 raise BadInput("another patient than the image's in data.json", f"expected {expected!r}")
-            if not places and not self._paths_aside.find(path):
+            if not cases and not self._paths_aside.find(path):
                 raise BadInput("an image_path that data.json does not have")
-            return places
+            return cases
         if not patients:
             raise BadInput("a patient_id that data.json does not have")
         if len(patients) > 1:
@@ -218,9 +218,9 @@ class _Names:
             return [written]
         if not (number := _NUMBER.fullmatch(written)):
             return []
-        aside = [self._aside[place] for place in self._numbers_aside.find(number[1])]
-        found = [self._table.patient_ids[place] for place in self._by_number.find(number[1])]
-        return list(dict.fromkeys((*aside, *found)))
+        aside = [self._aside[index] for index in self._numbers_aside.find(number[1])]
+        known = [self._table.patient_ids[index] for index in self._by_number.find(number[1])]
+        return list(dict.fromkeys((*aside, *known)))
 
 
 def _as_number(patient: str) -> str | None:

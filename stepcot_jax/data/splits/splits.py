@@ -1,6 +1,6 @@
-"""Train, validation and test splits, and the one list of what is wrong with them.
+"""Train, validation and test splits, and the list of their problems.
 
-A run refuses the first problem of a split; `data check` lists all.
+A run stops at the first problem; `data check` lists all.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Splits:
 
 @dataclasses.dataclass
 class Problem:
-    """Something wrong with records or splits: how often, and the first examples."""
+    """A problem of records or splits: how often it occurs, and the first examples."""
 
     kind: str
     count: int = 0
@@ -61,13 +61,13 @@ class Problem:
 
 @dataclasses.dataclass
 class Assignment:
-    """Which cases are in which split, before anything is refused.
+    """The split or splits of each case, and the problems that would stop a run.
 
     Attributes:
       rows: for each split and case the table row that names it, from 1; 0 where the split does not have the case.
-      tables: name of each split's table, the rows of it that name a patient or an image, and the empty rows between
-        them; empty without tables.
-      problems: what stops a run, by kind, in the order found.
+      tables: name of each split's table, the number of its rows that name a patient or an image, and of the empty rows
+        between them; empty without tables.
+      problems: what stops a run, by kind, in order of detection.
       shared: the first thousand patients that are in more than one split, with the names of the splits.
     """
 
@@ -81,8 +81,8 @@ class Assignment:
     def of(cls, splits: Splits, num_cases: int) -> "Assignment":
         """Return the assignment of splits that come without tables."""
         rows = np.zeros((len(SPLIT_NAMES), num_cases), np.int32)
-        for own, indices in zip(rows, splits.by_name().values(), strict=True):
-            own[list(indices)] = 1
+        for row, indices in zip(rows, splits.by_name().values(), strict=True):
+            row[list(indices)] = 1
         return cls("made", rows)
 
     @property
@@ -92,7 +92,7 @@ class Assignment:
 
     def as_splits(self) -> Splits:
         """Return the indices of each split."""
-        return Splits(*(tuple(np.flatnonzero(own).tolist()) for own in self.rows))
+        return Splits(*(tuple(np.flatnonzero(row).tolist()) for row in self.rows))
 
     def add_problem(self, kind: str, example: str) -> None:
         """Add a problem; only the first examples of a kind are kept."""
@@ -105,26 +105,26 @@ class Assignment:
     def find_problems(self, table: RecordTable, good: Bool[np.ndarray, " case"] | None = None) -> None:
         """Add empty splits, patients in several splits, and those of the `good` cases that are in no split."""
         member = self.member
-        for name, own in zip(SPLIT_NAMES, member, strict=True):
-            if not own.any():
+        for name, in_split in zip(SPLIT_NAMES, member, strict=True):
+            if not in_split.any():
                 self.add_problem("splits have no case", name)
         first = find_first(table.patients.halves)  # identifies a patient by their first case
         inside = np.zeros_like(member)
-        for split, own in enumerate(member):
-            inside[split, first[own]] = True
-        for place in np.flatnonzero(inside.sum(axis=0) > 1).tolist():
-            patient, splits = table.patient_ids[place], np.flatnonzero(inside[:, place])
+        for split, in_split in enumerate(member):
+            inside[split, first[in_split]] = True
+        for case in np.flatnonzero(inside.sum(axis=0) > 1).tolist():
+            patient, splits = table.patient_ids[case], np.flatnonzero(inside[:, case])
             names = [SPLIT_NAMES[split] for split in splits]
             if len(self.shared) < _MOST_NAMED:
                 self.shared[patient] = ", ".join(names)
                 if self.tables:
-                    rows = self.rows[:, first == place]
+                    rows = self.rows[:, first == case]
                     lowest = [rows[split][rows[split] > 0].min() for split in splits]
                     names = [f"{self.tables[name][0]} row {row}" for name, row in zip(names, lowest, strict=True)]
             self.add_problem("patients are in more than one split", f"{patient!r} ({', '.join(names)})")
         if good is not None:
-            for place in np.flatnonzero(good & ~member.any(axis=0)).tolist():
-                self.add_problem("cases are in no split", repr(table.image_paths[place][:80]))
+            for case in np.flatnonzero(good & ~member.any(axis=0)).tolist():
+                self.add_problem("cases are in no split", repr(table.image_paths[case][:80]))
 
     def refuse(self, source: str) -> None:
         """Raise the first problem, if any, as `BadInput`."""
@@ -160,24 +160,24 @@ class _Manifest(msgspec.Struct, kw_only=True):
 
 
 def write_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, source: str) -> None:
-    """Write which images are in which split, as JSON; `source` says in words where the splits come from.
+    """Write the images of each split as JSON; `source` describes where the splits come from.
 
-    Each image comes with a checksum of its path, patient and labels, and the whole with a SHA-256 digest, so that an
-    altered manifest can be distinguished from altered data.
+    Each image has a checksum of its path, patient and labels, and the manifest a SHA-256 digest, so that an altered
+    manifest can be distinguished from altered data.
     """
     table, members = as_table(cases), splits.by_name()
     checksums = _compute_checksums(table)
     manifest = _Manifest(
         source=source,
-        splits={name: tuple(table.image_paths[index] for index in found) for name, found in members.items()},
-        checksums={name: tuple(checksums[index] for index in found) for name, found in members.items()},
+        splits={name: tuple(table.image_paths[index] for index in indices) for name, indices in members.items()},
+        checksums={name: tuple(checksums[index] for index in indices) for name, indices in members.items()},
     )
     manifest.digest = _digest(manifest)
     write_whole(Path(path), msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
 def check_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> None:
-    """Refuse splits that differ from a manifest's, for a run that resumes."""
+    """Raise `BadInput` if the splits of a run that resumes differ from a manifest's."""
     manifest, table = _decode(Path(path)), as_table(cases)
     checksums = dict(zip(table.image_paths, _compute_checksums(table), strict=True))
     aside = {normalise_image_path(item.image_path) for item in set_aside if item.image_path}
@@ -194,11 +194,11 @@ def check_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, set_a
             image for image in written if checksums.get(image, written[image]) != written[image]
         ],
     }
-    found = [
+    problems = [
         f"{len(images)} {what} (first {images[0][:_NUM_SHOWN]!r})" for what, images in differences.items() if images
     ]
-    if found:
-        raise BadInput(f"{path}: the splits do not match the data: {', '.join(found)}; split these data anew")
+    if problems:
+        raise BadInput(f"{path}: the splits do not match the data: {', '.join(problems)}; split these data anew")
     now = {table.image_paths[index]: name for name, indices in splits.by_name().items() for index in indices}
     moved = [image for image in checksums if now.get(image) != split_of[image]]
     if moved:

@@ -122,10 +122,10 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         return {name: self._generate_examples(indices) for name, indices in self._gathered.splits.by_name().items()}
 
     def _generate_examples(self, indices: tuple[int, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for place, index in enumerate(indices):
+        for position, index in enumerate(indices):
             content = self._gathered.images.read(index)
             self._images[index] = len(content), hashlib.sha256(content).hexdigest()
-            yield place, preparing.make_example(self._gathered.collection.cases[index], content)
+            yield position, preparing.make_example(self._gathered.collection.cases[index], content)
 
 
 def _find_manual_dir(dl_manager: Any) -> Path:

@@ -1,9 +1,9 @@
-"""Write and open a prepared dataset: the files beside its shards, its cases, splits and encoded images.
+"""Write and open a prepared dataset: the files next to its shards, its cases, splits and encoded images.
 
-tensorflow_datasets writes the shards and its own metadata. Beside them lie `data.json` with the cases in the published
+tensorflow_datasets writes the shards and its own metadata. Next to them are `data.json` with the cases in the published
 layout, so that reading labels needs no images; `quarantine.jsonl` with the records that were set aside; and
-`step_cot.json`, which says where each image is and gives its digest. That one is written last: without it, the
-preparation was not finished.
+`step_cot.json` with the location and digest of each image. That one is written last: without it, the preparation was
+not finished.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared dataset apart from its images.
 
     `source` is the result of `identify_source` for the folder it was prepared from, `records` the SHA-256 of the
-    `data.json` beside it. `sizes` and `digests` (SHA-256) describe each case's image file, in the order of that
+    `data.json` next to it. `sizes` and `digests` (SHA-256) describe each case's image file, in the order of that
     `data.json`; `splits` has indices into the same order.
     """
 
@@ -59,7 +59,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     set_aside: tuple[SetAside, ...]
 
     def index(self, paths: tuple[str, ...]) -> ShardIndex:
-        """Return the shards as `ShardFiles` takes them; `paths` has the image path of each case."""
+        """Return the shards as `ShardFiles` expects them; `paths` has the image path of each case."""
         # Shards follow each other as the splits do.
         order = iter([case for name in SPLIT_NAMES for case in self.splits[name]])
         entries = []
@@ -81,12 +81,12 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 def write_contents(
     folder: Path, gathered: Prepared, *, source: str, shards: Sequence[Shard], images: dict[int, tuple[int, str]]
 ) -> None:
-    """Write the files beside the shards, `step_cot.json` last."""
+    """Write the files next to the shards, `step_cot.json` last."""
     collection, splits = gathered.collection, gathered.splits.by_name()
     for name, indices in splits.items():
-        found = sum(shard.num_records for shard in shards if shard.split == name)
-        if found != len(indices):
-            raise BadInput(f"{folder}: {found} records of split {name} were written instead of {len(indices)}")
+        num_records = sum(shard.num_records for shard in shards if shard.split == name)
+        if num_records != len(indices):
+            raise BadInput(f"{folder}: {num_records} records of split {name} were written instead of {len(indices)}")
     write_records(folder, chain=collection.chain, cases=collection.cases)
     if collection.set_aside:
         write_quarantine(folder / QUARANTINE_NAME, collection.set_aside)
@@ -118,8 +118,8 @@ def read_contents(folder: Path) -> Contents:
             raise BadInput(f"{path}: the entry of shard {shard.file[:80]!r} is invalid; {_EXPECTED}")
         lengths[shard.split] += shard.num_records
     members = [index for name in SPLIT_NAMES for index in contents.splits.get(name, ())]
-    is_whole = sorted(members) == list(range(num_cases)) and len(contents.sizes) == num_cases
-    if not is_whole or lengths != {name: len(indices) for name, indices in contents.splits.items()}:
+    is_complete = sorted(members) == list(range(num_cases)) and len(contents.sizes) == num_cases
+    if not is_complete or lengths != {name: len(indices) for name, indices in contents.splits.items()}:
         raise BadInput(f"{path}: the numbers of splits, shards and images disagree; {_EXPECTED}")
     for shard in contents.shards:
         check_size(folder / shard.file, shard.num_bytes)
@@ -127,38 +127,38 @@ def read_contents(folder: Path) -> Contents:
 
 
 def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Splits]:
-    """Read the cases beside the shards, those set aside, and the splits; `BadInput` if the records have changed."""
+    """Read the cases next to the shards, those set aside, and the splits; `BadInput` if the records have changed."""
     path = folder / FILE_NAME
     if preparing.digest_of_file(path) != contents.records:
         raise BadInput(f"{path}: the records have changed since they were prepared; {_EXPECTED}, unaltered")
-    found = read_records(folder, step_names=contents.step_names, require_images=False)
-    if len(found.cases) != len(contents.digests):
-        raise BadInput(f"{path}: {len(found.cases)} cases instead of the {len(contents.digests)} prepared")
+    collection = read_records(folder, step_names=contents.step_names, require_images=False)
+    if len(collection.cases) != len(contents.digests):
+        raise BadInput(f"{path}: {len(collection.cases)} cases instead of the {len(contents.digests)} prepared")
     splits = Splits(**contents.splits)
-    check_splits(splits, found.cases, source=str(folder / CONTENTS_NAME))
-    return Collection(folder, found.chain, found.cases, contents.set_aside), splits
+    check_splits(splits, collection.cases, source=str(folder / CONTENTS_NAME))
+    return Collection(folder, collection.chain, collection.cases, contents.set_aside), splits
 
 
 def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     """Open a prepared dataset.
 
-    `folder` is that of the dataset, or the `data_dir` that it is in. A file too large for `max_pixels` is not read.
+    `folder` is the dataset's folder, or the `data_dir` that contains it. A file too large for `max_pixels` is not read.
     """
     preparing.import_tfds()
-    place = find_prepared(folder)
-    contents = read_contents(place)
-    collection, splits = read_collection(place, contents)
+    prepared = find_prepared(folder)
+    contents = read_contents(prepared)
+    collection, splits = read_collection(prepared, contents)
     paths = tuple(collection.cases.image_paths)
-    images = ShardFiles(place, contents.index(paths), paths, max_bytes=most_bytes(max_pixels), unpack=read_image)
+    images = ShardFiles(prepared, contents.index(paths), paths, max_bytes=most_bytes(max_pixels), unpack=read_image)
     return Prepared(collection, splits, contents.splits_source, images)
 
 
 def find_prepared(folder: Path) -> Path:
     """Return the folder of the prepared dataset: `folder` itself, or the one of our version in a `data_dir`."""
     folder = Path(folder)
-    for place in (folder, folder / VERSION, folder / NAME / VERSION):
-        if (place / CONTENTS_NAME).is_file():
-            return place
+    for candidate in (folder, folder / VERSION, folder / NAME / VERSION):
+        if (candidate / CONTENTS_NAME).is_file():
+            return candidate
     raise BadInput(
         f"{folder}: no prepared dataset (neither {CONTENTS_NAME} nor {NAME}/{VERSION}/{CONTENTS_NAME}); "
         "prepare one with `stepcot data tfds`"
@@ -166,7 +166,7 @@ def find_prepared(folder: Path) -> Path:
 
 
 def check_prepared_from(folder: Path, root: Path, reading: Reading | None = None) -> None:
-    """Refuse a dataset that was prepared from other data than those of `root`, or read in another way; names both."""
+    """Raise `BadInput` if a dataset was prepared from other data than those of `root`, or with other settings."""
     if read_contents(find_prepared(folder)).source != preparing.identify_source(Path(root), reading or Reading()):
         raise BadInput(
             f"{folder}: the dataset was prepared from other records, splits or settings than those of {root}; "

@@ -66,7 +66,7 @@ def test_easy_and_medium_have_the_same_text(dialect):
     views = StageViews(records, range(3), dialect=dialect)
     easy, medium = (_view(views, 1, stage) for stage in ("easy", "medium"))
     assert easy.record is medium.record is records[1]
-    assert (easy.place, medium.place) == (1, 1)
+    assert (easy.index, medium.index) == (1, 1)
     assert (easy.boxes, medium.boxes) == (((4, 6, 20, 30),), ())
     assert (easy.stage, medium.stage) == ("easy", "medium")
     assert easy.with_thinking
@@ -84,9 +84,9 @@ def test_easy_and_medium_have_the_same_text(dialect):
 def test_hard_is_the_answer_of_another_case():
     records = _records(["Mass"] * 4)
     view = _view(StageViews(records, range(4), dialect="medclm"), 0, "hard")
-    assert view.place != 0
+    assert view.index != 0
     assert (view.stage, view.boxes, view.with_thinking) == ("hard", (), False)
-    assert view.record.id == records[view.place].id
+    assert view.record.id == records[view.index].id
     assert write_reply(view.record, "medclm") == "Answer: Yes"
     assert '"Reasoning:"' not in write_question(view.record, "medclm", with_thinking=view.with_thinking)
     gemex = _view(StageViews(records, range(4), dialect="gemex"), 0, "hard").record
@@ -102,18 +102,18 @@ def test_hard_draws_among_cases_of_domain_kind_and_split_of_other_patients():
     records = _records(lesions, kinds=kinds, patients=patients)
     records.append(msgspec.structs.replace(records[3], id="ct", image="ct.png", modality="ct", patient="x"))
     views = StageViews(records, [*range(6), *range(7, 13)], dialect="medclm")  # place 6 is of another split
-    counts = collections.Counter(_view(views, 0, "hard", update=update).place for update in range(2000))
+    counts = collections.Counter(_view(views, 0, "hard", update=update).index for update in range(2000))
     assert set(counts) == {2, 3, 4, 5}
     assert all(abs(count - 500) < 90 for count in counts.values())
-    assert {_view(views, 8, "hard", row=row).place for row in range(100)} == {9, 10, 11}
+    assert {_view(views, 8, "hard", row=row).index for row in range(100)} == {9, 10, 11}
 
 
 def test_hard_is_a_function_of_seed_update_and_row():
     views = StageViews(_records(["Mass"] * 200), range(200), dialect="medclm")
-    place = _view(views, 0, "hard", seed=1, update=2, row=3).place
-    assert _view(views, 0, "hard", seed=1, update=2, row=3).place == place
+    place = _view(views, 0, "hard", seed=1, update=2, row=3).index
+    assert _view(views, 0, "hard", seed=1, update=2, row=3).index == place
     others = [(2, 2, 3), (1, 3, 3), (1, 2, 4)]
-    found = [_view(views, 0, "hard", seed=seed, update=update, row=row).place for seed, update, row in others]
+    found = [_view(views, 0, "hard", seed=seed, update=update, row=row).index for seed, update, row in others]
     assert len({place, *found}) == 4
 
 
@@ -121,7 +121,7 @@ def test_the_same_patient_serves_where_there_is_no_other_but_never_the_same_imag
     records = _records(["Mass"] * 3, patients=[0, 0, 0])
     records[1] = msgspec.structs.replace(records[1], image="0.png")
     views = StageViews(records, range(3), dialect="medclm")
-    assert {_view(views, 0, "hard", row=row).place for row in range(20)} == {2}
+    assert {_view(views, 0, "hard", row=row).index for row in range(20)} == {2}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -130,7 +130,7 @@ def test_what_has_no_such_view_is_shown_at_the_medium_stage(stage):
     records[2] = msgspec.structs.replace(records[2], references=())
     views = StageViews(records, range(3), dialect="medclm")
     found = [_view(views, place, stage) for place in range(3)]
-    assert [view.place for view in found] == [0, 1, 2]
+    assert [view.index for view in found] == [0, 1, 2]
     assert found[0].stage == "medium"  # no lesion
     assert found[1].stage == ("easy" if stage == "easy" else "medium")  # the only case of its domain
     assert found[2].stage == "medium"  # no box to draw
@@ -161,7 +161,7 @@ def test_records_that_medclm_wrote_are_views_already(tmp_path):
         for stage in STAGES:
             view = _view(views, place, stage)
             assert view.boxes == ()  # drawn when it was written
-            assert view.record == records[view.place]
+            assert view.record == records[view.index]
             assert view.record.provenance["seed case"] == records[place].provenance["seed case"]
             assert view.record.provenance["stage"] == view.stage
             assert ("Reasoning:" in write_reply(view.record, "medclm")) == view.with_thinking == (view.stage != "hard")
