@@ -76,7 +76,7 @@ def read_qwen_preprocessing(folder: pathlib.Path, vision: VisionSizes) -> QwenPr
             "beside config.json)"
         )
     # A processor's null means its default, as does a missing key.
-    config = ConfigFile(config.where, {key: value for key, value in config.found.items() if value is not None})
+    config = ConfigFile(config.where, {key: value for key, value in config.entries.items() if value is not None})
     for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         config.one_of(key, (True,), True)
     config.one_of("resample", (BICUBIC,), BICUBIC)
@@ -103,7 +103,7 @@ def _pixel_limits(config: ConfigFile) -> tuple[int, int]:
     size = config.group("size")
 
     def limit(key: str, edge: str) -> int:
-        return config.whole(key, most=2**40) if key in config.found else size.whole(edge, most=2**40)
+        return config.integer(key, most=2**40) if key in config.entries else size.integer(edge, most=2**40)
 
     return limit("min_pixels", "shortest_edge"), limit("max_pixels", "longest_edge")
 
