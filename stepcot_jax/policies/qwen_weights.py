@@ -306,7 +306,7 @@ def _blank_images(vision: VisionSizes) -> QwenImages:
     shape = (1, 1, (vision.window_units * vision.merge_size) ** 2)
     return QwenImages(
         patches=jnp.zeros((*shape, vision.num_features)),
-        places=jnp.zeros((2, *shape), jnp.int32),
+        coordinates=jnp.zeros((2, *shape), jnp.int32),
         is_real=jnp.ones(shape, bool),
     )
 
