@@ -51,8 +51,8 @@ class PolicyGradient:
             if getattr(self, name) not in get_args(accepted):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(accepted))}; got {getattr(self, name)!r}")
         if not (0 <= self.clip_low <= 1 and 0 <= self.clip_high < math.inf and 0 <= self.beta < math.inf):
-            given = f"{self.clip_low}, {self.clip_high} and {self.beta}"
-            raise ValueError(f"clip_low must lie in 0..1, clip_high and beta at or above 0; got {given}")
+            shown = f"{self.clip_low}, {self.clip_high} and {self.beta}"
+            raise ValueError(f"clip_low must lie in 0..1, clip_high and beta at or above 0; got {shown}")
         if self.dual_clip != 0 and not self.dual_clip > 1:
             raise ValueError(f"dual_clip must be above 1, or 0 for none; got {self.dual_clip}")
         for limit in (self.clamp_log_ratio, self.clamp_divergence):
