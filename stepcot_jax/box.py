@@ -1,4 +1,4 @@
-"""Boxes as corners: the labelled `Box`, overlap, matching, and the spaces that coordinates are written in.
+"""Boxes as corners: the labelled `Box`, overlap, matching, and the coordinate spaces of texts.
 
 A box is (x1, y1, x2, y2): left, upper, right and lower edge, with continuous areas (a box from 2 to 5 is 3 wide).
 Everything is float64 on the host. A box without a positive width and height is empty; its IoU with any box is 0.
@@ -111,7 +111,7 @@ class Box(msgspec.Struct, frozen=True):
         return self.stated_size or (x2 - x1, y2 - y1)
 
     def check(self) -> "Box":
-        """Return a box that a record can refer to: a label on one line, and not empty; else `BadInput`."""
+        """Return the box if a record can refer to it, else raise `BadInput`: a label on one line, a positive area."""
         if len(self.label) > _LONGEST_LABEL:
             raise BadInput(f"label: {self.label[:80]!r} has {len(self.label)} characters; at most {_LONGEST_LABEL}")
         if not self.label.strip() or not self.label.isprintable() or _UNSAFE & set(self.label):
@@ -147,15 +147,15 @@ def iou(first: npt.ArrayLike, second: npt.ArrayLike) -> Float64[np.ndarray, "box
     >>> iou([[0, 0, 2, 2]], [[1, 0, 3, 2], [5, 5, 5, 9]]).round(4).tolist()
     [[0.3333, 0.0]]
     """
-    own, others = as_corners(first), as_corners(second)
-    largest = max(np.abs(own).max(initial=0), np.abs(others).max(initial=0))
+    corners, others = as_corners(first), as_corners(second)
+    largest = max(np.abs(corners).max(initial=0), np.abs(others).max(initial=0))
     if largest > _LARGEST:
-        own, others = own / largest, others / largest
-    own_sides, other_sides = np.maximum(own[:, 2:] - own[:, :2], 0), np.maximum(others[:, 2:] - others[:, :2], 0)
-    lower = np.minimum(own[:, None, 2:], others[None, :, 2:])
-    shared = np.maximum(lower - np.maximum(own[:, None, :2], others[None, :, :2]), 0).prod(axis=-1)
-    own_areas, other_areas = own_sides.prod(axis=-1), other_sides.prod(axis=-1)
-    union = own_areas[:, None] + other_areas[None] - shared
+        corners, others = corners / largest, others / largest
+    sides, other_sides = np.maximum(corners[:, 2:] - corners[:, :2], 0), np.maximum(others[:, 2:] - others[:, :2], 0)
+    lower = np.minimum(corners[:, None, 2:], others[None, :, 2:])
+    shared = np.maximum(lower - np.maximum(corners[:, None, :2], others[None, :, :2]), 0).prod(axis=-1)
+    areas, other_areas = sides.prod(axis=-1), other_sides.prod(axis=-1)
+    union = areas[:, None] + other_areas[None] - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=shared > 0)
 
 
@@ -170,11 +170,11 @@ def match(
     """
     _check("matching", matching, Matching)
     if matching == "ordered":
-        places = np.arange(min(overlaps.shape))
-        return places, places
+        order = np.arange(min(overlaps.shape))
+        return order, order
     if overlaps.size and 1 in overlaps.shape:  # nearly every reply, and scipy takes half a second to import
-        place = int(overlaps.argmax())
-        return np.array([place // overlaps.shape[1]]), np.array([place % overlaps.shape[1]])
+        row, column = divmod(int(overlaps.argmax()), overlaps.shape[1])
+        return np.array([row]), np.array([column])
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(overlaps, maximize=True)
@@ -191,8 +191,8 @@ def mean_iou(
 ) -> float:
     """Return the mean IoU of predicted and true boxes of one picture, from 0 to 1, never NaN.
 
-    GEMeX-RMCoT, Section 4.2.2: mIoU over n pairs is the mean of their IoU. The pairing and unequal counts are not in
-    the paper and therefore settings.
+    GEMeX-RMCoT, Section 4.2.2: mIoU over n pairs is the mean of their IoU. The paper does not say how boxes are paired
+    or unequal counts treated; both are settings.
 
     Args:
       true: [box, 4], corners in the same space.
@@ -203,15 +203,14 @@ def mean_iou(
     >>> mean_iou([[0, 0, 2, 2], [8, 8, 9, 9]], [[0, 0, 2, 1]])
     0.25
     """
+    _check("matching", matching, Matching)
     _check("unequal_counts", unequal_counts, UnequalCounts)
     _check("empty_boxes", empty_boxes, EmptyBoxes)
     overlaps = iou(predicted, true)
     fewer, more = sorted(overlaps.shape)
     if more == 0:
-        _check("matching", matching, Matching)
         return 1.0 if empty_boxes == "one" else 0.0
     if fewer == 0 or (fewer != more and unequal_counts == "zero"):
-        _check("matching", matching, Matching)
         return 0.0
     total = float(overlaps[match(overlaps, matching=matching)].sum())
     return total / (fewer if unequal_counts == "matched" else more)
@@ -251,6 +250,6 @@ def _scale(
     return scaled[:, [1, 0, 3, 2]] if target.y_first else scaled
 
 
-def _check(name: str, found: str, accepted: object) -> None:
-    if found not in get_args(accepted):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(accepted))}; got {found!r}")
+def _check(name: str, value: str, accepted: object) -> None:
+    if value not in get_args(accepted):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(accepted))}; got {value!r}")

@@ -1,7 +1,7 @@
 """The record: one image of a patient with a chain's answers, a question, or both.
 
-A record that exists is valid: its constructor checks a question with its answer, options and references. Answers of a
-chain are checked where their file is read, since only the chain knows its options.
+The constructor checks a question with its answer, options and references. Answers of a chain are checked where their
+file is read, since only the chain knows its options.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _LONGEST_SIDE = 2**20
 
 
 class Stages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """MEDSAGE's stages L, V, K and C as texts; boxes stand in the references, not here."""
+    """MEDSAGE's stages L, V, K and C as texts; their boxes are the record's references."""
 
     localisation: str
     visual: str
@@ -67,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         chain.
       reasoning: reason given for each step's answer; "" if there is none.
       uncertain: label of each step's uncertain answer, `chain.NOT_ANNOTATED` at the other steps; () if there is none.
-        An uncertain answer is never among `answers`, so that no figure takes it for the truth.
+        An uncertain answer is never among `answers`, so that no metric counts it as the truth.
 
       kind: kind of the question.
       topic: template or subject of the question; majority answers are counted by it.
@@ -132,7 +132,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(label if label != NOT_ANNOTATED else possible for label, possible in pairs)
 
     def with_stated(self, stated: Sequence[int], uncertain: Sequence[bool]) -> "Record":
-        """Return the record with other answers, of which some are uncertain; both are of all steps."""
+        """Return the record with other answers; both arguments have one entry for each step."""
         doubts = [doubt and label != NOT_ANNOTATED for label, doubt in zip(stated, uncertain, strict=True)]
         certain = tuple(NOT_ANNOTATED if doubt else label for label, doubt in zip(stated, doubts, strict=True))
         possible = tuple(label if doubt else NOT_ANNOTATED for label, doubt in zip(stated, doubts, strict=True))
@@ -158,7 +158,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class SetAside:
-    """A record that takes no part.
+    """A record that is excluded, and why.
 
     Attributes:
       record: its position in the file, from 0.
@@ -177,24 +177,24 @@ def _check_question(record: Record) -> None:
     """Check the fields of a question; messages name them as records.jsonl does."""
     for field, name in (("id", record.id), ("patient_id", record.patient), ("image_path", record.image)):
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
-            found = "the value" if field == "patient_id" else repr(name[:80])  # no patient fields in messages
-            raise BadInput(f"{field}: {found} is not a name on one line of 1 to {_LONGEST_NAME} characters")
+            shown = "the value" if field == "patient_id" else repr(name[:80])  # no patient fields in messages
+            raise BadInput(f"{field}: {shown} is not a name on one line of 1 to {_LONGEST_NAME} characters")
     if not all(1 <= side <= _LONGEST_SIDE for side in record.image_size):
-        found = str(list(record.image_size)) if max(record.image_size) < 10**9 else "the value"
-        raise BadInput(f"image_size: {found} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
+        shown = str(list(record.image_size)) if max(record.image_size) < 10**9 else "the value"
+        raise BadInput(f"image_size: {shown} is not [width, height] of 1 to {_LONGEST_SIDE} pixels")
     if not record.question.strip():
         raise BadInput("question: blank; a text is required")
     _check_options(record)
     _check_answer(record)
     width, height = record.image_size
-    for place, reference in enumerate(record.references):
+    for index, reference in enumerate(record.references):
         try:
             reference.check()
         except BadInput as error:
-            raise BadInput(f"references[{place}].{error}") from None
+            raise BadInput(f"references[{index}].{error}") from None
         if reference.x2 > width or reference.y2 > height:
-            found = f"references[{place}].box: {list(reference.corners)} leaves the picture"
-            raise BadInput(f"{found} of image_size {width} by {height}")
+            shown = f"references[{index}].box: {list(reference.corners)} leaves the picture"
+            raise BadInput(f"{shown} of image_size {width} by {height}")
 
 
 def _check_options(record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Reports to chains and boxes to questions: annotators by rules or language models, their checks, how far they agree.
+"""Reports to chains and boxes to questions: annotators by rules or language models, their checks and agreement.
 
-A source that already has answers stands in `data`, a reward by a judge takes `llm.judge`. Read `pipeline` first.
+`data` reads sources that already have answers; a judge as reward is `llm.judge`. Read `runner` first.
 """

@@ -2,7 +2,7 @@
 
 Chains: records are matched by image, with the images of one report as one unit. The share of equal answers, Cohen's
 kappa of pairs, Fleiss' kappa of all (Educ. Psychol. Meas. 20, 1960; Psychol. Bull. 76, 1971): 1 for full agreement, 0
-for chance agreement, undefined if only one answer occurs. An uncertain answer counts as the answer that it is.
+for chance agreement, undefined if only one answer occurs. Uncertain answers count like certain ones.
 
 Records are matched by id: kept or set aside by Cohen's kappa, answers, regions by mean IoU, texts by token F1.
 """
@@ -55,7 +55,7 @@ class Aligned:
     names: tuple[str, ...]
     collections: tuple[Collection, ...]  # all records of each annotator
     units: tuple[Unit, ...]  # reports that every annotator has
-    num_missing: tuple[int, ...]  # per annotator, the number of records that only others have
+    num_missing: tuple[int, ...]  # per annotator, the number of records that only other annotators have
 
     @property
     def chain(self) -> Chain:
@@ -88,7 +88,7 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
 
 def read_annotator(root: Path) -> Collection:
     """Read all records of a folder; images may be missing."""
-    # Not read with "stop", whose message recommends a setting of the training.
+    # Not with "stop", whose message recommends a training setting.
     collection = read_records(root, on_bad_record="skip", require_images=False)
     if not collection.set_aside:
         return collection
@@ -99,12 +99,12 @@ def read_annotator(root: Path) -> Collection:
 
 
 def _join(matched: Sequence[tuple[Record, ...]]) -> tuple[Unit, ...]:
-    """Join images of one report with the same answers: they are one annotation."""
+    """Join images of one report with the same answers into one annotation."""
     groups: dict[object, list[tuple[Record, ...]]] = {}
     for cases in matched:
         case = cases[0]
         name = dict(case.provenance).get("report", "") or case.report
-        answers = tuple((each.answers, each.uncertain) for each in cases)
+        answers = tuple((record.answers, record.uncertain) for record in cases)
         key = (case.patient, name, answers) if case.report else case.image
         groups.setdefault(key, []).append(cases)
     return tuple(Unit(group[0], tuple(cases[0].image for cases in group)) for group in groups.values())
@@ -122,8 +122,8 @@ def _choose_names(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[s
 
 
 def _require_same_chain(first: Collection, other: Collection) -> None:
-    options = [[[fold(option) for option in step.options] for step in each.chain.steps] for each in (first, other)]
-    differing = [place for place, (one, two) in enumerate(zip(*options, strict=True)) if one != two]
+    options = [[[fold(option) for option in step.options] for step in source.chain.steps] for source in (first, other)]
+    differing = [index for index, (one, two) in enumerate(zip(*options, strict=True)) if one != two]
     if differing:
         step = other.chain.steps[differing[0]]
         raise BadInput(
@@ -136,7 +136,7 @@ def _require_same_report(cases: Sequence[Record], collections: Sequence[Collecti
     for case, collection in zip(cases[1:], collections[1:], strict=True):
         for field, name in (("patient_id", "patient"), ("report", "report")):
             if getattr(case, name) != getattr(cases[0], name):
-                path, first = (each.root / data_json.FILE_NAME for each in (collection, collections[0]))
+                path, first = (source.root / data_json.FILE_NAME for source in (collection, collections[0]))
                 where = f"{path}, image_path {case.image[:_NUM_SHOWN]!r}, field {field!r}"
                 raise BadInput(f"{where} differs from {first}")
 
@@ -168,8 +168,8 @@ def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
         raise BadInput(f"agree requires two or more annotators; got only {aligned.names[0]}")
     labels = np.array([[case.stated for case in unit.cases] for unit in aligned.units])
     return tuple(
-        _compare_step(step.name, labels[:, :, place], step.num_answers, aligned.names)
-        for place, step in enumerate(aligned.chain.steps)
+        _compare_step(step.name, labels[:, :, index], step.num_answers, aligned.names)
+        for index, step in enumerate(aligned.chain.steps)
     )
 
 
@@ -179,11 +179,11 @@ def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(3).item()
     0.4
     """
-    found = confusion.astype(np.float64)
-    total = found.sum(axis=(-2, -1))
-    with np.errstate(invalid="ignore"):  # 0 / 0: nothing to agree about
-        expected = (found.sum(axis=-2) * found.sum(axis=-1)).sum(axis=-1) / total**2
-        return (np.trace(found, axis1=-2, axis2=-1) / total - expected) / (1 - expected)
+    counts = confusion.astype(np.float64)
+    total = counts.sum(axis=(-2, -1))
+    with np.errstate(invalid="ignore"):  # 0 / 0 without cases, or if only one answer occurs
+        expected = (counts.sum(axis=-2) * counts.sum(axis=-1)).sum(axis=-1) / total**2
+        return (np.trace(counts, axis1=-2, axis2=-1) / total - expected) / (1 - expected)
 
 
 def fleiss_kappa(
@@ -203,7 +203,7 @@ def fleiss_kappa(
     number = float(raters[0])
     within = ((counts.astype(np.float64) ** 2).sum(axis=1) - number) / (number * (number - 1))
     total = weights.sum(axis=-1)
-    with np.errstate(invalid="ignore"):  # 0 / 0: nothing to agree about
+    with np.errstate(invalid="ignore"):  # 0 / 0 without cases, or if only one answer occurs
         shares = weights @ counts / (total * number)[..., None]
         expected = (shares**2).sum(axis=-1)
         return (weights @ within / total - expected) / (1 - expected)
@@ -282,10 +282,10 @@ def find_disagreements(aligned: Aligned) -> list[Unit]:
     return [unit for unit in aligned.units if len({case.stated for case in unit.cases}) > 1]
 
 
-def show_answer(step: Step, case: Record, place: int) -> str:
-    """Return a case's answer to the step at `place` as shown to people."""
-    label = case.stated[place]
-    doubt = "" if label == case.answers[place] else " (uncertain)"
+def show_answer(step: Step, case: Record, index: int) -> str:
+    """Return a case's answer to the step of this index, for readers."""
+    label = case.stated[index]
+    doubt = "" if label == case.answers[index] else " (uncertain)"
     return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label] + doubt
 
 
@@ -314,12 +314,12 @@ def compare_records(first: Path, second: Path) -> tuple[list[RecordAgreement], i
     if not pairs:
         raise BadInput(f"{first}, {second} have no record id in common")
     rows = [_compare_records([pair for pair in pairs if pair[0].kind == kind], kind) for kind in KINDS]
-    items = [own.keys() | _read_aside(path) for own, path in zip(kept, (first, second), strict=True)]
+    items = [records.keys() | _read_aside(path) for records, path in zip(kept, (first, second), strict=True)]
     confusion = np.zeros((2, 2), np.int64)
     for name in items[0] & items[1]:
         confusion[int(name in kept[0]), int(name in kept[1])] += 1
-    found = [*(row for row in rows if row.num_records), _compare_records(pairs, "all")]
-    return found, int(confusion.sum()), float(cohen_kappa(confusion))
+    compared = [*(row for row in rows if row.num_records), _compare_records(pairs, "all")]
+    return compared, int(confusion.sum()), float(cohen_kappa(confusion))
 
 
 def write_record_agreement(folder: Path, names: Sequence[str], rows: Sequence[RecordAgreement], kappa: float) -> None:
@@ -348,7 +348,7 @@ def _compare_records(pairs: Sequence[tuple[Record, Record]], kind: str) -> Recor
     if not pairs:
         return RecordAgreement(kind, 0, math.nan, math.nan, math.nan)
     texts = [(reasoning_of(one), reasoning_of(two)) for one, two in pairs]
-    boxes = [[[corners_of(found) for found in BOX.finditer(text)] for text in both] for both in texts]
+    boxes = [[[corners_of(match) for match in BOX.finditer(text)] for text in both] for both in texts]
     return RecordAgreement(
         kind,
         len(pairs),

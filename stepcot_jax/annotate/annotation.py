@@ -1,4 +1,4 @@
-"""The types shared by all annotators: items, annotations and the reasons for having none."""
+"""The types shared by all annotators: items, annotations and the reasons to set an item aside."""
 
 import dataclasses
 import enum
@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Item(Protocol):
-    """What is annotated: a report, or a question about an image."""
+    """An item to annotate: a report, or a question about an image."""
 
     @property
     def id(self) -> str:
@@ -96,7 +96,7 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class Aside:
-    """An item, or a file that is none, set aside; `detail` has no text of the item."""
+    """An item set aside, or a file that is not an item; `detail` has no text of the item."""
 
     id: str
     reason: Reason
@@ -105,10 +105,10 @@ class Aside:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome(Generic[ItemT, Made]):
-    """The outcome of an item: what was made of it, or why it is set aside.
+    """The outcome of an item: its annotation or record, or the reason why it is set aside.
 
     With `has_failed` a request was given up, so that another run may succeed. With `is_waiting` a request is in a batch
-    file, and there is no outcome yet.
+    file, and the outcome is still unknown.
     """
 
     item: ItemT

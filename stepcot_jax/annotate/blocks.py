@@ -17,7 +17,7 @@ from stepcot_jax.host.files import read_file, write_whole
 
 FOLDER = "blocks"
 BLOCK_SIZE = 256
-"""Reports of a block: a quarter of a second of work."""
+"""Reports per block, about a quarter of a second of work."""
 
 _MAX_BLOCK_BYTES = 1 << 30
 
@@ -34,7 +34,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class RulesOfWorker:
-    """What a worker needs; the function that it makes annotates a block."""
+    """Makes the function with which a worker annotates a block."""
 
     make: Callable[[], Annotate]  # returns the function that annotates one report, which may raise `CannotAnnotate`
 
@@ -67,8 +67,8 @@ def annotate_in_blocks(
 ) -> Iterator[Outcome[Report, Annotation]]:
     """Yield the outcome of each report, in order, annotated in the processes of an engine.
 
-    Each finished block is written to `folder`, named by its reports and the settings; a later run does the others only.
-    `forget_blocks` removes them.
+    Each finished block is written to `folder`, named by its reports and the settings; a later run annotates only the
+    missing blocks. `forget_blocks` removes the files.
 
     Args:
       make: called once in each worker, and pickled; returns the function that annotates one report.
@@ -76,11 +76,11 @@ def annotate_in_blocks(
     source = iter(reports)
     blocks = list(iter(lambda: list(itertools.islice(source, BLOCK_SIZE)), []))
     paths = [folder / FOLDER / f"{_name_block(block, settings)}.json" for block in blocks]
-    missing = [place for place, path in enumerate(paths) if not path.exists()]
-    num_done = sum(map(len, blocks)) - sum(len(blocks[place]) for place in missing)
-    for place, content in map_blocks([blocks[place] for place in missing], RulesOfWorker(make)):
-        write_whole(paths[missing[place]], content)
-        num_done += len(blocks[missing[place]])
+    missing = [index for index, path in enumerate(paths) if not path.exists()]
+    num_done = sum(map(len, blocks)) - sum(len(blocks[index]) for index in missing)
+    for index, content in map_blocks([blocks[index] for index in missing], RulesOfWorker(make)):
+        write_whole(paths[missing[index]], content)
+        num_done += len(blocks[missing[index]])
         watch(num_done)
     for block, path in zip(blocks, paths, strict=True):
         for report, done in zip(block, _read_block(path, num_reports=len(block)), strict=True):
@@ -102,9 +102,9 @@ def _name_block(block: Sequence[Report], settings: str) -> str:
 def _read_block(path: Path, *, num_reports: int) -> list[_Done]:
     try:
         content = read_file(path, max_bytes=_MAX_BLOCK_BYTES, accepted="a finished block")
-        found = msgspec.json.decode(content, type=list[_Done])
+        outcomes = msgspec.json.decode(content, type=list[_Done])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        found = []
-    if len(found) != num_reports:
+        outcomes = []
+    if len(outcomes) != num_reports:
         raise BadInput(f"{path} is not a block of {num_reports} reports; remove it and rerun the command")
-    return found
+    return outcomes

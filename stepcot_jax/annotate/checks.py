@@ -1,4 +1,4 @@
-"""Checks of what annotators made, of chains and of texts; each failure has a named `Reason`.
+"""Checks of annotators' chains and texts; each failure has a named `Reason`.
 
 Chains: a rule about an answer applies if the chain offers that answer.
 """
@@ -20,7 +20,7 @@ from stepcot_jax.record import Record
 _NONE = fold("No abnormality")
 _NORMAL = fold("Normal")
 _SAME_FINDING = {"effusion": "pleural effusion", "pneumothorax": "pneumothorax", "cardiomegaly": "cardiomegaly"}
-"""Diagnoses that are secondary effects too; a diagnosis is not its own effect."""
+"""Diagnoses that are also secondary effects; a diagnosis is not its own effect."""
 
 _DENSE_DIAGNOSES = frozenset(fold(name) for name in URGENCY) - {"pneumothorax", "cardiomegaly"}
 _LUCENT, _DENSE = fold("Decreased opacity"), fold("Increased opacity")
@@ -88,7 +88,7 @@ def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
 
 
 def _find_foreign_words(reasoning: str, report: str) -> str:
-    """Return what a reasoning cites although the report lacks it, or ""."""
+    """Return the problem of a reasoning that cites words missing from the report, or ""."""
     for quote in _QUOTED.findall(reasoning):
         if not all(part.strip(" .,;:") in report for part in _ELLIPSIS.split(quote)):
             return "it quotes words that the report does not have"
@@ -124,7 +124,7 @@ def _plain(text: str) -> str:
     return fold(text.translate(_PLAIN))
 
 
-# Texts that a model or a template wrote.
+# Texts by a model or a template.
 
 
 REPORT_WORDS = (
@@ -206,8 +206,8 @@ def require(is_met: bool, reason: Reason, detail: str) -> None:
 
 def find_word(text: str, words: str) -> str:
     """Return the first of the words (a pattern) in a text, case folded, or ""."""
-    found = re.search(rf"(?<![\w-])(?:{words})(?![\w-])", fold(text).replace("\u2019", "'"))
-    return found[0] if found else ""
+    match = re.search(rf"(?<![\w-])(?:{words})(?![\w-])", fold(text).replace("\u2019", "'"))
+    return match[0] if match else ""
 
 
 def refuse_words(text: str, words: str, reason: Reason, name: str) -> None:
@@ -225,8 +225,8 @@ def names_any(text: str, names: Iterable[str]) -> str:
 def check_markup(texts: Iterable[str]) -> None:
     """Require texts without markup, links, code and control characters: `MARKUP`."""
     for text in texts:
-        found = _MARKUP.search(text)
-        require(found is None, Reason.MARKUP, f"at character {found.start() if found else 0}")
+        match = _MARKUP.search(text)
+        require(match is None, Reason.MARKUP, f"at character {match.start() if match else 0}")
 
 
 def check_speech(text: str, name: str) -> None:
@@ -243,11 +243,11 @@ def check_no_coordinates(text: str, stage: str) -> None:
 def check_regions(text: str, question: Question) -> None:
     """Require at least one region, and under each region's name a box of the source: `NO_REGION`, `WRONG_BOX`."""
     accepted = {
-        (fold(name), tuple(json.loads(write_box(said.box))))
-        for said in question.statements
-        for name in (said.name, said.label)
+        (fold(name), tuple(json.loads(write_box(statement.box))))
+        for statement in question.statements
+        for name in (statement.name, statement.label)
     }
-    boxes = [corners_of(found) for found in BOX.finditer(text)]
+    boxes = [corners_of(match) for match in BOX.finditer(text)]
     regions = [region for region, _, _ in find_named_boxes(text, IN_ROUND_BRACKETS)]
     require(bool(boxes), Reason.NO_REGION, "no box in the thinking")
     require(len(boxes) == len(regions), Reason.WRONG_BOX, "a box without the form **name** ([x1, y1, x2, y2])")
@@ -266,25 +266,25 @@ def options_named(text: str, record: Record) -> set[str]:
         if pattern.search(rest):
             named.add(letter)
             rest = pattern.sub(" ", rest)
-    for found in _LETTER.finditer(text):
+    for match in _LETTER.finditer(text):
         is_word = (
-            found[1] in "AI" and _ARTICLE.match(text, found.end()) and not _NAMED_LETTER.search(text[: found.start()])
+            match[1] in "AI" and _ARTICLE.match(text, match.end()) and not _NAMED_LETTER.search(text[: match.start()])
         )
-        if found[1] in record.letters and not is_word:
-            named.add(found[1])
+        if match[1] in record.letters and not is_word:
+            named.add(match[1])
     return named
 
 
 def check_answer(text: str, question: Question) -> None:
-    """Require that the last sentence states the answer alone, without denial, doubt or question: `WRONG_ANSWER`."""
+    """Require that the last sentence only states the answer, without denial, doubt or question: `WRONG_ANSWER`."""
     record, sentences = question.record, _split_texts(text)
-    # An answer of several sentences takes as many.
+    # An answer of several sentences is compared with as many.
     count = max(len(_split_texts(question.spoken_answer)), 1)
     last = " ".join(sentences[-count:])
     if record.kind == "open":
         is_right = bool(names_any(last, (question.spoken_answer, *record.accepted_texts)))
     elif record.kind == "closed":
-        is_right = {found.casefold() for found in _YES_NO.findall(last)} == {str(record.answer).casefold()}
+        is_right = {word.casefold() for word in _YES_NO.findall(last)} == {str(record.answer).casefold()}
     else:
         is_right = options_named(last, record) == set(record.answer)
     require(is_right, Reason.WRONG_ANSWER, f"kind {record.kind}")
@@ -298,18 +298,18 @@ def check_options(text: str, question: Question) -> None:
     """Require that no sentence affirms a wrong option or denies a right one.
 
     A verdict ("fits", "is wrong", "I see no ...") belongs to the options named before it in its sentence, and one on
-    "this" or "it" to those named last. A negation between them turns it.
+    "this" or "it" to those named last. A negation between them reverses it.
     """
     last: set[str] = set()
     for sentence in _split_texts(text.replace("\u2019", "'")):
-        place = 0
-        for found in _VERDICT.finditer(sentence):
-            said, verdict = sentence[place : found.start()], found["affirms"] or found["is_right"]
-            named = options_named(said, question.record) or (last if _PRONOUN.search(said) else set())
-            clause = _CLAUSE.split(_without(f"{said} {found[0]}", question.record.options))[-1]
+        start = 0
+        for match in _VERDICT.finditer(sentence):
+            before, verdict = sentence[start : match.start()], match["affirms"] or match["is_right"]
+            named = options_named(before, question.record) or (last if _PRONOUN.search(before) else set())
+            clause = _CLAUSE.split(_without(f"{before} {match[0]}", question.record.options))[-1]
             _judge(named, question, affirms=bool(verdict) != bool(_NEGATED.search(clause)))
-            last, place = named or last, found.end()
-        last = options_named(sentence[place:], question.record) or last
+            last, start = named or last, match.end()
+        last = options_named(sentence[start:], question.record) or last
         _check_sight(sentence, question)
 
 
@@ -319,10 +319,10 @@ def _check_sight(sentence: str, question: Question) -> None:
     for letter, choice in zip(record.letters, record.options, strict=True):
         name = rf"{re.escape(fold(choice))}(?![\w-])(?! (?:on|in|at|of)\b)"
         signs = r"(?:an? |the |any |clear |definite |signs? of |evidence of )*"
-        for found in re.finditer(
+        for match in re.finditer(
             rf"\bi (?:do |can |clearly |also )*(no[tn]? |cannot )?see (no )?{signs}{name}", folded
         ):
-            _judge({letter}, question, affirms=not (found[1] or found[2]))
+            _judge({letter}, question, affirms=not (match[1] or match[2]))
 
 
 def _judge(letters: set[str], question: Question, *, affirms: bool) -> None:
@@ -340,5 +340,5 @@ def _without(text: str, names: Iterable[str]) -> str:
 
 
 def is_denied(text: str, names: Iterable[str]) -> bool:
-    """Whether a text denies or doubts something outside of these names, which may themselves deny something."""
+    """Return whether a text denies or doubts something, disregarding these names, which may contain a denial."""
     return _DENIED.search(_without(text, names)) is not None

@@ -34,7 +34,7 @@ WRITTEN = "records, one a frontal image"
 """Units of a run over reports, in its funnel."""
 
 _RECORDS = (data_json.FILE_NAME, record_files.FILE_NAME)
-_TAKEN = (
+_OUTPUTS = (
     *_RECORDS,
     SET_ASIDE_NAME,
     FUNNEL_NAME,
@@ -66,8 +66,8 @@ class Result(Generic[Record]):
         self.num_kept = 0
         self.records: list[Record] = []
         self.set_aside: list[Aside] = []
-        self.failed: list[Aside] = []  # those of them with a request given up
-        self.counts: list[int] = []  # number of records of each item taken, in order
+        self.failed: list[Aside] = []  # items set aside because a request was given up
+        self.counts: list[int] = []  # number of records of each item, in order
         self.num_waiting = 0  # items whose requests are in batch files; they are not collected
 
     @property
@@ -75,7 +75,7 @@ class Result(Generic[Record]):
         """Number of items so far."""
         return self.num_kept + len(self.set_aside)
 
-    def take(self, outcome: Outcome[Any, Any]) -> None:
+    def add(self, outcome: Outcome[Any, Any]) -> None:
         """Add one item."""
         if outcome.is_waiting:
             self.num_waiting += 1
@@ -126,23 +126,23 @@ def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
 
 
 def bring_images(cases: Sequence[WithImage], *, source: Path, folder: Path) -> int:
-    """Link images from `source`, never from outside of it, into `folder`, or copy them where links are not possible."""
+    """Link or copy images of `source`, never files outside of it, into `folder`; return the number of images."""
     for case in cases:
         # A link named like an output would let the run write into the source; some disks ignore letter case.
-        if Path(case.image).parts[0].casefold() in _TAKEN:
+        if Path(case.image).parts[0].casefold() in _OUTPUTS:
             raise BadInput(f"{folder}: image_path {case.image[:80]!r} is the name of an output of this command")
-    locator, num_found = ImageLocator(source, require_images=False), 0
+    locator, num_images = ImageLocator(source, require_images=False), 0
     for case in cases:
         original, target = Path(locator.locate(case.image)), folder / case.image
         if not original.is_file():
             continue
-        num_found += 1
+        num_images += 1
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(original, target)
         except OSError as error:
             raise BadInput(f"{target} cannot be written ({error.strerror})") from None
-    return num_found
+    return num_images
 
 
 def _link(original: Path, target: Path) -> None:
@@ -155,7 +155,7 @@ def _link(original: Path, target: Path) -> None:
         shutil.copyfile(original, target)
 
 
-# One part of a run: which reports belong to it, and the file that lets `merge` put the parts together again.
+# One part of a run: which reports belong to it, and the file with which `merge` joins the parts.
 #
 # A report's shard is a hash of its id, so it depends neither on the order of the source nor on the other reports.
 
@@ -195,14 +195,14 @@ def read_shard(written: str) -> Shard:
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shard is part of and what became of its reports."""
+    """The run that a shard belongs to, and the outcomes of its reports."""
 
     format: str = FORMAT
     shard: int
     count: int
     source: str  # SHA-256 of all items of the source, in order: the same in every shard
     total: int  # number of items of the source
-    settings: dict[str, Any]  # what answers depend on, the same in every shard
+    settings: dict[str, Any]  # settings that answers depend on, the same in every shard
     # position in the source of each report annotated here, with its number of records (0: set aside)
     annotated: list[tuple[int, int]]
     unusable: list[int]  # positions of the source's unreadable and repeated items
@@ -241,7 +241,7 @@ class _Image(msgspec.Struct, frozen=True):
 
 
 def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False) -> Result[bytes]:
-    """Write what one run over all reports would have written, in the order of the source."""
+    """Write the result of one run over all reports, in the order of the source."""
     shards = _read_shards(folders, out)
     with lock_folder(out):
         path = out / data_json.FILE_NAME
@@ -264,11 +264,11 @@ def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False)
 
 
 def _read_shards(folders: Sequence[Path], out: Path) -> dict[Path, ShardFile]:
-    """Return the files of the shards, which are all those of one run, each once."""
+    """Return the files of the shards; require all shards of one run, each once."""
     resolved = [folder.resolve() for folder in folders]
-    for place, folder in enumerate(folders):
-        if resolved[place] in resolved[:place]:
-            first = folders[resolved.index(resolved[place])]
+    for index, folder in enumerate(folders):
+        if resolved[index] in resolved[:index]:
+            first = folders[resolved.index(resolved[index])]
             also = "" if first == folder else f" (also as {first})"
             raise BadInput(f"{folder}: the shard's folder was given twice{also}; expected each shard once")
     if out.resolve() in resolved:
@@ -327,7 +327,7 @@ def _collect(shards: dict[Path, ShardFile]) -> Result[bytes]:
         unusable += zip(shard.unusable, asides, strict=True)
     by_position = lambda item: item[0]  # noqa: E731
     result.num_kept = len(records)
-    result.records = [each for _, several in sorted(records, key=by_position) for each in several]
+    result.records = [record for _, several in sorted(records, key=by_position) for record in several]
     result.set_aside = [aside for part in (annotated, unusable) for _, aside in sorted(part, key=by_position)]
     return result
 
@@ -336,10 +336,10 @@ def _read_records(folder: Path, shard: ShardFile) -> Iterator[bytes]:
     expected, path = sum(number for _, number in shard.annotated), folder / data_json.FILE_NAME
     if not path.exists():
         raise BadInput(f"{folder}: shard {shard.name} is not complete ({path.name} is missing); annotate it again")
-    found = list(data_json.read_raw_records(path)) if expected else []
-    if len(found) != expected:
-        raise BadInput(f"{path} has {len(found)} records; its {FILE_NAME} says {expected}: annotate this shard again")
-    return iter(found)
+    records = list(data_json.read_raw_records(path)) if expected else []
+    if len(records) != expected:
+        raise BadInput(f"{path} has {len(records)} records; its {FILE_NAME} says {expected}: annotate this shard again")
+    return iter(records)
 
 
 def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
@@ -354,7 +354,7 @@ def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
 
 
 def read_asides(path: Path) -> list[Aside]:
-    """Read the items set aside, one a line."""
+    """Read the items set aside, one per line."""
     try:
         content = read_file(path, max_bytes=_MAX_SET_ASIDE_BYTES, accepted="the reports set aside")
         return msgspec.json.Decoder(Aside).decode_lines(content)

@@ -1,6 +1,6 @@
 """Read reports one at a time: the IU X-Ray archive, the published layout, CSV or JSON Lines.
 
-Invalid input is refused by file, row and field. A file of an archive that is no report is set aside instead, because
+Invalid input is refused by file, row and field. A file of an archive that is not a report is set aside instead, because
 the user of the archive cannot correct it.
 """
 
@@ -36,7 +36,7 @@ def read_reports(source: Path) -> Iterator[Report | Aside]:
     for item in _choose_reader(Path(source)):
         if isinstance(item, Report):
             names = [("id", item.id), *(("image", image) for image in item.images)]
-            again = next((name for place, name in enumerate(names) if name in seen or name in names[:place]), None)
+            again = next((name for index, name in enumerate(names) if name in seen or name in names[:index]), None)
             if again is not None:
                 yield Aside(item.id, Reason.REPEATED, f"the {again[0]} {again[1][:_NUM_SHOWN]!r} came before")
                 continue
@@ -71,16 +71,16 @@ def _read_iu_xray(source: Path) -> Iterator[Report | Aside]:
     from stepcot_jax.data.sources import iu_xray
 
     finder = iu_xray.ImageFinder(locate_images(source), folders=iu_xray.IMAGE_FOLDERS, require_images=False)
-    for found in iu_xray.read_reports(source):
-        if isinstance(found, SetAside):
-            yield Aside(f"file {found.record}", Reason.UNREADABLE, found.reason)
+    for item in iu_xray.read_reports(source):
+        if isinstance(item, SetAside):
+            yield Aside(f"file {item.record}", Reason.UNREADABLE, item.reason)
             continue
         try:
-            images = tuple(finder.find(image.file_name)[0] for image in found.frontal_images)
+            images = tuple(finder.find(image.file_name)[0] for image in item.frontal_images)
         except BadInput as error:
-            yield Aside(found.uid, Reason.UNREADABLE, str(error))
+            yield Aside(item.uid, Reason.UNREADABLE, str(error))
             continue
-        yield Report(found.uid, found.uid, found.text, images, iu_xray.ORIGIN)
+        yield Report(item.uid, item.uid, item.text, images, iu_xray.ORIGIN)
 
 
 def _read_published(folder: Path) -> Iterator[Report]:

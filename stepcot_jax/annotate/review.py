@@ -53,7 +53,7 @@ def _write_form(path: Path, columns: Sequence[str], rows: Iterable[list[str]]) -
 def _read_form(
     path: Path, columns: Sequence[str], fixed: Iterable[tuple[str, list[str]]], unit: str
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the place of each row, its review and its comment; `fixed` are the places and the cells as written."""
+    """Yield the position of each row, its review and its comment; `fixed` are the positions and original cells."""
     rows = read_rows(path)
     header = next(rows, [])
     if len(header) != len(columns) or not all(map(is_same_cell, header, columns)):
@@ -108,7 +108,7 @@ class _Verdict:
 def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
     """Write a form to review the first annotator's answers, with those of the others; return the number of cases.
 
-    It has the disagreements, or with `every` and for one annotator all cases.
+    It contains the disagreements; with `every`, or for one annotator, all cases.
     """
     units = _choose(aligned, every=every)
     _write_form(path, _name_columns(aligned), (row for _, row in _fixed_rows(path, aligned, units)))
@@ -118,7 +118,7 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
 def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> tuple[int, int, int]:
     """Write the first annotator's records with the corrections of a filled form into a folder without records.
 
-    `aligned` and `every` are as when the form was written; the reviewer's name is kept in the records.
+    `aligned` and `every` must be those of the form; the records keep the reviewer's name.
 
     Returns:
       The numbers of cases reviewed, of answers changed, and of cases with a change.
@@ -127,7 +127,7 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
     units = _choose(aligned, every=every)
     verdicts = _read_verdicts(form, aligned, units)
     first = aligned.collections[0]
-    by_image = {image: said for unit, said in zip(units, verdicts, strict=True) for image in unit.image_paths}
+    by_image = {image: steps for unit, steps in zip(units, verdicts, strict=True) for image in unit.image_paths}
     cases = [
         _correct(case, by_image[case.image], first.chain.steps, reviewer) if case.image in by_image else case
         for case in first.cases
@@ -136,8 +136,8 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
     bring_images(cases, source=first.root, folder=folder)
     write_records(folder, chain=first.chain, cases=cases)
     changed = [
-        sum(_differs(verdict, unit.cases[0], place) for place, verdict in enumerate(said))
-        for unit, said in zip(units, verdicts, strict=True)
+        sum(_differs(verdict, unit.cases[0], index) for index, verdict in enumerate(steps))
+        for unit, steps in zip(units, verdicts, strict=True)
     ]
     return len(units), sum(changed), sum(map(bool, changed))
 
@@ -155,10 +155,10 @@ def _name_columns(aligned: Aligned) -> list[str]:
 
 
 def _fixed_rows(path: Path, aligned: Aligned, units: Sequence[Unit]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place in the form and the cells of each row, without those to fill."""
+    """Yield the position in the form and the cells of each row, without those to fill."""
     for number, unit in enumerate(units, start=1):
-        for place, step in enumerate(aligned.chain.steps):
-            name = f"Step {place + 1}"
+        for index, step in enumerate(aligned.chain.steps):
+            name = f"Step {index + 1}"
             yield (
                 f"{path}, case {number} ({unit.image_paths[0][:_NUM_SHOWN]}), {name}",
                 [
@@ -167,24 +167,24 @@ def _fixed_rows(path: Path, aligned: Aligned, units: Sequence[Unit]) -> Iterator
                     name,
                     step.question,
                     "; ".join(step.lettered_options),
-                    unit.cases[0].report if place == 0 else "",  # shown once per case
-                    unit.cases[0].reasoning[place],
-                    *(show_answer(step, case, place) for case in unit.cases),
+                    unit.cases[0].report if index == 0 else "",  # shown once per case
+                    unit.cases[0].reasoning[index],
+                    *(show_answer(step, case, index) for case in unit.cases),
                 ],
             )
 
 
 def _read_verdicts(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list[_Verdict]]:
-    """Return the verdicts of each case and step; a case that was not corrected may contradict itself."""
+    """Return the verdicts of each case and step; only corrected cases must be consistent."""
     cells = _read_form(path, _name_columns(aligned), _fixed_rows(path, aligned, units), "case")
     verdicts: list[list[_Verdict]] = []
     for unit in units:
         before, where = unit.cases[0], ""
         verdicts.append([])
-        for place, (step, (where, review, comment)) in enumerate(
+        for index, (step, (where, review, comment)) in enumerate(
             zip(aligned.chain.steps, itertools.islice(cells, aligned.chain.num_steps), strict=True)
         ):
-            verdicts[-1].append(_read_verdict(review, comment, step=step, case=before, place=place, where=where))
+            verdicts[-1].append(_read_verdict(review, comment, step=step, case=before, index=index, where=where))
         labels = tuple(verdict.label for verdict in verdicts[-1])
         try:
             if labels != before.stated:
@@ -195,10 +195,10 @@ def _read_verdicts(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[
     return verdicts
 
 
-def _read_verdict(review: str, comment: str, *, step: Step, case: Record, place: int, where: str) -> _Verdict:
-    current = case.stated[place]
+def _read_verdict(review: str, comment: str, *, step: Step, case: Record, index: int, where: str) -> _Verdict:
+    current = case.stated[index]
     if review.casefold() == CONFIRMED:
-        return _Verdict(current, current != case.answers[place], comment)
+        return _Verdict(current, current != case.answers[index], comment)
     try:
         label = step.read_answer(review)
     except BadInput:
@@ -213,23 +213,23 @@ def _read_verdict(review: str, comment: str, *, step: Step, case: Record, place:
     return _Verdict(label, False, comment)
 
 
-def _differs(verdict: _Verdict, case: Record, place: int) -> bool:
-    """Whether a verdict changes the answer of a case at a step, or makes it certain."""
-    return (verdict.label, verdict.is_uncertain) != (case.stated[place], case.stated[place] != case.answers[place])
+def _differs(verdict: _Verdict, case: Record, index: int) -> bool:
+    """Return whether a verdict changes the answer of a case at a step, or makes it certain."""
+    return (verdict.label, verdict.is_uncertain) != (case.stated[index], case.stated[index] != case.answers[index])
 
 
 def _correct(case: Record, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Record:
     """Return the reviewed case, with every change in its provenance."""
     review, added = _name_review(dict(case.provenance), reviewer)
     reasoning = list(case.reasoning)
-    for place, (step, now, verdict) in enumerate(zip(steps, case.stated, verdicts, strict=True)):
-        name, doubt = f"{review} step {place + 1}", "" if now == case.answers[place] else " (uncertain)"
+    for index, (step, now, verdict) in enumerate(zip(steps, case.stated, verdicts, strict=True)):
+        name, doubt = f"{review} step {index + 1}", "" if now == case.answers[index] else " (uncertain)"
         if verdict.label != now:
             change = f"{step.written(now)}{doubt} -> {step.written(verdict.label)}"
-            added |= {name: change, f"{name} was": reasoning[place]}
-            reasoning[place] = verdict.comment
+            added |= {name: change, f"{name} was": reasoning[index]}
+            reasoning[index] = verdict.comment
             continue
-        if _differs(verdict, case, place):
+        if _differs(verdict, case, index):
             added[name] = f"{step.written(now)}{doubt} -> {step.written(now)}"
         if verdict.comment:
             added[f"{name} comment"] = verdict.comment
@@ -306,7 +306,7 @@ def _apply_verdicts(
 
 def _record_row(number: int, record: Record) -> list[str]:
     choices = "; ".join(f"{letter}. {choice}" for letter, choice in zip(record.letters, record.options, strict=True))
-    boxes = "; ".join(f"{each.label} {list(each.corners)}" for each in record.references)
+    boxes = "; ".join(f"{box.label} {list(box.corners)}" for box in record.references)
     return [
         str(number), record.id, record.image, record.kind, record.question, choices, write_answer(record), boxes,
         reasoning_of(record),

@@ -1,4 +1,4 @@
-"""From reports to a folder of chains, and from questions or boxes to one of reasoning: annotate, check, ask, write."""
+"""Annotation runs: from reports to a folder of chains, and from questions or boxes to a folder of reasoning."""
 
 import asyncio
 import collections
@@ -67,7 +67,7 @@ TASKS: Mapping[str, Task[Any]] = {task.name: task for task in (rmcot.TASK, lvkc.
 
 _PROMPTS = (write_annotation_prompt, write_trust_prompt, write_vote_prompt)
 _RULES = 2
-"""Number of what the rules answer, raised when it changes; shards of two numbers are not merged."""
+"""Version of the rules' answers, raised when they change; shards of different versions are not merged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Plan:
     asks_trust: bool  # whether to ask the annotator if it trusts its own answer
     cap: int | None  # most tokens of all answers in the folder; None for no cap
     concurrency: int  # number of items in flight
-    num_repairs: int  # how often an unreadable answer is asked for again
+    num_repairs: int  # how often an unreadable answer is requested again
     # "stop" ends a run with failed requests with an error; "set-aside" sets their items aside
     on_failure: Literal["stop", "set-aside"]
     images: Literal["link", "none"]  # "link" links the records' images into the folder, "none" leaves them
@@ -131,7 +131,7 @@ def run_items(
                 with Outbox(folder, answers, plan.batch) as outbox:
                     crew = Crew(folder / LEDGER_FOLDER, **settings, connect=outbox.connect, answers=answers)
                     asyncio.run(collect(crew))
-                _say_round(outbox, crew, result)
+                _report_round(outbox, crew, result)
     except (KeyboardInterrupt, RunStopped) as error:
         why = str(error) if isinstance(error, RunStopped) else "interrupted; rerun the command to resume"
         num_done = result.num_collected - len(result.failed)
@@ -144,8 +144,8 @@ def run_items(
         )
 
 
-def _say_round(outbox: Outbox, crew: Crew, result: Result) -> None:
-    """Raise what a round has written, unless no item waits for a reply."""
+def _report_round(outbox: Outbox, crew: Crew, result: Result) -> None:
+    """Raise `RoundWritten` with the files of a round, unless no item waits for a reply."""
     if not result.num_waiting:
         return
     waiting, unaffordable = len(outbox.outstanding), outbox.num_unaffordable
@@ -178,7 +178,7 @@ async def _collect(
         with terminal.bar("annotating", total=total):
             concurrency = plan.concurrency if asks_models else 1
             async for outcome in process_items(items, process, budget=crew.budget, concurrency=concurrency):
-                result.take(outcome)
+                result.add(outcome)
                 note = f"kept {result.num_kept}" + (f", {crew.budget.num_spent} tokens" if asks_models else "")
                 terminal.update(result.num_collected, note)
     finally:
@@ -197,7 +197,7 @@ def _require_no_result(source: Path, folder: Path, plan: Plan, name: str) -> Non
 
 
 def _link_images(records: Sequence[WithImage], root: Path, folder: Path, plan: Plan, terminal: Terminal) -> bool:
-    """Link images into the folder if the plan wants that; return whether it does."""
+    """Link images into the folder if the plan requires it; return whether it does."""
     if plan.images == "none" or root.resolve() == folder.resolve():
         return False
     num_images = bring_images(records, source=root, folder=folder)
@@ -216,20 +216,22 @@ def annotate_source(
     source: Path, folder: Path, plan: Plan, terminal: Terminal, *, chain: Chain, shard: Shard | None = None
 ) -> Result[Record]:
     """Annotate every report of a source into a folder of records, reports set aside, funnel and ledgers."""
-    _require_own_shard(folder, shard)
+    _require_same_shard(folder, shard)
     _require_no_result(source, folder, plan, data_json.FILE_NAME)
-    # Reading the source once first finds a bad last row before the first answer is paid for.
+    # Read the source once before the first answer is paid for, to find bad rows.
     contents = _read_contents(source, shard)
     with lock_folder(folder):
         # Again: another run may have finished while this one read the source.
-        _require_own_shard(folder, shard)
+        _require_same_shard(folder, shard)
         _require_no_result(source, folder, plan, data_json.FILE_NAME)
         result = Result(_make_cases, units=REPORTS, written=WRITTEN)
         reports = (
             item for item in read_reports(source) if isinstance(item, Report) and (not shard or shard.has(item.id))
         )
         if plan.map_blocks is not None:
-            _annotate_in_blocks(plan.map_blocks, reports, folder, chain, result, terminal, total=len(contents.places))
+            _annotate_in_blocks(
+                plan.map_blocks, reports, folder, chain, result, terminal, total=len(contents.positions)
+            )
         else:
             run_items(
                 reports,
@@ -246,7 +248,7 @@ def annotate_source(
                 f"{source} changed during the run: {contents.num_items} reports, then {result.num_collected}"
             )
         is_linked = _link_images(result.records, locate_images(source), folder, plan, terminal)
-        # An earlier `data.json` would mark the new parts as a complete run.
+        # An earlier `data.json` would mark the new files as a complete run.
         (folder / data_json.FILE_NAME).unlink(missing_ok=True)
         result.write(folder, is_part=shard is not None)
         if shard is not None:
@@ -256,7 +258,7 @@ def annotate_source(
                 source=contents.digest,
                 total=contents.total,
                 settings=_describe(plan, chain),
-                annotated=list(zip(contents.places, result.counts, strict=True)),
+                annotated=list(zip(contents.positions, result.counts, strict=True)),
                 unusable=list(contents.asides),
                 images=is_linked,
             )
@@ -285,26 +287,26 @@ def _annotate_in_blocks(
             reports, make, map_blocks, folder=folder, settings=_digest_chain(chain), watch=terminal.update
         )
         for outcome in outcomes:
-            result.take(outcome)
+            result.add(outcome)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Contents:
-    """What a source holds."""
+    """The contents of a source."""
 
     digest: str
     total: int
-    places: list[int]  # positions of the shard's reports
+    positions: list[int]  # positions of the shard's reports
     asides: dict[int, Aside]  # the shard's unreadable and repeated items, by position
 
     @property
     def num_items(self) -> int:
         """Number of items of the shard."""
-        return len(self.places) + len(self.asides)
+        return len(self.positions) + len(self.asides)
 
 
 def _read_contents(source: Path, shard: Shard | None) -> _Contents:
-    places: list[int] = []
+    positions: list[int] = []
     asides: dict[int, Aside] = {}
     digest, total = hashlib.sha256(), 0
     for total, item in enumerate(read_reports(source), start=1):
@@ -313,21 +315,21 @@ def _read_contents(source: Path, shard: Shard | None) -> _Contents:
             if isinstance(item, Aside):
                 asides[total - 1] = item
             else:
-                places.append(total - 1)
+                positions.append(total - 1)
     if not total:
         raise BadInput(f"{source} holds no report")
-    return _Contents(digest.hexdigest(), total, places, asides)
+    return _Contents(digest.hexdigest(), total, positions, asides)
 
 
 def _describe(plan: Plan, chain: Chain) -> dict[str, Any]:
-    """Return what answers depend on, which must be the same for all shards of a run."""
+    """Return the settings that answers depend on, which must be the same for all shards of a run."""
     models = [plan.annotator, *plan.voters]
     return {
         "version": __version__,
         "rules": _RULES,
         "chain": _digest_chain(chain),
         "prompts": digest_text("".join(write(chain).digest for write in _PROMPTS)),
-        "models": [[each.model, dict(each.decoding)] if each else "rules" for each in models],
+        "models": [[model.model, dict(model.decoding)] if model else "rules" for model in models],
         "trust": plan.asks_trust,
         "repairs": plan.num_repairs,
     }
@@ -337,7 +339,7 @@ def _digest_chain(chain: Chain) -> str:
     return digest_text(json.dumps([[step.name, step.question, list(step.options)] for step in chain.steps]))
 
 
-def _require_own_shard(folder: Path, shard: Shard | None) -> None:
+def _require_same_shard(folder: Path, shard: Shard | None) -> None:
     if shard is not None and (folder / SHARD_NAME).exists():
         held = read_shard_file(folder).name
         if held != shard:
@@ -412,10 +414,10 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Record]:
 def annotate_questions(
     source: Path, plan: Plan, terminal: Terminal, *, task: str, settings: TaskSettings, num_regenerations: int = 0
 ) -> Result[Record]:
-    """Annotate every question of a source into a folder of records, what was set aside, funnel and ledgers.
+    """Annotate every question of a source into a folder of records, items set aside, funnel and ledgers.
 
     Args:
-      num_regenerations: how often an answer that a voter does not call correct is written anew.
+      num_regenerations: how often an answer is rewritten if a voter does not call it correct.
     """
     chosen, folder, name = TASKS[task], settings.folder, record_files.FILE_NAME
     _check_settings(chosen, plan, settings, num_regenerations)
@@ -441,7 +443,7 @@ def annotate_questions(
             _prepare_questions, plan=plan, task=chosen, settings=settings, regenerations=num_regenerations
         )
         run_items(items, prepare, folder=folder, plan=plan, total=len(items), result=result, terminal=terminal)
-        result.set_aside += [Aside(f"record {each.record}", Reason.UNREADABLE_RECORD, each.reason) for each in bad]
+        result.set_aside += [Aside(f"record {aside.record}", Reason.UNREADABLE_RECORD, aside.reason) for aside in bad]
         result.set_aside += [item for item in planned if isinstance(item, Aside)]
         drawn = {"easy"} if chosen.finish is not None else set()
         bare = [record for record in result.records if record.provenance.get("stage") not in drawn]
@@ -458,7 +460,7 @@ def _screen(questions: Sequence[Question]) -> tuple[list[Question], list[Aside]]
     """Return the questions, and those set aside because a sentence of their grounded report gives an instruction."""
     kept, hostile = [], []
     for question in questions:
-        texts = (f"{said.name}. {said.label}. {said.sentence}" for said in question.statements)
+        texts = (f"{statement.name}. {statement.label}. {statement.sentence}" for statement in question.statements)
         if any(find_word(text, INSTRUCTION_WORDS) for text in texts):
             hostile.append(Aside(question.id, Reason.INSTRUCTION, "a sentence of the grounded report"))
         else:
@@ -485,14 +487,14 @@ def _make_records(outcome: Outcome[Any, Record]) -> list[Record]:
 
 
 Write = Callable[[Item, Mapping[str, str], str], Awaitable[tuple[dict[str, str], Provenance]]]
-"""(item, what tells attempts apart, picture) -> (parts, provenance)."""
+"""(item, number of the attempt as data, picture) -> (parts, provenance)."""
 
 
 def _make_writer(crew: Crew, plan: Plan, task: Task[Any]) -> Write:
     """Return the function that writes the parts of one record: templates, or the requests of the task."""
     annotators = {}
     if plan.annotator is not None:
-        annotators = {each.prompt.task: crew.interview(plan.annotator, each.prompt) for each in task.requests}
+        annotators = {request.prompt.task: crew.interview(plan.annotator, request.prompt) for request in task.requests}
     today = _today()
     under_way: dict[tuple[str, str], asyncio.Lock] = collections.defaultdict(asyncio.Lock)
 

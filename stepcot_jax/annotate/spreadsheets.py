@@ -1,4 +1,4 @@
-"""CSV files that go through a spreadsheet and come back."""
+"""CSV files that users edit in a spreadsheet."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def encode_rows(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def is_same_cell(one: str, two: str) -> bool:
-    """Whether two cells are equal except for white space, a plus sign and the apostrophe that defuses a formula.
+    """Return whether two cells are equal except for white space, a plus sign and the apostrophe that defuses a formula.
 
     >>> is_same_cell("'-  small mass", "- small mass ")
     True

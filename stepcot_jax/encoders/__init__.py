@@ -1,4 +1,4 @@
 """Image and text encoders, and the weights of published ones.
 
-What they computed is stored by `features`; networks on top of features stand in `models`. Read `load` first.
+`features` stores their output; `models` holds the networks on top of features. Read `load` first.
 """

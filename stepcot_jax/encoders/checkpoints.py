@@ -34,19 +34,19 @@ from stepcot_jax.encoders.transformer import (
     clip_vision_table,
     make_biomedclip,
 )
-from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES, Place
+from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES, Slot
 from stepcot_jax.host.download import fetch, find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 
 IMPORT_FEATURES = "import features made elsewhere"
-"""What else the user of an encoder can do without its weights."""
+"""Alternative to the weights of an encoder, for messages."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 BICUBIC = 3
-"""Pillow's constant for bicubic resampling, the only one of `data.images`."""
+"""Pillow's constant for bicubic resampling, the only kind in `data.images`."""
 
 _ID = re.compile(r"(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _MOST_CONFIG_BYTES = 1 << 24
@@ -66,9 +66,9 @@ def resolve(source: str, *, alternative: str = "") -> pathlib.Path:
 
     Args:
       source: a folder or file, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or a Hugging Face id such as
-        "openai/clip-vit-base-patch32", optionally with "@revision". Of an id only config, weights and tokenizer are
-        downloaded, into huggingface_hub's cache; PyTorch's .bin only if there is no safetensors file.
-      alternative: what else the user can do without the network, for the message; "" for nothing.
+        "openai/clip-vit-base-patch32", optionally with "@revision". For an id only config, weights and tokenizer are
+        downloaded, into huggingface_hub's cache; PyTorch's .bin only without a safetensors file.
+      alternative: another way without the network, for the message; "" for none.
     """
     if is_address(source):
         return find_path(source)
@@ -115,55 +115,55 @@ class ConfigFile:
       where: file and key, for error messages.
     """
 
-    def __init__(self, where: str, found: Mapping[str, Any]):
+    def __init__(self, where: str, entries: Mapping[str, Any]):
         self.where = where
-        self.found = found
+        self.entries = entries
 
-    def whole(self, key: str, default: int | None = None, *, most: int) -> int:
-        """Return a whole number from 1 to `most`; without a default the key has to be there."""
-        value = self.found.get(key, default)
+    def integer(self, key: str, default: int | None = None, *, most: int) -> int:
+        """Return a whole number from 1 to `most`; without a default the key is required."""
+        value = self.entries.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadInput(f"{self.where}.{key}: {value!r} is not a whole number from 1 to {most}")
         return value
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
-        """Return a number from `least` to `most`; without a default the key has to be there."""
-        value = self.found.get(key, default)
+        """Return a number from `least` to `most`; without a default the key is required."""
+        value = self.entries.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise BadInput(f"{self.where}.{key}: {value!r} is not a number from {least:g} to {most:g}")
         return float(value)
 
     def one_of(self, key: str, accepted: Collection[Any], default: Any) -> Any:
         """Return a value that is among those accepted, the default if the key is missing."""
-        value = self.found.get(key, default)
+        value = self.entries.get(key, default)
         if value not in accepted:
             raise BadInput(f"{self.where}.{key}: {value!r} is not one of {', '.join(map(repr, accepted))}")
         return value
 
     def group(self, key: str) -> "ConfigFile":
         """Return an object inside this one, empty if missing or null."""
-        value = self.found.get(key) or {}
+        value = self.entries.get(key) or {}
         if not isinstance(value, Mapping):
             raise BadInput(f"{self.where}.{key}: {value!r} is not an object")
         return ConfigFile(f"{self.where}.{key}", value)
 
     def sizes(self, defaults: TransformerSizes) -> TransformerSizes:
         """Return the sizes of a transformer under transformers' names, with defaults for missing keys."""
-        width = self.whole("hidden_size", defaults.width, most=2**16)
-        num_heads = self.whole("num_attention_heads", defaults.num_heads, most=2**16)
+        width = self.integer("hidden_size", defaults.width, most=2**16)
+        num_heads = self.integer("num_attention_heads", defaults.num_heads, most=2**16)
         if width % num_heads:
             raise BadInput(f"{self.where}.num_attention_heads: {num_heads} is not a divisor of hidden_size ({width})")
-        activation = self.found.get("hidden_act", defaults.activation)
+        activation = self.entries.get("hidden_act", defaults.activation)
         if activation not in tuple(ACTIVATIONS):
             raise BadInput(f"{self.where}.hidden_act: {activation!r} is not one of {', '.join(ACTIVATIONS)}")
-        epsilon = self.found.get("layer_norm_eps", defaults.epsilon)
+        epsilon = self.entries.get("layer_norm_eps", defaults.epsilon)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
             raise BadInput(f"{self.where}.layer_norm_eps: {epsilon!r} is not a number between 0 and 1")
         return TransformerSizes(
             width=width,
-            num_layers=self.whole("num_hidden_layers", defaults.num_layers, most=256),
+            num_layers=self.integer("num_hidden_layers", defaults.num_layers, most=256),
             num_heads=num_heads,
-            mlp_width=self.whole("intermediate_size", defaults.mlp_width, most=2**20),
+            mlp_width=self.integer("intermediate_size", defaults.mlp_width, most=2**20),
             activation=activation,
             epsilon=float(epsilon),
             norm_first=defaults.norm_first,
@@ -175,24 +175,24 @@ def read_config(path: pathlib.Path) -> ConfigFile | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(
+        entries = json.loads(
             read_file(path, max_bytes=_MOST_CONFIG_BYTES, accepted="a JSON file").removeprefix(b"\xef\xbb\xbf")
         )
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON ({str(error)[:200]})") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path}: expected a JSON object; got {type(found).__name__}")
-    return ConfigFile(str(path), found)
+    if not isinstance(entries, dict):
+        raise BadInput(f"{path}: expected a JSON object; got {type(entries).__name__}")
+    return ConfigFile(str(path), entries)
 
 
 def read_image_processor(folder: pathlib.Path) -> ConfigFile | None:
     """Return the settings of a checkpoint's image processor, or None if no file has them.
 
-    transformers since 5 writes them inside processor_config.json, where they go before preprocessor_config.json.
+    transformers since 5 writes them inside processor_config.json, which takes precedence over preprocessor_config.json.
     """
-    whole = read_config(folder / "processor_config.json")
-    if whole is not None and whole.found.get("image_processor"):
-        return whole.group("image_processor")
+    processor = read_config(folder / "processor_config.json")
+    if processor is not None and processor.entries.get("image_processor"):
+        return processor.group("image_processor")
     return read_config(folder / "preprocessor_config.json")
 
 
@@ -201,16 +201,16 @@ def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
     config = read_image_processor(folder)
     if config is None:
         return Preprocessing(size=size)
-    crop = config.found.get("do_center_crop", True)
-    fit, found = _read_fit(config, crop=bool(crop))
-    if found != size:
-        raise BadInput(f"{config.where}: image size {found} is not the network's {size} px")
-    if config.found.get("resample", BICUBIC) != BICUBIC:
-        raise BadInput(f"{config.where}.resample: {config.found['resample']!r} is not {BICUBIC} (bicubic)")
+    crop = config.entries.get("do_center_crop", True)
+    fit, read_size = _read_fit(config, crop=bool(crop))
+    if read_size != size:
+        raise BadInput(f"{config.where}: image size {read_size} is not the network's {size} px")
+    if config.entries.get("resample", BICUBIC) != BICUBIC:
+        raise BadInput(f"{config.where}.resample: {config.entries['resample']!r} is not {BICUBIC} (bicubic)")
     for key in ("do_resize", "do_rescale", "do_normalize"):
-        if config.found.get(key, True) is not True:
-            raise BadInput(f"{config.where}.{key}: {config.found[key]!r} is not true")
-    factor = config.found.get("rescale_factor", 1 / 255)
+        if config.entries.get(key, True) is not True:
+            raise BadInput(f"{config.where}.{key}: {config.entries[key]!r} is not true")
+    factor = config.entries.get("rescale_factor", 1 / 255)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor * 255 - 1) <= 1e-6:
         raise BadInput(f"{config.where}.rescale_factor: {factor!r} is not 1/255")
     mean, std = (
@@ -220,10 +220,10 @@ def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
 
 
 def _read_fit(config: ConfigFile, *, crop: bool) -> tuple[Literal["crop", "stretch"], Any]:
-    """Return the way that images become square, and their size in px."""
+    """Return how images become square, and their size in px."""
 
     def sides(key: str) -> Any:
-        value = config.found.get(key)
+        value = config.entries.get(key)
         if isinstance(value, Mapping):
             return (
                 value["shortest_edge"] if set(value) == {"shortest_edge"} else (value.get("height"), value.get("width"))
@@ -239,14 +239,14 @@ def _read_fit(config: ConfigFile, *, crop: bool) -> tuple[Literal["crop", "stret
     if isinstance(resized, tuple) and resized[0] == resized[1] and (not crop or cropped == resized[0]):
         return "stretch", resized[0]
     raise BadInput(
-        f"{config.where}: size {config.found.get('size')!r} with crop_size {config.found.get('crop_size')!r} is not "
-        "supported (expected a short side cropped to a square of the same size, or a square without a crop)"
+        f"{config.where}: size {config.entries.get('size')!r} with crop_size {config.entries.get('crop_size')!r} is "
+        "not supported (expected a short side cropped to a square of the same size, or a square without a crop)"
     )
 
 
 def read_colours(config: ConfigFile, key: str, default: tuple[float, ...]) -> tuple[float, float, float]:
     """Return three numbers: red, green and blue."""
-    value = config.found.get(key, default)
+    value = config.entries.get(key, default)
     try:
         red, green, blue = (float(number) for number in value)
     except (TypeError, ValueError):
@@ -271,12 +271,12 @@ ACCEPTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The networks of a checkpoint, and the parameter that each tensor belongs to.
+    """The networks of a checkpoint, and the parameter of each tensor.
 
     Attributes:
       name: for logs, such as "clip".
-      table: tensor names -> places below "image/" and "text/", and single parameters.
-      unused: tensors that may be present but are no parameters: buffers, classifiers, pretraining heads.
+      table: tensor names -> slots below "image/" and "text/", and single parameters.
+      unused: optional tensors that are not parameters: buffers, classifiers, pretraining heads.
       image: the image network, if any.
       text: the text network, if any.
       preprocessing: of the images before the image network.
@@ -284,7 +284,7 @@ class Architecture:
     """
 
     name: str
-    table: Mapping[str, Place]
+    table: Mapping[str, Slot]
     unused: tuple[str, ...] = ()
     image: nn.Module | None = None
     text: nn.Module | None = None
@@ -301,7 +301,7 @@ class Architecture:
         if self.text is not None:
             texts = (jax.ShapeDtypeStruct((1, 2), dtype) for dtype in (jnp.int32, jnp.bool_))
             shapes["text"] = jax.eval_shape(self.text.init, key, *texts)["params"]
-        if any(place.path == "logit_scale" for place in self.table.values()):
+        if any(slot.path == "logit_scale" for slot in self.table.values()):
             shapes["logit_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
         return shapes
 
@@ -313,25 +313,25 @@ def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Archite
     if open_clip:
         return _open_clip(open_clip, tensors, dtype)
     config = read_config(folder / "config.json") if path.is_dir() else None
-    model_type = config.found.get("model_type") if config else None
+    model_type = config.entries.get("model_type") if config else None
     if config and model_type in ("clip", "clip_vision_model", "clip_text_model"):
         return _clip(config, folder, model_type, dtype)
     if config and model_type == "bert":
         return _bert(config, tensors, dtype)
-    stated = str(config.found.get("architecture", "")) if config else ""
+    stated = str(config.entries.get("architecture", "")) if config else ""
     names = [stated] if stated else [path.name, *(file.name for file in folder.iterdir() if path.is_dir())]
     for name in names:
         if match := re.match(r"(resnet18|resnet50|densenet121)(?![0-9a-z])", name.lower()):
             return _torchvision(match[1], tensors, dtype)
-    found = f"model_type {model_type!r} is not supported" if config else "no config.json"
-    raise BadInput(f"{path}: {found}; {ACCEPTED}")
+    problem = f"model_type {model_type!r} is not supported" if config else "no config.json"
+    raise BadInput(f"{path}: {problem}; {ACCEPTED}")
 
 
 def _clip(config: ConfigFile, folder: pathlib.Path, model_type: str, dtype: DTypeLike) -> Architecture:
-    """CLIP with both towers, or one tower with its projection."""
-    both, width = model_type == "clip", config.whole("projection_dim", 512, most=2**16)
+    """Return CLIP with both towers, or one tower with its projection."""
+    both, width = model_type == "clip", config.integer("projection_dim", 512, most=2**16)
     image = text = preprocessing = None
-    table = {"logit_scale": Place("logit_scale")} if both else {}
+    table = {"logit_scale": Slot("logit_scale")} if both else {}
     if model_type != "clip_text_model":
         vision = config.group("vision_config") if both else config
         image, preprocessing = _clip_image(vision, folder, width, dtype)
@@ -346,9 +346,9 @@ def _clip(config: ConfigFile, folder: pathlib.Path, model_type: str, dtype: DTyp
 def _clip_image(
     config: ConfigFile, folder: pathlib.Path, projected_width: int, dtype: DTypeLike
 ) -> tuple[VisionTransformer, Preprocessing]:
-    config.whole("num_channels", 3, most=3)
-    image_size = config.whole("image_size", 224, most=4096)
-    patch_size = config.whole("patch_size", 32, most=image_size)
+    config.integer("num_channels", 3, most=3)
+    image_size = config.integer("image_size", 224, most=4096)
+    patch_size = config.integer("patch_size", 32, most=image_size)
     network = VisionTransformer(config.sizes(CLIP_VISION_SIZES), image_size, patch_size, projected_width, dtype=dtype)
     return network, read_preprocessing(folder, size=image_size)
 
@@ -356,23 +356,23 @@ def _clip_image(
 def _clip_text(config: ConfigFile, projected_width: int, dtype: DTypeLike) -> CLIPText:
     return CLIPText(
         sizes=config.sizes(CLIP_TEXT_SIZES),
-        vocabulary_size=config.whole("vocab_size", 49408, most=2**24),
-        max_positions=config.whole("max_position_embeddings", 77, most=2**16),
-        end_token=config.whole("eos_token_id", 49407, most=2**24),
+        vocabulary_size=config.integer("vocab_size", 49408, most=2**24),
+        max_positions=config.integer("max_position_embeddings", 77, most=2**16),
+        end_token=config.integer("eos_token_id", 49407, most=2**24),
         projected_width=projected_width,
         dtype=dtype,
     )
 
 
 def _bert(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Architecture:
-    if (kind := config.found.get("position_embedding_type", "absolute")) != "absolute":
+    if (kind := config.entries.get("position_embedding_type", "absolute")) != "absolute":
         raise BadInput(f"{config.where}.position_embedding_type: {kind!r} is not 'absolute'")
     prefix = "bert." if any(name.startswith("bert.") for name in tensors) else ""
     text = Bert(
         sizes=config.sizes(BERT_SIZES),
-        vocabulary_size=config.whole("vocab_size", 30522, most=2**24),
-        max_positions=config.whole("max_position_embeddings", 512, most=2**16),
-        num_types=config.whole("type_vocab_size", 2, most=2**16),
+        vocabulary_size=config.integer("vocab_size", 30522, most=2**24),
+        max_positions=config.integer("max_position_embeddings", 512, most=2**16),
+        num_types=config.integer("type_vocab_size", 2, most=2**16),
         pooler=f"{prefix}pooler.dense.weight" in tensors,
         dtype=dtype,
     )
@@ -393,13 +393,13 @@ _BERT_PRETRAINING_HEADS = (
 
 def _open_clip(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     model, images = config.group("model_cfg"), config.group("preprocess_cfg")
-    size = model.group("vision_cfg").whole("image_size", 224, most=4096)
-    max_tokens = model.group("text_cfg").whole("context_length", 77, most=2**16)
+    size = model.group("vision_cfg").integer("image_size", 224, most=4096)
+    max_tokens = model.group("text_cfg").integer("context_length", 77, most=2**16)
     if "visual.trunk.cls_token" not in tensors or f"{TEXT_PREFIX}embeddings.word_embeddings.weight" not in tensors:
         raise BadInput(f"{config.where}: the model is not a timm ViT with a BERT; {ACCEPTED}")
     for key, accepted in (("interpolation", "bicubic"), ("resize_mode", "shortest")):
-        if images.found.get(key, accepted) != accepted:
-            raise BadInput(f"{images.where}.{key}: {images.found[key]!r} is not {accepted!r}")
+        if images.entries.get(key, accepted) != accepted:
+            raise BadInput(f"{images.where}.{key}: {images.entries[key]!r} is not {accepted!r}")
     image, text = make_biomedclip(tensors, image_size=size, max_tokens=max_tokens, dtype=dtype, source=config.where)
     return Architecture(
         name="open_clip",

@@ -1,4 +1,4 @@
-"""Frozen image networks as JSON, class and sizes: an export's network is made again without the config."""
+"""Frozen image networks as JSON, from which an export makes its network without the config."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -31,14 +31,14 @@ def describe_network(network: nn.Module) -> dict[str, Any]:
 
 
 def make_network(described: Any, *, where: str) -> nn.Module:
-    """Return the network that `describe_network` described."""
-    found = dict(described) if isinstance(described, dict) else {}
-    kind, dtype = _CLASSES.get(str(found.pop("class", ""))), found.pop("dtype", None)
+    """Return the network of a description by `describe_network`."""
+    entries = dict(described) if isinstance(described, dict) else {}
+    kind, dtype = _CLASSES.get(str(entries.pop("class", ""))), entries.pop("dtype", None)
     if kind is None or dtype not in _DTYPES:
         raise BadInput(f"{where}: expected a class of {', '.join(_CLASSES)} and a dtype of {', '.join(_DTYPES)}")
     types = {key: _type_of(key) for key in _fields(kind) if key != "dtype"}
     try:
-        fields = msgspec.convert(found, msgspec.defstruct("Fields", list(types.items()), forbid_unknown_fields=True))
+        fields = msgspec.convert(entries, msgspec.defstruct("Fields", list(types.items()), forbid_unknown_fields=True))
     except msgspec.ValidationError as error:
         raise BadInput(f"{where}: {one_line(error)}") from None
     values = {key: getattr(fields, key) for key in types}
@@ -48,7 +48,7 @@ def make_network(described: Any, *, where: str) -> nn.Module:
 
 
 def count_layers(network: Any) -> int:
-    """Return how many blocks or layers an image network's description asks for, without making it."""
+    """Return the number of blocks or layers of an image network, without making it."""
     stages = getattr(network, "blocks_per_stage", getattr(network, "layers_per_block", None))
     return int(network.sizes.num_layers) if stages is None else sum(stages)
 

@@ -24,14 +24,14 @@ from stepcot_jax.host.errors import BadInput
 def _open_checkpoint(
     source: str, dtype: DTypeLike, part: Literal["image", "text"]
 ) -> tuple[Architecture, pathlib.Path, str, Callable[[], Any]]:
-    """Return architecture, path, digest and reader of one encoder; all tensors are checked, none kept in memory."""
+    """Return architecture, path, digest and reader of one encoder; all tensors are checked, none is kept in memory."""
     path = resolve(source, alternative=IMPORT_FEATURES)
     tensors = read_tensors(path)
     architecture = recognise(path, tensors, jnp.dtype(dtype))
     if getattr(architecture, part) is None:
         raise BadInput(f"{path}: the model ({architecture.name}) has no {part} encoder")
     table, shapes = architecture.table, architecture.shapes()
-    names = [name for name, place in table.items() if place.path.startswith(f"{part}/")]
+    names = [name for name, slot in table.items() if slot.path.startswith(f"{part}/")]
     check = functools.partial(assign, table, shapes=shapes, unused=architecture.unused, source=str(path))
     check(tensors, only=None)
     digest = weights_digest(tensors, names)

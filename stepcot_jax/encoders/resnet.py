@@ -76,8 +76,8 @@ class ResNet(nn.Module):
                 hidden = ResidualBlock(width, stride, self.dtype, name=f"stage_{stage}_block_{block}")(hidden)
             if self.is_mutable_collection("moments"):
                 maps = hidden.astype(jnp.float32)
-                found = jnp.concatenate([maps.mean(axis=(1, 2)), maps.std(axis=(1, 2))], axis=-1)
-                self.sow("moments", f"stage_{stage}", found)
+                moments = jnp.concatenate([maps.mean(axis=(1, 2)), maps.std(axis=(1, 2))], axis=-1)
+                self.sow("moments", f"stage_{stage}", moments)
         return average_cells(hidden, self.grid).astype(jnp.float32)
 
 

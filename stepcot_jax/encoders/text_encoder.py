@@ -31,14 +31,14 @@ def write_prompts(chain: Chain, template: str) -> tuple[str, ...]:
     """
     expected = f"expected text with fields among {', '.join(f'{{{field}}}' for field in FIELDS)}"
     try:
-        found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+        fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
         prompts = tuple(
             template.format(name=step.name, question=step.question, options="; ".join(step.lettered_options))
             for step in chain.steps
         )
     except (ValueError, LookupError, AttributeError) as error:
         raise BadInput(f"config.prompts.template: {template!r} is not a template ({error}); {expected}") from None
-    if not found or not found <= set(FIELDS):
+    if not fields or not fields <= set(FIELDS):
         raise BadInput(f"config.prompts.template: {template!r} is not a template; {expected}")
     return prompts
 
@@ -89,7 +89,7 @@ class Tokenizer:
 
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], list[Truncated]]:
         """Return the tokens of each text, without padding, and the texts that were truncated."""
-        # verbose=False: transformers warns of long texts without saying which.
+        # verbose=False: transformers' warning about long texts does not name them.
         rows = self.loaded(list(texts), verbose=False, return_attention_mask=False)["input_ids"] if texts else []
         truncated = [Truncated(k, len(row)) for k, row in enumerate(rows) if len(row) > self.max_tokens]
         for cut in truncated:  # the tokenizer keeps the special token at the end
@@ -150,7 +150,7 @@ class FlaxEncoder:
       width: size of a feature vector; of texts with pooling "cls" and "mean".
       digest: SHA-256 of everything that determines the features: weights, architecture, compute dtype, and of a text
         encoder tokenizer and `max_tokens`.
-      num_parameters: of the whole checkpoint; CLIP's has both towers.
+      num_parameters: number of parameters of the checkpoint, for CLIP of both towers.
       read_params: reads the parameters at the first call of `encode`, so that an encoder whose features are all
         stored takes no memory.
     """
@@ -186,10 +186,10 @@ class TextEncoder(FlaxEncoder):
 
         Args:
           pooling: "cls": last hidden state of BERT's first token (as for Step-CoT's teacher) or CLIP's end token;
-            "mean": mean over all tokens but padding; "projected": vector in the space shared with images.
+            "mean": mean over all tokens except padding; "projected": vector in the space shared with images.
 
         Returns:
-          float32 [text, width], or [text, projected_width]. The number and lengths of truncated texts are logged as a
+          float32 [text, width], or [text, projected_width]. A warning gives the number and lengths of truncated texts.
         """
         if pooling not in ("cls", "mean", "projected") or (pooling == "projected" and not self.projected_width):
             accepted = "'cls', 'mean'" + (", 'projected'" if self.projected_width else " (it has no projection)")

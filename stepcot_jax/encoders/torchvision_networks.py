@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from stepcot_jax.encoders.weights import Place
+from stepcot_jax.encoders.weights import Slot
 
 BATCH_NORM_EPSILON = 1e-5
 _TENSOR_NAMES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "variance": "running_var"}
@@ -94,7 +94,7 @@ class FrozenResNet(nn.Module):
     def __call__(
         self, images: Float[Array, "case height width 3"]
     ) -> tuple[Float[Array, "case feature"], Float[Array, "case patch feature"]]:
-        """Return features and patch vectors of normalised `images`, as `_average` says."""
+        """Return features and patch vectors of normalised `images`, see `_average`."""
         stem = convolution(self.stem_width, 7, stride=2, dtype=self.dtype, name="conv1")
         hidden = nn.relu(FrozenBatchNorm(self.dtype, name="bn1")(stem(images.astype(self.dtype))))
         hidden = nn.max_pool(hidden, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
@@ -157,7 +157,7 @@ class FrozenDenseNet(nn.Module):
     def __call__(
         self, images: Float[Array, "case height width 3"]
     ) -> tuple[Float[Array, "case feature"], Float[Array, "case patch feature"]]:
-        """Return features and patch vectors of normalised `images`, as `_average` says."""
+        """Return features and patch vectors of normalised `images`, see `_average`."""
         stem = convolution(self.stem_width, 7, stride=2, dtype=self.dtype, name="conv0")
         hidden = nn.relu(FrozenBatchNorm(self.dtype, name="norm0")(stem(images.astype(self.dtype))))
         hidden = nn.max_pool(hidden, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
@@ -189,8 +189,8 @@ def _average_pairs(hidden: Float[Array, "case height width channel"]) -> Float[A
     return jnp.mean(cells.reshape(num_cases, height // 2, 2, width // 2, 2, channels), axis=(2, 4))
 
 
-def torchvision_table(network: FrozenResNet | FrozenDenseNet, *, old_names: bool = False) -> dict[str, Place]:
-    """Map torchvision's tensor names to places below "image/"; the names of the modules here follow torchvision's.
+def torchvision_table(network: FrozenResNet | FrozenDenseNet, *, old_names: bool = False) -> dict[str, Slot]:
+    """Map torchvision's tensor names to slots below "image/"; modules here are named after torchvision's.
 
     Args:
       old_names: whether DenseNet's tensors are named "norm.1" instead of "norm1", as in torchvision's published files.
@@ -202,10 +202,10 @@ def torchvision_table(network: FrozenResNet | FrozenDenseNet, *, old_names: bool
         rules = [(r"^", "features."), (r"block(\d+)_layer", r"denseblock\1.denselayer"), (r"(transition\d+)_", r"\1.")]
         rules += [(r"/(norm|conv)", r"/\1.")] if old_names else []
     table = {}
-    for place in flax.traverse_util.flatten_dict(params, sep="/"):
-        module, _, name = place.rpartition("/")
+    for path in flax.traverse_util.flatten_dict(params, sep="/"):
+        module, _, name = path.rpartition("/")
         for pattern, replacement in rules:
             module = re.sub(pattern, replacement, module)
         tensor = f"{module.replace('/', '.')}.{_TENSOR_NAMES.get(name, name)}"
-        table[tensor] = Place(f"image/{place}", "conv" if name == "kernel" else "same")
+        table[tensor] = Slot(f"image/{path}", "conv" if name == "kernel" else "same")
     return table

@@ -16,17 +16,17 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.encoders.weights import Place, place_dense, place_norm
+from stepcot_jax.encoders.weights import Slot, dense_slots, norm_slots
 from stepcot_jax.host.errors import BadInput
 
 
 def quick_gelu(hidden: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
-    """CLIP's approximation of GELU: x * sigmoid(1.702 x)."""
+    """Return CLIP's approximation of GELU: x * sigmoid(1.702 x)."""
     return hidden * jax.nn.sigmoid(hidden * jnp.asarray(1.702, hidden.dtype))
 
 
 def exact_gelu(hidden: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
-    """GELU with the error function, as BERT and timm compute it."""
+    """Return GELU with the error function, as BERT and timm compute it."""
     return jax.nn.gelu(hidden, approximate=False)
 
 
@@ -40,7 +40,7 @@ class TextOutput(NamedTuple):
     Attributes:
       hidden: [case, token, width], last hidden states.
       cls: [case, width], hidden state of BERT's first token or CLIP's end token.
-      mean: [case, width], average over all tokens but padding.
+      mean: [case, width], average over all tokens except padding.
       projected: [case, projected_width], or None without a projection.
     """
 
@@ -240,54 +240,54 @@ def cut_patches(images: Float[Array, "case height width channel"], patch_size: i
     return cut.transpose(0, 1, 3, 2, 4, 5).reshape(num_cases, rows * columns, patch_size * patch_size * channels)
 
 
-def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Place]:
-    """Map transformers' CLIP block names below `prefix` to places below `path`."""
-    table: dict[str, Place] = {}
+def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Slot]:
+    """Map transformers' CLIP block names below `prefix` to slots below `path`."""
+    table: dict[str, Slot] = {}
     for layer in range(num_layers):
-        found, place = f"{prefix}encoder.layers.{layer}.", f"{path}blocks/layer_{layer}/"
+        source, target = f"{prefix}encoder.layers.{layer}.", f"{path}blocks/layer_{layer}/"
         for part, name in enumerate(("q_proj", "k_proj", "v_proj")):
-            table |= place_dense(f"{found}self_attn.{name}", f"{place}attention/qkv", part=part, parts=3)
-        table |= place_dense(f"{found}self_attn.out_proj", f"{place}attention/out")
-        table |= place_norm(f"{found}layer_norm1", f"{place}attention_norm")
-        table |= place_norm(f"{found}layer_norm2", f"{place}mlp_norm")
-        table |= place_dense(f"{found}mlp.fc1", f"{place}up")
-        table |= place_dense(f"{found}mlp.fc2", f"{place}down")
+            table |= dense_slots(f"{source}self_attn.{name}", f"{target}attention/qkv", part=part, parts=3)
+        table |= dense_slots(f"{source}self_attn.out_proj", f"{target}attention/out")
+        table |= norm_slots(f"{source}layer_norm1", f"{target}attention_norm")
+        table |= norm_slots(f"{source}layer_norm2", f"{target}mlp_norm")
+        table |= dense_slots(f"{source}mlp.fc1", f"{target}up")
+        table |= dense_slots(f"{source}mlp.fc2", f"{target}down")
     return table
 
 
-def clip_vision_table(num_layers: int) -> dict[str, Place]:
-    """Map transformers' CLIP image tower names to places below "image/"."""
+def clip_vision_table(num_layers: int) -> dict[str, Slot]:
+    """Map transformers' CLIP image tower names to slots below "image/"."""
     embeddings = "vision_model.embeddings."
     return {
-        f"{embeddings}class_embedding": Place("image/class_token"),
-        f"{embeddings}patch_embedding.weight": Place("image/patch_embedding/kernel", "patch"),
-        f"{embeddings}position_embedding.weight": Place("image/positions"),
-        "visual_projection.weight": Place("image/projection/kernel", "dense"),
-        **place_norm("vision_model.pre_layrnorm", "image/pre_norm"),  # sic: transformers writes it without "e"
-        **place_norm("vision_model.post_layernorm", "image/post_norm"),
+        f"{embeddings}class_embedding": Slot("image/class_token"),
+        f"{embeddings}patch_embedding.weight": Slot("image/patch_embedding/kernel", "patch"),
+        f"{embeddings}position_embedding.weight": Slot("image/positions"),
+        "visual_projection.weight": Slot("image/projection/kernel", "dense"),
+        **norm_slots("vision_model.pre_layrnorm", "image/pre_norm"),  # sic: transformers writes it without "e"
+        **norm_slots("vision_model.post_layernorm", "image/post_norm"),
         **clip_blocks_table("vision_model.", "image/", num_layers),
     }
 
 
-def timm_vision_table(num_layers: int) -> dict[str, Place]:
-    """Map the names of timm's vision transformer in open_clip checkpoints to places below "image/"."""
+def timm_vision_table(num_layers: int) -> dict[str, Slot]:
+    """Map the names of timm's vision transformer in open_clip checkpoints to slots below "image/"."""
     trunk = "visual.trunk."
     table = {
-        f"{trunk}cls_token": Place("image/class_token", "leading"),
-        f"{trunk}pos_embed": Place("image/positions", "leading"),
-        f"{trunk}patch_embed.proj.weight": Place("image/patch_embedding/kernel", "patch"),
-        f"{trunk}patch_embed.proj.bias": Place("image/patch_embedding/bias"),
-        "visual.head.proj.weight": Place("image/projection/kernel", "dense"),
-        **place_norm(f"{trunk}norm", "image/post_norm"),
+        f"{trunk}cls_token": Slot("image/class_token", "leading"),
+        f"{trunk}pos_embed": Slot("image/positions", "leading"),
+        f"{trunk}patch_embed.proj.weight": Slot("image/patch_embedding/kernel", "patch"),
+        f"{trunk}patch_embed.proj.bias": Slot("image/patch_embedding/bias"),
+        "visual.head.proj.weight": Slot("image/projection/kernel", "dense"),
+        **norm_slots(f"{trunk}norm", "image/post_norm"),
     }
     for layer in range(num_layers):
-        found, place = f"{trunk}blocks.{layer}.", f"image/blocks/layer_{layer}/"
-        table |= place_dense(f"{found}attn.qkv", f"{place}attention/qkv")
-        table |= place_dense(f"{found}attn.proj", f"{place}attention/out")
-        table |= place_norm(f"{found}norm1", f"{place}attention_norm")
-        table |= place_norm(f"{found}norm2", f"{place}mlp_norm")
-        table |= place_dense(f"{found}mlp.fc1", f"{place}up")
-        table |= place_dense(f"{found}mlp.fc2", f"{place}down")
+        source, target = f"{trunk}blocks.{layer}.", f"image/blocks/layer_{layer}/"
+        table |= dense_slots(f"{source}attn.qkv", f"{target}attention/qkv")
+        table |= dense_slots(f"{source}attn.proj", f"{target}attention/out")
+        table |= norm_slots(f"{source}norm1", f"{target}attention_norm")
+        table |= norm_slots(f"{source}norm2", f"{target}mlp_norm")
+        table |= dense_slots(f"{source}mlp.fc1", f"{target}up")
+        table |= dense_slots(f"{source}mlp.fc2", f"{target}down")
     return table
 
 
@@ -308,7 +308,7 @@ class CLIPText(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Int[Array, "case token"], attended: Bool[Array, "case token"]) -> TextOutput:
-        """Encode `tokens` [case, token]; `attended` [case, token] is False on padding, which stands at the end."""
+        """Encode `tokens` [case, token]; `attended` [case, token] is False on padding, which comes last."""
         width = self.sizes.width
         embedding = nn.Embed(self.vocabulary_size, width, dtype=self.dtype, name="token_embedding")
         positions = self.param("positions", nn.initializers.zeros, (self.max_positions, width)).astype(self.dtype)
@@ -330,13 +330,13 @@ class CLIPText(nn.Module):
         )
 
 
-def clip_text_table(num_layers: int) -> dict[str, Place]:
-    """Map transformers' CLIP text tower names to places below "text/"."""
+def clip_text_table(num_layers: int) -> dict[str, Slot]:
+    """Map transformers' CLIP text tower names to slots below "text/"."""
     return {
-        "text_model.embeddings.token_embedding.weight": Place("text/token_embedding/embedding"),
-        "text_model.embeddings.position_embedding.weight": Place("text/positions"),
-        "text_projection.weight": Place("text/projection/kernel", "dense"),
-        **place_norm("text_model.final_layer_norm", "text/final_norm"),
+        "text_model.embeddings.token_embedding.weight": Slot("text/token_embedding/embedding"),
+        "text_model.embeddings.position_embedding.weight": Slot("text/positions"),
+        "text_projection.weight": Slot("text/projection/kernel", "dense"),
+        **norm_slots("text_model.final_layer_norm", "text/final_norm"),
         **clip_blocks_table("text_model.", "text/", num_layers),
     }
 
@@ -352,7 +352,7 @@ HEAD_WIDTH = 64
 TEXT_PREFIX = "text.transformer."
 MAX_LAYERS = 256
 _PROJECTION = {1: ("",), 2: (".0", ".2")}
-"""Suffixes of open_clip's projection layers, by their number; of two layers, index 1 is the GELU."""
+"""Number of projection layers -> their suffixes in open_clip; with two layers, index 1 is the GELU."""
 
 
 class Bert(nn.Module):
@@ -413,31 +413,31 @@ class Bert(nn.Module):
         return vector.astype(jnp.float32)
 
 
-def bert_table(num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Place]:
-    """Map transformers' BERT tensor names to places below "text/"."""
+def bert_table(num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Slot]:
+    """Map transformers' BERT tensor names to slots below "text/"."""
 
-    def norm(found: str, place: str) -> dict[str, Place]:
-        return place_norm(f"{prefix}{found}", f"text/{place}", legacy=legacy_norms)
+    def norm(source: str, target: str) -> dict[str, Slot]:
+        return norm_slots(f"{prefix}{source}", f"text/{target}", legacy=legacy_norms)
 
     embeddings = f"{prefix}embeddings."
     table = {
-        f"{embeddings}word_embeddings.weight": Place("text/token_embedding/embedding"),
-        f"{embeddings}token_type_embeddings.weight": Place("text/type_embedding/embedding"),
-        f"{embeddings}position_embeddings.weight": Place("text/positions"),
+        f"{embeddings}word_embeddings.weight": Slot("text/token_embedding/embedding"),
+        f"{embeddings}token_type_embeddings.weight": Slot("text/type_embedding/embedding"),
+        f"{embeddings}position_embeddings.weight": Slot("text/positions"),
         **norm("embeddings.LayerNorm", "embedding_norm"),
-        **(place_dense(f"{prefix}pooler.dense", "text/pooler") if pooler else {}),
+        **(dense_slots(f"{prefix}pooler.dense", "text/pooler") if pooler else {}),
     }
     for layer in range(num_layers):
-        found, place = f"encoder.layer.{layer}.", f"blocks/layer_{layer}/"
+        source, target = f"encoder.layer.{layer}.", f"blocks/layer_{layer}/"
         for part, name in enumerate(("query", "key", "value")):
-            table |= place_dense(
-                f"{prefix}{found}attention.self.{name}", f"text/{place}attention/qkv", part=part, parts=3
+            table |= dense_slots(
+                f"{prefix}{source}attention.self.{name}", f"text/{target}attention/qkv", part=part, parts=3
             )
-        table |= place_dense(f"{prefix}{found}attention.output.dense", f"text/{place}attention/out")
-        table |= norm(f"{found}attention.output.LayerNorm", f"{place}attention_norm")
-        table |= place_dense(f"{prefix}{found}intermediate.dense", f"text/{place}up")
-        table |= place_dense(f"{prefix}{found}output.dense", f"text/{place}down")
-        table |= norm(f"{found}output.LayerNorm", f"{place}mlp_norm")
+        table |= dense_slots(f"{prefix}{source}attention.output.dense", f"text/{target}attention/out")
+        table |= norm(f"{source}attention.output.LayerNorm", f"{target}attention_norm")
+        table |= dense_slots(f"{prefix}{source}intermediate.dense", f"text/{target}up")
+        table |= dense_slots(f"{prefix}{source}output.dense", f"text/{target}down")
+        table |= norm(f"{source}output.LayerNorm", f"{target}mlp_norm")
     return table
 
 
@@ -448,8 +448,8 @@ def make_biomedclip(
 
     def shape(name: str, num_axes: int) -> tuple[int, ...]:
         if name not in tensors or tensors[name].ndim != num_axes:
-            found = f"shape {list(tensors[name].shape)}" if name in tensors else "no tensor"
-            raise BadInput(f"{source}: {name} must be a tensor with {num_axes} axes; got {found}")
+            actual = f"shape {list(tensors[name].shape)}" if name in tensors else "no tensor"
+            raise BadInput(f"{source}: {name} must be a tensor with {num_axes} axes; got {actual}")
         return tuple(tensors[name].shape)
 
     def blocks(prefix: str, up: str, *, epsilon: float, norm_first: bool) -> TransformerSizes:
@@ -484,14 +484,14 @@ def make_biomedclip(
     return vision, text
 
 
-def biomedclip_table(vision: VisionTransformer, text: Bert) -> dict[str, Place]:
-    """Map open_clip's tensor names to places below "image/" and "text/", and "logit_scale"."""
+def biomedclip_table(vision: VisionTransformer, text: Bert) -> dict[str, Slot]:
+    """Map open_clip's tensor names to slots below "image/" and "text/", and "logit_scale"."""
     return {
-        "logit_scale": Place("logit_scale"),
+        "logit_scale": Slot("logit_scale"),
         **timm_vision_table(vision.sizes.num_layers),
         **bert_table(text.sizes.num_layers, prefix=TEXT_PREFIX, pooler=text.pooler, legacy_norms=False),
         **{
-            f"text.proj{suffix}.weight": Place(f"text/projection_{layer}/kernel", "dense")
+            f"text.proj{suffix}.weight": Slot(f"text/projection_{layer}/kernel", "dense")
             for layer, suffix in enumerate(_PROJECTION.get(len(text.projection), ()))
         },
     }

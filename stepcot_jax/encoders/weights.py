@@ -99,11 +99,11 @@ def find_weights(path: pathlib.Path) -> pathlib.Path:
     for name in PREFERRED:
         if (path / name).is_file():
             return path / name
-    found = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", *TORCH_SUFFIXES))
-    if len(found) != 1:
-        names = list_texts([file.name for file in found]) if found else "none"
+    files = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", *TORCH_SUFFIXES))
+    if len(files) != 1:
+        names = list_texts([file.name for file in files]) if files else "none"
         raise BadInput(f"{path}: no unambiguous file of weights (found {names}); {ACCEPTED}")
-    return found[0]
+    return files[0]
 
 
 def _open(path: pathlib.Path) -> Any:
@@ -148,12 +148,12 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
 
 
 def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
-    found = load_torch(path)
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
-    tensors = {str(name): to_numpy(tensor) for name, tensor in found.items()} if isinstance(found, Mapping) else {}
+    content = load_torch(path)
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    tensors = {str(name): to_numpy(tensor) for name, tensor in content.items()} if isinstance(content, Mapping) else {}
     if not tensors or not all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
-        raise BadInput(f"{path}: expected a state_dict of tensors; got a {type(found).__name__}")
+        raise BadInput(f"{path}: expected a state_dict of tensors; got a {type(content).__name__}")
     return tensors
 
 
@@ -201,9 +201,9 @@ def weights_digest(tensors: Mapping[str, np.ndarray], names: Collection[str] | N
     """
     digest = hashlib.sha256()
     for name in sorted(tensors if names is None else names):
-        found = tensors[name]
-        tensor = np.ascontiguousarray(found)
-        header = json.dumps([name, str(tensor.dtype), list(np.shape(found))])
+        stored = tensors[name]
+        tensor = np.ascontiguousarray(stored)
+        header = json.dumps([name, str(tensor.dtype), list(np.shape(stored))])
         digest.update(f"{header}\n".encode())
         digest.update(tensor.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
@@ -216,7 +216,7 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """A conversion of PyTorch's tensor to Flax's, up to its reshape, and of Flax's shape to PyTorch's."""
+    """Converts PyTorch's tensor to Flax's, before the reshape, and Flax's shape to PyTorch's."""
 
     turn: Callable[[np.ndarray], np.ndarray]
     shape_before: Callable[[Shape], Shape]
@@ -251,8 +251,8 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """The parameter that a tensor belongs to.
+class Slot:
+    """The parameter, or part of one, that a tensor fills.
 
     Attributes:
       path: names in the parameter tree, joined with "/".
@@ -266,22 +266,22 @@ class Place:
     parts: int = 1
 
 
-def place_dense(name: str, path: str, *, part: int = 0, parts: int = 1) -> dict[str, Place]:
-    """Return the places of the weight and bias of a linear layer."""
+def dense_slots(name: str, path: str, *, part: int = 0, parts: int = 1) -> dict[str, Slot]:
+    """Return the slots of the weight and bias of a linear layer."""
     return {
-        f"{name}.weight": Place(f"{path}/kernel", "dense", part, parts),
-        f"{name}.bias": Place(f"{path}/bias", "same", part, parts),
+        f"{name}.weight": Slot(f"{path}/kernel", "dense", part, parts),
+        f"{name}.bias": Slot(f"{path}/bias", "same", part, parts),
     }
 
 
-def place_norm(name: str, path: str, *, legacy: bool = False) -> dict[str, Place]:
-    """Return the places of a LayerNorm's weight and bias, named gamma and beta if `legacy`."""
+def norm_slots(name: str, path: str, *, legacy: bool = False) -> dict[str, Slot]:
+    """Return the slots of a LayerNorm's weight and bias, named gamma and beta if `legacy`."""
     weight, bias = ("gamma", "beta") if legacy else ("weight", "bias")
-    return {f"{name}.{weight}": Place(f"{path}/scale"), f"{name}.{bias}": Place(f"{path}/bias")}
+    return {f"{name}.{weight}": Slot(f"{path}/scale"), f"{name}.{bias}": Slot(f"{path}/bias")}
 
 
 def assign(
-    table: Mapping[str, Place],
+    table: Mapping[str, Slot],
     tensors: Mapping[str, np.ndarray],
     *,
     shapes: Mapping[str, Any],
@@ -293,25 +293,25 @@ def assign(
     """Return parameters made from tensors, each used exactly once.
 
     Args:
-      only: prefix of the parameters to return, None for none; the other tensors are checked and dropped.
-      dtype: of the parameters; None for that of each tensor, where several are concatenated for the narrowest that
-        holds the values of all.
+      only: prefix of the parameters to return, None to return none; other tensors are only checked.
+      dtype: of the parameters; None for that of each tensor, or the narrowest dtype that holds the values of all
+        concatenated tensors.
     """
     targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
-    given = {place.path for place in table.values()}
-    if given != set(targets):
-        raise ValueError(f"table and network differ in {sorted(given ^ set(targets))}")
+    paths = {slot.path for slot in table.values()}
+    if paths != set(targets):
+        raise ValueError(f"table and network differ in {sorted(paths ^ set(targets))}")
     leftover = sorted(set(tensors) - set(table) - set(unused))
     missing = sorted(set(table) - set(tensors))
     flat, wrong = _fill(table, tensors, targets, only, None if dtype is None else np.dtype(dtype))
-    found = {"unexpected": ", ".join(leftover), "missing": ", ".join(missing), "wrong": "; ".join(wrong)}
-    if problems := [f"{kind}: {names}" for kind, names in found.items() if names]:
+    mismatches = {"unexpected": ", ".join(leftover), "missing": ", ".join(missing), "wrong": "; ".join(wrong)}
+    if problems := [f"{kind}: {names}" for kind, names in mismatches.items() if names]:
         raise BadInput(f"{source}: the tensors do not match the config: {'. '.join(problems)}")
     return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
 class Deferred:
-    """A parameter that `numpy.asarray` reads from its tensors, again each time: nothing is held in between."""
+    """A parameter that `numpy.asarray` reads from its tensors at every call, without keeping the values."""
 
     def __init__(self, shape: Shape, read: Callable[[], np.ndarray]) -> None:
         """`read` returns the values."""
@@ -323,25 +323,25 @@ class Deferred:
 
 
 def assign_later(
-    table: Mapping[str, Place],
+    table: Mapping[str, Slot],
     tensors: Mapping[str, np.ndarray],
     *,
     shapes: Mapping[str, Any],
     unused: Collection[str] = (),
     source: str = "weights",
 ) -> dict[str, Any]:
-    """Return parameters as stored, each of which is read when its values are asked for; otherwise as `assign`.
+    """Return parameters in their stored dtype, read when their values are requested; otherwise as `assign`.
 
-    All tensors are read once before, so that those that do not fit are known and listed at the start.
+    All tensors are read once at the start, to list those that do not fit.
 
     Returns:
-      The parameter tree, with `Deferred` as leaves. Reading one whose tensors have changed since raises `BadInput`.
+      The parameter tree with `Deferred` leaves. Reading a leaf whose tensors have changed raises `BadInput`.
     """
     assign(table, tensors, shapes=shapes, unused=unused, only=None, source=source, dtype=None)
     targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
-    tables: dict[str, dict[str, Place]] = {path: {} for path in targets}
-    for name, place in table.items():
-        tables[place.path][name] = place
+    tables: dict[str, dict[str, Slot]] = {path: {} for path in targets}
+    for name, slot in table.items():
+        tables[slot.path][name] = slot
 
     def read(path: str) -> np.ndarray:
         flat, wrong = _fill(tables[path], tensors, targets, "", None)
@@ -349,12 +349,12 @@ def assign_later(
             raise BadInput(f"{source}: the tensors have changed since they were checked: {'; '.join(wrong)}")
         return flat[path]
 
-    later = {path: Deferred(shape, functools.partial(read, path)) for path, shape in targets.items()}
-    return flax.traverse_util.unflatten_dict(later, sep="/")
+    deferred = {path: Deferred(shape, functools.partial(read, path)) for path, shape in targets.items()}
+    return flax.traverse_util.unflatten_dict(deferred, sep="/")
 
 
 def _fill(
-    table: Mapping[str, Place],
+    table: Mapping[str, Slot],
     tensors: Mapping[str, np.ndarray],
     targets: Mapping[str, Shape],
     only: str | None,
@@ -363,11 +363,11 @@ def _fill(
     """Return flat parameters, and a message for each wrong tensor."""
     flat: dict[str, np.ndarray] = {}
     wrong = []
-    for name, place in sorted(table.items()):
+    for name, slot in sorted(table.items()):
         if name not in tensors:
             continue
-        tensor, target, layout = tensors[name], targets[place.path], LAYOUTS[place.layout]
-        width = target[-1] // place.parts if target else 1
+        tensor, target, layout = tensors[name], targets[slot.path], LAYOUTS[slot.layout]
+        width = target[-1] // slot.parts if target else 1
         expected = layout.shape_before((*target[:-1], width) if target else target)
         if tuple(tensor.shape) != expected:
             wrong.append(f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
@@ -375,11 +375,11 @@ def _fill(
             wrong.append(f"{name} has dtype {tensor.dtype}, expected a floating-point type")
         elif not np.all(np.isfinite(tensor := tensor.astype(dtype or tensor.dtype, copy=False))):
             wrong.append(f"{name} has values that are not finite")
-        elif only is not None and place.path.startswith(only):
-            # Zeros, because casting to a wider dtype reads the places of parts that are still to come.
-            values = flat.setdefault(place.path, np.zeros(target, tensor.dtype))
-            flat[place.path] = values = values.astype(_widest(values.dtype, tensor.dtype), copy=False)
-            part = slice(place.part * width, (place.part + 1) * width)
+        elif only is not None and slot.path.startswith(only):
+            # Zeros, since casting to a wider dtype also reads the parts that are not filled yet.
+            values = flat.setdefault(slot.path, np.zeros(target, tensor.dtype))
+            flat[slot.path] = values = values.astype(_widest(values.dtype, tensor.dtype), copy=False)
+            part = slice(slot.part * width, (slot.part + 1) * width)
             values[(..., part) if target else ()] = layout.turn(tensor).reshape((*target[:-1], width) if target else ())
     return flat, wrong
 
@@ -392,5 +392,5 @@ def _widest(one: np.dtype, other: np.dtype) -> np.dtype:
     """
     try:
         return np.promote_types(one, other)
-    except TypeError:  # NumPy knows none for bfloat16 and float16, or for those of 8 bits
+    except TypeError:  # NumPy promotes neither bfloat16 with float16 nor 8-bit types
         return np.dtype(np.float32)

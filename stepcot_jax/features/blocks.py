@@ -1,7 +1,7 @@
-"""Encode images in the processes of an engine: the work is cut into blocks of a shard each.
+"""Encode images in the processes of an engine, in blocks of one shard each.
 
 A block holds the same images, in the same batches, as a shard of the local engine, so both write the same shards. The
-processes return features, and this one stores each block as it comes: a block is stored whole or not at all.
+processes return features, and the run stores each block when it arrives, completely or not at all.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Rows: TypeAlias = tuple[Sequence[bytes], np.ndarray, np.ndarray | None]
 
 
 class _Kept:
-    """What `encode_images` writes, kept in memory in the place of a store."""
+    """Shards that `encode_images` writes, kept in memory instead of a store."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self.spec, self.folder, self.shards = spec, Path(), list[Rows]()
@@ -45,7 +45,7 @@ class _Kept:
 
 @dataclasses.dataclass(frozen=True)
 class BlockEncoder:
-    """What a process of an engine needs; the function that it makes encodes a block.
+    """Makes the function with which a process of an engine encodes a block.
 
     Attributes:
       load: returns the encoder; called once in each process.
@@ -67,7 +67,7 @@ class BlockEncoder:
         def encode(block: Block) -> list[Rows]:
             items = [image_item(index, key, pixels=self.pixels, name=self.names[index]) for index, key in block]
             kept: Any = _Kept(self.spec)
-            # No shard ends before the block does, but for one of 64 MiB.
+            # One shard for the block, unless it exceeds 64 MiB.
             sizes: dict[str, Any] = {"batch_size": self.batch_size, "shard_size": len(items) + 1}
             encode_images(encoder, items, kept, **sizes, num_threads=self.num_threads)
             return kept.shards
@@ -90,7 +90,7 @@ def encode_in_blocks(
     """Encode the images without a stored feature in the processes of an engine; return when all are stored.
 
     Args:
-      shard_size: images of a block and a shard, rounded up to whole batches; the most that a killed process loses.
+      shard_size: images in a block and a shard, rounded up to full batches; a killed process loses at most as many.
     """
     store.refresh()
     blocks = cut_blocks(keys, size=batch_size * math.ceil(shard_size / batch_size))
@@ -101,7 +101,7 @@ def encode_in_blocks(
     watched: Iterable[Any] = work
     if progress is not None and work:
         watched = progress(work, "encoding blocks of images")
-    # The results come first: the last one is taken before the bar ends.
+    # `map_blocks` comes first in the zip: the last result arrives before the bar ends.
     for (_, shards), _ in zip(map_blocks(work, make), watched, strict=True):
         for shard in shards:
             store.write(*shard)

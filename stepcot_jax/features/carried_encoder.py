@@ -1,4 +1,4 @@
-"""A frozen image encoder as an export carries it: network and preprocessing in JSON, weights among its tensors."""
+"""The frozen image encoder inside an export: network and preprocessing in JSON, weights among its tensors."""
 
 import pathlib
 from typing import Any, Literal
@@ -21,7 +21,7 @@ _ACCEPTED = "expected a file that stepcot export wrote"
 
 
 class CarriedEncoder(msgspec.Struct):
-    """What the manifest of an export says of the encoder."""
+    """The encoder's entry in the manifest of an export."""
 
     name: str
     width: int
@@ -39,16 +39,16 @@ class _Preprocessing(msgspec.Struct):
 def read_carried_preprocessing(folder: pathlib.Path) -> Preprocessing:
     """Return the preprocessing of an export's images."""
     path = folder / PREPROCESSING_FILE
-    found = read_json(path, _Preprocessing, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
+    stored = read_json(path, _Preprocessing, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
     try:
-        return Preprocessing(found.size, mean=found.mean, std=found.std, fit=found.fit)
+        return Preprocessing(stored.size, mean=stored.mean, std=stored.std, fit=stored.fit)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def make_carried_encoder(manifest: pathlib.Path, found: CarriedEncoder, params: Any) -> ImageEncoder:
-    """Return the encoder of an export."""
-    network = make_network(found.network, where=f"{manifest}, encoder.network")
+def make_carried_encoder(manifest: pathlib.Path, encoder: CarriedEncoder, params: Any) -> ImageEncoder:
+    """Return the encoder of an export, after checking that network, preprocessing and tensors fit each other."""
+    network = make_network(encoder.network, where=f"{manifest}, encoder.network")
     preprocessing = read_carried_preprocessing(manifest.parent)
     if (depth := count_layers(network)) > (number := len(jax.tree.leaves(params))):
         raise BadInput(
@@ -62,20 +62,20 @@ def make_carried_encoder(manifest: pathlib.Path, found: CarriedEncoder, params: 
             f"{manifest}, encoder.network: {one_line(error)}; expected a network that reads images of "
             f"{preprocessing.size} x {preprocessing.size} px ({PREPROCESSING_FILE})"
         ) from None
-    expected, given = (
+    expected, carried = (
         {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (shapes, {} if params is None else params)
     )
-    if other := sorted(key for key in expected.keys() | given.keys() if expected.get(key) != given.get(key)):
+    if other := sorted(key for key in expected.keys() | carried.keys() if expected.get(key) != carried.get(key)):
         raise BadInput(
-            f"{manifest.parent}, image encoder{other[0]}: {given.get(other[0], 'missing')} does not fit "
+            f"{manifest.parent}, image encoder{other[0]}: {carried.get(other[0], 'missing')} does not fit "
             f"{manifest.name}, which needs {expected.get(other[0], 'no such tensor')}; {len(other)} tensors differ"
         )
     return ImageEncoder(
-        name=found.name,
-        width=found.width,
+        name=encoder.name,
+        width=encoder.width,
         preprocessing=preprocessing,
-        digest=found.digest,
+        digest=encoder.digest,
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
         network=network,
         read_params=lambda: params,

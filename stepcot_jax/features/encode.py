@@ -35,7 +35,7 @@ class ImageItem:
     Attributes:
       read: returns pixels uint8 [size, size, 3] at the encoder's size; called in a thread, and only for images without
         a stored feature.
-      name: of the case, for messages.
+      name: name of the case, for messages.
     """
 
     key: bytes
@@ -102,7 +102,7 @@ def encode_images(
     num_read, num_encoded = len(by_key) - len(missing), 0
     buffer = _ShardBuffer(store, shard_size)
     watched: Iterable[ImageItem] = missing if progress is None or not missing else progress(missing, "encoding images")
-    # Another process may have stored some in the meantime.
+    # Another process may have stored some of them in the meantime.
     wanted = (item for item in watched if item.key not in store)
     pairs = map_in_threads(_read, wanted, num_threads=num_threads, num_ahead=batch_size)
     try:
@@ -129,18 +129,18 @@ def _encode_batch(
     images = normalise(np.concatenate([pixels, padding]), encoder.preprocessing)
     patches = None
     if store.spec.patches == "none":
-        found = encoder.encode(images)
+        output = encoder.encode(images)
     else:
-        found, tokens = encoder.encode_patches(images)
+        output, tokens = encoder.encode_patches(images)
         patches = np.asarray(tokens)[: len(batch)]
     shape, names = (batch_size, store.spec.width), [item.name for item, _ in batch]
     if patches is not None:
         patches = round_patches(patches, store.spec.patches, names=names, encoder=encoder.name)
-    return _check_features(found, names, encoder=encoder.name, shape=shape), patches
+    return _check_features(output, names, encoder=encoder.name, shape=shape), patches
 
 
 def round_patches(patches: np.ndarray, dtype: str, *, names: Sequence[str], encoder: str) -> np.ndarray:
-    """Return a copy of patches as they are stored."""
+    """Return a copy of patches in the dtype that the store holds."""
     with np.errstate(over="ignore"):
         rounded = patches.astype(dtype)
     for name, rows in zip(names, rounded, strict=True):
@@ -157,9 +157,9 @@ def _read(item: ImageItem) -> np.ndarray:
         raise BadInput(f"{item.name}: cannot be encoded: {error}") from error
 
 
-def _check_features(found: Any, names: Sequence[str], *, encoder: str, shape: tuple[int, int]) -> np.ndarray:
+def _check_features(output: Any, names: Sequence[str], *, encoder: str, shape: tuple[int, int]) -> np.ndarray:
     """Return an encoder's output as float32 [case, width] without the padding, with its shape and values checked."""
-    features = np.asarray(found).astype(np.float32, copy=False)
+    features = np.asarray(output).astype(np.float32, copy=False)
     if features.shape != shape:
         raise ValueError(f"features must have shape {shape}; the encoder returned {features.shape}")
     for name, row in zip(names, features, strict=False):
@@ -178,17 +178,17 @@ def encode_prompts(
     by_key = dict(zip(prompt_keys(encoder, texts, pooling=pooling), texts, strict=True))
     missing = {key: text for key, text in by_key.items() if key not in store}
     if missing:
-        found = encoder.encode(list(missing.values()), pooling=pooling)
+        output = encoder.encode(list(missing.values()), pooling=pooling)
         names = [f"text {text[:80]!r}" for text in missing.values()]
         shape = (len(missing), store.spec.width)
-        store.write(list(missing), _check_features(found, names, encoder=encoder.name, shape=shape))
+        store.write(list(missing), _check_features(output, names, encoder=encoder.name, shape=shape))
     counts = EncodeCounts(encoded=len(missing), read=len(by_key) - len(missing))
     _LOGGER.info("%s", counts.describe("prompts"))
     return counts
 
 
 def image_keys(encoder: FrozenImageEncoder, contents: Sequence[str]) -> list[bytes]:
-    """Return the key of each image's feature; `contents` are digests from `keys.digest_file` or `digest_pixels`."""
+    """Return the key of each image's feature; `contents` are digests from `store.digest_file` or `digest_pixels`."""
     preprocessing = describe_preprocessing(encoder.preprocessing)
     return [
         digest_fields("image", encoder=encoder.digest, preprocessing=preprocessing, content=content)

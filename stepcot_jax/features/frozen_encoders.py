@@ -9,7 +9,7 @@ from stepcot_jax.features.transformers_encoder import TRANSFORMERS
 
 
 def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
-    """Load the encoder of this package that `weights` names, or, after "transformers:", of transformers in PyTorch."""
+    """Load an encoder of this package, or with the prefix "transformers:" one of transformers in PyTorch."""
     if weights.startswith(TRANSFORMERS):
         return transformers_encoder.load_transformers_encoder(weights.removeprefix(TRANSFORMERS))
     return load_image_encoder(weights, dtype=jnp.dtype(dtype))

@@ -124,9 +124,9 @@ def open_array(path: Path, name: str | None = None) -> ArrayFile:
         raise BadInput(f"{where}: Fortran order; expected C order (numpy.ascontiguousarray)")
     array = ArrayFile(path, member, tuple(shape), dtype, offset)
     with _reading(where):
-        found = _num_bytes(path, member) - offset
-    if min(shape, default=0) < 0 or found != array.num_bytes:
-        raise BadInput(f"{where}: {found} bytes of values, but shape {shape} needs {array.num_bytes}; {_EXPECTED}")
+        num_bytes = _num_bytes(path, member) - offset
+    if min(shape, default=0) < 0 or num_bytes != array.num_bytes:
+        raise BadInput(f"{where}: {num_bytes} bytes of values, but shape {shape} needs {array.num_bytes}; {_EXPECTED}")
     return array
 
 
@@ -158,8 +158,8 @@ def read_texts(array: ArrayFile, *, most: int) -> list[str]:
     """Return a one-dimensional array of strings or whole numbers as strings."""
     where, megabytes, limit = array.where, array.num_bytes / 1e6, MAX_TEXT_BYTES / 1e6
     if len(array.shape) != 1 or array.dtype.kind not in "USiu":
-        found = f"{array.dtype} with shape {array.shape}"
-        raise BadInput(f"{where}: expected a one-dimensional array of strings or whole numbers; got {found}")
+        actual = f"{array.dtype} with shape {array.shape}"
+        raise BadInput(f"{where}: expected a one-dimensional array of strings or whole numbers; got {actual}")
     if array.shape[0] > most:
         raise BadInput(f"{where}: {array.shape[0]} ids for {most} rows of features (expected one id per row)")
     if megabytes > limit:
@@ -187,25 +187,25 @@ def read_ids(path: Path, *, most: int) -> list[str]:
     }
     if (read := readers.get(path.suffix.lower())) is None:
         raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {expected}")
-    longest, found = read_limits().name, list[str]()
+    longest, ids = read_limits().name, list[str]()
     try:
         content = read_file(path, max_bytes=MAX_TEXT_BYTES, accepted="a file of ids").removeprefix(codecs.BOM_UTF8)
-        for each in read(content, path):
-            if len(found) == most:
+        for identifier in read(content, path):
+            if len(ids) == most:
                 raise BadInput(f"{path}: more than {most} ids for {most} rows of features (expected one id per row)")
-            if len(each) > longest:
-                raise exceeds(path, f"id {len(found) + 1} has {len(each)} characters", "name")
-            found.append(each)
+            if len(identifier) > longest:
+                raise exceeds(path, f"id {len(ids) + 1} has {len(identifier)} characters", "name")
+            ids.append(identifier)
     except BadInput:
         raise
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise BadInput(f"{path}: cannot be read ({one_line(error)}); {expected}") from error
-    return found
+    return ids
 
 
 def _read_lines(content: bytes, _: Path) -> Iterator[str]:
     for line in io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"):
-        yield from line.splitlines()  # as str.splitlines of the whole file, which knows more ends of lines
+        yield from line.splitlines()  # str.splitlines knows more line ends than the iterator
 
 
 def _read_list(content: bytes, _: Path) -> Iterator[str]:
@@ -219,12 +219,12 @@ def _read_column(content: bytes, path: Path) -> Iterator[str]:
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
     rows = iterate_rows(text, delimiter=",", path=path)
     _, header = next(rows, (0, []))
-    place = next((header.index(name) for name in ID_COLUMNS if name in header), None)
-    if place is None:
+    column = next((header.index(name) for name in ID_COLUMNS if name in header), None)
+    if column is None:
         raise ValueError(f"its columns are {list_texts(header)}")
     for _, cells in rows:
         if any(cells):
-            yield cells[place] if place < len(cells) else ""
+            yield cells[column] if column < len(cells) else ""
 
 
 _IMAGES, _PROMPTS = "images", "prompts"
@@ -247,7 +247,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Record], folde
     Args:
       path: an .npz with `features` [case, width], `ids` [case] unless `ids` names a file, and optionally
         `prompt_features` [step, width]; or an .npy [case, width].
-      folder: for the stores; a folder holds the features of one file, and importing it again is harmless.
+      folder: for the stores of this file; importing it again is harmless.
     """
     path = Path(path)
     if not cases:
@@ -326,7 +326,7 @@ def _open_parts(path: Path, ids: Path | None, *, most: int) -> tuple[ArrayFile, 
 
 
 def _count_rows(features: ArrayFile, most: int) -> int:
-    """Return the number of ids that the features need; far more rows than cases are refused before ids are read."""
+    """Return the number of rows, one per id; refuse far more rows than cases before ids are read."""
     check_features(features)
     if features.shape[0] > most:
         raise BadInput(f"{features.where}: {features.shape[0]} rows; expected one for each case, at most {most}")
@@ -362,19 +362,19 @@ def _match_ids(ids: Sequence[str], cases: Sequence[Record], *, where: str) -> li
     for case in cases:
         by_patient.setdefault(case.patient, []).append(case.image)
     matched, unknown = [], []
-    for given in ids:
-        path = normalise_image_path(given) if given else ""
+    for identifier in ids:
+        path = normalise_image_path(identifier) if identifier else ""
         if path in paths:
             matched.append(path)
-        elif len(by_patient.get(given, ())) == 1:
-            matched.append(by_patient[given][0])
-        elif given in by_patient:
+        elif len(by_patient.get(identifier, ())) == 1:
+            matched.append(by_patient[identifier][0])
+        elif identifier in by_patient:
             raise BadInput(
-                f"{where}: patient {given[:_NUM_SHOWN]!r} has {len(by_patient[given])} images; expected an image path, "
-                f"such as {by_patient[given][0]!r}"
+                f"{where}: patient {identifier[:_NUM_SHOWN]!r} has {len(by_patient[identifier])} images; expected an "
+                f"image path, such as {by_patient[identifier][0]!r}"
             )
         else:
-            unknown.append(given)
+            unknown.append(identifier)
     if unknown:
         raise BadInput(
             f"{where}: {len(unknown)} ids match no case: {_list(unknown)}; expected image paths, such as "
@@ -383,8 +383,8 @@ def _match_ids(ids: Sequence[str], cases: Sequence[Record], *, where: str) -> li
     repeated = [path for path, count in collections.Counter(matched).items() if count > 1]
     if repeated:
         raise BadInput(f"{where}: {len(repeated)} cases occur more than once: {_list(repeated)}")
-    given_paths = set(matched)
-    missing = [case.image for case in cases if case.image not in given_paths]
+    matched_paths = set(matched)
+    missing = [case.image for case in cases if case.image not in matched_paths]
     if missing:
         raise BadInput(f"{where}: {len(missing)} of {len(cases)} cases are missing: {_list(missing)}")
     return matched

@@ -1,6 +1,6 @@
 """Patch vectors of a frozen encoder as the input of a policy, computed once for the pictures of a run and stored.
 
-The weights of the encoder are no parameters of the policy: they have neither gradients nor moments.
+The encoder's weights are not parameters of the policy: they have neither gradients nor moments.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ class PatchInput:
     """Turns pictures into patch vectors.
 
     Attributes:
-      shape: of a picture's patches, (patch, channel).
-      dtype: "float32" or "float16", of the patches.
-      batch_size: most pictures that are encoded at a time.
-      store: of patches that are known; None without.
+      shape: (patch, channel) of a picture's patches.
+      dtype: "float32" or "float16", dtype of the patches.
+      batch_size: maximal number of pictures per batch.
+      store: holds patches that are known; None to encode every picture.
     """
 
     encoder: FrozenImageEncoder
@@ -40,13 +40,13 @@ class PatchInput:
 
     @property
     def digest(self) -> str:
-        """Of everything that decides the patches of a picture, in hex."""
+        """Hex digest of everything that determines the patches of a picture."""
         rules = describe_preprocessing(self.encoder.preprocessing)
         del rules["fit"]  # pictures come stretched
         return digest_fields("patches", encoder=self.encoder.digest, preprocessing=rules, dtype=self.dtype).hex()
 
     def __call__(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Float[np.ndarray, "case patch channel"]:
-        """Return the patches of pictures, row by row; those that are not stored are encoded.
+        """Return the patches of pictures, row by row, and encode those that are not stored.
 
         Args:
           pictures: uint8 [case, size, size, 3] at the encoder's size.
@@ -55,12 +55,14 @@ class PatchInput:
             return self._encode(pictures)
         keys = [self.key(picture) for picture in pictures]
         is_known = np.array([key in self.store for key in keys])
-        found = np.empty((len(pictures), *self.shape), self.dtype)
+        patches = np.empty((len(pictures), *self.shape), self.dtype)
         if is_known.any():
-            found[is_known] = self.store.read_patches([key for key, known in zip(keys, is_known, strict=True) if known])
+            patches[is_known] = self.store.read_patches(
+                [key for key, known in zip(keys, is_known, strict=True) if known]
+            )
         if not is_known.all():
-            found[~is_known] = self._encode(pictures[~is_known])
-        return found
+            patches[~is_known] = self._encode(pictures[~is_known])
+        return patches
 
     def key(self, picture: UInt8[np.ndarray, "size size 3"]) -> bytes:
         """Return the key of a picture uint8 [size, size, 3] in a store."""
@@ -69,17 +71,17 @@ class PatchInput:
 
     def _encode(self, pictures: np.ndarray) -> np.ndarray:
         """Return patches; batches are filled up to powers of two, so that few sizes are compiled."""
-        found = np.empty((len(pictures), *self.shape), self.dtype)
+        encoded = np.empty((len(pictures), *self.shape), self.dtype)
         for start in range(0, len(pictures), self.batch_size):
             batch = pictures[start : start + self.batch_size]
             size = min(2 ** math.ceil(math.log2(len(batch))), self.batch_size)
             padding = np.repeat(batch[-1:], size - len(batch), axis=0)
             images = normalise(np.concatenate([batch, padding]), self.encoder.preprocessing)
             patches = np.asarray(self.encoder.encode_patches(images)[1])[: len(batch)]
-            found[start : start + len(batch)] = round_patches(
+            encoded[start : start + len(batch)] = round_patches(
                 patches, self.dtype, names=["a picture"] * len(batch), encoder=self.encoder.name
             )
-        return found
+        return encoded
 
 
 def make_patch_input(

@@ -1,8 +1,8 @@
 """A folder of features by key, written in shards by any number of processes and read without a lock.
 
-The folder holds `store.json` (see `spec`) and shards (see `shards`). A process killed at any moment leaves complete
-shards and at most a hidden partial file, which is never read. A reader takes the union of the shards; a key in two
-of them is harmless, since a key determines its value.
+The folder holds `store.json` (see `StoreSpec`) and shards (see `Shard`). A process killed at any moment leaves
+complete shards and at most a hidden partial file, which is never read. A reader sees the union of the shards; a key in
+two of them is harmless, since a key determines its value.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from stepcot_jax.host.files import read_json, sync_folder, write_whole
 
 # Keys of stored features: digests of everything that determines a feature's numbers.
 #
-# A key is the SHA-256 of a canonical JSON text of named fields, with the kind and version of the key among them, so
+# A key is the SHA-256 of a canonical JSON text of named fields. The fields include the kind and version of the key, so
 # that different ingredients never give the same text.
 
 
@@ -120,12 +120,12 @@ class Shard:
 
     def read(self, name: str, rows: Sequence[int]) -> list[np.ndarray]:
         """Return rows of an array, in the given order."""
-        place, row_bytes = self.arrays[name], self.arrays[name].row_bytes
+        array, row_bytes = self.arrays[name], self.arrays[name].row_bytes
         with self.path.open("rb", buffering=0) as file:
-            contents = [os.pread(file.fileno(), row_bytes, place.offset + row * row_bytes) for row in rows]
+            contents = [os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes) for row in rows]
         if any(len(content) != row_bytes for content in contents):
             raise OSError(None, "the file shrank", str(self.path))
-        return [np.frombuffer(content, place.dtype).reshape(place.shape) for content in contents]
+        return [np.frombuffer(content, array.dtype).reshape(array.shape) for content in contents]
 
     def read_keys(self) -> list[bytes]:
         """Return the key of every row."""
@@ -178,8 +178,8 @@ def open_shard(path: Path, *, store_digest: str, width: int, patch_dtype: np.dty
         for name, (shape, dtype) in expected.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (shape, dtype):
                 raise BadShard(f"no array {name} with rows of {shape} {dtype}")
-        found_dtype = arrays["patches"].dtype if "patches" in arrays else None
-        if found_dtype != patch_dtype or len({rows.num_rows for rows in arrays.values()}) != 1:
+        stored_dtype = arrays["patches"].dtype if "patches" in arrays else None
+        if stored_dtype != patch_dtype or len({rows.num_rows for rows in arrays.values()}) != 1:
             raise BadShard("unexpected arrays for this store")
         digest = hashlib.sha256()
         for rows in (arrays[name] for name in _TENSORS if name in arrays):
@@ -218,7 +218,7 @@ def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], dict[str, 
 
 
 def remove_stale_partials(folder: Path) -> None:
-    """Remove partial files that killed processes left; younger than an hour they may belong to a running one."""
+    """Remove partial files of killed processes; files younger than an hour may belong to a running process."""
     for path in folder.glob(".*.partial"):
         try:
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
@@ -352,13 +352,13 @@ def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
                 "folder, or a feature store)"
             )
         _write_once(path, spec)
-    found = _read_spec(path)
+    stored = _read_spec(path)
     if spec is None:
-        return found
-    differing = [name for name, value in spec.identity.items() if found.identity[name] != value]
+        return stored
+    differing = [name for name, value in spec.identity.items() if stored.identity[name] != value]
     if differing:
         raise BadInput(
-            f"{path}: the store holds features of {found.encoder!r} with {_list_fields(found, differing)}; expected "
+            f"{path}: the store holds features of {stored.encoder!r} with {_list_fields(stored, differing)}; expected "
             f"{_list_fields(spec, differing)} (use another folder)"
         )
     return spec
@@ -369,7 +369,7 @@ def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
 
 
 def _write_once(path: Path, spec: StoreSpec) -> None:
-    """Write a store's description atomically unless it exists; processes of several machines may do so at once."""
+    """Write a store's description atomically unless it exists; several processes may do so at once."""
     document = {"format": _FORMAT, "encoder": spec.encoder, **spec.identity}
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     write_whole(partial, (json.dumps(document, indent=2) + "\n").encode())
@@ -386,8 +386,8 @@ def _write_once(path: Path, spec: StoreSpec) -> None:
 def _read_spec(path: Path) -> StoreSpec:
     expected = "expected the description of a feature store"
     document = read_json(path, dict[str, Any], accepted=expected, max_bytes=_MAX_DESCRIPTION_BYTES)
-    if (found := document.pop("format", None)) != _FORMAT:
-        raise BadInput(f"{path}, 'format': {found!r} is not {_FORMAT!r}; {expected}")
+    if (name := document.pop("format", None)) != _FORMAT:
+        raise BadInput(f"{path}, 'format': {name!r} is not {_FORMAT!r}; {expected}")
     if (version := document.pop("version", None)) != FORMAT_VERSION:
         raise BadInput(f"{path}: store version {version!r} is not {FORMAT_VERSION} (use another folder)")
     try:
@@ -406,7 +406,7 @@ class FeatureStore:
     """Features by key in a folder.
 
     Attributes:
-      saved: called after every shard that this object has written; None if nothing is to be done.
+      saved: called after every shard that this object has written; None for no call.
     """
 
     def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
@@ -422,14 +422,14 @@ class FeatureStore:
         self._patch_dtype = None if self.spec.patches == "none" else np.dtype(self.spec.patches).newbyteorder("<")
         self._shards: list[Shard] = []
         self._seen: set[str] = set()
-        self._places: dict[bytes, tuple[int, int]] = {}
+        self._positions: dict[bytes, tuple[int, int]] = {}
         self.refresh()
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._places
+        return key in self._positions
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     def refresh(self) -> None:
         """Add the shards that any process has completed; bad ones are logged and renamed to `*.bad`."""
@@ -489,22 +489,24 @@ class FeatureStore:
         rows = np.empty((len(keys), *shape), dtype)
         by_shard: dict[int, list[int]] = {}
         for position, key in enumerate(keys):
-            by_shard.setdefault(self._places[key][0], []).append(position)
+            by_shard.setdefault(self._positions[key][0], []).append(position)
         for number, positions in by_shard.items():
             try:
-                found = self._shards[number].read(name, [self._places[keys[position]][1] for position in positions])
+                contents = self._shards[number].read(
+                    name, [self._positions[keys[position]][1] for position in positions]
+                )
             except OSError as error:
                 raise BadInput(
                     f"{self._shards[number].path}: can no longer be read ({error.strerror}); shards must not change "
                     "during a run"
                 ) from error
-            for position, row in zip(positions, found, strict=True):
+            for position, row in zip(positions, contents, strict=True):
                 rows[position] = row
         return rows
 
     def check_present(self, keys: Sequence[bytes]) -> None:
         """Check that no key is missing."""
-        num_missing = sum(key not in self._places for key in keys)
+        num_missing = sum(key not in self._positions for key in keys)
         if num_missing:
             raise BadInput(
                 f"{self.folder}: {num_missing} of {len(keys)} features are missing; encode these images or texts with "
@@ -513,18 +515,18 @@ class FeatureStore:
 
     def _add(self, shard: Shard) -> None:
         if self._patch_dtype is not None and self._shards:
-            found, expected = shard.arrays["patches"].shape, self._shards[0].arrays["patches"].shape
-            if found != expected:
-                raise BadShard(f"patch tokens have shape {found}, those of {self._shards[0].path.name} {expected}")
+            shape, expected = shard.arrays["patches"].shape, self._shards[0].arrays["patches"].shape
+            if shape != expected:
+                raise BadShard(f"patch tokens have shape {shape}, those of {self._shards[0].path.name} {expected}")
         for row, key in enumerate(shard.read_keys()):
-            self._places.setdefault(key, (len(self._shards), row))
+            self._positions.setdefault(key, (len(self._shards), row))
         self._shards.append(shard)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         _LOGGER.warning("%s: %s; renamed to *.bad, its features will be computed again", path, reason)
         try:
             path.rename(path.with_name(path.name + BAD_SUFFIX))
-            self._seen.discard(path.name)  # whoever computes the features again writes the same name
+            self._seen.discard(path.name)  # a process that computes the features again writes the same name
         except OSError:  # another process was first, or the folder is read-only
             _LOGGER.debug("%s: not renamed", path)
 

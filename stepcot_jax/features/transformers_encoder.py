@@ -16,7 +16,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
 
 TRANSFORMERS = "transformers:"
-"""Before the folder or Hugging Face id of an encoder that runs in PyTorch."""
+"""Prefix of the folder or Hugging Face id of an encoder that runs in PyTorch."""
 
 Pooling = Literal["projection", "pooler", "mean"]
 
@@ -26,7 +26,7 @@ _BICUBIC = 3
 
 @dataclasses.dataclass(frozen=True)
 class TransformersEncoder:
-    """A frozen model; see `spec.FrozenImageEncoder`.
+    """A frozen model; see `store.FrozenImageEncoder`.
 
     Attributes:
       preprocessing: of the model's image processor.
@@ -146,7 +146,7 @@ def read_preprocessing(source: str) -> Preprocessing:
 
 
 def _read_size(processor: Any, where: str) -> tuple[int, Literal["crop", "stretch"]]:
-    """Return the height and width in pixels, and the way that images become square."""
+    """Return the side in pixels, and how images become square."""
     sides = dict(processor.size)
     crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
     last = crop or sides
@@ -173,7 +173,7 @@ def _choose_pooling(
     try:
         output = _run(model, black, pooling)
         if pooling == "pooler" and (getattr(output, "pooler_output", None) is None or absent):
-            # A pooler missing from the checkpoint is random, with other features at every start.
+            # A pooler missing from the checkpoint has random weights, different at every start.
             pooling = "mean"
         return pooling, _pool(output, pooling).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -209,7 +209,7 @@ def _pool(output: Any, pooling: Pooling) -> np.ndarray:
 
 
 def _num_patches(config: Any, size: int) -> int | None:
-    """Return the patches of an image of `size` pixels, which need not be those that the model was trained at."""
+    """Return the number of patches of an image of `size` pixels, whatever size the model was trained at."""
     vision = getattr(config, "vision_config", None) or getattr(config, "image_config", None) or config
     patch_size = getattr(vision, "patch_size", None)
     return (size // patch_size) ** 2 if isinstance(patch_size, int) else None

@@ -1,7 +1,7 @@
-"""Where names of folders and files become paths: what has an address is downloaded, by an extra for its scheme.
+"""Resolve names of folders and files to paths; an extra for the scheme of an address downloads it.
 
-No other module of the library looks for addresses. Below are downloads by id from the Hugging Face hub, into
-huggingface_hub's cache: nothing that is downloaded is run here or by huggingface_hub. `HF_ENDPOINT` names another
+No other module of the library looks for addresses. The second half downloads repositories of the Hugging Face hub into
+huggingface_hub's cache; neither this module nor huggingface_hub runs what it downloads. `HF_ENDPOINT` names another
 server, `HF_TOKEN` or `hf auth login` the account, `HF_HUB_OFFLINE=1` forbids the network.
 """
 
@@ -57,13 +57,13 @@ def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
     """Download what an address names and return its path.
 
     Args:
-      folder: receives the files; those that it has are not downloaded again. None for the user's cache.
+      folder: receives the files, of which existing ones are not downloaded again; None for the user's cache.
     """
     return _find_extra("scheme", address)(address, folder)
 
 
 def find_path(name: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
-    """Return the folder or file of this machine that is named; what an address names is downloaded first.
+    """Return the local path of a folder or file; what an address names is downloaded first.
 
     Args:
       flag: option or setting that names it, for messages.
@@ -77,7 +77,7 @@ def find_path(name: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
 
 
 def open_remote(address: str, *, say: Callable[[str], None], part: str = "", only_adds: bool = False) -> Any:
-    """Return what keeps a folder of this machine like one at an address; see the kind `remote` of extras."""
+    """Return the extra that synchronises a local folder with an address; see the kind `remote` in `extras`."""
     scheme = check_scheme(address)
     if scheme not in ("gs", "s3") and scheme not in list_extras("remote"):
         raise BadInput(
@@ -87,7 +87,7 @@ def open_remote(address: str, *, say: Callable[[str], None], part: str = "", onl
 
 
 def name_source(name: str) -> str:
-    """Return one name for the same folder or file: an address without a slash at its end, or a path without links."""
+    """Return a canonical name: an address without a slash at its end, or an absolute path without links."""
     return name.rstrip("/") if is_address(name) else str(pathlib.Path(name).resolve())
 
 
@@ -146,7 +146,7 @@ def _check_sizes(address: str, files: Any, most_bytes: int) -> None:
 
 
 def explain_failure(address: str, error: Exception, *, writing: bool = False) -> str:
-    """Return what to do about an error of huggingface_hub, on one line."""
+    """Return the one-line message for an error of huggingface_hub, with its remedy."""
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -16,8 +16,8 @@ EXIT_INTERRUPTED = 130  # 128 + signal number, as in shells
 class BadInput(ValueError):
     """A file, setting or flag that cannot be used.
 
-    The message names the place (file, record, field or key), what is wrong, what was found and what is expected. Every
-    tool prints it on one line and exits with 2, without a traceback.
+    The message names the file, record, field or key, what is wrong, what was found and what is expected. Every tool
+    prints it on one line and exits with 2, without a traceback.
     """
 
 
@@ -38,7 +38,7 @@ class Preempted(BaseException):
 
 
 def end_process(code: int) -> None:
-    """Exit; after a failure without any cleanup.
+    """Exit the process; after a failure without any cleanup.
 
     At jax's shutdown a failed process would wait for the others and lose its exit code, and Orbax's threads could wait
     for a failed disk.

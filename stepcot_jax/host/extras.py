@@ -1,16 +1,16 @@
-"""Extras: what `stepcot_jax.contrib` or another package registers as entry points, found by kind and name.
+"""Extras: entry points that `stepcot_jax.contrib` or another package registers, looked up by kind and name.
 
 An entry point of the group `stepcot_jax.extras` is called KIND.NAME. The kinds, and what each names:
 
 - command: a module with `main()`, run as `stepcot NAME`;
 - engine: `(*, address, num_workers, **resources) -> MapBlocks`, processes for `--engine=NAME`;
 - format: `(workdir, out, *, models, say) -> report`, a format of exports;
-- output: what `predict` writes beside its readings;
+- output: a further output of `predict`, written with its readings;
 - publisher: a module with `check_account`, `push_export`, `describe_address` and `main`;
 - remote: `(address, *, say, part, only_adds)`, for a workdir or feature store NAME://..., with the attribute `folder`,
-  where a run works, and three hooks: `start()` brings what is at the address, `saved()` sends what has changed after a
-  checkpoint or a shard, `finish()` at the end;
-- scheme: `(address, folder) -> path`, downloads what NAME://... names to a folder, or if that is None to a cache;
+  where a run works, and three hooks: `start()` downloads the contents of the address, `saved()` uploads changes after
+  a checkpoint or a shard, `finish()` at the end;
+- scheme: `(address, folder) -> path`, downloads what NAME://... names to a folder, or to a cache if the folder is None;
 - writer: `(workdir, *, project, title, mode, run_id, settings) -> training.log.Logger`.
 """
 
@@ -25,10 +25,10 @@ from stepcot_jax.host.text import install_extra
 GROUP = "stepcot_jax.extras"
 
 MapBlocks: TypeAlias = Callable[[Sequence[Any], Callable[[], Callable[[Any], Any]]], Iterator[tuple[int, Any]]]
-"""Takes blocks of rows and what makes the function for a block, called once in each process; both are pickled.
+"""(blocks, factory) -> the position and result of each block of rows, as blocks finish.
 
-It yields the position and the result of each block as they are finished. A block may be done twice, after a process has
-died."""
+The factory makes the function for a block and is called once in each process; both are pickled. A block may be
+processed twice, after a process has died."""
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def find_extra(kind: str, name: str, *, packages: str) -> Any:
     """Import an extra.
 
     Args:
-      packages: the optional dependencies of pyproject.toml that its own form needs, such as "onnx".
+      packages: the optional dependencies of pyproject.toml that our extra of this name needs, such as "onnx".
     """
     point = list_extras(kind).get(name)
     if point is None:

@@ -20,10 +20,10 @@ from stepcot_jax.host.untrusted import open_untrusted
 T = TypeVar("T")
 
 _MAX_JSON_BYTES = 2**26
-"""Of free content, such as lists in lists, which takes up to 21 times its size in memory."""
+"""Limit for untyped JSON, such as nested lists, which takes up to 21 times its size in memory."""
 
 MAX_LISTING_BYTES = 2**28
-"""Of a JSON file that lists millions of cases."""
+"""Limit for a JSON file that lists millions of cases."""
 
 
 def make_workdir(folder: Path) -> None:
@@ -38,21 +38,21 @@ def make_workdir(folder: Path) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its parents, and close it to other users."""
+    """Create a folder and its parents, accessible to this user only."""
     user = os.getuid()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.stat()
-        if found.st_uid == user and found.st_mode & 0o077:
+        status = folder.stat()
+        if status.st_uid == user and status.st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
         raise BadInput(f"{folder}: cannot be made a folder of this user alone ({error.strerror})") from None
-    if user not in (found.st_uid, 0):
-        raise BadInput(f"{folder}: belongs to user {found.st_uid}; expected a folder of this user (XDG_CACHE_HOME)")
+    if user not in (status.st_uid, 0):
+        raise BadInput(f"{folder}: belongs to user {status.st_uid}; expected a folder of this user (XDG_CACHE_HOME)")
 
 
 def make_new_folder(folder: Path) -> None:
-    """Create a folder that must not hold anything yet."""
+    """Create a folder, which may exist if it is empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; a new or empty folder is required")
     make_workdir(folder)
@@ -61,7 +61,7 @@ def make_new_folder(folder: Path) -> None:
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:
     """Return the content of a regular file."""
     with open_untrusted(path, accepted=accepted, max_bytes=max_bytes) as file:
-        # At most one byte more than its size: the decoder notices a file that grows.
+        # At most one byte more than its size: the decoder rejects a file that has grown.
         return file.read(os.fstat(file.fileno()).st_size + 1)
 
 
@@ -77,7 +77,7 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{where}: {one_line(error)}; {accepted}") from None
     except MemoryError:
-        raise BadInput(f"{where}: its content takes more memory than there is; {accepted}") from None
+        raise BadInput(f"{where}: its content does not fit into memory; {accepted}") from None
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     refuse_address(path)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Random: processes of several machines, which may have the same number, write the same file.
+    # Random: processes on several machines, which may share a process id, write the same file.
     partial = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:

@@ -12,7 +12,7 @@ from stepcot_jax.host.files import make_workdir
 
 LOCK_NAME = ".lock"
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @contextlib.contextmanager
@@ -20,38 +20,39 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Lock an output folder against other runs, which would overwrite its results."""
     make_workdir(folder)
     path = folder / LOCK_NAME
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be opened for locking ({error.strerror})") from None
-    try:
+    with _open_lock(path) as descriptor:
         lock_file(descriptor, path)
-        yield  # The file stays: another run may have opened it already.
-    finally:
-        os.close(descriptor)
+        yield
 
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, *, say: Callable[[], None]) -> Iterator[None]:
-    """Lock a file, which is made if missing and stays; wait while another process has it locked."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be opened for locking ({error.strerror})") from None
-    try:
+    """Lock a file, created if missing; wait while another process holds the lock."""
+    with _open_lock(path) as descriptor:
         waits = False
         while not _try_lock(descriptor, path):
             if not waits:
                 say()
             waits = True
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         yield
+
+
+@contextlib.contextmanager
+def _open_lock(path: Path) -> Iterator[int]:
+    """Open a lock file, created if missing. It is never removed: another process may have opened it already."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be opened for locking ({error.strerror})") from None
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _try_lock(descriptor: int, path: Path) -> bool:
-    """Lock an open file; return whether that was possible at once."""
+    """Lock an open file unless another process holds the lock; return whether it succeeded."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

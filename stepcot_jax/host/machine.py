@@ -1,4 +1,4 @@
-"""One cache of compiled programs a user: the second run of a program, in whatever folder, does not compile it again."""
+"""The user's cache of compiled programs, release of freed memory, and work in threads with ordered results."""
 
 import collections
 import concurrent.futures
@@ -27,29 +27,29 @@ def user_cache() -> pathlib.Path | None:
 
 
 def user_folder() -> pathlib.Path | None:
-    """Return the folder of this user's caches, `~/.cache/stepcot_jax`; None without a home that can be written."""
+    """Return the folder of this user's caches, `~/.cache/stepcot_jax`; None without a writable home."""
     base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # as its specification says, a relative one does not count
+    if not base.is_absolute():  # the XDG specification says that a relative path is ignored
         try:
             base = pathlib.Path.home() / ".cache"
         except RuntimeError:
             return None
     folder = base / "stepcot_jax"
-    # Containers may run as a user whose home is / or another user's, where pathlib raises and os.path says no.
+    # Containers may run as a user whose home is / or another user's, where pathlib raises and os.path returns False.
     nearest = next((parent for parent in (folder, *folder.parents) if os.path.exists(parent)), None)  # noqa: PTH110
     usable = folder.is_absolute() and nearest is not None and os.access(nearest, os.W_OK | os.X_OK)
     return folder if usable else None
 
 
 def use_compilation_cache() -> pathlib.Path | None:
-    """Keep compiled programs in the user's cache; JAX_COMPILATION_CACHE_DIR and JAX_ENABLE_COMPILATION_CACHE go first.
+    """Keep compiled programs in the user's cache, so that a program is compiled once, whatever its run's folder.
 
-    Programs that took 0.1 s to compile are kept, unless JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS says otherwise.
-
-    What lies there is machine code that JAX loads: a folder that others can write is not used.
+    JAX_COMPILATION_CACHE_DIR and JAX_ENABLE_COMPILATION_CACHE take precedence. Programs that took 0.1 s to compile are
+    kept, unless JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS is set. The cache holds machine code that JAX loads: a
+    folder that other users can write is not used.
 
     Returns:
-      The folder; None if JAX's own settings decide, or no folder of the user alone can be had.
+      The folder; None if JAX's own settings decide, or the user has no private folder.
     """
     import jax
 
@@ -67,11 +67,11 @@ def use_compilation_cache() -> pathlib.Path | None:
 
 
 def _is_private(folder: pathlib.Path) -> bool:
-    """Create the folder; say whether this user alone can write it."""
+    """Create the folder; return whether only this user can write it."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.stat()
-        return found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK)
+        status = folder.stat()
+        return status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK)
     return False
 
 

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# Characters that spreadsheets take for the start of a formula, their full-width forms included.
+# Characters that start a formula in spreadsheets, including their full-width forms.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
-# Underscores within words, and brackets that no link follows, are themselves.
+# Underscores within words, and brackets without a link after them, need no escape.
 _MARKDOWN = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
 
 _NUM_SHOWN = 80
@@ -48,7 +48,10 @@ def make_printable(text: str) -> str:
     >>> print(make_printable("a\x1b[2Jb"))
     a\x1b[2Jb
     """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 def wrap_text(text: str, width: int, *, num_lines: int) -> str:

@@ -1,6 +1,6 @@
 """Open untrusted files: regular files only, with limits on size, unpacked size, rows, cells, text and time.
 
-Every file of a user is opened here or by `files`, which uses this module; a test walks the sources for other ways.
+Every file of a user is opened here or by `files`, which uses this module; a test searches the sources for others.
 """
 
 import contextlib
@@ -71,10 +71,10 @@ def _parse_limits(written: str) -> Limits:
     return Limits(**changed)
 
 
-def exceeds(where: object, found: str, limit: str) -> BadInput:
+def exceeds(where: object, excess: str, limit: str) -> BadInput:
     """Return the error for a file above a limit, which names the limit and how to raise it."""
     most = getattr(read_limits(), limit)
-    return BadInput(f"{where}: {found}; at most {most} are accepted (raise it by {VARIABLE}={limit}=NUMBER)")
+    return BadInput(f"{where}: {excess}; at most {most} are accepted (raise it by {VARIABLE}={limit}=NUMBER)")
 
 
 def open_untrusted(
@@ -106,7 +106,7 @@ def _require_regular(status: os.stat_result, path: object, accepted: str) -> Non
 
 @contextlib.contextmanager
 def open_archive(path: Path, *, accepted: str, most_unpacked: int | None = None) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive whose files together are at most `most_unpacked` bytes; a read gives no more than it states.
+    """Open a zip archive whose files together are at most `most_unpacked` bytes; a read returns no more than it states.
 
     Raises:
       BadInput: not a regular file, too many files, or too many bytes unpacked.
@@ -148,7 +148,7 @@ def iterate_lines(file: BinaryIO, path: object, *, most_bytes: int) -> Iterator[
 
 
 class Meter:
-    """Counts the rows and cells of a table while it is read, and refuses it above `Limits`."""
+    """Counts the rows and cells of a table while it is read, and refuses a table above `Limits`."""
 
     def __init__(self, path: object, *, sheet: bool = False) -> None:
         self._path, self._limits = path, read_limits()
@@ -177,7 +177,7 @@ class Meter:
         self.tick()
 
     def tick(self) -> None:
-        """Look at the clock now and then."""
+        """Check the time limit, once every 1,024 calls."""
         self._num_ticks += 1
         if self._num_ticks % _BETWEEN_CLOCKS == 0 and time.monotonic() - self._start > self._limits.seconds:
             raise exceeds(self._path, f"not read after {self._limits.seconds} seconds", "seconds")

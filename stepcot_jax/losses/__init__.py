@@ -1,6 +1,6 @@
 """Losses as functions of arrays: Step-CoT's parts and objective, sequences, policy gradients.
 
-A loss sees no module, file or setting; a part of your own joins `Objective.parts`. Read `step_cot` first.
+A loss knows no module, file or setting; `Objective.parts` takes further parts. Read `step_cot` first.
 """
 
 from stepcot_jax.losses.step_cot import (

@@ -1,8 +1,8 @@
 """Group-relative policy optimisation: clipped ratios, the penalty to a reference, and self-check.
 
-GEMeX-RMCoT prints the objective (Eq. 2), MEDSAGE the self-check term (Eq. 10 to 12). What neither settles is an
-argument whose default docs/departures.md gives. Everything is float32; positions that do not count may hold anything,
-NaN included, and reach neither value nor gradient.
+GEMeX-RMCoT prints the objective (Eq. 2), MEDSAGE the self-check term (Eq. 10 to 12). What neither paper settles
+is an argument; docs/departures.md explains the defaults. Everything is float32. Positions that do not count may hold
+any value, NaN included, and reach neither result nor gradient.
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ class PolicyGradient:
             if getattr(self, name) not in get_args(accepted):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(accepted))}; got {getattr(self, name)!r}")
         if not (0 <= self.clip_low <= 1 and 0 <= self.clip_high < math.inf and 0 <= self.beta < math.inf):
-            found = f"{self.clip_low}, {self.clip_high} and {self.beta}"
-            raise ValueError(f"clip_low must lie in 0..1, clip_high and beta at or above 0; got {found}")
+            shown = f"{self.clip_low}, {self.clip_high} and {self.beta}"
+            raise ValueError(f"clip_low must lie in 0..1, clip_high and beta at or above 0; got {shown}")
         if self.dual_clip != 0 and not self.dual_clip > 1:
             raise ValueError(f"dual_clip must be above 1, or 0 for none; got {self.dual_clip}")
         for limit in (self.clamp_log_ratio, self.clamp_divergence):
@@ -77,16 +77,16 @@ def divergence(
     if clamp_log_ratio is not None:
         difference = jnp.clip(difference, -clamp_log_ratio, clamp_log_ratio)
     if kind == "k1":
-        found = difference
+        estimate = difference
     elif kind == "k2":
-        found = jnp.square(difference) / 2
+        estimate = jnp.square(difference) / 2
     else:
-        found = jnp.expm1(-difference) + difference
-    return found if clamp_divergence is None else jnp.clip(found, -clamp_divergence, clamp_divergence)
+        estimate = jnp.expm1(-difference) + difference
+    return estimate if clamp_divergence is None else jnp.clip(estimate, -clamp_divergence, clamp_divergence)
 
 
 def aggregate_weight(counted: Bool[Array, "rollout token"], settings: PolicyGradient) -> Float[Array, ""]:
-    """Return what `aggregate` divides by; the sum over the devices of a global batch is its `whole`."""
+    """Return the divisor of `aggregate`; summed over the devices, it is that of the global batch."""
     if settings.length_norm == "token_mean":
         return jnp.sum(counted, dtype=jnp.float32)
     if settings.length_norm == "constant":
@@ -101,7 +101,7 @@ def aggregate(
     *,
     counted: Bool[Array, "rollout token"],
     settings: PolicyGradient,
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Return the average of a quantity of each token.
 
@@ -113,25 +113,25 @@ def aggregate(
       values: [rollout, token].
       counted: bool [rollout, token].
       settings: with `length_norm`.
-      whole: divisor over the global batch, see `aggregate_weight`; None for this batch alone.
+      divisor: over the global batch, see `aggregate_weight`; None for this batch alone.
     """
     sums = jnp.sum(jnp.where(counted, values, 0.0), axis=1)
     if settings.length_norm == "sequence_mean":
         sums = sums / jnp.maximum(jnp.sum(counted, axis=1, dtype=jnp.float32), 1)
-    total = aggregate_weight(counted, settings) if whole is None else whole
+    total = aggregate_weight(counted, settings) if divisor is None else divisor
     return jnp.sum(sums) / jnp.maximum(total, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss:
-    """The objective's value and what is worth watching, each averaged as `length_norm` says.
+    """The objective's value and two diagnostics, each averaged as `length_norm` sets.
 
-    Of a part of a global batch each is the part's share; shares add up.
+    For a part of a global batch each value is the part's share; shares add up.
 
     Attributes:
       total: the loss, to be minimised.
       divergence: estimate of the divergence from the reference.
-      clipped: whether the clip holds a token's ratio; a share of the tokens with "token_mean".
+      clipped: whether the clip limits a token's ratio; a share of the tokens with "token_mean".
     """
 
     total: Array
@@ -147,7 +147,7 @@ def policy_gradient_loss(
     advantage: Float[Array, "rollout #token"],
     counted: Bool[Array, "rollout token"],
     settings: PolicyGradient,
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> PolicyLoss:
     """Return - aggregate(min(ratio A, clip(ratio) A) - beta KL) (GEMeX-RMCoT: Eq. 2).
 
@@ -158,10 +158,11 @@ def policy_gradient_loss(
       advantage: [rollout, 1], or [rollout, token] where only some tokens of a completion get it.
       counted: bool [rollout, token].
       settings: choices of the objective.
-      whole: divisor over the global batch, see `aggregate_weight`.
+      divisor: over the global batch, see `aggregate_weight`; None for this batch alone.
     """
     current, old, reference = (
-        jnp.where(counted, each.astype(jnp.float32), 0.0) for each in (log_probs, old_log_probs, reference_log_probs)
+        jnp.where(counted, values.astype(jnp.float32), 0.0)
+        for values in (log_probs, old_log_probs, reference_log_probs)
     )
     of_tokens = advantage.astype(jnp.float32)
     if of_tokens.shape == counted.shape:  # a ratio of the sequence joins all tokens, whose advantages must be numbers
@@ -182,7 +183,7 @@ def policy_gradient_loss(
     held = (term < ratio * of_tokens).astype(jnp.float32)
 
     def average(values: Array) -> Array:
-        return aggregate(values, counted=counted, settings=settings, whole=whole)
+        return aggregate(values, counted=counted, settings=settings, divisor=divisor)
 
     return PolicyLoss(-average(term - settings.beta * penalty), average(penalty), average(held))
 
@@ -208,7 +209,7 @@ def self_check_loss(
     success: Bool[Array, "rollout"],
     alpha: float = 0.2,
     norm: Literal["sum", "mean"] = "sum",
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Return - alpha r sum_t m_t log pi(o_t), averaged over all completions of the batch (MEDSAGE: Eq. 10 to 12).
 
@@ -218,12 +219,12 @@ def self_check_loss(
       success: bool [rollout], r: the first attempt was wrong and the second right.
       alpha: weight of a success.
       norm: "sum" over the self-check's tokens (Eq. 12) or their "mean".
-      whole: number of completions of the global batch; None for this batch alone.
+      divisor: number of completions of the global batch; None for this batch alone.
     """
     sums = jnp.sum(jnp.where(check & success[:, None], log_probs.astype(jnp.float32), 0.0), axis=1)
     if norm == "mean":
         sums = sums / jnp.maximum(jnp.sum(check, axis=1, dtype=jnp.float32), 1)
-    return -alpha * jnp.sum(sums) / (jnp.asarray(check.shape[0], jnp.float32) if whole is None else whole)
+    return -alpha * jnp.sum(sums) / (jnp.asarray(check.shape[0], jnp.float32) if divisor is None else divisor)
 
 
 # Advantages of rollouts relative to their group (GEMeX-RMCoT: below Eq. 2).
@@ -247,7 +248,7 @@ def advantages(
       float32 [prompt, rollout]; exactly 0 where all scored rewards of a group are equal or fewer than two are scored.
 
     Raises:
-      ValueError: a group has fewer than two rollouts, or a setting is another one.
+      ValueError: a group has fewer than two rollouts, or a setting is unknown.
     """
     if rewards.shape[1] < 2:
         raise ValueError(f"a group must have at least 2 rollouts; got {rewards.shape[1]}")
@@ -259,9 +260,9 @@ def advantages(
     kept = jnp.where(scored, rewards.astype(jnp.float32), 0.0)
     centred, number = _centre(kept, scored, axis=1)
     if scale != "none":
-        spread, of = (centred, number) if scale == "group" else _centre(kept, scored, axis=None)
+        spread, total = (centred, number) if scale == "group" else _centre(kept, scored, axis=None)
         squares = jnp.sum(jnp.square(spread), axis=None if scale == "batch" else 1, keepdims=True)
-        centred = centred / (jnp.sqrt(squares / jnp.maximum(of - std_ddof, 1)) + std_epsilon)
+        centred = centred / (jnp.sqrt(squares / jnp.maximum(total - std_ddof, 1)) + std_epsilon)
     # Rounding moves the mean of equal rewards by an ulp, and the deviation is as small: the quotient would not be 0.
     highest = jnp.max(jnp.where(scored, kept, -jnp.inf), axis=1, keepdims=True)
     lowest = jnp.min(jnp.where(scored, kept, jnp.inf), axis=1, keepdims=True)

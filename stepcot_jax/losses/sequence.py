@@ -43,7 +43,7 @@ def token_log_probs(
 def sequence_weight(
     *, parts: Int[Array, "case token"], part_weights: Float[Array, "case part"], reduction: Reduction
 ) -> Float[Array, ""]:
-    """Return what `sequence_loss` divides by: the sum over the devices of a global batch is its `whole`."""
+    """Return the divisor of `sequence_loss`; summed over the devices, it is that of the global batch."""
     if reduction == "tokens":
         return jnp.sum(_weight_tokens(parts, part_weights))
     return jnp.sum(jnp.any(parts != NO_PART, axis=1), dtype=jnp.float32)
@@ -56,7 +56,7 @@ def sequence_loss(
     parts: Int[Array, "case token"],
     part_weights: Float[Array, "case part"],
     reduction: Reduction = "tokens",
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Return the cross-entropy of the tokens that count.
 
@@ -70,7 +70,7 @@ def sequence_loss(
       parts: [case, token], the part that a token belongs to, `NO_PART` if it does not count.
       part_weights: [case, part], >= 0.
       reduction: "tokens" or "parts".
-      whole: divisor over the global batch, see `sequence_weight`; None for this batch alone.
+      divisor: over the global batch, see `sequence_weight`; None for this batch alone.
 
     Returns:
       float32 scalar in nats; 0 if no token counts.
@@ -79,12 +79,12 @@ def sequence_loss(
     losses = -token_log_probs(logits=logits, tokens=tokens, counted=counted)
     if reduction == "tokens":
         weights = _weight_tokens(parts, part_weights)
-        return masked_mean(values=losses.ravel(), counted=counted.ravel(), weights=weights.ravel(), whole=whole)
+        return masked_mean(values=losses.ravel(), counted=counted.ravel(), weights=weights.ravel(), divisor=divisor)
     members = _member(parts, part_weights.shape[1])
     sums = jnp.einsum("ct,ctp->cp", losses, members)
     means = sums / jnp.maximum(jnp.sum(members, axis=1), 1.0)
     of_cases = jnp.sum(means * part_weights.astype(jnp.float32), axis=1)
-    return masked_mean(values=of_cases, counted=jnp.any(counted, axis=1), whole=whole)
+    return masked_mean(values=of_cases, counted=jnp.any(counted, axis=1), divisor=divisor)
 
 
 def _member(parts: Int[Array, "case token"], num_parts: int) -> Float[Array, "case token part"]:

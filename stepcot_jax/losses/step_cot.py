@@ -18,21 +18,21 @@ def masked_mean(
     values: Float[Array, "case"],
     counted: Bool[Array, "case"],
     weights: Float[Array, "case"] | None = None,
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Return the (weighted) mean of `values` over the counted cases; 0 if no case counts.
 
-    If the cases are part of a global batch, such as the rows of one device, `whole` makes the result this part's share:
-    shares and their gradients add up to the mean over the global batch and its gradient.
+    If the cases are part of a global batch, such as the rows of one device, `divisor` makes the result the part's
+    share: shares and their gradients add up to the mean over the global batch and its gradient.
 
-    Values that do not count, also inf and NaN, reach neither result nor gradient, provided that the computation before
-    is differentiable there.
+    Values that do not count, also inf and NaN, reach neither result nor gradient, provided that the computation
+    of the values is differentiable there.
 
     Args:
       values: [case].
       counted: bool [case].
       weights: [case], >= 0; equal by default.
-      whole: total weight of the counted cases (their number without weights) over the global batch; None for this
+      divisor: total weight of the counted cases (their number without weights) over the global batch; None for this
         batch alone.
 
     Returns:
@@ -43,7 +43,7 @@ def masked_mean(
     """
     kept = jnp.where(counted, values.astype(jnp.float32), 0.0)
     share = counted.astype(jnp.float32) if weights is None else jnp.where(counted, weights.astype(jnp.float32), 0.0)
-    total = jnp.sum(share) if whole is None else whole
+    total = jnp.sum(share) if divisor is None else divisor
     return jnp.sum(kept * share) / jnp.where(total > 0, total, 1.0)
 
 
@@ -63,7 +63,7 @@ def masked_center(*, rows: Float[Array, "case width"], counted: Bool[Array, "cas
 def divergence(
     *, target_logits: Float[Array, "case answer"], logits: Float[Array, "case answer"], temperature: float
 ) -> Float[Array, "case"]:
-    """KL(softmax(target_logits / T) || softmax(logits / T)) of each case, float32 [case] in nats.
+    """Return KL(softmax(target_logits / T) || softmax(logits / T)) of each case, float32 [case] in nats.
 
     Raises:
       ValueError: `temperature` is not positive.
@@ -81,7 +81,7 @@ def soft_label_loss(
     student_logits: Float[Array, "case answer"],
     annotated: Bool[Array, "case"],
     temperature: float,
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Return the mean of KL(teacher || student) over the annotated cases, times temperature squared.
 
@@ -93,7 +93,7 @@ def soft_label_loss(
       student_logits: [case, answer].
       annotated: bool [case]; a False case adds neither loss nor gradient.
       temperature: > 0; 2.0 in the paper.
-      whole: number of annotated cases in the global batch, see `masked_mean`.
+      divisor: number of annotated cases in the global batch, see `masked_mean`.
 
     Returns:
       float32 scalar in nats; 0 if no case is annotated.
@@ -104,7 +104,7 @@ def soft_label_loss(
     values = divergence(
         target_logits=jax.lax.stop_gradient(teacher_logits), logits=student_logits, temperature=temperature
     )
-    return masked_mean(values=values, counted=annotated, whole=whole) * temperature**2
+    return masked_mean(values=values, counted=annotated, divisor=divisor) * temperature**2
 
 
 # Channel alignment of student and teacher image features (paper: Eq. 5 and 19 to 23).
@@ -216,9 +216,9 @@ def hard_label_loss(
     labels: Int[Array, "case"],
     annotated: Bool[Array, "case"],
     answer_weights: Float[Array, "answer"] | None = None,
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean cross-entropy over the annotated cases.
+    """Return the mean cross-entropy over the annotated cases.
 
     With `answer_weights` the mean is weighted by the weight of each case's label, as torch's cross_entropy does.
 
@@ -227,7 +227,7 @@ def hard_label_loss(
       labels: int [case]; values of cases that are not annotated are ignored.
       annotated: bool [case]; a False case adds neither loss nor gradient.
       answer_weights: [answer], >= 0, for class-weighted training; equal by default.
-      whole: total weight over the global batch, see `masked_mean`.
+      divisor: total weight over the global batch, see `masked_mean`.
 
     Returns:
       float32 scalar in nats; 0 if no case is annotated.
@@ -236,7 +236,7 @@ def hard_label_loss(
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     values = -jnp.take_along_axis(log_probabilities, safe_labels[:, None], axis=-1)[:, 0]
     weights = None if answer_weights is None else answer_weights[safe_labels]
-    return masked_mean(values=values, counted=annotated, weights=weights, whole=whole)
+    return masked_mean(values=values, counted=annotated, weights=weights, divisor=divisor)
 
 
 def distribution_loss(
@@ -245,19 +245,19 @@ def distribution_loss(
     targets: Float[Array, "case answer"],
     annotated: Bool[Array, "case"],
     answer_weights: Float[Array, "answer"] | None = None,
-    whole: Float[Array, ""] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean over the annotated cases of the cross-entropy -sum_a p_a log q_a against each case's distribution p.
+    """Return the mean cross-entropy -sum_a p_a log q_a of the annotated cases against their distributions p.
 
-    Of one-hot targets it is `hard_label_loss`. `answer_weights` w weigh the terms of the sum, and a case in the mean by
-    sum_a w_a p_a.
+    For one-hot targets it equals `hard_label_loss`. `answer_weights` w weigh the terms of the sum; a case weighs
+    sum_a w_a p_a in the mean.
 
     Args:
       logits: [case, answer].
       targets: [case, answer], probabilities that add up to 1; those of cases that are not annotated are ignored.
       annotated: bool [case]; a False case adds neither loss nor gradient.
       answer_weights: [answer], >= 0; equal by default.
-      whole: total weight over the global batch, see `masked_mean`.
+      divisor: total weight over the global batch, see `masked_mean`.
 
     Returns:
       float32 scalar in nats; 0 if no case is annotated.
@@ -265,9 +265,9 @@ def distribution_loss(
     shares = jnp.where(annotated[:, None], targets.astype(jnp.float32), 0.0)
     if answer_weights is not None:
         shares = shares * answer_weights[None]
-        whole = jnp.sum(shares) if whole is None else whole
+        divisor = jnp.sum(shares) if divisor is None else divisor
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    return masked_mean(values=-jnp.sum(shares * log_probabilities, axis=-1), counted=annotated, whole=whole)
+    return masked_mean(values=-jnp.sum(shares * log_probabilities, axis=-1), counted=annotated, divisor=divisor)
 
 
 def inverse_frequency_weights(
@@ -363,7 +363,7 @@ class LossParts(flax.struct.PyTreeNode):
       soft_label: [step], unweighted distillation (KD); None for the teacher.
       channel_alignment: [step], unweighted channel alignment (CH); None for the teacher.
       alignment_weight: [step], w_fw inside CH; None for the teacher.
-      own: scalars, unweighted, the further parts of the objective by name.
+      further: unweighted scalars, the further parts of the objective by name.
     """
 
     total: Any
@@ -371,14 +371,14 @@ class LossParts(flax.struct.PyTreeNode):
     soft_label: Any = None
     channel_alignment: Any = None
     alignment_weight: Any = None
-    own: Any = flax.struct.field(default_factory=dict)
+    further: Any = flax.struct.field(default_factory=dict)
 
     def by_name(self) -> dict[str, Any]:
         """Return all parts by name, those of the steps as [step], without those that are None."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        own = named.pop("own")
+        further = named.pop("further")
         del named["total"]
-        return {name: part for name, part in {**named, **own}.items() if part is not None}
+        return {name: part for name, part in {**named, **further}.items() if part is not None}
 
 
 class BatchTotals(flax.struct.PyTreeNode):
@@ -403,7 +403,7 @@ def batch_totals(
     Args:
       labels: int [case, step], negative where not annotated.
       answer_weights: [step, answer] for class-weighted training.
-      targets: [case, step, answer], distributions in the place of the labels' answers; None for the labels.
+      targets: [case, step, answer], distributions that replace the labels; None for the labels.
     """
     annotated = labels >= 0
     cases = jnp.sum(annotated, axis=0, dtype=jnp.float32)
@@ -446,7 +446,7 @@ def teacher_objective(
     Args:
       logits: [case, step, answer], absent answers at -1e9.
       labels: int [case, step], negative where not annotated.
-      targets: [case, step, answer], distributions that the cross-entropy takes in the place of the labels.
+      targets: [case, step, answer], distributions that replace the labels in the cross-entropy.
       answer_weights: [step, answer] for class-weighted training.
       totals: of the global batch; the losses are then the shares of this part.
 
@@ -488,7 +488,7 @@ def student_objective(
       student_projection: student width -> projected width.
       teacher_projection: teacher width -> projected width.
       objective: weights and kinds of the parts.
-      targets: [case, step, answer], distributions that CE takes in the place of the labels.
+      targets: [case, step, answer], distributions that replace the labels in CE.
       totals: of the global batch; the losses are then the shares of this part.
       gather: rows [case, ...] -> rows of the global batch, for the Gram matrices of channel alignment; required with
         `totals`.
@@ -513,7 +513,7 @@ def student_objective(
     hard, soft = _label_losses(student_logits, teacher_logits, labels, targets, weights, totals, objective.temperature)
     total = jnp.sum(hard) + objective.soft_label_scale * jnp.sum(soft)
     total += objective.channel_alignment_scale * jnp.sum(alignment)
-    own = {}
+    further = {}
     for name, (part, scale) in objective.parts.items():
         with jax.numpy_dtype_promotion("standard"):  # a caller's function, in a program that may be strict
             summed, number = part(
@@ -523,9 +523,9 @@ def student_objective(
                 annotated=labels >= 0,
             )
         number = jax.lax.stop_gradient(jnp.asarray(number, jnp.float32))
-        own[name] = summed / jnp.maximum(number if add_up is None else add_up(number), 1.0)
-        total += scale * own[name]
-    return LossParts(total, hard, soft, alignment, weight, own)
+        further[name] = summed / jnp.maximum(number if add_up is None else add_up(number), 1.0)
+        total += scale * further[name]
+    return LossParts(total, hard, soft, alignment, weight, further)
 
 
 def _differentiated(student_features: Array, alignment_gradient: str) -> Array:
@@ -547,16 +547,16 @@ def _label_losses(
     """Return CE and KD of each step, for logits [case, step, answer] of student and teacher."""
 
     def label_losses(
-        logits: Array, soft: Array, labels: Array, targets: Array | None, weights: Array | None, whole: BatchTotals
+        logits: Array, soft: Array, labels: Array, targets: Array | None, weights: Array | None, totals: BatchTotals
     ) -> Any:
         distilled = soft_label_loss(
             teacher_logits=soft,
             student_logits=logits,
             annotated=labels >= 0,
             temperature=temperature,
-            whole=whole.cases,
+            divisor=totals.cases,
         )
-        return _hard_label(logits, labels, targets, weights, whole.weights), distilled
+        return _hard_label(logits, labels, targets, weights, totals.weights), distilled
 
     axes = (1, 1, 1, None if targets is None else 1, None if weights is None else 0, 0)
     return jax.vmap(label_losses, axes)(logits, soft, labels, targets, weights, totals)
@@ -572,7 +572,7 @@ def _align(
     gather: Gather,
 ) -> tuple[Float[Array, " step"], Float[Array, " step"]]:
     """Return CH and w_fw of each step, computed for the global batch and scaled by this part's share of its cases."""
-    num_own = len(labels)
+    num_cases = len(labels)
     teacher_projection, student_projection = gather(teacher_projection), gather(student_projection)
     labels = gather(labels)
 
@@ -587,12 +587,12 @@ def _align(
         return alignment.loss, alignment.weight
 
     loss, weight = jax.vmap(align, in_axes=1)(teacher_projection, labels)
-    share = num_own / len(labels)
+    share = num_cases / len(labels)
     return share * loss, share * weight
 
 
-def _hard_label(logits: Array, labels: Array, targets: Array | None, weights: Array | None, whole: Array) -> Array:
+def _hard_label(logits: Array, labels: Array, targets: Array | None, weights: Array | None, divisor: Array) -> Array:
     known = labels >= 0
     if targets is None:
-        return hard_label_loss(logits=logits, labels=labels, annotated=known, answer_weights=weights, whole=whole)
-    return distribution_loss(logits=logits, targets=targets, annotated=known, answer_weights=weights, whole=whole)
+        return hard_label_loss(logits=logits, labels=labels, annotated=known, answer_weights=weights, divisor=divisor)
+    return distribution_loss(logits=logits, targets=targets, annotated=known, answer_weights=weights, divisor=divisor)

@@ -1,7 +1,7 @@
 """A causal decoder: vectors of tokens and image patches to scores of the next token.
 
-Layers are a Python loop, as in `encoders.transformer`. A cache has one slot a token. Slot numbers are the same for all
-rollouts: shorter prompts are padded and the padding is hidden by `visible`, while positions go on for each rollout.
+Layers are a Python loop, as in `encoders.transformer`. A cache has one slot per token. All rollouts have the same slot
+numbers: shorter prompts are padded, `visible` hides the padding, and positions continue for each rollout.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from jaxtyping import Array, Bool, Float, Int
 # Grouped-query attention over cached keys and values, some of which the rollouts of a case share.
 #
 # A rollout attends to its own slots and, with a prefix, to those of its case: one softmax over both. The prefix is
-# stored and read once a case, not once a rollout.
+# stored and read once per case, not once per rollout.
 
 
 class KeyValues(NamedTuple):
     """Keys and values of one layer; a slot without a token holds zeros.
 
-    With one head of keys they are the operands of the matrix products as they are: XLA writes a token into them in
-    place, whereas it copies the whole cache at every token if a reshape stands between writing and reading.
+    With one head of keys they are operands of the matrix products without a reshape. XLA then writes a token in place;
+    with a reshape between writing and reading it copies the entire cache at every token.
 
     Attributes:
       keys: [rollout, slot, kv_head * head_width], already rotated.
@@ -50,39 +50,39 @@ class Prefix(NamedTuple):
 def attend(
     queries: Float[Array, "rollout token head width"],
     *,
-    own: KeyValues,
+    kv: KeyValues,
     visible: Bool[Array, "#rollout token slot"],
     prefix: Prefix | None = None,
 ) -> Float[Array, "rollout token head width"]:
-    """Return sum_s softmax_s(q k_s / sqrt(width)) v_s over the slots s of `own` and `prefix`.
+    """Return sum_s softmax_s(q k_s / sqrt(width)) v_s over the slots s of `kv` and `prefix`.
 
     The tokens and query heads that share a head of keys are the rows of one matrix product: those of a rollout with
-    `own`, those of all rollouts of a case with `prefix`. Scores and softmax are float32.
+    `kv`, those of all rollouts of a case with `prefix`. Scores and softmax are float32.
 
     Args:
       queries: [rollout, token, head, width], rotated.
-      own: of each rollout.
-      visible: [rollout, token, slot], which slots of `own` a token sees, at least one.
+      kv: of each rollout.
+      visible: [rollout, token, slot], which slots of `kv` a token sees, at least one.
       prefix: of each case.
     """
     num_rollouts, num_tokens, num_heads, width = queries.shape
-    num_kv = own.keys.shape[2] // width
+    num_kv = kv.keys.shape[2] // width
     group = num_heads // num_kv
     rows = queries.reshape(num_rollouts, num_tokens, num_kv, group, width).swapaxes(1, 2)
     rows = rows.reshape(num_rollouts * num_kv, num_tokens * group, width)
-    parts, seen = [own], [jnp.repeat(visible, group, axis=1)]
+    parts, masks = [kv], [jnp.repeat(visible, group, axis=1)]
     if prefix is not None:
         parts.append(prefix.layer)
-        seen.append(jnp.repeat(prefix.is_real, num_rollouts // prefix.is_real.shape[0], axis=0)[:, None])
-    scores, heads = [], [KeyValues(*(_by_head(each, num_kv) for each in part)) for part in parts]
-    for part, sees in zip(heads, seen, strict=True):
-        sees = sees if sees.shape[0] == 1 else jnp.repeat(sees, num_kv, axis=0)
+        masks.append(jnp.repeat(prefix.is_real, num_rollouts // prefix.is_real.shape[0], axis=0)[:, None])
+    scores, heads = [], [KeyValues(*(_by_head(array, num_kv) for array in part)) for part in parts]
+    for part, mask in zip(heads, masks, strict=True):
+        mask = mask if mask.shape[0] == 1 else jnp.repeat(mask, num_kv, axis=0)
         # A slot that a token does not see gets a weight of exactly 0, whatever it holds.
-        scores.append(jnp.where(sees, _scores(rows, part.keys, num_kv), jnp.finfo(jnp.float32).min))
-    largest = functools.reduce(jnp.maximum, (jnp.max(each, axis=-1, keepdims=True) for each in scores))
-    weights = [jnp.exp(each - jax.lax.stop_gradient(largest)) for each in scores]
-    total = functools.reduce(jnp.add, (jnp.sum(each, axis=-1, keepdims=True) for each in weights))
-    mixes = (_mix(each, part.values, num_kv) for each, part in zip(weights, heads, strict=True))
+        scores.append(jnp.where(mask, _scores(rows, part.keys, num_kv), jnp.finfo(jnp.float32).min))
+    largest = functools.reduce(jnp.maximum, (jnp.max(score, axis=-1, keepdims=True) for score in scores))
+    weights = [jnp.exp(score - jax.lax.stop_gradient(largest)) for score in scores]
+    total = functools.reduce(jnp.add, (jnp.sum(weight, axis=-1, keepdims=True) for weight in weights))
+    mixes = (_mix(weight, part.values, num_kv) for weight, part in zip(weights, heads, strict=True))
     mixed = functools.reduce(jnp.add, mixes) / total
     mixed = mixed.reshape(num_rollouts, num_kv, num_tokens, group, width).swapaxes(1, 2)
     return mixed.reshape(queries.shape).astype(queries.dtype)
@@ -94,17 +94,17 @@ def _scores(
     gathered = _gather(rows, keys.shape[0], num_kv)
     # The smaller operand goes right: the CPU's matrix products copy it.
     pair = (gathered, keys) if gathered.shape[1] > keys.shape[1] else (keys, gathered)
-    found = jax.lax.dot_general(*pair, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
-    found = found if pair[1] is keys else found.swapaxes(1, 2)
-    return _spread(found, rows.shape[0], num_kv) * jnp.float32(rows.shape[-1] ** -0.5)
+    scores = jax.lax.dot_general(*pair, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    scores = scores if pair[1] is keys else scores.swapaxes(1, 2)
+    return _spread(scores, rows.shape[0], num_kv) * jnp.float32(rows.shape[-1] ** -0.5)
 
 
 def _mix(
     weights: Float[Array, "rollout_kv row slot"], values: Float[Array, "case_kv slot width"], num_kv: int
 ) -> Float[Array, "rollout_kv row width"]:
     gathered = _gather(weights.astype(values.dtype), values.shape[0], num_kv)
-    found = jnp.einsum("cqs,csw->cqw", gathered, values, preferred_element_type=jnp.float32)
-    return _spread(found, weights.shape[0], num_kv)
+    mixed = jnp.einsum("cqs,csw->cqw", gathered, values, preferred_element_type=jnp.float32)
+    return _spread(mixed, weights.shape[0], num_kv)
 
 
 def _by_head(heads: Float[Array, "case slot kv_width"], num_kv: int) -> Float[Array, "case_kv slot width"]:
@@ -130,8 +130,8 @@ def _spread(
     """Undo `_gather`."""
     if number == rows.shape[0]:
         return rows
-    each, last = number // rows.shape[0], rows.shape[-1]
-    split = rows.reshape(rows.shape[0] // num_kv, num_kv, each, rows.shape[1] // each, last)
+    per_case, last = number // rows.shape[0], rows.shape[-1]
+    split = rows.reshape(rows.shape[0] // num_kv, num_kv, per_case, rows.shape[1] // per_case, last)
     return split.swapaxes(1, 2).reshape(number, -1, last)
 
 
@@ -152,7 +152,7 @@ class DecoderSizes:
       head_width: of a head, even.
       mlp_width: hidden size of SwiGLU.
       num_words: size of the vocabulary.
-      is_tied: whether the embedding is the head too.
+      is_tied: whether the embedding is also the head.
       theta: base of the rotary frequencies.
       epsilon: of every RMSNorm.
       sections: number of frequencies that turn by each axis of the positions; () for all by the first axis.
@@ -247,7 +247,7 @@ class GroupedAttention(nn.Module):
         start: int | Int[Array, ""],
         prefix: Prefix | None,
     ) -> tuple[Float[Array, "rollout token width"], KeyValues]:
-        """Attend to the tokens, and to those in the cache; arguments as for `decoder.Decoder`."""
+        """Attend to the tokens, and to those in the cache; arguments as for `Decoder`."""
         sizes = self.sizes
         queries, keys, values = (
             nn.DenseGeneral((number, sizes.head_width), dtype=self.dtype, name=name)(hidden)
@@ -255,14 +255,14 @@ class GroupedAttention(nn.Module):
         )
         cosine, sine = angles
         queries, keys = rotate(queries, cosine=cosine, sine=sine), rotate(keys, cosine=cosine, sine=sine)
-        keys, values = (each.reshape(*each.shape[:2], -1) for each in (keys, values))
+        keys, values = (heads.reshape(*heads.shape[:2], -1) for heads in (keys, values))
         if cache is not None:
             keys, values = (
                 jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
                 for old, new in zip(cache, (keys, values), strict=True)
             )
-        own = KeyValues(keys.astype(self.dtype), values.astype(self.dtype))
-        mixed = attend(queries, own=own, visible=visible, prefix=prefix)
+        kv = KeyValues(keys.astype(self.dtype), values.astype(self.dtype))
+        mixed = attend(queries, kv=kv, visible=visible, prefix=prefix)
         out = nn.DenseGeneral(sizes.width, axis=(-2, -1), use_bias=False, dtype=self.dtype, name="out")(mixed)
         return out, KeyValues(keys, values)
 
@@ -288,7 +288,7 @@ class DecoderBlock(nn.Module):
         start: int | Int[Array, ""],
         prefix: Prefix | None,
     ) -> tuple[Float[Array, "rollout token width"], KeyValues]:
-        """Return the output and the layer's keys and values; arguments as for `decoder.Decoder`."""
+        """Return the output and the layer's keys and values; arguments as for `Decoder`."""
         sizes = self.sizes
         attention = GroupedAttention(sizes, self.dtype, name="attention")
         normed = RMSNorm(sizes.epsilon, name="attention_norm")(hidden)
@@ -311,12 +311,12 @@ def empty_cache(
 
 
 class Decoder(nn.Module):
-    """Tokens, or vectors in their place, to scores of the next token.
+    """Tokens, or vectors instead of them, to scores of the next token.
 
     Attributes:
       sizes: see `DecoderSizes`.
       dtype: compute dtype.
-      remat: whether a gradient computes each block again instead of storing what is inside it.
+      remat: whether a gradient recomputes each block instead of storing its activations.
     """
 
     sizes: DecoderSizes
@@ -358,26 +358,26 @@ class Decoder(nn.Module):
           embedded: [rollout, token, width], vectors of tokens or of image patches.
           positions: [axis, rollout, token]; one axis, or one for each of `sizes.sections`.
           visible: [rollout, token, slot], which slots a token sees, itself included; without caches slots are tokens.
-          caches: of each layer; None to attend among the given tokens alone.
+          caches: of each layer; None to attend among these tokens only.
           start: slot of the first token in the caches.
-          prefix: of each layer, what the rollouts of a case share and every token sees; rollouts of a case follow each
-            other, equally many each.
+          prefix: of each layer, shared by the rollouts of a case and visible to every token; rollouts of a case are
+            adjacent, the same number for each case.
 
         Returns:
           Normed vectors [rollout, token, width] for `score`, and the caches with these tokens.
         """
         hidden, angles = embedded.astype(self.dtype), rotary_angles(positions, self.sizes)
-        found = []
+        updated = []
         for layer, block in enumerate(self.blocks):
-            cache, shared = (None if each is None else each[layer] for each in (caches, prefix))
+            cache, shared = (None if layers is None else layers[layer] for layers in (caches, prefix))
             hidden, cache = block(hidden, angles, visible, cache, start, shared)
-            found.append(cache)
-        return self.norm(hidden), tuple(found)
+            updated.append(cache)
+        return self.norm(hidden), tuple(updated)
 
     def extend(
         self,
         tokens: Int[Array, "rollout"],
-        place: Int[Array, ""],
+        index: Int[Array, ""],
         starts: Int[Array, "rollout"],
         caches: tuple[KeyValues, ...],
         *,
@@ -386,10 +386,10 @@ class Decoder(nn.Module):
         """Read one more token of each reply.
 
         Args:
-          tokens: [rollout], the reply's token at `place`; the replies of a prompt follow each other.
-          place: number of the token within the reply, from 0.
+          tokens: [rollout], the reply's token at `index`; the replies of a prompt are adjacent.
+          index: of the token within the reply, from 0.
           starts: [rollout], position of each reply's first token.
-          caches: of the replies alone, from `empty_cache`, one slot a token.
+          caches: of the replies alone, from `empty_cache`, one slot per token.
           prefix: of the prompts.
 
         Returns:
@@ -398,10 +398,10 @@ class Decoder(nn.Module):
         slots = jnp.arange(caches[0].keys.shape[1])
         hidden, caches = self(
             self.embed(tokens[:, None]),
-            positions=jnp.broadcast_to((starts + place)[None, :, None], (3, starts.shape[0], 1)),
-            visible=(slots <= place)[None, None],
+            positions=jnp.broadcast_to((starts + index)[None, :, None], (3, starts.shape[0], 1)),
+            visible=(slots <= index)[None, None],
             caches=caches,
-            start=place,
+            start=index,
             prefix=prefix,
         )
         return self.score(hidden)[:, 0], caches
@@ -418,18 +418,18 @@ class Decoder(nn.Module):
         """Return the scores of every token of replies, in one pass over them.
 
         Args:
-          completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
+          completions: [rollout, reply_token]; rollouts of a case are adjacent, the same number for each case.
           first: [case, word], scores of the replies' first token.
           starts: [case], position of the replies' first token.
           prefix: of the prompts.
-          hidden: bool [rollout, reply_token], a run of tokens that see each other and that the tokens after the run do
-            not see; those have the positions that they have without the run. None for no such run.
+          hidden: bool [rollout, reply_token], a run of tokens that see each other and are hidden from later tokens;
+            later tokens keep the positions that they have without the run. None for no such run.
 
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
         """
-        num_decoded, each = completions.shape[1] - 1, completions.shape[0] // starts.shape[0]
-        first, starts = jnp.repeat(first, each, axis=0), jnp.repeat(starts, each, axis=0)
+        num_decoded, per_case = completions.shape[1] - 1, completions.shape[0] // starts.shape[0]
+        first, starts = jnp.repeat(first, per_case, axis=0), jnp.repeat(starts, per_case, axis=0)
         if not num_decoded:
             return first[:, None]
         positions = starts[:, None] + jnp.arange(num_decoded)[None]

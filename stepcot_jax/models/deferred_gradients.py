@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
-_ByPlace = dict[int, Any]
+_ByIndex = dict[int, Any]
 """Values per shared kernel, keyed by its index among the leaves of the parameters."""
 
 
@@ -43,10 +43,10 @@ def scan_steps(
         return jax.lax.scan(lambda carry, one: step(params, carry, one), carry, inputs, unroll=unroll)
     leaves, structure = jax.tree.flatten(params)
     products = _shapes_of_products(step, params, carry, inputs)
-    kernels = {place: leaves[place] for place in products}
-    others = {place: leaf for place, leaf in enumerate(leaves) if place not in products}
+    kernels = {index: leaves[index] for index in products}
+    others = {index: leaf for index, leaf in enumerate(leaves) if index not in products}
 
-    def run(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any, taps: _ByPlace) -> tuple[Any, _ByPlace]:
+    def run(kernels: _ByIndex, others: _ByIndex, carry: Any, inputs: Any, taps: _ByIndex) -> tuple[Any, _ByIndex]:
         shared = jax.tree.unflatten(structure, [leaf for _, leaf in sorted((kernels | others).items())])
 
         def body(carry: Any, scanned: Any) -> tuple[Any, Any]:
@@ -60,32 +60,32 @@ def scan_steps(
         carry, (outputs, layer_inputs) = jax.lax.scan(body, carry, (inputs, taps))
         return (carry, outputs), layer_inputs
 
-    taps = {place: jnp.zeros((num_steps, *product.shape), product.dtype) for place, product in products.items()}
+    taps = {index: jnp.zeros((num_steps, *product.shape), product.dtype) for index, product in products.items()}
 
     return _defer_gradients(run, taps)(kernels, others, carry, inputs)
 
 
-def _defer_gradients(run: Callable[..., Any], taps: _ByPlace) -> Callable[..., Any]:
+def _defer_gradients(run: Callable[..., Any], taps: _ByIndex) -> Callable[..., Any]:
     """Return (kernels, others, carry, inputs) -> results of `run`, with the kernels' gradients from the taps."""
 
     @jax.custom_vjp
-    def scanned(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any) -> Any:
+    def scanned(kernels: _ByIndex, others: _ByIndex, carry: Any, inputs: Any) -> Any:
         return run(kernels, others, carry, inputs, taps)[0]
 
-    def forward(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any) -> tuple[Any, Any]:
-        def run_with(*arguments: Any) -> tuple[Any, _ByPlace]:
+    def forward(kernels: _ByIndex, others: _ByIndex, carry: Any, inputs: Any) -> tuple[Any, Any]:
+        def run_with(*arguments: Any) -> tuple[Any, _ByIndex]:
             return run(kernels, *arguments)  # the kernels are constants here: no gradient is accumulated
 
         results, pull_back, layer_inputs = jax.vjp(run_with, others, carry, inputs, taps, has_aux=True)
-        dtypes = {place: jnp.zeros((), kernel.dtype) for place, kernel in kernels.items()}
+        dtypes = {index: jnp.zeros((), kernel.dtype) for index, kernel in kernels.items()}
         return results, (pull_back, layer_inputs, dtypes)
 
-    def backward(residuals: Any, gradients: Any) -> tuple[_ByPlace, _ByPlace, Any, Any]:
+    def backward(residuals: Any, gradients: Any) -> tuple[_ByIndex, _ByIndex, Any, Any]:
         pull_back, layer_inputs, dtypes = residuals
         of_others, of_carry, of_inputs, of_products = pull_back(gradients)
         of_kernels = {
-            place: _sum_of_outer_products(layer_inputs[place], of_products[place], like.dtype)
-            for place, like in dtypes.items()
+            index: _sum_of_outer_products(layer_inputs[index], of_products[index], like.dtype)
+            for index, like in dtypes.items()
         }
         return of_kernels, of_others, of_carry, of_inputs
 
@@ -101,9 +101,9 @@ class _TappedLayers:
       taps: zeros in the shape of each layer's product, which receive its gradient; None to record the shapes.
     """
 
-    def __init__(self, kernels: _ByPlace, taps: _ByPlace | None) -> None:
+    def __init__(self, kernels: _ByIndex, taps: _ByIndex | None) -> None:
         self._kernels, self._taps = kernels, taps
-        self.inputs: _ByPlace = {}
+        self.inputs: _ByIndex = {}
 
     def __call__(
         self, next_method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any
@@ -111,18 +111,18 @@ class _TappedLayers:
         layer = context.module
         if type(layer) is not nn.Dense or context.method_name != "__call__":
             return next_method(*args, **kwargs)
-        found = layer.get_variable("params", "kernel")
-        place = next((place for place, kernel in self._kernels.items() if kernel is found), None)
-        if place is None:
+        variable = layer.get_variable("params", "kernel")
+        index = next((index for index, kernel in self._kernels.items() if kernel is variable), None)
+        if index is None:
             return next_method(*args, **kwargs)
-        if place in self.inputs:
+        if index in self.inputs:
             raise ValueError(f"the kernel of {layer.path} is used twice in a step; expected once")
-        dtype = layer.dtype or jnp.promote_types(args[0].dtype, found.dtype)
-        values, kernel = args[0].astype(dtype), found.astype(dtype)
+        dtype = layer.dtype or jnp.promote_types(args[0].dtype, variable.dtype)
+        values, kernel = args[0].astype(dtype), variable.astype(dtype)
         if self._taps is None:
-            product = self.inputs[place] = values @ kernel
+            product = self.inputs[index] = values @ kernel
         else:
-            product, self.inputs[place] = _tapped_product(values, kernel, self._taps[place]), values
+            product, self.inputs[index] = _tapped_product(values, kernel, self._taps[index]), values
         if not layer.use_bias:
             return product
         return product + jnp.broadcast_to(layer.get_variable("params", "bias").astype(dtype), product.shape)
@@ -157,10 +157,10 @@ def _sum_of_outer_products(
     return product.astype(dtype)
 
 
-def _shapes_of_products(step: Step, params: Any, carry: Any, inputs: Any) -> _ByPlace:
+def _shapes_of_products(step: Step, params: Any, carry: Any, inputs: Any) -> _ByIndex:
     """Return shape and dtype of the output of each linear layer with a kernel of `params`."""
 
-    def probe(params: Any, carry: Any, inputs: Any) -> _ByPlace:
+    def probe(params: Any, carry: Any, inputs: Any) -> _ByIndex:
         layers = _TappedLayers(dict(enumerate(jax.tree.leaves(params))), None)
         with nn.intercept_methods(layers):
             step(params, carry, jax.tree.map(lambda leaf: leaf[0], inputs))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 # Dropout with masks drawn in advance.
 #
-# A pass of the teacher has dropout at dozens of places. Drawing all masks in one call compiles faster. The position of
+# A pass of the teacher has dozens of dropout sites. Drawing all masks in one call compiles faster. The position of
 # a case in the global batch seeds its masks, so that they do not depend on the number of devices.
 
 
@@ -20,20 +20,20 @@ def draw_keeps(
     *,
     cases: Int[Array, "case"],
     leading: tuple[int, ...] = (),
-    places: Mapping[str, tuple[tuple[int, ...], float]],
+    sites: Mapping[str, tuple[tuple[int, ...], float]],
 ) -> dict[str, Bool[Array, "..."]]:
-    """Draw the dropout masks of several places at once.
+    """Draw the dropout masks of several sites at once.
 
     Args:
       key: random key.
       cases: [case], position of each case in the global batch.
       leading: axes of all masks before the case axis, such as (step,).
-      places: name -> (axes of the mask after the case axis, dropout rate, 0 to 1).
+      sites: name -> (axes of the mask after the case axis, dropout rate, 0 to 1).
 
     Returns:
       name -> bool [*leading, case, *axes]; True keeps the value.
     """
-    sizes = [int(np.prod(axes)) for axes, _ in places.values()]
+    sizes = [int(np.prod(axes)) for axes, _ in sites.values()]
 
     def draw(case: Array) -> Array:
         return jax.random.bits(jax.random.fold_in(key, case), (*leading, sum(sizes)), jnp.uint32)
@@ -42,7 +42,7 @@ def draw_keeps(
     parts = jnp.split(bits, np.cumsum(sizes)[:-1], axis=-1)
     return {
         name: (part >= np.uint32(min(round(rate * 2**32), 2**32 - 1))).reshape(*leading, len(cases), *axes)
-        for part, (name, (axes, rate)) in zip(parts, places.items(), strict=True)
+        for part, (name, (axes, rate)) in zip(parts, sites.items(), strict=True)
     }
 
 
@@ -150,7 +150,7 @@ class GraphAttention(nn.Module):
 def masked_softmax(
     scores: Float[Array, "*shape answer"], *, allowed: Bool[Array, "*#shape answer"] | None
 ) -> Float[Array, "*shape answer"]:
-    """Softmax over the allowed entries of the last axis; zeros if none is allowed, never NaN.
+    """Return the softmax over the allowed entries of the last axis; zeros if none is allowed, never NaN.
 
     >>> masked_softmax(jnp.zeros((1, 2)), allowed=jnp.array([[True, False]])).tolist()
     [[1.0, 0.0]]
@@ -220,7 +220,7 @@ class GraphAttentionStack(nn.Module):
         return nodes, attentions
 
 
-# Answers that are given to a network in place of its own, hard or soft.
+# Given answers, hard or soft, that replace a network's predictions.
 
 
 GivenAnswers = Int[Array, "case step"] | Float[Array, "case step answer"]
@@ -237,7 +237,7 @@ def given_distributions(
 
     Args:
       given_answers: labels [case, step], -1 to predict, or soft answers [case, step, answer], zeros to predict.
-      num_answers: of the padded answers.
+      num_answers: number of padded answers.
     """
     if given_answers is None:
         return None
@@ -247,23 +247,25 @@ def given_distributions(
 
 
 def is_given(distributions: Float[Array, "*shape answer"]) -> Bool[Array, "*shape"]:
-    """Return where a distribution was given: where it is not all zeros."""
+    """Return True for each given distribution, which is not all zeros."""
     return distributions.sum(axis=-1) > 0
 
 
 def given_logits(
-    distribution: Float[Array, "case answer"], *, own: Bool[Array, " answer"]
+    distribution: Float[Array, "case answer"], *, available: Bool[Array, " answer"]
 ) -> Float[Array, "case answer"]:
     """Return logits whose softmax is a given distribution, with every answer at `_LEAST` or more.
 
-    They are centred, so that only what distinguishes the answers is passed on; 0 for the answers a step does not have.
+    They are centred, so that only differences between answers are passed on; 0 for answers that the step does not have.
 
     Args:
       distribution: over the padded answers.
-      own: True for the answers that the step has.
+      available: True for the answers that the step has.
     """
-    logits = jnp.where(own, jnp.log(jnp.maximum(distribution, _LEAST)), 0.0)
-    return jnp.where(own, logits - logits.sum(axis=-1, keepdims=True) / jnp.sum(own, dtype=logits.dtype), 0.0)
+    logits = jnp.where(available, jnp.log(jnp.maximum(distribution, _LEAST)), 0.0)
+    return jnp.where(
+        available, logits - logits.sum(axis=-1, keepdims=True) / jnp.sum(available, dtype=logits.dtype), 0.0
+    )
 
 
 # Update of the memory node: a gated recurrent unit whose input is the last step's answer.

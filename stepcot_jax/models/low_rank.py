@@ -1,6 +1,6 @@
 """Low-rank adaptation (Hu et al., 2022: LoRA) of any network's linear layers, without changing the network.
 
-A layer's kernel W [in, out] stays as it is; trained are A [in, rank] and B [rank, out], and the layer computes
+A layer's kernel W [in, out] is frozen; A [in, rank] and B [rank, out] are trained, and the layer computes
 x W + scale x A B. B starts at zero, so that training starts from the network's own outputs.
 """
 
@@ -23,12 +23,12 @@ LowRank = Mapping[str, Mapping[str, Array]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowRankSettings:
-    """Which layers are adapted, and how.
+    """The adapted layers, and the rank and scale of their products.
 
     Attributes:
       rank: of A B, at least 1.
       alpha: the product is scaled by alpha / rank.
-      targets: regular expression that a layer's whole '/'-joined path matches.
+      targets: regular expression that matches a layer's full '/'-joined path.
     """
 
     rank: int = 16
@@ -67,12 +67,12 @@ def init_low_rank(key: Array, params: Any, settings: LowRankSettings) -> dict[st
     chosen = [path for path in paths if re.fullmatch(settings.targets, path)]
     if not chosen:
         raise ValueError(f"targets: {settings.targets!r} matches no layer; there are {', '.join(paths[:3])}, ...")
-    found = {}
-    for own, path in zip(jax.random.split(key, len(chosen)), chosen, strict=True):
+    low_rank = {}
+    for layer_key, path in zip(jax.random.split(key, len(chosen)), chosen, strict=True):
         num_in, num_out = _fans(path, flat[f"{path}/kernel"].shape)
-        down = jax.random.normal(own, (num_in, settings.rank)) * num_in**-0.5
-        found[path] = {"down": down, "up": jnp.zeros((settings.rank, num_out))}
-    return found
+        down = jax.random.normal(layer_key, (num_in, settings.rank)) * num_in**-0.5
+        low_rank[path] = {"down": down, "up": jnp.zeros((settings.rank, num_out))}
+    return low_rank
 
 
 def _fans(path: str, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -83,23 +83,23 @@ def _fans(path: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def adapt_layers(low_rank: LowRank, settings: LowRankSettings) -> Iterator[None]:
-    """Within this context the target layers of every network that is applied add scale x A B.
+    """Add scale x A B to the target layers of every network applied within this context.
 
     Args:
       low_rank: of `init_low_rank`.
-      settings: with which they were made.
+      settings: those of `init_low_rank`.
     """
 
     def add(layer: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         out = layer(*args, **kwargs)
-        own = low_rank.get("/".join(context.module.path)) if context.method_name == "__call__" else None
-        if own is None:
+        pair = low_rank.get("/".join(context.module.path)) if context.method_name == "__call__" else None
+        if pair is None:
             return out
-        down, up = (own[name].astype(out.dtype) for name in ("down", "up"))
-        given = args[0].astype(out.dtype)
+        down, up = (pair[name].astype(out.dtype) for name in ("down", "up"))
+        inputs = args[0].astype(out.dtype)
         # The trailing axes that the layer contracts: one, or head and width.
-        last = next(axes for axes in (1, 2) if math.prod(given.shape[-axes:]) == down.shape[0])
-        product = given.reshape(*given.shape[:-last], -1) @ down @ up
+        last = next(axes for axes in (1, 2) if math.prod(inputs.shape[-axes:]) == down.shape[0])
+        product = inputs.reshape(*inputs.shape[:-last], -1) @ down @ up
         return out + (product * jnp.asarray(settings.scale, out.dtype)).reshape(out.shape)
 
     with nn.intercept_methods(add):
@@ -109,9 +109,9 @@ def adapt_layers(low_rank: LowRank, settings: LowRankSettings) -> Iterator[None]
 def merge_low_rank(params: Any, low_rank: LowRank, settings: LowRankSettings) -> Any:
     """Return the parameters with scale A B added to the target kernels, in the kernels' dtype."""
     flat = dict(flax.traverse_util.flatten_dict(params, sep="/"))
-    for path, own in low_rank.items():
+    for path, pair in low_rank.items():
         kernel = flat[f"{path}/kernel"]
-        product = own["down"].astype(jnp.float32) @ own["up"].astype(jnp.float32)
+        product = pair["down"].astype(jnp.float32) @ pair["up"].astype(jnp.float32)
         merged = kernel.astype(jnp.float32) + jnp.float32(settings.scale) * product.reshape(kernel.shape)
         flat[f"{path}/kernel"] = merged.astype(kernel.dtype)
     return flax.traverse_util.unflatten_dict(flat, sep="/")

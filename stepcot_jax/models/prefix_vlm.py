@@ -1,7 +1,7 @@
 """A small vision-language model: cells of an image's feature map, then a question, then the reply, in one decoder.
 
 Slots are cells, prompt (padded on the right to one length), completion. Positions are those of Qwen2.5-VL (Bai et al.,
-2025): cells share one time and differ in height and width; text goes on after the larger side, with all three equal.
+2025): cells share one time and differ in height and width; text continues after the larger side, with all three equal.
 """
 
 import functools
@@ -15,17 +15,18 @@ from jaxtyping import Array, Bool, Float, Int
 from stepcot_jax.models.decoder import Decoder, DecoderSizes, KeyValues, Prefix
 
 
-def sinusoids(places: Float[Array, "place"], width: int) -> Float[Array, "place feature"]:
-    """Return sines and cosines of places, 0 to 1, with wavelengths from 2 to a twelfth (after Vaswani et al., 2017).
+def sinusoids(positions: Float[Array, "position"], width: int) -> Float[Array, "position feature"]:
+    """Return sines and cosines of positions, 0 to 1, with wavelengths from 2 to 1/12 (after Vaswani et al., 2017).
 
-    Neighbouring places are alike. Tables of places start from them, so that what is learnt of one place helps the next.
+    Neighbouring positions have similar vectors. Tables of positions start from them, so that learning at one position
+    helps its neighbours.
 
     Args:
-      places: [place], as shares of the picture's side.
+      positions: [position], as shares of the picture's side.
       width: of the result, even.
     """
     frequencies = jnp.pi * jnp.geomspace(1.0, 24.0, width // 2)
-    angles = places[:, None] * frequencies[None]
+    angles = positions[:, None] * frequencies[None]
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
 
 
@@ -51,8 +52,8 @@ class PrefixVlm(nn.Module):
         self.image_encoder = self.encoder.clone(name="image_encoder")
         self.cell_map = nn.Dense(self.sizes.width, dtype=self.dtype)
         shape = (self.grid, self.sizes.width)
-        self.rows = self.param("rows", functools.partial(_place_table, is_row=True), shape)
-        self.columns = self.param("columns", functools.partial(_place_table, is_row=False), shape)
+        self.rows = self.param("rows", functools.partial(_position_table, is_row=True), shape)
+        self.columns = self.param("columns", functools.partial(_position_table, is_row=False), shape)
         self.decoder = Decoder(self.sizes, self.dtype)
 
     @property
@@ -64,8 +65,8 @@ class PrefixVlm(nn.Module):
         """Return a vector for each cell, with its row and column."""
         features = self.image_encoder(images)
         cells = self.cell_map(features.reshape(features.shape[0], self.num_cells, -1))
-        places = self.rows[:, None] + self.columns[None]
-        return cells + places.reshape(1, self.num_cells, -1).astype(cells.dtype)
+        positions = self.rows[:, None] + self.columns[None]
+        return cells + positions.reshape(1, self.num_cells, -1).astype(cells.dtype)
 
     def prefill(
         self,
@@ -76,12 +77,12 @@ class PrefixVlm(nn.Module):
         """Read image and prompt.
 
         Args:
-          images: [case, height, width, 3], normalised; or whatever else `encoder` reads.
+          images: [case, height, width, 3], normalised; or other inputs of `encoder`.
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt, at least 1.
 
         Returns:
-          Scores [case, word] of the reply's first token, and what the replies of a prompt share.
+          Scores [case, word] of the reply's first token, and the prefix that the replies of a prompt share.
         """
         number, num_prompt = prompts.shape
         embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(prompts)], axis=1)
@@ -98,14 +99,14 @@ class PrefixVlm(nn.Module):
     def extend(
         self,
         tokens: Int[Array, "rollout"],
-        place: Int[Array, ""],
+        index: Int[Array, ""],
         lengths: Int[Array, "rollout"],
         caches: tuple[KeyValues, ...],
         *,
         prefix: tuple[Prefix, ...],
     ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
         """Read one more token of each reply, of a prompt with `lengths` tokens; see `decoder.Decoder.extend`."""
-        return self.decoder.extend(tokens, place, self.grid + lengths, caches, prefix=prefix)
+        return self.decoder.extend(tokens, index, self.grid + lengths, caches, prefix=prefix)
 
     def __call__(
         self,
@@ -119,12 +120,11 @@ class PrefixVlm(nn.Module):
         """Return the scores of every token of replies, in one pass over each prompt and one over the replies.
 
         Args:
-          images: [case, height, width, 3], normalised; or whatever else `encoder` reads.
+          images: [case, height, width, 3], normalised; or other inputs of `encoder`.
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt.
-          completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
-          hidden: bool [rollout, reply_token], a run of tokens that see each other and that the tokens after the run do
-            not see; those have the positions that they have without the run. None for no such run.
+          completions: [rollout, reply_token]; rollouts of a case are adjacent, the same number for each case.
+          hidden: see `decoder.Decoder.score_replies`.
 
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
@@ -138,17 +138,17 @@ class PrefixVlm(nn.Module):
         images: Float[Array, "case *picture"],
         tokens: Int[Array, "case token"],
         segments: Int[Array, "case token"],
-        places: Int[Array, "case token"],
+        offsets: Int[Array, "case token"],
     ) -> Float[Array, "case token word"]:
         """Return the scores of the token after each, for several texts about one image in one row.
 
-        A text sees the image and itself, so that its scores are those that it has alone.
+        A text sees the image and itself only, so that packing does not change its scores.
 
         Args:
-          images: [case, height, width, 3], normalised; or whatever else `encoder` reads.
+          images: [case, height, width, 3], normalised; or other inputs of `encoder`.
           tokens: [case, token], texts in a row.
           segments: [case, token], number of the text that a token belongs to, from 1; 0 for padding.
-          places: [case, token], place of a token within its text.
+          offsets: [case, token], index of a token within its text.
 
         Returns:
           float32 [case, token, word]; those at t are for the token at t + 1.
@@ -157,18 +157,18 @@ class PrefixVlm(nn.Module):
         everything = jnp.ones((1, self.num_cells, self.num_cells), bool)
         _, layers = self.decoder(self.embed_images(images), positions=self._cell_positions(number), visible=everything)
         is_cell = jnp.ones((number, self.num_cells), bool)
-        positions = self.grid + places
-        is_own = segments[:, :, None] == segments[:, None]
+        positions = self.grid + offsets
+        is_same_text = segments[:, :, None] == segments[:, None]
         hidden, _ = self.decoder(
             self.decoder.embed(tokens),
             positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
-            visible=is_own & jnp.tril(jnp.ones((1, length, length), bool)),
+            visible=is_same_text & jnp.tril(jnp.ones((1, length, length), bool)),
             prefix=tuple(Prefix(layer, is_cell) for layer in layers),
         )
         return self.decoder.score(hidden)
 
     def _visible(self, lengths: Int[Array, "case"], num_prompt: int) -> Bool[Array, "case slot other"]:
-        """Every token sees the tokens before it and itself, none the padding; cells see all cells."""
+        """Return which slots a token sees: itself and those before it, no padding; cells see all cells."""
         slots = jnp.arange(self.num_cells + num_prompt)
         is_real = slots[None] < self.num_cells + lengths[:, None]
         is_before = (slots[None] <= slots[:, None]) | (slots < self.num_cells)[None]
@@ -180,13 +180,13 @@ class PrefixVlm(nn.Module):
         return jnp.broadcast_to(of_cells[:, None], (3, number, self.num_cells))
 
 
-def _place_table(key: Array, shape: tuple[int, int], *, is_row: bool) -> Float[Array, "place width"]:
+def _position_table(key: Array, shape: tuple[int, int], *, is_row: bool) -> Float[Array, "position width"]:
     """Return the first vectors of rows or columns: sinusoids in one half of the width, zeros in the other."""
     del key
     number, width = shape
     half = width // 4 * 2
-    found = _PLACE_SCALE * sinusoids((jnp.arange(number, dtype=jnp.float32) + 0.5) / number, half)
-    return jnp.pad(found, ((0, 0), (0, width - half) if is_row else (width - half, 0)))
+    vectors = _POSITION_SCALE * sinusoids((jnp.arange(number, dtype=jnp.float32) + 0.5) / number, half)
+    return jnp.pad(vectors, ((0, 0), (0, width - half) if is_row else (width - half, 0)))
 
 
-_PLACE_SCALE = 0.5  # of the size of a cell's features
+_POSITION_SCALE = 0.5  # relative to a cell's features

@@ -20,7 +20,7 @@ from stepcot_jax.models.decoder import Decoder, DecoderSizes, KeyValues, Prefix,
 # The vision tower of Qwen2.5-VL (Bai et al., 2025): patches of images of any size to vectors for the decoder.
 #
 # An image is cut into windows, a window into patches, in the order of the checkpoints: the patches that the merger
-# joins follow each other. Windows at the lower and right edge are filled up with padding, and so are images with fewer
+# joins are adjacent. Windows at the lower and right edge are filled up with padding, and so are images with fewer
 # windows than the largest of a batch. No patch sees padding, so that an image's vectors do not depend on it.
 
 
@@ -76,36 +76,36 @@ class QwenImages(NamedTuple):
 
     Attributes:
       patches: [image, window, patch, feature], normalised.
-      places: [2, image, window, patch], row and column of each patch within its image.
+      coordinates: [2, image, window, patch], row and column of each patch within its image.
       is_real: [image, window, patch], False on padding.
     """
 
     patches: Float[Array, "image window patch feature"]
-    places: Int[Array, "2 image window patch"]
+    coordinates: Int[Array, "2 image window patch"]
     is_real: Bool[Array, "image window patch"]
 
 
-def unit_places(num_rows: int, num_columns: int, vision: VisionSizes) -> Int[np.ndarray, " unit"]:
-    """Return the place of each unit of an image, row by row, among the units of its windows with their padding.
+def unit_indices(num_rows: int, num_columns: int, vision: VisionSizes) -> Int[np.ndarray, " unit"]:
+    """Return the index of each unit of an image, row by row, among the units of its padded windows.
 
     >>> sizes = VisionSizes(width=8, num_layers=1, num_heads=2, mlp_width=8, out_width=8, full_layers=(0,))
-    >>> unit_places(5, 5, sizes)[:6]  # the fifth column stands in a window of its own
+    >>> unit_indices(5, 5, sizes)[:6]  # the fifth column is in another window
     array([ 0,  1,  2,  3, 16,  4])
     """
     side = vision.window_units
     row, column = np.divmod(np.arange(num_rows * num_columns), num_columns)
     window = row // side * -(-num_columns // side) + column // side
-    found: np.ndarray = window * side**2 + row % side * side + column % side
-    return found
+    indices: np.ndarray = window * side**2 + row % side * side + column % side
+    return indices
 
 
 def patch_angles(
-    places: Int[Array, "2 image window patch"], sizes: VisionSizes
+    coordinates: Int[Array, "2 image window patch"], sizes: VisionSizes
 ) -> tuple[Float[Array, "image window patch half"], Float[Array, "image window patch half"]]:
     """Return cosine and sine of each frequency's angle: half of the frequencies turn by the row, half by the column."""
     number = sizes.width // sizes.num_heads // 4
     frequencies = sizes.theta ** (-jnp.arange(number, dtype=jnp.float32) / number)
-    angles = places.astype(jnp.float32)[..., None] * frequencies[None, None, None, None]
+    angles = coordinates.astype(jnp.float32)[..., None] * frequencies[None, None, None, None]
     joined = jnp.concatenate([angles[0], angles[1]], axis=-1)
     return jnp.cos(joined), jnp.sin(joined)
 
@@ -135,9 +135,9 @@ class VisionBlock(nn.Module):
         queries, keys, values = jnp.split(fused, 3, axis=-1)
         heads = (*hidden.shape[:2], sizes.num_heads, -1)
         cosine, sine = angles
-        queries, keys = (rotate(each.reshape(heads), cosine=cosine, sine=sine) for each in (queries, keys))
+        queries, keys = (rotate(rows.reshape(heads), cosine=cosine, sine=sine) for rows in (queries, keys))
         visible = jnp.broadcast_to(is_real[:, None], (*hidden.shape[:2], hidden.shape[1]))
-        mixed = attend(queries, own=KeyValues(keys.reshape(hidden.shape), values), visible=visible)
+        mixed = attend(queries, kv=KeyValues(keys.reshape(hidden.shape), values), visible=visible)
         hidden = hidden + nn.Dense(sizes.width, dtype=self.dtype, name="out")(mixed.reshape(hidden.shape))
         normed = RMSNorm(sizes.epsilon, name="mlp_norm")(hidden)
         gate, up = (nn.Dense(sizes.mlp_width, dtype=self.dtype, name=name)(normed) for name in ("gate", "up"))
@@ -162,10 +162,10 @@ class VisionTower(nn.Module):
         num_images, num_windows, num_patches = images.is_real.shape
         embedding = nn.Dense(sizes.width, use_bias=False, dtype=self.dtype, name="patch_embedding")
         hidden = embedding(images.patches.astype(self.dtype))
-        fixed = (*patch_angles(images.places, sizes), images.is_real)
+        fixed = (*patch_angles(images.coordinates, sizes), images.is_real)
         for layer in range(sizes.num_layers):
             rows = (num_images, -1) if layer in sizes.full_layers else (num_images * num_windows, num_patches)
-            laid, cosine, sine, is_real = (each.reshape(*rows, *each.shape[3:]) for each in (hidden, *fixed))
+            laid, cosine, sine, is_real = (array.reshape(*rows, *array.shape[3:]) for array in (hidden, *fixed))
             block = VisionBlock(sizes, self.dtype, name=f"layer_{layer}")
             hidden = block(laid, (cosine, sine), is_real).reshape(hidden.shape)
         normed = RMSNorm(sizes.epsilon, name="merger_norm")(hidden)
@@ -181,7 +181,7 @@ class QwenPrompts(NamedTuple):
     Attributes:
       tokens: [case, token], padded on the right.
       positions: [3, case, token], by time, height and width.
-      sources: [case, token], place of an image token's vector among those of all images, counted with padding; -1 for
+      sources: [case, token], index of an image token's vector among those of all images, padding included; -1 for
         text.
     """
 
@@ -191,12 +191,12 @@ class QwenPrompts(NamedTuple):
 
 
 class PromptEnds(NamedTuple):
-    """Where prompts end.
+    """Lengths of prompts, and the positions at which their replies start.
 
     Attributes:
       lengths: [case], tokens of each prompt, at least 1.
-      starts: [case], position of the reply's first token; less than the length after an image, which is wider than
-        one token but takes no more positions than its longer side.
+      starts: [case], position of the reply's first token; less than the length after an image, whose tokens take only
+        as many positions as its longer side.
     """
 
     lengths: Int[Array, "case"]
@@ -210,7 +210,7 @@ class QwenVl(nn.Module):
       sizes: of the decoder.
       vision: of the vision tower; None for text alone.
       dtype: compute dtype.
-      remat: of the decoder, see there.
+      remat: see `decoder.Decoder`.
     """
 
     sizes: DecoderSizes
@@ -245,9 +245,9 @@ class QwenVl(nn.Module):
     def prefill(
         self, images: QwenImages | None, prompts: QwenPrompts, ends: PromptEnds
     ) -> tuple[Float[Array, "case word"], tuple[Prefix, ...]]:
-        """Return the scores of the reply's first token, and what the replies to a prompt share."""
+        """Return the scores of the reply's first token, and the prefix that the replies to a prompt share."""
         num_tokens = prompts.tokens.shape[1]
-        # Padding stands on the right: no token of the prompt sees it.
+        # Padding is on the right: no token of the prompt sees it.
         hidden, layers = self.decoder(
             self.embed_prompts(images, prompts), positions=prompts.positions, visible=_causal(num_tokens)
         )
@@ -258,14 +258,14 @@ class QwenVl(nn.Module):
     def extend(
         self,
         tokens: Int[Array, "rollout"],
-        place: Int[Array, ""],
+        index: Int[Array, ""],
         ends: PromptEnds,
         caches: tuple[KeyValues, ...],
         *,
         prefix: tuple[Prefix, ...],
     ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
         """Read one more token of each reply; see `decoder.Decoder.extend`."""
-        return self.decoder.extend(tokens, place, ends.starts, caches, prefix=prefix)
+        return self.decoder.extend(tokens, index, ends.starts, caches, prefix=prefix)
 
     def __call__(
         self,
@@ -282,7 +282,7 @@ class QwenVl(nn.Module):
           images: of all prompts, in their order; None for none.
           prompts: of each case.
           ends: of the prompts.
-          completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
+          completions: [rollout, reply_token]; rollouts of a case are adjacent, the same number for each case.
           hidden: see `decoder.Decoder.score_replies`.
 
         Returns:
@@ -296,10 +296,10 @@ def _causal(number: int) -> Bool[Array, "1 token slot"]:
     return jnp.tril(jnp.ones((1, number, number), bool))
 
 
-# Qwen2.5-VL as a policy: one square image a prompt, all of one size, so that a batch is pixels, tokens and lengths.
+# Qwen2.5-VL as a policy: one square image per prompt, all of one size, so that a batch is pixels, tokens and lengths.
 #
-# Windows of patches, places of an image's tokens and M-RoPE positions follow from the size and from where the image
-# stands, and are computed inside the compiled program. Methods and arguments are those of `prefix_vlm.PrefixVlm`.
+# Windows of patches, indices of an image's tokens and M-RoPE positions follow from the size and the position of the
+# image, and are computed inside the compiled program. Methods and arguments are those of `prefix_vlm.PrefixVlm`.
 
 
 def cut_squares(pictures: Float[Array, "image height width 3"], vision: VisionSizes) -> QwenImages:
@@ -313,7 +313,7 @@ def cut_squares(pictures: Float[Array, "image height width 3"], vision: VisionSi
     merge, patch, joined = vision.merge_size, vision.patch_size, vision.merge_size**2
     grid = side // (patch * merge)
     windows, units = (-(-grid // vision.window_units)) ** 2, vision.window_units**2
-    slots = (unit_places(grid, grid, vision)[:, None] * joined + np.arange(joined)).reshape(-1)
+    slots = (unit_indices(grid, grid, vision)[:, None] * joined + np.arange(joined)).reshape(-1)
     # [unit row, merged row, pixel row, unit column, merged column, pixel column] -> patches of a unit in a row
     cut = pictures.reshape(number, grid, merge, patch, grid, merge, patch, 3).transpose(0, 1, 4, 2, 5, 7, 3, 6)
     frames = jnp.repeat(cut.reshape(number, grid**2 * joined, 3, 1, patch**2), 2, axis=3)
@@ -321,14 +321,14 @@ def cut_squares(pictures: Float[Array, "image height width 3"], vision: VisionSi
     patches = patches.at[:, slots].set(frames.reshape(number, -1, vision.num_features))
     row, column = np.divmod(np.arange(grid**2), grid)
     down, right = np.divmod(np.arange(joined), merge)
-    places, is_real = np.zeros((2, windows * units * joined), np.int32), np.zeros(windows * units * joined, bool)
-    places[0, slots] = (row[:, None] * merge + down).reshape(-1)
-    places[1, slots] = (column[:, None] * merge + right).reshape(-1)
+    coordinates, is_real = np.zeros((2, windows * units * joined), np.int32), np.zeros(windows * units * joined, bool)
+    coordinates[0, slots] = (row[:, None] * merge + down).reshape(-1)
+    coordinates[1, slots] = (column[:, None] * merge + right).reshape(-1)
     is_real[slots] = True
     shape = (number, windows, units * joined)
     return QwenImages(
         patches.reshape(*shape, -1),
-        jnp.broadcast_to(jnp.asarray(places).reshape(2, 1, *shape[1:]), (2, *shape)),
+        jnp.broadcast_to(jnp.asarray(coordinates).reshape(2, 1, *shape[1:]), (2, *shape)),
         jnp.broadcast_to(jnp.asarray(is_real).reshape(1, *shape[1:]), shape),
     )
 
@@ -338,30 +338,30 @@ class SquareQwen(QwenVl):
 
     Attributes:
       grid: units, and so tokens, on a side of the image.
-      image_token: stands grid x grid times in a row in every prompt.
+      image_token: occurs grid x grid times in a row in every prompt.
     """
 
     grid: int = 0
     image_token: int = -1
 
     def lay_out(self, tokens: Int[Array, "case token"]) -> QwenPrompts:
-        """Return tokens with their M-RoPE positions, and with the vectors that stand for the image's."""
-        # Not by each token: a reply may have drawn the image's token too.
+        """Return tokens with their M-RoPE positions and the indices of the image's vectors."""
+        # From the first image token only: a sampled reply may contain the token too.
         first = jnp.argmax(tokens == self.image_token, axis=1)[:, None].astype(jnp.int32)
         number = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] - first
         is_image = (number >= 0) & (number < self.grid**2)
         inside = jnp.clip(number, 0, self.grid**2 - 1)
         after = jnp.where(number < 0, number, number - self.grid**2 + self.grid)
         rows, columns = inside // self.grid, inside % self.grid
-        offsets = [jnp.where(is_image, each, after) for each in (jnp.zeros_like(inside), rows, columns)]
+        offsets = [jnp.where(is_image, offset, after) for offset in (jnp.zeros_like(inside), rows, columns)]
         vision = self._vision
-        places = jnp.asarray(unit_places(self.grid, self.grid, vision), jnp.int32)
+        indices = jnp.asarray(unit_indices(self.grid, self.grid, vision), jnp.int32)
         num_units = (-(-self.grid // vision.window_units) * vision.window_units) ** 2
         case = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
-        sources = jnp.where(is_image, case * num_units + places[inside], -1)
+        sources = jnp.where(is_image, case * num_units + indices[inside], -1)
         return QwenPrompts(tokens, first[None] + jnp.stack(offsets), sources)
 
-    def prefill(  # type: ignore[override]  # tokens in place of their layout, as for `PrefixVlm`
+    def prefill(  # type: ignore[override]  # tokens instead of their layout, as for `PrefixVlm`
         self,
         images: Float[Array, "case height width 3"],
         prompts: Int[Array, "case token"],
@@ -373,14 +373,14 @@ class SquareQwen(QwenVl):
     def extend(  # type: ignore[override]
         self,
         tokens: Int[Array, "rollout"],
-        place: Int[Array, ""],
+        index: Int[Array, ""],
         lengths: Int[Array, "rollout"],
         caches: tuple[KeyValues, ...],
         *,
         prefix: tuple[Prefix, ...],
     ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
         """Read one more token of each reply, of a prompt with `lengths` tokens; see `decoder.Decoder.extend`."""
-        return self.decoder.extend(tokens, place, self._ends(lengths).starts, caches, prefix=prefix)
+        return self.decoder.extend(tokens, index, self._ends(lengths).starts, caches, prefix=prefix)
 
     def __call__(  # type: ignore[override]
         self,
@@ -401,10 +401,10 @@ class SquareQwen(QwenVl):
         images: Float[Array, "case height width 3"],
         tokens: Int[Array, "case token"],
         segments: Int[Array, "case token"],
-        places: Int[Array, "case token"],
+        offsets: Int[Array, "case token"],
     ) -> Float[Array, "case token word"]:
-        """Return the scores of the token after each; a row is one text, whose image stands in it (no packing)."""
-        del segments, places
+        """Return the scores of the token after each; a row is one text that contains its image (no packing)."""
+        del segments, offsets
         return self.score_texts(cut_squares(images, self._vision), self.lay_out(tokens))
 
     def _ends(self, lengths: Int[Array, "case"]) -> PromptEnds:

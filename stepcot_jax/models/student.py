@@ -54,7 +54,7 @@ class StudentReading(flax.struct.PyTreeNode):
 class Student(nn.Module):
     """Image feature -> answers of all steps: logits_s = head_s(f), then f = f + tanh(logits_s @ head weight).
 
-    A given answer takes the place of the logits that are passed on, which is ours (docs/departures.md).
+    A given answer replaces the logits that are passed on, which is ours (docs/departures.md).
 
     Attributes:
       answers_per_step: number of answers of each step.
@@ -82,15 +82,15 @@ class Student(nn.Module):
         Args:
           image_features: [case, image width], from a frozen or separately trained encoder.
           given_answers: labels [case, step], -1 to predict, or soft answers [case, step, answer], zeros to predict. A
-            given answer is passed on in place of the step's logits (`given.given_logits`), which stay the prediction.
+            given answer is passed on instead of the step's logits (`layers.given_logits`), which stay the prediction.
           deterministic: disables dropout; otherwise an rng named "dropout" is required.
           first_case: position of the first case in the global batch, which seeds the dropout masks.
         """
         keep = None
         if not deterministic:
-            places = {"image": ((self.width,), self.dropout_rate)}
+            sites = {"image": ((self.width,), self.dropout_rate)}
             cases = first_case + jnp.arange(len(image_features))
-            keep = draw_keeps(self.make_rng("dropout"), cases=cases, places=places)["image"]
+            keep = draw_keeps(self.make_rng("dropout"), cases=cases, sites=sites)["image"]
         projection = Projection(self.width, self.dropout_rate, self.dtype, name="image_projection")
         feature = projection(image_features, keep).astype(jnp.float32)
         heads = [nn.Dense(num_answers, name=f"head_{step}") for step, num_answers in enumerate(self.answers_per_step)]
@@ -108,18 +108,18 @@ class Student(nn.Module):
     ) -> Float[Array, "case step answer"]:
         """Return the logits of all steps, in a scan over heads padded to one size, which compiles once."""
         most = max(self.answers_per_step)
-        own = np.arange(most) < np.array(self.answers_per_step)[:, None]
+        available = np.arange(most) < np.array(self.answers_per_step)[:, None]
 
         def answer(feature: Array, inputs: Any) -> tuple[Array, Array]:
-            head, given, own = inputs
+            head, given, available = inputs
             logits = feature @ head["kernel"] + jnp.broadcast_to(head["bias"], (feature.shape[0], most))
             passed = logits
             if given is not None:
-                passed = jnp.where(is_given(given)[:, None], given_logits(given, own=own), logits)
+                passed = jnp.where(is_given(given)[:, None], given_logits(given, available=available), logits)
             return feature + jnp.tanh(passed @ head["kernel"].T), logits  # padding is 0 in both and adds nothing
 
-        _, logits = jax.lax.scan(answer, feature, (stack_heads(heads, absent_bias=0.0), given, own))
-        return jnp.where(own, jnp.swapaxes(logits, 0, 1), ABSENT_LOGIT)
+        _, logits = jax.lax.scan(answer, feature, (stack_heads(heads, absent_bias=0.0), given, available))
+        return jnp.where(available, jnp.swapaxes(logits, 0, 1), ABSENT_LOGIT)
 
 
 # Baseline: a two-layer perceptron on pooled image and text embeddings (paper: Table 3).

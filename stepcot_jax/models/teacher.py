@@ -94,7 +94,7 @@ class ReadingStep:
           nodes: [case, node, width] after the step's graph attention.
           inputs: of this step: "step" (index), "image_feature" [case, width], "head" (parameters), "classifier"
             (kernel [width, answer] and bias [answer]), "concluded" (see `conclude`), "given_answer" [case, answer] (a
-            distribution, or zeros to predict; None to predict for every case) and "keep" (dropout masks by place,
+            distribution, or zeros to predict; None to predict for every case) and "keep" (dropout masks by site,
             possibly empty).
 
         Returns:
@@ -157,7 +157,7 @@ def split_heads(teacher_params: dict[str, Any]) -> dict[str, Any]:
     with a batch's arithmetic, and it compiles once for all steps.
 
     Args:
-      teacher_params: as declared by `models.teacher.Teacher`.
+      teacher_params: as declared by `Teacher`.
 
     Returns:
       The parameters with "heads" a tuple; a compiled function passes them to `join_heads`.
@@ -362,16 +362,16 @@ class Teacher(nn.Module):
         return outputs | {"attention": jnp.concatenate([attention[None], attentions])}
 
     def _draw_keeps(self, cases: Array) -> dict[str, Array]:
-        """Draw the dropout masks [step, case, ...] of every place in a pass."""
+        """Draw the dropout masks [step, case, ...] of every site in a pass."""
         num_nodes = (num_steps := len(self.answers_per_step)) + self.memory
-        places = {
+        sites = {
             "image": ((self.width,), self.head_dropout_rate),
             "context": ((self.width,), self.context_dropout_rate),
             "fusion_0": ((self.width,), self.head_dropout_rate),
             "fusion_1": ((self.width,), self.head_dropout_rate),
             "attention": ((self.num_layers, self.num_heads, num_nodes, num_nodes), self.attention_dropout_rate),
         }
-        return draw_keeps(self.make_rng("dropout"), cases=cases, leading=(num_steps,), places=places)
+        return draw_keeps(self.make_rng("dropout"), cases=cases, leading=(num_steps,), sites=sites)
 
     def _project_image(self, image_features: Array, keep: Array | None) -> Array:
         """Return each step's projection of the image feature, [step, case, width]."""
@@ -390,8 +390,8 @@ class Teacher(nn.Module):
         if not self.text:
             nodes = self.step_vectors
         elif text_features is None or text_features.shape[-2] != num_steps:
-            found = None if text_features is None else text_features.shape
-            raise ValueError(f"text_features must have shape [{num_steps}, width]; got {found}")
+            shape = None if text_features is None else text_features.shape
+            raise ValueError(f"text_features must have shape [{num_steps}, width]; got {shape}")
         else:
             nodes = text_features
             if nodes.shape[-1] != self.width:

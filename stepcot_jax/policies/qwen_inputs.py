@@ -13,7 +13,7 @@ from PIL import Image
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD
 from stepcot_jax.encoders.checkpoints import BICUBIC, ConfigFile, read_colours, read_image_processor
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.qwen import PromptEnds, QwenImages, QwenPrompts, VisionSizes, unit_places
+from stepcot_jax.models.qwen import PromptEnds, QwenImages, QwenPrompts, VisionSizes, unit_indices
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary, cut_at_stop
 
 # Images as Qwen2.5-VL's processor prepares them: sides rounded to whole units, normalised, cut into patches.
@@ -76,7 +76,7 @@ def read_qwen_preprocessing(folder: pathlib.Path, vision: VisionSizes) -> QwenPr
             "beside config.json)"
         )
     # A processor's null means its default, as does a missing key.
-    config = ConfigFile(config.where, {key: value for key, value in config.found.items() if value is not None})
+    config = ConfigFile(config.where, {key: value for key, value in config.entries.items() if value is not None})
     for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         config.one_of(key, (True,), True)
     config.one_of("resample", (BICUBIC,), BICUBIC)
@@ -103,7 +103,7 @@ def _pixel_limits(config: ConfigFile) -> tuple[int, int]:
     size = config.group("size")
 
     def limit(key: str, edge: str) -> int:
-        return config.whole(key, most=2**40) if key in config.found else size.whole(edge, most=2**40)
+        return config.integer(key, most=2**40) if key in config.entries else size.integer(edge, most=2**40)
 
     return limit("min_pixels", "shortest_edge"), limit("max_pixels", "longest_edge")
 
@@ -260,14 +260,14 @@ def pack_images(
     packed, units = QwenImages(*blank), []
     for number, image in enumerate(images):
         row, column = np.divmod(np.arange(image.num_rows * image.num_columns), image.num_columns)
-        unit = unit_places(image.num_rows, image.num_columns, vision)
+        unit = unit_indices(image.num_rows, image.num_columns, vision)
         slots = unit[:, None] * joined + np.arange(joined)
         down, right = np.divmod(np.arange(joined), vision.merge_size)
         for array, values in (
             (patches, image.patches),
             (packed.is_real, True),
-            (packed.places[0], (row[:, None] * vision.merge_size + down).reshape(-1)),
-            (packed.places[1], (column[:, None] * vision.merge_size + right).reshape(-1)),
+            (packed.coordinates[0], (row[:, None] * vision.merge_size + down).reshape(-1)),
+            (packed.coordinates[1], (column[:, None] * vision.merge_size + right).reshape(-1)),
         ):
             array[number].reshape(-1, *array.shape[3:])[slots.reshape(-1)] = values
         units.append(number * num_windows * side**2 + unit)

@@ -97,7 +97,7 @@ def row_shardings(rows: Any, mesh: Mesh) -> Any:
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         names = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
-        axis = 1 if names & {"positions", "places"} else 0
+        axis = 1 if names & {"positions", "coordinates"} else 0
         spec = [None] * axis + [None if leaf.shape[axis] % mesh.shape[DATA] else DATA]
         return NamedSharding(mesh, PartitionSpec(*spec))
 

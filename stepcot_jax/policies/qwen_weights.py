@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from stepcot_jax.encoders.checkpoints import ConfigFile, read_config, resolve
-from stepcot_jax.encoders.weights import INDEX, LAYOUTS, Place, assign, assign_later, place_dense, read_tensors
+from stepcot_jax.encoders.weights import INDEX, LAYOUTS, Slot, assign, assign_later, dense_slots, read_tensors
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import sync_folder
 from stepcot_jax.host.text import make_printable
@@ -53,14 +53,14 @@ def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
         raise BadInput(f"{folder}: no config.json (expected a folder with Qwen2.5 or Qwen2.5-VL)")
     kind = config.one_of("model_type", ("qwen2", "qwen2_5_vl"), None)
     # Newer files have the decoder's settings in a group of their own.
-    text = config.group("text_config") if config.found.get("text_config") else config
-    tied = bool(config.found.get("tie_word_embeddings", False) or text.found.get("tie_word_embeddings", False))
+    text = config.group("text_config") if config.entries.get("text_config") else config
+    tied = bool(config.entries.get("tie_word_embeddings", False) or text.entries.get("tie_word_embeddings", False))
     sizes = _decoder_sizes(text, is_tied=tied, has_images=kind == "qwen2_5_vl")
     generation = read_config(folder / "generation_config.json")
     stops = _stop_tokens([each for each in (generation, text, config) if each], sizes.num_words)
     if kind == "qwen2":
         return QwenConfig(sizes=sizes, stops=stops)
-    image_token = config.whole("image_token_id", most=sizes.num_words - 1)
+    image_token = config.integer("image_token_id", most=sizes.num_words - 1)
     return QwenConfig(
         sizes=sizes,
         stops=stops,
@@ -73,7 +73,7 @@ def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
 def note_penalty(folder: pathlib.Path) -> None:
     """Print a note, once, if a checkpoint asks for a repetition penalty other than 1, which is not applied."""
     generation = read_config(folder / "generation_config.json")
-    penalty = generation.found.get("repetition_penalty") if generation else None
+    penalty = generation.entries.get("repetition_penalty") if generation else None
     if penalty not in (None, 1):
         print(
             f"note: {folder / 'generation_config.json'}: repetition_penalty {make_printable(str(penalty))[:20]} is not "
@@ -85,26 +85,26 @@ def note_penalty(folder: pathlib.Path) -> None:
 def _decoder_sizes(config: ConfigFile, *, is_tied: bool, has_images: bool) -> DecoderSizes:
     config.one_of("hidden_act", ("silu",), "silu")
     config.one_of("use_sliding_window", (False, None), False)
-    width, num_heads = config.whole("hidden_size", most=2**16), config.whole("num_attention_heads", most=2**10)
-    num_kv_heads = config.whole("num_key_value_heads", most=num_heads)
+    width, num_heads = config.integer("hidden_size", most=2**16), config.integer("num_attention_heads", most=2**10)
+    num_kv_heads = config.integer("num_key_value_heads", most=num_heads)
     if num_heads % num_kv_heads:
         raise BadInput(f"{config.where}.num_key_value_heads: {num_kv_heads} is not a divisor of {num_heads} heads")
-    if width % (2 * num_heads) and "head_dim" not in config.found:
+    if width % (2 * num_heads) and "head_dim" not in config.entries:
         raise BadInput(
             f"{config.where}.num_attention_heads: hidden_size ({width}) is not a multiple of {2 * num_heads}"
         )
-    head_width = config.whole("head_dim", width // num_heads, most=2**12)
+    head_width = config.integer("head_dim", width // num_heads, most=2**12)
     theta, sections = _rotary(config, has_images=has_images)
     if head_width % 2 or (sections and sum(sections) != head_width // 2):
         raise BadInput(f"{config.where}: mrope_section {list(sections)} does not add up to half of {head_width}")
     return DecoderSizes(
         width=width,
-        num_layers=config.whole("num_hidden_layers", most=2**10),
+        num_layers=config.integer("num_hidden_layers", most=2**10),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_width=head_width,
-        mlp_width=config.whole("intermediate_size", most=2**20),
-        num_words=config.whole("vocab_size", most=_MOST_WORDS),
+        mlp_width=config.integer("intermediate_size", most=2**20),
+        num_words=config.integer("vocab_size", most=_MOST_WORDS),
         is_tied=is_tied,
         theta=theta,
         epsilon=config.number("rms_norm_eps", least=1e-12, most=0.1),
@@ -114,14 +114,14 @@ def _decoder_sizes(config: ConfigFile, *, is_tied: bool, has_images: bool) -> De
 
 def _rotary(config: ConfigFile, *, has_images: bool) -> tuple[float, tuple[int, ...]]:
     """Return theta and sections, of `rope_parameters` or, in older files, of `rope_theta` and `rope_scaling`."""
-    is_new = bool(config.found.get("rope_parameters"))
+    is_new = bool(config.entries.get("rope_parameters"))
     group = config.group("rope_parameters" if is_new else "rope_scaling")
-    kind = group.found.get("rope_type", group.found.get("type", "default"))
+    kind = group.entries.get("rope_type", group.entries.get("type", "default"))
     # Published files say "mrope"; transformers writes "default", with the sections beside it.
     if kind not in (("default", "mrope") if has_images else ("default",)):
         raise BadInput(f"{group.where}: rotary positions of type {kind!r} are not supported (expected 'default')")
     theta = (group if is_new else config).number("rope_theta", least=1.0, most=1e12)
-    found = group.found.get("mrope_section")
+    found = group.entries.get("mrope_section")
     if not has_images:
         return theta, ()
     if not (isinstance(found, list) and len(found) == 3 and all(type(each) is int and each > 0 for each in found)):
@@ -134,20 +134,20 @@ def _vision_sizes(config: ConfigFile, out_width: int) -> VisionSizes:
     for key, only in (("in_channels", 3), ("in_chans", 3), ("temporal_patch_size", 2)):
         config.one_of(key, (only,), only)
     config.one_of("out_hidden_size", (out_width,), None)
-    width, num_heads = config.whole("hidden_size", most=2**16), config.whole("num_heads", most=2**10)
+    width, num_heads = config.integer("hidden_size", most=2**16), config.integer("num_heads", most=2**10)
     if width % (4 * num_heads):
         raise BadInput(f"{config.where}.num_heads: hidden_size ({width}) is not a multiple of {4 * num_heads}")
-    num_layers = config.whole("depth", most=2**10)
-    patch_size = config.whole("patch_size", 14, most=2**8)
-    merge_size = config.whole("spatial_merge_size", 2, most=2**4)
-    window_size = config.whole("window_size", 112, most=2**12)
+    num_layers = config.integer("depth", most=2**10)
+    patch_size = config.integer("patch_size", 14, most=2**8)
+    merge_size = config.integer("spatial_merge_size", 2, most=2**4)
+    window_size = config.integer("window_size", 112, most=2**12)
     if window_size % (patch_size * merge_size):
         raise BadInput(f"{config.where}.window_size: {window_size} px is not a multiple of {patch_size * merge_size}")
     return VisionSizes(
         width=width,
         num_layers=num_layers,
         num_heads=num_heads,
-        mlp_width=config.whole("intermediate_size", most=2**20),
+        mlp_width=config.integer("intermediate_size", most=2**20),
         out_width=out_width,
         full_layers=_full_layers(config, num_layers),
         patch_size=patch_size,
@@ -157,7 +157,7 @@ def _vision_sizes(config: ConfigFile, out_width: int) -> VisionSizes:
 
 
 def _full_layers(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
-    found = config.found.get("fullatt_block_indexes")
+    found = config.entries.get("fullatt_block_indexes")
     if not isinstance(found, list) or not all(type(each) is int and 0 <= each < num_layers for each in found):
         raise BadInput(f"{config.where}.fullatt_block_indexes: {found!r} is not a list of blocks below {num_layers}")
     return tuple(found)
@@ -166,7 +166,7 @@ def _full_layers(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
 def _stop_tokens(files: list[ConfigFile], num_words: int) -> tuple[int, ...]:
     """Return the tokens of the first file that names any."""
     for config in files:
-        found: Any = config.found.get("eos_token_id")
+        found: Any = config.entries.get("eos_token_id")
         if found is None:
             continue
         stops = found if isinstance(found, list) else [found]
@@ -184,50 +184,50 @@ NEW_VISION, OLD_VISION = "model.visual.", "visual."
 """Prefixes of transformers' classes since 4.52, and of the published files."""
 
 
-def qwen_table(names: Collection[str], sizes: DecoderSizes, vision: VisionSizes | None) -> dict[str, Place]:
+def qwen_table(names: Collection[str], sizes: DecoderSizes, vision: VisionSizes | None) -> dict[str, Slot]:
     """Map tensor names to places in `models.qwen.QwenVl`."""
     is_new = any(name.startswith((NEW_TEXT, NEW_VISION)) for name in names)
     table = text_table(sizes, prefix=NEW_TEXT if is_new else OLD_TEXT)
     return table if vision is None else table | vision_table(vision, prefix=NEW_VISION if is_new else OLD_VISION)
 
 
-def text_table(sizes: DecoderSizes, *, prefix: str) -> dict[str, Place]:
+def text_table(sizes: DecoderSizes, *, prefix: str) -> dict[str, Slot]:
     """Map the decoder's tensor names to places below "decoder/"."""
     table = {
-        f"{prefix}embed_tokens.weight": Place("decoder/embedding/embedding"),
-        f"{prefix}norm.weight": Place("decoder/norm/scale"),
+        f"{prefix}embed_tokens.weight": Slot("decoder/embedding/embedding"),
+        f"{prefix}norm.weight": Slot("decoder/norm/scale"),
     }
     if not sizes.is_tied:
-        table["lm_head.weight"] = Place("decoder/head/kernel", "dense")
+        table["lm_head.weight"] = Slot("decoder/head/kernel", "dense")
     for layer in range(sizes.num_layers):
         found, place = f"{prefix}layers.{layer}.", f"decoder/layer_{layer}/"
         for name, part in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
-            table[f"{found}self_attn.{name}.weight"] = Place(f"{place}attention/{part}/kernel", "to_heads")
-            table[f"{found}self_attn.{name}.bias"] = Place(f"{place}attention/{part}/bias", "head_bias")
-        table[f"{found}self_attn.o_proj.weight"] = Place(f"{place}attention/out/kernel", "from_heads")
-        table[f"{found}input_layernorm.weight"] = Place(f"{place}attention_norm/scale")
-        table[f"{found}post_attention_layernorm.weight"] = Place(f"{place}mlp_norm/scale")
+            table[f"{found}self_attn.{name}.weight"] = Slot(f"{place}attention/{part}/kernel", "to_heads")
+            table[f"{found}self_attn.{name}.bias"] = Slot(f"{place}attention/{part}/bias", "head_bias")
+        table[f"{found}self_attn.o_proj.weight"] = Slot(f"{place}attention/out/kernel", "from_heads")
+        table[f"{found}input_layernorm.weight"] = Slot(f"{place}attention_norm/scale")
+        table[f"{found}post_attention_layernorm.weight"] = Slot(f"{place}mlp_norm/scale")
         for part in ("gate", "up", "down"):
-            table[f"{found}mlp.{part}_proj.weight"] = Place(f"{place}{part}/kernel", "dense")
+            table[f"{found}mlp.{part}_proj.weight"] = Slot(f"{place}{part}/kernel", "dense")
     return table
 
 
-def vision_table(sizes: VisionSizes, *, prefix: str) -> dict[str, Place]:
+def vision_table(sizes: VisionSizes, *, prefix: str) -> dict[str, Slot]:
     """Map the vision tower's tensor names to places below "tower/"."""
     table = {
-        f"{prefix}patch_embed.proj.weight": Place("tower/patch_embedding/kernel", "frames"),
-        f"{prefix}merger.ln_q.weight": Place("tower/merger_norm/scale"),
-        **place_dense(f"{prefix}merger.mlp.0", "tower/merger_hidden"),
-        **place_dense(f"{prefix}merger.mlp.2", "tower/merger_out"),
+        f"{prefix}patch_embed.proj.weight": Slot("tower/patch_embedding/kernel", "frames"),
+        f"{prefix}merger.ln_q.weight": Slot("tower/merger_norm/scale"),
+        **dense_slots(f"{prefix}merger.mlp.0", "tower/merger_hidden"),
+        **dense_slots(f"{prefix}merger.mlp.2", "tower/merger_out"),
     }
     for layer in range(sizes.num_layers):
         found, place = f"{prefix}blocks.{layer}.", f"tower/layer_{layer}/"
-        table[f"{found}norm1.weight"] = Place(f"{place}attention_norm/scale")
-        table[f"{found}norm2.weight"] = Place(f"{place}mlp_norm/scale")
-        table |= place_dense(f"{found}attn.qkv", f"{place}qkv")
-        table |= place_dense(f"{found}attn.proj", f"{place}out")
+        table[f"{found}norm1.weight"] = Slot(f"{place}attention_norm/scale")
+        table[f"{found}norm2.weight"] = Slot(f"{place}mlp_norm/scale")
+        table |= dense_slots(f"{found}attn.qkv", f"{place}qkv")
+        table |= dense_slots(f"{found}attn.proj", f"{place}out")
         for part in ("gate", "up", "down"):
-            table |= place_dense(f"{found}mlp.{part}_proj", f"{place}{part}")
+            table |= dense_slots(f"{found}mlp.{part}_proj", f"{place}{part}")
     return table
 
 
@@ -306,7 +306,7 @@ def _blank_images(vision: VisionSizes) -> QwenImages:
     shape = (1, 1, (vision.window_units * vision.merge_size) ** 2)
     return QwenImages(
         patches=jnp.zeros((*shape, vision.num_features)),
-        places=jnp.zeros((2, *shape), jnp.int32),
+        coordinates=jnp.zeros((2, *shape), jnp.int32),
         is_real=jnp.ones(shape, bool),
     )
 

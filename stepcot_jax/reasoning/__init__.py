@@ -1,4 +1,4 @@
-"""Text of prompts and replies to records and back: the dialects, and what a reply says.
+"""Dialects of prompts and replies: write records as text, and read replies back.
 
-What a reply is worth stands in `rewards`; questions are made in `data`. Read `replies`, then `dialects`.
+`rewards` scores replies; `data` makes questions. Read `replies`, then `dialects`.
 """

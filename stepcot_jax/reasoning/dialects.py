@@ -8,7 +8,7 @@
 | `lvkc_released` | MEDSAGE's public code | whole pixels, x first | boxes |
 | `medclm` | MedCLM's public code | unit square, four decimals, x first | names and boxes |
 
-Reading what was written gives back the answer and these references, rounded half up to the dialect's precision.
+Reading a written record returns its answer and these references, rounded half up to the dialect's precision.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from stepcot_jax.record import Record
 
 
 class _Dialect(NamedTuple):
-    """A dialect's writer and reader, what its prompts ask for (with and without thinking), and its answer's mark."""
+    """A dialect: writer, reader, the form that prompts ask for (with and without thinking), and the answer's mark."""
 
     write: Callable[[Record], str]
     read: Callable[[str], Reply]
@@ -80,7 +80,7 @@ _KINDS = {
 
 
 def write_reply(record: Record, dialect: str) -> str:
-    """Write the reply that a record stands for: the target of fine-tuning."""
+    """Write a record as a reply: the target of fine-tuning."""
     return _find(dialect).write(record)
 
 
@@ -101,10 +101,10 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
 
 
 def answer_start(reply: str, dialect: str) -> int:
-    r"""Return where the answer of a written reply begins; what comes before it is reasoning.
+    r"""Return the position at which the answer of a written reply begins, after its reasoning.
 
-    The answer is <response> of "gemex", <ANSWER> of "lvkc", <CON> of "lvkc_released", and what follows "Answer:" in
-    "medclm". "gemex_plain" begins with its answer: all of it counts.
+    The answer is <response> in "gemex", <ANSWER> in "lvkc", <CON> in "lvkc_released", and the text after "Answer:" in
+    "medclm". "gemex_plain" begins with its answer, so that the position is 0.
 
     >>> answer_start("Reasoning: It is wide.\n\nAnswer: Yes", "medclm")
     24
@@ -113,14 +113,14 @@ def answer_start(reply: str, dialect: str) -> int:
 
 
 def write_question(record: Record, dialect: str, *, with_thinking: bool = True) -> str:
-    """Write the prompt: question, choices, the kind of question and the form that the reply is to have.
+    """Write the prompt: question, choices, kind of question and required form of the reply.
 
     Args:
       with_thinking: whether the prompt asks for thinking; False matches targets without it in "gemex" and "medclm".
     """
-    of = _find(dialect)
+    style = _find(dialect)
     kind, answer = _KINDS[record.kind]
-    form = (of.form if with_thinking else of.form_without_thinking).format(answer=answer)
+    form = (style.form if with_thinking else style.form_without_thinking).format(answer=answer)
     choices = [f"{letter}: {choice}" for letter, choice in zip(string.ascii_uppercase, record.options, strict=False)]
     lines = [record.question.strip(), f"This is {kind} question. {form}"]
     if choices:

@@ -34,7 +34,7 @@ _PLAIN = ("answer", "reason", "location")
 
 
 def write_gemex(record: Record) -> str:
-    """Write a record, with one <ref> and one <box> a reference.
+    """Write a record, with one <ref> and one <box> per reference.
 
     A record without thinking is written as the response block alone, the target of GEMeX-200K; `read_gemex` reports
     its missing <think>. Rewards with `ill_formed="parts"` score such replies.
@@ -53,7 +53,7 @@ def write_gemex(record: Record) -> str:
 
 
 def read_gemex(text: str, *, with_thinking: bool = True) -> Reply:
-    """Read a reply; the labels are what stands within <ref>. Without thinking it is the response block alone."""
+    """Read a reply; <ref> holds the labels. Without thinking a reply is the response block alone."""
     parts = read_parts(text, _MARKS if with_thinking else _MARKS[2:])
     problems = list(parts.problems)
     location = parts.texts.get("location", "")
@@ -74,13 +74,13 @@ def read_gemex(text: str, *, with_thinking: bool = True) -> Reply:
 
 
 def _read_located(text: str) -> tuple[Box, ...] | None:
-    """Return what <location> names: each <ref> is followed by at least one <box> of one or more boxes."""
+    """Return the boxes of <location>, where each <ref> is followed by at least one <box> of one or more boxes."""
     tags = scan_tags(text, _LOCATED, most=4 * MOST_BOXES) or []
     regions: list[Box] = []
-    name, is_open, place = "", True, 0  # is_open: the last name has no box yet
+    name, is_open, end = "", True, 0  # is_open: the last name has no box yet
     for opening, closing in zip(tags[::2], tags[1::2], strict=False):
         content = text[opening.end : closing.start]
-        if closing.mark != f"/{opening.mark}" or text[place : opening.start].strip():
+        if closing.mark != f"/{opening.mark}" or text[end : opening.start].strip():
             return None
         if opening.mark == "ref":
             if not content.strip() or (name and is_open):
@@ -92,8 +92,8 @@ def _read_located(text: str) -> tuple[Box, ...] | None:
                 return None
             regions += [Box(name, box) for box in boxes]
             is_open = False
-        place = closing.end
-    return None if is_open or text[place:].strip() else tuple(regions)
+        end = closing.end
+    return None if is_open or text[end:].strip() else tuple(regions)
 
 
 def write_gemex_plain(record: Record) -> str:

@@ -31,7 +31,7 @@ _LONG_NUMBER = re.compile(r"[0-9]{20}")
 _STRINGS = re.compile(r'"[^"\\]*"')
 
 
-class _Place(msgspec.Struct):
+class _Location(msgspec.Struct):
     label: str
     box_2d: Corners | None = None
     point: tuple[float, float] | None = None
@@ -41,7 +41,7 @@ class _Pixels(msgspec.Struct):
     bbox_xyxy_pixel: tuple[Corners, ...]
 
 
-_PLACE = msgspec.json.Decoder(_Place)
+_LOCATION = msgspec.json.Decoder(_Location)
 _PIXELS = msgspec.json.Decoder(_Pixels)
 
 
@@ -51,24 +51,23 @@ def write_lvkc(record: Record) -> str:
     texts = {tag: check_text(f"stages.{name}", getattr(stages, name), _TAGS) for tag, name in _STAGE_TAGS.items()}
     if re.search("[{}]", texts["LOC"]):
         raise BadInput("stages.localisation: contains a curly bracket, which dialect 'lvkc' reserves for boxes")
-    places = [
+    texts["LOC"] += "".join(
         f' {{"box_2d": {box}, "label": "{reference.label}"}}'
         for reference, box in zip(record.references, write_boxes(record, GRID_1000), strict=True)
-    ]
-    texts["LOC"] += "".join(places)
+    )
     texts["ANSWER"] = check_text("answer", write_answer(record), _TAGS)
     preamble = f"{check_text('preamble', record.preamble, _TAGS)}\n" if record.preamble.strip() else ""
     return preamble + "".join(f"<{tag}>{text}</{tag}>" for tag, text in texts.items())
 
 
 def read_lvkc(text: str) -> Reply:
-    """Read a reply; points are read and left out."""
+    """Read a reply; its points are checked and left out."""
     parts = read_parts(text, _MARKS, has_preamble=True)
     problems = list(parts.problems)
     stages = {name: parts.texts[tag] for tag, name in _STAGE_TAGS.items() if tag in parts.texts}
     references = None
     if "LOC" in parts.texts:
-        references, stages["localisation"] = _read_places(parts.texts["LOC"])
+        references, stages["localisation"] = _read_locations(parts.texts["LOC"])
         if references is None:
             problems.append("<LOC> has a place that is no JSON object with box_2d or point from 0 to 1000, and label")
     return Reply(
@@ -98,9 +97,9 @@ def read_lvkc_released(text: str) -> Reply:
     stages = {name: parts.texts[tag] for tag, name in _RELEASED_TAGS.items() if tag in parts.texts and tag != "LOC"}
     references = None
     if "LOC" in parts.texts:
-        found = _decode(_PIXELS, parts.texts["LOC"])
-        if found is not None and len(found.bbox_xyxy_pixel) <= MOST_BOXES and _are_usable(found.bbox_xyxy_pixel):
-            references = tuple(Box("", box) for box in found.bbox_xyxy_pixel)
+        decoded = _decode(_PIXELS, parts.texts["LOC"])
+        if decoded is not None and len(decoded.bbox_xyxy_pixel) <= MOST_BOXES and _are_usable(decoded.bbox_xyxy_pixel):
+            references = tuple(Box("", box) for box in decoded.bbox_xyxy_pixel)
         else:
             problems.append("<LOC> is not a JSON object with bbox_xyxy_pixel")
     return Reply(
@@ -112,20 +111,20 @@ def read_lvkc_released(text: str) -> Reply:
     )
 
 
-def _read_places(text: str) -> tuple[tuple[Box, ...] | None, str]:
-    """Return the boxes of a localisation, None if a place is malformed, and the text without the places."""
+def _read_locations(text: str) -> tuple[tuple[Box, ...] | None, str]:
+    """Return the boxes of a localisation, None if an object is malformed, and the text without its objects."""
     rest, last, regions, is_readable = [], 0, [], True
-    for number, found in enumerate(_OBJECT.finditer(text)):
-        rest.append(text[last : found.start()])
-        last = found.end()
-        place = _decode(_PLACE, found[0]) if is_readable and number < MOST_BOXES else None
-        if place is None or not place.label.strip() or (place.box_2d is None) == (place.point is None):
+    for number, match in enumerate(_OBJECT.finditer(text)):
+        rest.append(text[last : match.start()])
+        last = match.end()
+        location = _decode(_LOCATION, match[0]) if is_readable and number < MOST_BOXES else None
+        if location is None or not location.label.strip() or (location.box_2d is None) == (location.point is None):
             is_readable = False
             continue
-        numbers = place.box_2d or place.point or ()
+        numbers = location.box_2d or location.point or ()
         is_readable = all(0 <= number <= 1000 for number in numbers)
-        if place.box_2d is not None:
-            regions.append(Box(place.label, place.box_2d))
+        if location.box_2d is not None:
+            regions.append(Box(location.label, location.box_2d))
     remaining = "".join([*rest, text[last:]]).strip()
     is_readable &= "{" not in remaining and "}" not in remaining
     return (tuple(regions) if is_readable else None), remaining

@@ -83,11 +83,11 @@ def read_medclm(text: str) -> Reply:
 
 def _read_references(reasoning: str) -> tuple[Box, ...] | None:
     """Return the boxes of a reasoning; None if a list of four numbers or more is no box of the unit square."""
-    for number, found in enumerate(_LISTS.finditer(reasoning)):
-        box = BOX.fullmatch(found[0])
+    for number, match in enumerate(_LISTS.finditer(reasoning)):
+        box = BOX.fullmatch(match[0])
         if box and not all(0 <= number <= 1 for number in corners_of(box)):
             return None
-        if number > MOST_BOXES or (not box and found[1].count(",") > 2 and _NUMBERS_BEGIN.match(found[1])):
+        if number > MOST_BOXES or (not box and match[1].count(",") > 2 and _NUMBERS_BEGIN.match(match[1])):
             return None
     return tuple(region for region, _, _ in find_named_boxes(reasoning, BOX_AFTER_NAME))
 
@@ -96,15 +96,15 @@ def _write_reasoning(thinking: str, record: Record) -> str:
     """Put the references into the reasoning."""
     references = [reference.label for reference in record.references]
     boxes = write_boxes(record, UNIT_SQUARE)
-    in_pixels = [corners_of(found) for box in write_boxes(record) if (found := BOX.match(box))]
+    in_pixels = [corners_of(match) for box in write_boxes(record) if (match := BOX.match(box))]
     regions = list(find_named_boxes(thinking, IN_ROUND_BRACKETS))
     are_references = [(region.label, region.corners) for region, _, _ in regions] == list(
         zip(references, in_pixels, strict=True)
     )
     pieces, last = [], 0
-    for place, (region, start, end) in enumerate(regions):
+    for index, (region, start, end) in enumerate(regions):
         name = f"**{region.label}**" if thinking.startswith("**", start) else ""
-        pieces += [thinking[last:start], name, f" {boxes[place]}" if are_references else ""]
+        pieces += [thinking[last:start], name, f" {boxes[index]}" if are_references else ""]
         last = end
     body = "".join([*pieces, thinking[last:]]).strip()
     written = _read_references(body)
@@ -124,7 +124,7 @@ def _write_region(region: Box) -> str:
 
 
 def _check(field: str, text: str) -> str:
-    found = re.search(r"\n(Reasoning|Answer):", text)
-    if found:
-        raise BadInput(f"{field}: a line begins with '{found[1]}:', which dialect 'medclm' reserves for its parts")
+    match = re.search(r"\n(Reasoning|Answer):", text)
+    if match:
+        raise BadInput(f"{field}: a line begins with '{match[1]}:', which dialect 'medclm' reserves for its parts")
     return text.strip()

@@ -1,4 +1,4 @@
-"""A reply as it was read: answer, boxes, stages, and what is wrong with its form."""
+"""Replies as they are read: answer, boxes, stages, and violations of the dialect's grammar."""
 
 import dataclasses
 import functools
@@ -21,12 +21,12 @@ from stepcot_jax.record import Record
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Missing = Literal["wrong", "stop", "skip"]
-"""What a missing reply is: wrong, a reason to refuse the file, or left out."""
+"""How a missing reply counts: as wrong, as a reason to refuse the file, or not at all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What a dialect's reader found in a text. Reading never raises; `problems` says what is wrong with the form.
+    """The parts of a reply as a dialect's reader returns them. Reading never raises; `problems` lists violations.
 
     Attributes:
       dialect: name of the dialect it was read as.
@@ -38,7 +38,7 @@ class Reply:
       stages: text of each stage that could be read, by the names of `record.STAGE_NAMES`.
       problems: why the text violates the dialect's grammar, each a short phrase; empty if it is well formed.
       space: coordinates of its boxes; None for pixels of the record's `image_size`.
-      text: that was read; it takes no part in comparisons.
+      text: the text that was read; ignored in comparisons.
     """
 
     dialect: str
@@ -63,10 +63,10 @@ class Reply:
         return convert(written, source=self.space or pixels(image_size), target=pixels(image_size))
 
 
-# Tags, numbers and boxes in text, read in one pass each: what the readers and writers of all dialects share.
+# Tags, numbers and boxes in text, each read in one pass; shared by the readers and writers of all dialects.
 #
 # Reading takes time linear in the text's length and never raises. Numbers have at most nine digits before and after
-# the point. A text with more than `MOST_BOXES` boxes, or with tags by the dozen that may occur once, is ill formed.
+# the point. A text with more than `MOST_BOXES` boxes, or more than 64 of the tags that may occur once, is ill formed.
 
 
 MOST_BOXES = 10_000
@@ -86,7 +86,7 @@ _NAME_ENDS = re.compile(r"[\[\](){}*<>.,:;!?\n]")
 
 
 class Tag(NamedTuple):
-    """A tag: "think" for <think>, "/think" for </think>, and its first and last position + 1."""
+    """A tag: "think" for <think>, "/think" for </think>, and the positions of its start and end."""
 
     mark: str
     start: int
@@ -116,8 +116,8 @@ def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 def scan_tags(text: str, names: tuple[str, ...], *, most: int) -> list[Tag] | None:
     """Return the tags of these names in order; None if there are more than `most`."""
-    found = itertools.islice(tag_pattern(names).finditer(text), most + 1)
-    tags = [Tag(match[1], *match.span()) for match in found]
+    matches = itertools.islice(tag_pattern(names).finditer(text), most + 1)
+    tags = [Tag(match[1], *match.span()) for match in matches]
     return tags if len(tags) <= most else None
 
 
@@ -126,7 +126,7 @@ def read_parts(text: str, marks: tuple[str, ...], *, has_preamble: bool = False)
 
     Args:
       marks: the tags that a well-formed text has, each once, in order, such as ("think", "/think"). A part without a
-        closing tag ends at the next tag. Tags that hold other tags hold nothing else.
+        closing tag ends at the next tag. Tags that hold other tags hold no other text.
     """
     tags = scan_tags(text, tuple(dict.fromkeys(mark.lstrip("/") for mark in marks)), most=_MOST_TAGS)
     if tags is None:
@@ -157,37 +157,35 @@ def read_parts(text: str, marks: tuple[str, ...], *, has_preamble: bool = False)
 
 
 def read_boxes(text: str) -> list[Corners] | None:
-    """Return the boxes of a text that is one or more boxes with commas between; None for any other text."""
+    """Return the boxes of a text of comma-separated boxes; None for any other text."""
     boxes: list[Corners] = []
-    text, place = text.strip(), 0
-    while (found := BOX.match(text, place)) and len(boxes) < MOST_BOXES:
-        boxes.append(corners_of(found))
-        if found.end() == len(text):
+    text, position = text.strip(), 0
+    while (match := BOX.match(text, position)) and len(boxes) < MOST_BOXES:
+        boxes.append(corners_of(match))
+        if match.end() == len(text):
             return boxes
-        comma = _COMMA.match(text, found.end())
+        comma = _COMMA.match(text, match.end())
         if not comma:
             return None
-        place = comma.end()
+        position = comma.end()
     return None
 
 
-def corners_of(found: re.Match[str]) -> Corners:
+def corners_of(match: re.Match[str]) -> Corners:
     """Return the four numbers of a box."""
-    first, second, third, fourth = map(float, found.groups())
+    first, second, third, fourth = map(float, match.groups())
     return first, second, third, fourth
 
 
 def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Box, int, int]]:
-    """Yield boxes of a pattern with the name before each, and the positions of their first and last character + 1.
+    """Yield the boxes that match a pattern, named by the text before each, with the start and end of their texts.
 
-    The first character is that of a bold name with its asterisks, or follows a plain name.
-
-    A bold name (**name**) is taken as it stands. Otherwise the name is the words since the last bracket, asterisk, line
-    break or punctuation mark.
+    A box's text starts with the asterisks of a bold name, or after a plain name. A bold name (**name**) is used as
+    written; otherwise the name is the words since the last bracket, asterisk, line break or punctuation mark.
     """
     last = 0
-    for found in itertools.islice(pattern.finditer(text), MOST_BOXES):
-        before = text[last : found.start()].rstrip()
+    for match in itertools.islice(pattern.finditer(text), MOST_BOXES):
+        before = text[last : match.start()].rstrip()
         body = before.removesuffix("**")
         bold = body.rfind("**") if body != before else -1
         if bold >= 0:
@@ -195,12 +193,12 @@ def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Box,
         else:
             name = _NAME_ENDS.split(body)[-1].strip()
             start = last + len(before)
-        yield Box(name, corners_of(found)), start, found.end()
-        last = found.end()
+        yield Box(name, corners_of(match)), start, match.end()
+        last = match.end()
 
 
 def write_boxes(record: Record, space: Space | None = None) -> list[str]:
-    """Return the references' boxes as a space writes them (None: whole pixels), rounded half up."""
+    """Return the references' boxes in the notation of a space (None: whole pixels), rounded half up."""
     size = pixels(record.image_size)
     target = space or size
     rounded = convert_rounded([reference.corners for reference in record.references], source=size, target=target)
@@ -208,18 +206,18 @@ def write_boxes(record: Record, space: Space | None = None) -> list[str]:
 
 
 def write_answer(record: Record) -> str:
-    """Return a record's answer as text; letters of several choices with a comma between."""
+    """Return a record's answer as text; letters of several choices are separated by commas."""
     return record.answer.strip() if isinstance(record.answer, str) else ", ".join(record.answer)
 
 
 def check_text(field: str, text: str, names: Sequence[str]) -> str:
-    """Return a text without the blanks around it."""
+    """Return a text without surrounding white space; refuse a blank text and one with a tag of `names`."""
     if not text.strip():
         raise BadInput(f"{field}: blank; this dialect requires a text")
-    found = tag_pattern(tuple(names)).search(text)
-    if found:
+    match = tag_pattern(tuple(names)).search(text)
+    if match:
         raise BadInput(
-            f"{field}: contains {found[0]}, which is a tag of this dialect; a text without its tags is required"
+            f"{field}: contains {match[0]}, which is a tag of this dialect; a text without its tags is required"
         )
     return text.strip()
 
@@ -237,7 +235,7 @@ _BETWEEN_TEXTS = (
     re.compile(r"[;\n,]|\band\b", re.IGNORECASE),
 )
 _LONGEST = 2**16
-"""Longer texts are no choice; reading them would take much memory."""
+"""Longer texts are not read as a choice, which would take much memory."""
 
 
 def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
@@ -246,8 +244,8 @@ def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
     - closed: the first word decides; a text with both "yes" and "no", or with neither first, is no answer.
     - single: as `chain.Step.read_answer`: a letter, "B.", "(B)", "B: text" or the option's text. Letter and text must
       agree; two letters are no answer.
-    - multi: several of these with commas, semicolons or "and" between, letters also with blanks; order and
-      repetition do not count.
+    - multi: several of these separated by commas, semicolons or "and", letters also by blanks; order and repetition
+      do not count.
     - open: the folded text.
     """
     if record.kind == "open":
@@ -282,14 +280,14 @@ def _read_choice(text: str, step: Step) -> str | None:
 
 
 def _read_letters(text: str, step: Step) -> set[str] | None:
-    """Return the letters of a text that has nothing but letters; None for any other text."""
-    found = [_LETTER.fullmatch(piece) for piece in _BETWEEN_LETTERS.split(text) if piece]
-    letters = {match[1].upper() for match in found if match}
-    return letters if None not in found and letters <= set(string.ascii_uppercase[: step.num_answers]) else None
+    """Return the letters of a text that consists of option letters; None for any other text."""
+    matches = [_LETTER.fullmatch(piece) for piece in _BETWEEN_LETTERS.split(text) if piece]
+    letters = {match[1].upper() for match in matches if match}
+    return letters if None not in matches and letters <= set(string.ascii_uppercase[: step.num_answers]) else None
 
 
 def _read_choices(pieces: Iterable[str], step: Step) -> set[str] | None:
-    """Return the letters of written choices; None unless each can be read."""
+    """Return the letters of written choices; None if one cannot be read."""
     letters: set[str] = set()
     for piece in pieces:
         letter = _read_choice(piece, step) if piece.strip() else None

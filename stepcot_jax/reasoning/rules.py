@@ -1,4 +1,4 @@
-"""The rule table: one rule of knowledge for each diagnosis in three wordings, and which rules a text states."""
+"""The rule table: one rule of knowledge for each diagnosis in three wordings, and a search for rules in texts."""
 
 from collections.abc import Mapping
 
@@ -65,7 +65,7 @@ _DIAGNOSES = {fold(diagnosis): diagnosis for diagnosis in KNOWLEDGE} | {fold("No
 
 
 def find_rules(text: str) -> frozenset[str]:
-    """Return the diagnoses of which a text states a rule, in one of the table's wordings.
+    """Return the diagnoses whose rule a text states, in one of the table's wordings.
 
     >>> find_rules("So:  air outside the lung leaves a zone without vessels beyond the lung's border.")
     frozenset({'Pneumothorax'})

@@ -1,6 +1,6 @@
 """Verifiable rewards: pure functions of replies and their records, on the host.
 
-A judge, which asks a language model, stands in `annotate`. Read `functions` first, then `presets`.
+The judge, which asks a language model, is in `annotate`. Read `functions` first, then `presets`.
 """
 
 from stepcot_jax.rewards.functions import answer, grounding, well_formed

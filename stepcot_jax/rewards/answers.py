@@ -70,12 +70,12 @@ def answer_reward(
       multi_choice: "exact" for equal sets of letters, "jaccard" for their intersection over union.
       open_answer: "judge": right if the scores of `judged` are less than 2 apart; "exact": the folded text of the
         answer or of a synonym; "equal": of the answer alone; "token_f1": token F1 of at least 0.5 with one of them.
-      choice_reading: "strict" also refuses closed and choice answers that hedge or take something back.
-      ill_formed: worth of a reply that violates its dialect's grammar: "nothing", or what its "parts" earn.
+      choice_reading: "strict" also refuses closed and choice answers that are hedged or retracted.
+      ill_formed: reward of a reply that violates its dialect's grammar: "nothing", or that of its readable "parts".
       judged: scores of this reply.
 
     Raises:
-      ValueError: a setting is another one.
+      ValueError: a setting is unknown.
     """
     check_choice("multi_choice", multi_choice, MultiChoice)
     check_choice("open_answer", open_answer, OpenAnswer)
@@ -87,11 +87,11 @@ def answer_reward(
         return _open_reward(reply.answer, record, open_answer, judged)
     if choice_reading == "strict" and is_hedged(reply.answer, record):
         return 0.0
-    found = read_answer(reply.answer, record)
+    answer = read_answer(reply.answer, record)
     if record.kind == "multi" and multi_choice == "jaccard":
-        chosen, right = set(found or ()), set(record.answer)
+        chosen, right = set(answer or ()), set(record.answer)
         return len(chosen & right) / len(chosen | right)
-    return float(found == record.answer)
+    return float(answer == record.answer)
 
 
 def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: Judged | None) -> float:
@@ -118,7 +118,7 @@ def token_f1(first: str, second: str) -> float:
 
 
 def is_hedged(answer: str, record: Record) -> bool:
-    """Whether a closed or choice answer hedges or takes something back, outside of the words of its options.
+    """Return whether a closed or choice answer is hedged or retracted, disregarding the words of its options.
 
     Our reading of MEDSAGE's "strict readers that refuse hedged or retracted replies"; the list of words is ours.
     """
@@ -128,14 +128,14 @@ def is_hedged(answer: str, record: Record) -> bool:
     return _HEDGED.search(text) is not None
 
 
-def check_choice(name: str, found: str, accepted: object) -> None:
-    """Refuse a setting that is none of a Literal's values.
+def check_choice(name: str, value: str, accepted: object) -> None:
+    """Refuse a setting that is not one of a Literal's values.
 
     Raises:
       BadInput: names the setting.
     """
-    if found not in get_args(accepted):
-        raise BadInput(f"{name} must be one of {', '.join(get_args(accepted))}; got {found!r}")
+    if value not in get_args(accepted):
+        raise BadInput(f"{name} must be one of {', '.join(get_args(accepted))}; got {value!r}")
 
 
 # The format reward (MEDSAGE, Table 4; none in GEMeX-RMCoT).

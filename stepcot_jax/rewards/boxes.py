@@ -24,13 +24,13 @@ def grounding_reward(
     Args:
       reply: the reply.
       record: its references are the true boxes.
-      matching: which box is compared with which; see `boxes.match`.
+      matching: which box is compared with which; see `box.match`.
       empty_boxes: reward of no box on either side, "one" or "zero".
       least_iou: threshold; a mean IoU equal to it, up to rounding errors of 1e-12, earns nothing.
       ill_formed: as in `rewards.answers.answer_reward`.
 
     Raises:
-      ValueError: a setting is another one.
+      ValueError: a setting is unknown.
     """
     overlap = localisation(
         reply,
@@ -41,7 +41,7 @@ def grounding_reward(
         ill_formed=ill_formed,
     )
     if not record.references:
-        return overlap  # 1 if the reply has no box either and that is worth one
+        return overlap  # 1 if the reply has no box either and `empty_boxes` is "one"
     return float(overlap - least_iou > _ROUNDING)
 
 
@@ -56,10 +56,10 @@ def localisation(
 ) -> float:
     """Return the mean IoU of the reply's and the record's boxes, from 0 to 1; 0 if the boxes cannot be read.
 
-    The mean over questions is GEMeX-RMCoT's V-score. Arguments as in `boxes.mean_iou` and `grounding_reward`.
+    The mean over questions is GEMeX-RMCoT's V-score. Arguments as in `box.mean_iou` and `grounding_reward`.
 
     Raises:
-      ValueError: a setting is another one.
+      ValueError: a setting is unknown.
     """
     check_choice("ill_formed", ill_formed, IllFormed)
     if reply.references is None or (ill_formed == "nothing" and not reply.is_well_formed):

@@ -67,8 +67,8 @@ def apply_functions(
     for name, (function, _) in named.items():
         values = np.asarray(function(replies, records), np.float64)
         if values.shape != (len(replies),) or np.isinf(values).any():
-            found = "infinity" if values.shape == (len(replies),) else f"shape {list(values.shape)}"
-            raise BadInput(f"rewards: {name} returned {found}; expected a number for each of {len(replies)} replies")
+            returned = "infinity" if values.shape == (len(replies),) else f"shape {list(values.shape)}"
+            raise BadInput(f"rewards: {name} returned {returned}; expected a number for each of {len(replies)} replies")
         parts[name] = values.tolist()
     weighted = [(weight, parts[name]) for name, (_, weight) in named.items() if weight]
     total = np.sum([weight * np.asarray(values) for weight, values in weighted], axis=0)

@@ -24,14 +24,14 @@ from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
 GroundingReward = Literal["threshold", "mean_iou"]
 Gate = Literal["none", "released"]
 Consistency = Callable[[Record, Reply], float]
-"""Share of a reply's statements that agree with each other, from 0 to 1; NaN if it has none."""
+"""(record, reply) -> share of the reply's statements that agree with each other, 0 to 1; NaN without statements."""
 
 _WEIGHTS = ("answer_weight", "grounding_weight", "format_weight", "consistency_weight")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardSettings:
-    """How replies are rewarded. Defaults are those of GEMeX-RMCoT, where the paper settles them.
+    """Weights and definitions of the rewards; defaults are those of GEMeX-RMCoT, where the paper settles them.
 
     Attributes:
       answer_weight: weight of the answer reward.
@@ -40,12 +40,12 @@ class RewardSettings:
       consistency_weight: weight of the consistency reward, which then needs a function.
       grounding: "threshold" for 1 or 0 by `least_iou`, "mean_iou" for the mean IoU over the greater number of boxes.
       least_iou: threshold of the mean IoU, exceeded strictly.
-      matching: which box is compared with which; see `boxes.match`.
-      empty_boxes: worth of no box on either side.
-      multi_choice: see `answer_rewards.answer_reward`, as the next three.
+      matching: which box is compared with which; see `box.match`.
+      empty_boxes: reward if neither side has a box.
+      multi_choice: see `answers.answer_reward`, also for the next three.
       open_answer: how open answers are judged.
       choice_reading: whether hedged choices are refused.
-      ill_formed: what a reply earns that violates its dialect's grammar.
+      ill_formed: reward of a reply that violates its dialect's grammar.
       gate: "released" for no reward at all if the format is not 1, a conclusion is missing, or the record has
         references and the reply has another number of boxes (MEDSAGE's public code).
     """
@@ -134,7 +134,7 @@ def reward(
     """Return the rewards of a reply.
 
     An ill-formed reply earns nothing, unless `settings.ill_formed` is "parts". A NaN total marks an unscored reply,
-    which takes no part in its group.
+    which is left out of its group.
 
     Args:
       reply: the reply.
@@ -203,14 +203,14 @@ def _consistency(reply: Reply, record: Record, settings: RewardSettings, functio
         raise BadInput("rewards.consistency_weight is positive; a consistency function is required")
     if settings.ill_formed == "nothing" and not reply.is_well_formed:
         return 0.0
-    found = function(record, reply)
-    if not (0 <= found <= 1 or math.isnan(found)):
-        raise BadInput(f"the consistency function must return 0 to 1, or NaN for unscored; got {found}")
-    return float(found)
+    share = function(record, reply)
+    if not (0 <= share <= 1 or math.isnan(share)):
+        raise BadInput(f"the consistency function must return 0 to 1, or NaN for unscored; got {share}")
+    return float(share)
 
 
 def _passes_gate(reply: Reply, record: Record) -> bool:
-    """Whether format and conclusion are there, and as many boxes as the record's references, if it has any."""
+    """Return whether a reply is well formed, has a conclusion, and has as many boxes as the record, if that has any."""
     has_conclusion = bool(reply.answer and reply.stages.get("conclusion", reply.answer))
     are_counts_right = not record.references or len(reply.references or ()) == len(record.references)
     return reply.is_well_formed and has_conclusion and are_counts_right

@@ -212,7 +212,7 @@ def make_chain_update(
                 advantage=own["advantage"][:, None],
                 counted=jnp.broadcast_to(own["scored"][:, None], own["chains"].shape),
                 settings=rollouts.objective,
-                whole=total,
+                divisor=total,
             )
             return found.total, ({"total": found.total, "kl": found.divergence, "clipped": found.clipped}, features)
 

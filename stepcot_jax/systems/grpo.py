@@ -122,7 +122,7 @@ class GrpoUpdate:
                 advantage=_flat(rows["advantages"]),
                 counted=_flat(rows["counted"]),
                 settings=objective,
-                whole=divisor,
+                divisor=divisor,
             )
             # Without a penalty there is no frozen start, and the divergence would be that from the sampling policy.
             numbers = {"kl": found.divergence} if self.settings.beta else {}
@@ -135,7 +135,7 @@ class GrpoUpdate:
                     success=_flat(rows["check_success"]),
                     alpha=self.self_check.alpha,
                     norm=self.self_check.norm,
-                    whole=num_completions,
+                    divisor=num_completions,
                 )
                 total = total + numbers["self_check_loss"]
             return total, {"loss": total, **numbers}

@@ -118,7 +118,7 @@ class SftUpdate:
             parts=rows["parts"],
             part_weights=rows["part_weights"],
             reduction=self.settings.reduction,
-            whole=whole,
+            divisor=whole,
         )
 
     def divisor(self, batch: Batch, whole: GlobalBatch) -> Array:

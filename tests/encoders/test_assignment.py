@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stepcot_jax.encoders.weights import assign, assign_later, place_dense
+from stepcot_jax.encoders.weights import assign, assign_later, dense_slots
 from stepcot_jax.host.errors import BadInput
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -15,7 +15,7 @@ SHAPES = {"qkv": {name: types.SimpleNamespace(shape=shape) for name, shape in ((
 TABLE = {
     name: place
     for part, letter in enumerate("qkv")
-    for name, place in place_dense(letter, "qkv", part=part, parts=3).items()
+    for name, place in dense_slots(letter, "qkv", part=part, parts=3).items()
 }
 
 

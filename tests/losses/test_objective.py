@@ -186,7 +186,7 @@ def test_a_part_of_the_caller_is_its_mean_times_its_weight():
     shares = [np.exp(x - x.max(-1, keepdims=True)) for x in (teacher, student)]
     shares = [x / x.sum(-1, keepdims=True) for x in shares]
     expected = np.square(shares[0] - shares[1]).sum(-1)[LABELS >= 0].mean()
-    assert_close(found.own["agree"], expected, 1e-5)
+    assert_close(found.further["agree"], expected, 1e-5)
     assert_close(found.total, expect()["total"] + 0.3 * expected, 1e-5)
     assert list(found.by_name()) == ["hard_label", "soft_label", "channel_alignment", "alignment_weight", "agree"]
 
@@ -202,7 +202,7 @@ def test_a_part_of_the_caller_trains_the_student_alone():
 def test_shares_of_a_part_add_up_to_that_of_the_whole_batch():
     """Of two halves, as devices see them: `add_up` gives each the number of cases of both."""
     parts = {"agree": (agree, 0.3)}
-    whole = jax.jit(lambda inputs: run(inputs, LABELS, parts=parts).own["agree"])(INPUTS)
+    whole = jax.jit(lambda inputs: run(inputs, LABELS, parts=parts).further["agree"])(INPUTS)
     projections = ("student_projection", "teacher_projection")
     rows = ("student_features", "teacher_features", "student_logits", "teacher_logits")
     halves = [
@@ -212,7 +212,7 @@ def test_shares_of_a_part_add_up_to_that_of_the_whole_batch():
             labels=jnp.asarray(LABELS[half]),
             objective=Objective(parts=parts),
             add_up=lambda number: jnp.float32((LABELS >= 0).sum()),
-        ).own["agree"]
+        ).further["agree"]
         for half in (slice(0, 2), slice(2, None))
     ]
     assert_close(sum(halves), whole, 1e-6)

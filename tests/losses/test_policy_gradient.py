@@ -183,10 +183,13 @@ def test_shares_of_devices_add_up_to_the_whole(norm):
     inputs, settings = draw(2), PolicyGradient(length_norm=norm, beta=0.1)
     counted = np.random.default_rng(8).random((ROLLOUTS, TOKENS)) < 0.5
     parts = [slice(0, 2), slice(2, ROLLOUTS)]
-    whole = sum(aggregate_weight(counted[part], settings) for part in parts)
+    divisor = sum(aggregate_weight(counted[part], settings) for part in parts)
     shares = [
         policy_gradient_loss(
-            **{name: rows[part] for name, rows in inputs.items()}, counted=counted[part], settings=settings, whole=whole
+            **{name: rows[part] for name, rows in inputs.items()},
+            counted=counted[part],
+            settings=settings,
+            divisor=divisor,
         ).total
         for part in parts
     ]

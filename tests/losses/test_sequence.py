@@ -86,13 +86,16 @@ def test_loss_agrees_with_the_loop_and_ignores_what_is_masked(seed, parts, reduc
 def test_shares_of_devices_add_up(reduction):
     inputs, parts = draw(1), np.random.default_rng(2).integers(NO_PART, PARTS, (CASES, TOKENS))
     halves = [slice(0, 1), slice(1, CASES)]
-    whole = sum(
+    divisor = sum(
         sequence_weight(parts=parts[half], part_weights=inputs["part_weights"][half], reduction=reduction)
         for half in halves
     )
     shares = [
         sequence_loss(
-            **{name: rows[half] for name, rows in inputs.items()}, parts=parts[half], reduction=reduction, whole=whole
+            **{name: rows[half] for name, rows in inputs.items()},
+            parts=parts[half],
+            reduction=reduction,
+            divisor=divisor,
         )
         for half in halves
     ]

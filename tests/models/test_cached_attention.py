@@ -48,7 +48,7 @@ def test_attention_agrees_with_the_oracle(num_kv, has_prefix, tokens):
     queries, own, visible, prefix = make(num_kv, tokens)
     prefix = prefix if has_prefix else None
     found = jax.jit(attend)(
-        jnp.asarray(queries), **jax.tree.map(jnp.asarray, {"own": own, "visible": visible, "prefix": prefix})
+        jnp.asarray(queries), **jax.tree.map(jnp.asarray, {"kv": own, "visible": visible, "prefix": prefix})
     )
     assert_close(found, oracle(queries, own, visible, prefix), 2e-6)
 
@@ -63,7 +63,7 @@ def test_what_a_token_does_not_see_reaches_neither_output_nor_gradient():
         layer = KeyValues(*(each + hidden for each in prefix.layer))
 
         def loss(queries):
-            out = attend(queries, own=spoiled, visible=visible, prefix=Prefix(layer, prefix.is_real))
+            out = attend(queries, kv=spoiled, visible=visible, prefix=Prefix(layer, prefix.is_real))
             return jnp.sum(jnp.square(out)), out
 
         return jax.jit(jax.grad(loss, has_aux=True))(queries)

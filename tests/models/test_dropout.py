@@ -8,13 +8,13 @@ from oracles.random_params import normal
 
 from stepcot_jax.models.layers import draw_keeps, drop
 
-PLACES = {"a": ((50,), 0.3), "b": ((5, 10), 0.1), "none": ((20,), 0.0), "all": ((20,), 1.0)}
+SITES = {"a": ((50,), 0.3), "b": ((5, 10), 0.1), "none": ((20,), 0.0), "all": ((20,), 1.0)}
 CASES = jnp.arange(10)
 
 
 @pytest.fixture(scope="module")
 def keeps():
-    return jax.tree.map(np.asarray, draw_keeps(jax.random.key(3), cases=CASES, leading=(20,), places=PLACES))
+    return jax.tree.map(np.asarray, draw_keeps(jax.random.key(3), cases=CASES, leading=(20,), sites=SITES))
 
 
 def test_masks_have_the_asked_axes(keeps):
@@ -27,7 +27,7 @@ def test_masks_have_the_asked_axes(keeps):
 
 
 def test_share_that_is_dropped_is_the_rate(keeps):
-    for name, (_, rate) in PLACES.items():
+    for name, (_, rate) in SITES.items():
         spread = 4 * np.sqrt(rate * (1 - rate) / keeps[name].size)
         assert abs((~keeps[name]).mean() - rate) <= spread, name
 
@@ -39,14 +39,14 @@ def test_masks_differ_by_place_step_and_case(keeps):
 
 
 def test_masks_are_a_function_of_the_key(keeps):
-    again = draw_keeps(jax.random.key(3), cases=CASES, leading=(20,), places=PLACES)
-    other = draw_keeps(jax.random.key(4), cases=CASES, leading=(20,), places=PLACES)
+    again = draw_keeps(jax.random.key(3), cases=CASES, leading=(20,), sites=SITES)
+    other = draw_keeps(jax.random.key(4), cases=CASES, leading=(20,), sites=SITES)
     assert (again["a"] == keeps["a"]).all()
     assert (other["a"] != keeps["a"]).mean() > 0.3
 
 
 def test_masks_belong_to_the_case_wherever_it_lies(keeps):
-    part = draw_keeps(jax.random.key(3), cases=jnp.array([4, 5, 6]), leading=(20,), places=PLACES)
+    part = draw_keeps(jax.random.key(3), cases=jnp.array([4, 5, 6]), leading=(20,), sites=SITES)
     for name, keep in part.items():
         np.testing.assert_array_equal(keep, keeps[name][:, 4:7])
 

@@ -54,7 +54,7 @@ def test_patches_are_those_of_the_host(tiny):
     expected, _ = pack_images([cut_image(picture, PREPROCESSING) for picture in pictures], config.vision)
     found = cut_squares(jnp.asarray(normalise(pictures)), config.vision)
     np.testing.assert_array_equal(found.is_real, expected.is_real)
-    np.testing.assert_array_equal(found.places, expected.places)
+    np.testing.assert_array_equal(found.coordinates, expected.coordinates)
     assert_close(found.patches, expected.patches, 1e-6)
 
 

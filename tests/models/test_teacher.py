@@ -268,10 +268,10 @@ def test_every_mask_has_its_rate_and_acts_at_its_place_and_step(monkeypatch):
     own.params = reader(3).params
     asked, factors = {}, {}
 
-    def draw(key, *, cases, leading, places):
-        asked.update({place: rate for place, (_, rate) in places.items()})
+    def draw(key, *, cases, leading, sites):
+        asked.update({place: rate for place, (_, rate) in sites.items()})
         rng = np.random.default_rng(0)
-        keeps = {place: rng.random((*leading, CASES, *axes)) >= rate for place, (axes, rate) in places.items()}
+        keeps = {place: rng.random((*leading, CASES, *axes)) >= rate for place, (axes, rate) in sites.items()}
         factors.update({place: keep / (1 - asked[place]) for place, keep in keeps.items()})
         return {place: jnp.asarray(keep) for place, keep in keeps.items()}
 

@@ -1,6 +1,6 @@
-"""The paid answers of a folder and the requests of its batches: one SQLite file, so that nothing is paid for twice.
+"""The paid answers of a folder and the requests of its batches, in one SQLite file, so that nothing is paid twice.
 
-Each answer is a transaction, on the disk before it is used: a killed process loses the answers in flight at most. One
+Each answer is a transaction, on the disk before it is used: a killed process loses at most the answers in flight. One
 process at a time has the file open. Ledgers and batch journals of earlier versions (JSON Lines) are imported once.
 """
 
@@ -47,7 +47,7 @@ COMMIT;
 
 
 def digest_text(text: str) -> str:
-    """SHA-256 of a text."""
+    """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -148,7 +148,7 @@ class Answers:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write all or nothing of what the context adds."""
+        """Commit what the context adds, or nothing if it fails."""
         self._run("BEGIN IMMEDIATE")
         try:
             yield
@@ -164,7 +164,7 @@ class Answers:
         return int(self._run("SELECT total(tokens) FROM answers")[0][0])
 
     def add_identity(self, fields: Mapping[str, Any], *, num_attempts: int | None = None) -> str:
-        """Note what the answers of a ledger share, and return its digest."""
+        """Store the identity that the answers of a ledger share, and return its digest."""
         digest = digest_identity(fields)
         self._run(
             "INSERT INTO identities (digest, fields, num_attempts) VALUES (?, ?, ?) ON CONFLICT (digest) DO UPDATE "
@@ -174,12 +174,12 @@ class Answers:
         return digest
 
     def identity(self, digest: str) -> tuple[dict[str, Any], int]:
-        """Return what the answers of a ledger share, and the number of attempts until a request is given up."""
+        """Return the identity of a ledger, and the number of attempts until a request is given up."""
         ((fields, number),) = self._run("SELECT fields, num_attempts FROM identities WHERE digest = ?", digest)
         return json.loads(fields), number or 1
 
     def add(self, ledger: str, entry: Entry, *, once: bool = False) -> None:
-        """Write an entry; `once` leaves out one that is there already, byte for byte."""
+        """Write an entry; with `once` only if the ledger does not have it, byte for byte."""
         content = msgspec.json.encode(entry)
         key = (ledger, entry.report, entry.request)
         unless = "WHERE NOT EXISTS (SELECT 1 FROM answers WHERE (ledger, report, request, entry) = (?, ?, ?, ?))"
@@ -201,7 +201,7 @@ class Answers:
         return msgspec.json.decode(rows[0][0], type=Entry) if rows else None
 
     def refuse_other_versions(self, identity: Mapping[str, Any]) -> None:
-        """Refuse paid answers to another version of the prompt: they would be paid for again without a word."""
+        """Refuse a folder with answers to another version of the prompt, which would silently be paid for again."""
         for digest, written in self._run("SELECT digest, fields FROM identities ORDER BY rowid"):
             fields = json.loads(written)
             is_same = all(fields.get(name) == identity[name] for name in ("task", "model"))
@@ -235,10 +235,10 @@ class Answers:
                 raise BadInput(f"{path} is not a file of answers ({one_line(error)[:80]}); restore it") from None
 
     def _import_ledgers(self, folder: Path) -> None:
-        """Import the JSON Lines ledgers of earlier versions, as far as they were not."""
-        is_own = folder == self.path.parent
+        """Import the lines of JSON Lines ledgers of earlier versions that are not imported yet."""
+        is_same_folder = folder == self.path.parent
         for path in sorted(folder.glob("*.jsonl")):
-            rows = self._run("SELECT size FROM imported WHERE path = ?", path.name) if is_own else []
+            rows = self._run("SELECT size FROM imported WHERE path = ?", path.name) if is_same_folder else []
             start = rows[0][0] if rows else 0
             if path.stat().st_size <= start:
                 continue
@@ -252,18 +252,18 @@ class Answers:
                                 raise msgspec.DecodeError("without the header")
                             ledger = self.add_identity(fields)
                         elif end > start:
-                            self.add(ledger, msgspec.json.decode(line, type=Entry), once=not is_own)
+                            self.add(ledger, msgspec.json.decode(line, type=Entry), once=not is_same_folder)
                     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                         if is_last:
                             break
                         problem = f"line {number} is not a ledger entry ({one_line(error)[:80]})"
                         raise BadInput(f"{path}, {problem}; restore the file or move it away") from None
                     size = end
-                if is_own:
+                if is_same_folder:
                     self._run("REPLACE INTO imported VALUES (?, ?)", path.name, size)
 
     def import_journal(self, path: Path) -> None:
-        """Import the batch journal of an earlier version, unless that was done."""
+        """Import the batch journal of an earlier version, once."""
         if not path.exists() or self._run("SELECT 1 FROM imported WHERE path = ?", path.name):
             return
         with self.transaction():
@@ -293,7 +293,7 @@ class Answers:
     # Requests of batches.
 
     def ask(self, asked: Asked) -> None:
-        """Note a request that was written to a file; failed attempts before it still count."""
+        """Store a request that was written to a file; earlier failed attempts still count."""
         name = asked.id
         self._run(
             "INSERT INTO requests VALUES (?, ?, ?, 0, '', '') ON CONFLICT (name) DO UPDATE SET round = excluded.round, "
@@ -303,7 +303,7 @@ class Answers:
         )
 
     def end(self, name: str, how: str, problem: str = "") -> None:
-        """Note what became of a request."""
+        """Store the outcome of a request."""
         self._run(
             "UPDATE requests SET how = ?, problem = ?, num_failures = num_failures + ? WHERE name = ?",
             *(how, problem, how == "failed", name),
@@ -325,11 +325,11 @@ class Answers:
         return int(self._run("SELECT coalesce(max(round), 0) FROM requests")[0][0])
 
     def learn(self, ledger: str, form: str, tokens_name: str) -> None:
-        """Note the wording that the endpoint of a ledger accepts."""
+        """Store the wording that the endpoint of a ledger accepts."""
         self._run("UPDATE identities SET form = ?, tokens_name = ? WHERE digest = ?", form, tokens_name, ledger)
 
     def wording(self, ledger: str, *, first: tuple[str, str]) -> tuple[str, str]:
-        """Return form and name of the limit for the next request of a ledger; `first` are those to try first."""
+        """Return form and name of the limit for the next request of a ledger; `first` if none is known yet."""
         ((form, name),) = self._run("SELECT form, tokens_name FROM identities WHERE digest = ?", ledger)
         return form or first[0], name or first[1]
 
@@ -338,7 +338,7 @@ class Ledger:
     """The answers of one model to one prompt.
 
     Args:
-      identity: what they share: task, prompt_version, prompt_digest, model and decoding.
+      identity: task, prompt_version, prompt_digest, model and decoding, which the answers share.
     """
 
     def __init__(self, answers: Answers, identity: Mapping[str, Any]) -> None:

@@ -30,14 +30,14 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 
 FORMS = ("json_schema", "json_object", "plain")
-"""Ways to request JSON, strictest first; an endpoint that refuses one is asked in the next. A prompt without a schema
-is asked in the last."""
+"""Ways to request JSON, strictest first; if an endpoint refuses one, the next is tried. A prompt without a schema uses
+the last."""
 
 TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
 """Names of the limit of an answer; newer models refuse the first."""
 
 PICTURE_MULTIPLE = 4
-"""A picture is bounded by this many times the largest counted prompt with a picture, once there is one."""
+"""Bound of a picture, as a multiple of the largest counted prompt with a picture, once one is known."""
 
 TRANSIENT = frozenset({408, 409, 429})
 
@@ -61,7 +61,7 @@ class Endpoint:
     temperature: float | None = 0.0  # decoding temperature, 0 to 2; None omits the setting
     seed: int | None = 0  # decoding seed; None omits the setting
     max_answer_tokens: int = 2048  # most tokens of one answer
-    timeout: float = 120.0  # seconds for a whole request, however slowly the response drips
+    timeout: float = 120.0  # seconds for a complete request, even if the response arrives slowly
     max_response_bytes: int = 1 << 20  # most bytes of one response
     num_attempts: int = 8  # attempts before a request is given up
 
@@ -265,8 +265,8 @@ def bound_prompt_tokens(
     """Return an upper bound of a prompt's tokens.
 
     Each token of a text encodes at least one byte. A picture is bounded by the bytes of its data URL, far more than the
-    tokens that models make of it, or by `PICTURE_MULTIPLE` times `largest_counted`: tokens of the largest prompt with a
-    picture that the endpoint counted.
+    tokens that models need for it, or by `PICTURE_MULTIPLE` times `largest_counted`, the tokens of the largest prompt
+    with a picture that the endpoint counted.
     """
     num_tokens = _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
     for part in (part for message in messages for part in _split_parts(message)):
@@ -296,12 +296,12 @@ def _num_bytes(text: str) -> int:
 
 
 def first_wording(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the form and the name of the limit that a prompt is asked with first."""
+    """Return the form and the name of the limit of a prompt's first request."""
     return FORMS[0 if schema else -1], TOKENS_NAMES[0]
 
 
 def write_settings(endpoint: Endpoint, schema: Mapping[str, Any], *, form: str, tokens_name: str) -> dict[str, Any]:
-    """Return the settings of a request beside model and messages."""
+    """Return the settings of a request except model and messages."""
     settings: dict[str, Any] = {tokens_name: endpoint.max_answer_tokens}
     settings |= {name: value for name, value in endpoint.decoding if name in _SETTINGS}
     if form == "json_schema":
@@ -318,7 +318,7 @@ def fold_body(body: object) -> str:
 
 
 def find_alternative(status: int, body: str, *, form: str, tokens_name: str) -> tuple[str, str] | None:
-    """Return the (form, name of the limit) to ask with next, or None if the status is about something else.
+    """Return the next (form, name of the limit) to try, or None if the status has another cause.
 
     >>> find_alternative(400, "use max_completion_tokens", form="plain", tokens_name="max_tokens")
     ('plain', 'max_completion_tokens')
@@ -333,7 +333,7 @@ def find_alternative(status: int, body: str, *, form: str, tokens_name: str) -> 
 
 
 def find_refused_setting(decoding: Mapping[str, Any], body: str, param: object) -> str:
-    """Return the decoding setting that an HTTP 400 or 422 is about, or ""."""
+    """Return the decoding setting that an HTTP 400 or 422 refuses, or ""."""
     sent = [name for name in decoding if name in _SETTINGS]
     if isinstance(param, str):
         return param if param in sent else ""
@@ -342,18 +342,18 @@ def find_refused_setting(decoding: Mapping[str, Any], body: str, param: object) 
     return next((name for name in sent if re.search(rf"\b{name}\b", body)), "")
 
 
-def say_status(status: int, *names: object, key: str = "") -> str:
-    """Return a status with an error's short names (code, parameter), never its text, which may repeat a report.
+def describe_status(status: int, *names: object, key: str = "") -> str:
+    """Return a status with an error's short names (code, parameter), without its text, which may repeat a report.
 
-    >>> say_status(400, "content_filter", None)
+    >>> describe_status(400, "content_filter", None)
     'HTTP 400 (content_filter)'
     """
     short = [hide_key(name, key) for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]{1,64}", name)]
     return f"HTTP {status} ({', '.join(short)})" if short else f"HTTP {status}"
 
 
-def say_omit(setting: str) -> str:
-    """Return what to do about a setting that an endpoint refuses."""
+def suggest_omitting(setting: str) -> str:
+    """Return advice on a setting that an endpoint refuses."""
     return f"; if the endpoint refuses this setting, pass --omit={setting}" if setting else ""
 
 
@@ -375,7 +375,7 @@ class _TooLarge(Exception):
 
 @dataclasses.dataclass
 class _Ask:
-    """What the attempts of one request share: its messages and names, and the last entry and problem."""
+    """State shared by the attempts of one request: messages, names, and the last entry and problem."""
 
     messages: Sequence[Message]
     about: Mapping[str, str]
@@ -407,7 +407,7 @@ class Client:
         await self._openai.close()
 
     async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
-        """Ask until there is an answer, and return its entry, already recorded."""
+        """Ask until an answer arrives, and return its entry, already recorded."""
         import openai
 
         while True:
@@ -435,7 +435,7 @@ class Client:
             return ask.entry
 
     async def _attempt(self, send: Send, request: Any) -> Any:
-        """Send one HTTP request within the budget; record what it cost, and return a response that is read."""
+        """Send one HTTP request within the budget; record its cost, and return the response with its body read."""
         import httpx2
 
         ask = _ASK.get()
@@ -465,7 +465,7 @@ class Client:
             if not 200 <= status < 300:
                 ask.problem += f" with HTTP {status}" if ask.problem else ""
                 if content and b"insufficient_quota" in content:
-                    headers["x-should-retry"] = "false"  # no wait brings credit
+                    headers["x-should-retry"] = "false"  # waiting does not add credit
             else:
                 is_too_large = content is None
                 entry = msgspec.structs.replace(entry, problem=ask.problem, is_final=is_too_large)
@@ -488,7 +488,7 @@ class Client:
             await self._budget.settle(reserved, num_spent=spent)
 
     async def _read(self, response: Any) -> tuple[Any, str]:
-        """Return a response's body, None if it is too large, and what is wrong with it."""
+        """Return a response's body, None if it is too large, and its problem."""
         try:
             # A few compressed bytes can expand without limit.
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -503,38 +503,38 @@ class Client:
             await response.aclose()
 
     def _judge(self, error: Any) -> Exception:
-        """Return what an error status means; quotes the endpoint only where it cannot repeat a report."""
+        """Return the exception for an error status; quotes the endpoint only where it cannot repeat a report."""
         status, where, body = error.status_code, self._endpoint.base_url, fold_body(error.body)
-        said = say_status(status, error.code or error.type, error.param, key=self._key)
+        message = describe_status(status, error.code or error.type, error.param, key=self._key)
         if status in (400, 422):
             setting = find_refused_setting(dict(self._endpoint.decoding), body, error.param)
             if setting:
-                said += say_omit(setting)
+                message += suggest_omitting(setting)
                 # A parameter name is certain; a word in the text might come from the report.
-                return BadInput(f"{where}: {said}") if error.param == setting else RequestFailed(said)
+                return BadInput(f"{where}: {message}") if error.param == setting else RequestFailed(message)
         if status == 402 or "insufficient_quota" in body:
-            return RunStopped(f"{where}: {said}: no credit; add credit and rerun the command to resume")
+            return RunStopped(f"{where}: {message}: no credit; add credit and rerun the command to resume")
         if status in TRANSIENT or status >= 500:
             wait = self._openai._parse_retry_after_header(error.response.headers)
             if wait is not None and wait > _LONGEST_WAIT:
                 return RunStopped(
                     f"{where} asks to wait {wait:.0f} s; every answer is in the ledger, rerun the command to resume"
                 )
-            return RequestFailed(f"{said} (attempts: {self._endpoint.num_attempts})")
+            return RequestFailed(f"{message} (attempts: {self._endpoint.num_attempts})")
         if status == 401 or (status == 403 and not self._has_answered):
             # Answers to other requests tell a refused report from a refused key.
             variable = self._endpoint.key_variable or "a variable named by key-variable="
             expected = f"expected a valid key in {variable}"
             if status == 403 and self.answered_before:
-                return RequestFailed(f"{said}; {expected}, or a report that the endpoint accepts")
-            return BadInput(f"{where}: {said}; {expected}")
+                return RequestFailed(f"{message}; {expected}, or a report that the endpoint accepts")
+            return BadInput(f"{where}: {message}; {expected}")
         if status < 400 or status in (404, 405):
             words = " ".join(hide_key(error.message, self._key).split())[:160]
             return BadInput(
-                f"{where}: {said} for model {self._endpoint.model!r} ({words}); expected an OpenAI-compatible endpoint "
-                "and one of its models"
+                f"{where}: {message} for model {self._endpoint.model!r} ({words}); expected an OpenAI-compatible "
+                "endpoint and one of its models"
             )
-        return RequestRefused(said)
+        return RequestRefused(message)
 
 
 def connect(endpoint: Endpoint, key: str, attempt: Callable[[Send, Any], Awaitable[Any]]) -> Any:
@@ -543,7 +543,7 @@ def connect(endpoint: Endpoint, key: str, attempt: Callable[[Send, Any], Awaitab
         import openai
     except ImportError as error:
         raise BadInput(f"a language model requires {error.name}: {install_extra('annotate')}") from None
-    # Below WARNING they log whole requests, including reports.
+    # Below WARNING they log complete requests, including reports.
     for name in ("openai", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger(name).level))
 
@@ -560,7 +560,7 @@ def connect(endpoint: Endpoint, key: str, attempt: Callable[[Send, Any], Awaitab
         default_headers={"Accept-Encoding": "identity"},
         http_client=http,
     )
-    # Otherwise taken from the environment and sent to any host.
+    # The package would read these from the environment and send them to any host.
     client.organization = client.project = None
     return client
 

@@ -1,4 +1,4 @@
-"""Items in flight: interviewers with one budget, concurrent processing in the order of the items, and what stops it."""
+"""Items in flight: interviewers with one budget, and concurrent processing with results in the order of the items."""
 
 import asyncio
 import collections
@@ -17,7 +17,7 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 Process: TypeAlias = Callable[[ItemT], Awaitable[tuple[Made, Provenance]]]
 
 MOST_FAILURES_IN_A_ROW = 3
-"""Consecutive requests given up after which the run blames the endpoint; refused requests do not count."""
+"""Number of consecutive failed requests after which the run stops; refused requests do not count."""
 
 _WINDOW = 4
 _Result = TypeVar("_Result")
@@ -87,9 +87,9 @@ async def process_items(
 ) -> AsyncIterator[Outcome[ItemT, Made]]:
     """Yield the outcome of each item, in order, holding only a few items at a time.
 
-    `process` returns what is made of an item, or raises `CannotAnnotate` or `RequestFailed`. The budget is stopped
-    when the run has to stop, so that requests in flight finish and no new one starts. Failures in a row count on from
-    `streak`; None starts at 0.
+    `process` returns the annotation or record of an item, or raises `CannotAnnotate` or `RequestFailed`. The budget is
+    stopped when the run has to stop, so that requests in flight finish and no new one starts. `streak` carries
+    consecutive failures over from earlier calls; None starts at 0.
     """
     slots, streak = asyncio.Semaphore(concurrency), streak or Streak()
     pending: collections.deque[asyncio.Task[Outcome[ItemT, Made]]] = collections.deque()
@@ -139,7 +139,7 @@ async def process_items(
 
 
 async def _first(pending: collections.deque[asyncio.Task[_Result]]) -> _Result:
-    """Return the first task's outcome; raise at once what stops any other task."""
+    """Return the first task's outcome; raise at once the exception of any other task."""
     while not pending[0].done():
         await asyncio.wait([task for task in pending if not task.done()], return_when=asyncio.FIRST_COMPLETED)
         for task in pending:

@@ -1,8 +1,8 @@
 """Language models as annotator, doubter and voters: parse each answer, repair it, keep it in the ledger.
 
-Every answer is read from the ledger, where a new one goes first, so a repeated run asks nothing again. What a model
-made is kept if the model trusts it and every voter calls it correct. Voters are asked in turn until one disagrees,
-because every vote costs tokens.
+A new answer is written to the ledger before it is read, so a repeated run asks nothing again. A chain or text is kept
+if the model trusts it and every voter calls it correct. Voters are asked in turn until one disagrees, because every
+vote costs tokens.
 """
 
 import json
@@ -17,17 +17,17 @@ from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, writ
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
-# Read the JSON object of an answer; what is wrong with it is said so that the model can correct it.
+# Read the JSON object of an answer; errors are worded so that the model can correct it.
 #
 # The wording of `BadAnswer` is sent back to the model and is part of the ledger's request digest: changing it makes
 # resumed runs pay for repairs again.
 
 
 MAX_REASONING = 4000
-"""Most characters of one text."""
+"""Maximal number of characters of one text."""
 
 MIN_QUOTED_LETTERS = 3
-"""Fewest letters of a quote: "no" and "." are in every report."""
+"""Minimal number of letters of a quote: "no" and "." are in every report."""
 
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _MAX_OBJECTS = 200
@@ -49,17 +49,17 @@ def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
       report: the report's text, which has to contain every quote (case and white space folded).
     """
     names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
-    found = find_object(text, names)
+    answer = find_object(text, names)
     labels, reasoning, quotes, searched = [], [], [], fold(report)
     for name, step in zip(names, chain.steps, strict=True):
-        entry = found[name]
+        entry = answer[name]
         if not isinstance(entry, dict) or set(entry) != {"quote", "reasoning", "answer"}:
             raise BadAnswer(f"found {entry!r:.80}, accepted is an object of quote, reasoning and answer", field=name)
         if not isinstance(entry["reasoning"], str) or not entry["reasoning"].strip():
             raise BadAnswer(f"found {entry['reasoning']!r:.80}, accepted is a text", field=f"{name}.reasoning")
         if len(entry["reasoning"]) > MAX_REASONING:
-            found_length = f"{name}.reasoning: found {len(entry['reasoning'])} characters"
-            raise BadAnswer(f"{found_length}, accepted are 1 to 3 sentences")
+            length = f"found {len(entry['reasoning'])} characters"
+            raise BadAnswer(f"{name}.reasoning: {length}, accepted are 1 to 3 sentences")
         labels.append(_read_label(entry["answer"], name=name, step=step))
         reasoning.append(entry["reasoning"].strip())
         quotes.append(_read_quote(entry["quote"], name=name, searched=searched))
@@ -72,8 +72,8 @@ def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
     >>> read_choice('{"reasoning": "As reported.", "vote": "Correct"}', field="vote", accepted=("correct",))
     'correct'
     """
-    found = find_object(text, ["reasoning", field])
-    value = found[field]
+    answer = find_object(text, ["reasoning", field])
+    value = answer[field]
     folded = fold(value) if isinstance(value, str) else ""
     if folded not in accepted:
         raise BadAnswer(f"found {value!r:.80}, accepted is one of {', '.join(accepted)}", field=field)
@@ -86,13 +86,13 @@ def read_texts(text: str, *, names: Sequence[str]) -> dict[str, str]:
     >>> read_texts('{"thinking": "Clear."}', names=["thinking"])
     {'thinking': 'Clear.'}
     """
-    found = find_object(text, names)
+    answer = find_object(text, names)
     for name in names:
-        if not isinstance(found[name], str) or not found[name].strip():
-            raise BadAnswer(f"found {found[name]!r:.80}, accepted is a text", field=name)
-        if len(found[name]) > MAX_REASONING:
-            raise BadAnswer(f"found {len(found[name])} characters, accepted are {MAX_REASONING}", field=name)
-    return {name: " ".join(found[name].split()) for name in names}
+        if not isinstance(answer[name], str) or not answer[name].strip():
+            raise BadAnswer(f"found {answer[name]!r:.80}, accepted is a text", field=name)
+        if len(answer[name]) > MAX_REASONING:
+            raise BadAnswer(f"found {len(answer[name])} characters, accepted are {MAX_REASONING}", field=name)
+    return {name: " ".join(answer[name].split()) for name in names}
 
 
 def read_scores(text: str, *, names: Sequence[str], least: int, greatest: int) -> dict[str, float]:
@@ -101,12 +101,12 @@ def read_scores(text: str, *, names: Sequence[str], least: int, greatest: int) -
     >>> read_scores('{"reason": "Both right.", "reply": 9}', names=["reply"], least=1, greatest=10)
     {'reply': 9.0}
     """
-    found = find_object(text, ["reason", *names])
+    answer = find_object(text, ["reason", *names])
     for name in names:
-        is_number = isinstance(found[name], int | float) and not isinstance(found[name], bool)
-        if not is_number or not least <= found[name] <= greatest:
-            raise BadAnswer(f"found {found[name]!r:.80}, accepted is a number from {least} to {greatest}", field=name)
-    return {name: float(found[name]) for name in names}
+        is_number = isinstance(answer[name], int | float) and not isinstance(answer[name], bool)
+        if not is_number or not least <= answer[name] <= greatest:
+            raise BadAnswer(f"found {answer[name]!r:.80}, accepted is a number from {least} to {greatest}", field=name)
+    return {name: float(answer[name]) for name in names}
 
 
 def write_chain_answer(annotation: Annotation, *, chain: Chain) -> dict[str, dict[str, str | None]]:
@@ -147,7 +147,7 @@ def _read_label(answer: Any, *, name: str, step: Step) -> int:
 def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the one JSON object of a text with exactly these names."""
     other = "no JSON object"
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     for candidate in _objects(_THOUGHTS.sub("", text)):
         missing = [name for name in names if name not in candidate]
         more = [str(name)[:80] for name in candidate if name not in names]
@@ -156,35 +156,35 @@ def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
         elif more:
             other = f"an object with more names: {more[:8]}"
         else:
-            found.append(candidate)
-    if found and all(each == found[0] for each in found):
-        return found[0]
-    what = f"{len(found)} objects that differ" if found else other
+            objects.append(candidate)
+    if objects and all(candidate == objects[0] for candidate in objects):
+        return objects[0]
+    what = f"{len(objects)} objects that differ" if objects else other
     raise BadAnswer(f"found {what}, accepted is one JSON object with the names {', '.join(names)}")
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
     """Return the outermost JSON objects of a text."""
     decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition)
-    found, position = [], text.find("{")
+    objects, position = [], text.find("{")
     # Bounded: a text of opening brackets would take quadratic time.
     for _ in range(_MAX_OBJECTS):
         if position < 0:
             break
         try:
             value, position = decoder.raw_decode(text, position)
-            found.append(value)
+            objects.append(value)
         except (json.JSONDecodeError, RecursionError):
             position += 1
         position = text.find("{", position)
-    return found
+    return objects
 
 
 def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise BadAnswer("found a name twice in one object, accepted is each name once")
-    return found
+    return fields
 
 
 _Value = TypeVar("_Value")
@@ -225,7 +225,7 @@ def identify(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
 class Interviewer:
     """Asks one model the questions of one task; a ledger in `answers` keeps the answers.
 
-    An unreadable answer is asked for again `num_repairs` times. `connect` returns what asks the endpoint.
+    An unreadable answer is requested again `num_repairs` times. `connect` returns the client of the endpoint.
     """
 
     def __init__(
@@ -270,12 +270,12 @@ class Interviewer:
             if entry.finish == "length":
                 problem = f"the answer was cut at {entry.answer_tokens} tokens, accepted is a shorter one; {problem}"
             conversation += [{"role": "assistant", "content": entry.answer}, write_repair(problem)]
-        # The full problem quotes the answer, and so the item; the ledger has it.
+        # The full problem quotes the answer, and thus the item; the ledger has both.
         problem = f"{self._num_tries} unreadable answers, the last at {field}"
         raise CannotAnnotate(reason, f"{self.endpoint.model}: {problem}")
 
     def describe(self, entry: Entry) -> Provenance:
-        """Return the provenance of what was made from an answer."""
+        """Return the provenance of an annotation or record made from an answer."""
         provenance = {
             "annotator": "llm",
             "model": self.endpoint.model,
@@ -297,8 +297,8 @@ async def examine(
     doubter: Interviewer | None,
     voters: Sequence[Interviewer],
 ) -> Provenance:
-    """Ask the annotator (`doubter`) for trust and further models for votes, and return both for the provenance."""
-    said, votes = [], []
+    """Ask the annotator (`doubter`) for trust and further models for votes; return both as provenance."""
+    trusts, votes = [], []
     if doubter is not None:
         messages = [
             *doubter.prompt.messages(data, picture=picture),
@@ -308,11 +308,11 @@ async def examine(
         trust, _ = await doubter.ask(item, messages, lambda text: read_choice(text, field="trust", accepted=TRUST))
         if trust != TRUST[0]:
             raise CannotAnnotate(Reason.NOT_TRUSTED, f"{doubter.endpoint.model}: {trust}")
-        said.append(("trusts itself", trust))
+        trusts.append(("trusts itself", trust))
     for voter in voters:
         messages = voter.prompt.messages({**data, name: answer}, picture=picture)
         vote, _ = await voter.ask(item, messages, lambda text: read_choice(text, field="vote", accepted=VOTES))
         votes.append(f"{voter.endpoint.model}: {vote}")
         if vote != VOTES[0]:
             raise CannotAnnotate(Reason.VOTED_DOWN, ", ".join(votes))
-    return (*said, *([("votes", ", ".join(votes))] if votes else []))
+    return (*trusts, *([("votes", ", ".join(votes))] if votes else []))

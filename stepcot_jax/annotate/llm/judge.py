@@ -36,10 +36,10 @@ _Score = TypeVar("_Score")
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """What is judged."""
+    """A question with the record's answer and the reply to be judged."""
 
     id: str  # unique name, such as the record's id
-    caption: str  # what stands for the picture
+    caption: str  # text instead of the picture
     question: str
     reference: str  # the record's answer, with its reasoning if there is one
     reply: str  # the reply's answer, with its reasoning if there is one
@@ -58,7 +58,7 @@ class Exchange:
 
 
 def make_exchange(record: Record, reply: Reply) -> Exchange:
-    """Return what a judge rates of a reply that has an answer, with the record's id."""
+    """Return the exchange of a record and a reply that has an answer, with the record's id."""
     if reply.answer is None:
         raise ValueError(f"the reply to record {record.id!r} has no answer; there is nothing to judge")
     stages = {name: reply.stages.get(name, "") for name in STAGE_NAMES} if reply.stages else {}
@@ -73,7 +73,7 @@ def make_exchange(record: Record, reply: Reply) -> Exchange:
 
 
 def describe_picture(record: Record) -> str:
-    """Return what stands for the picture in a request: the record's preamble, facts and boxes."""
+    """Return the text instead of the picture in a request: the record's preamble, facts and boxes."""
     facts = "; ".join(f"{name}: {value}" for name, value in record.facts.items() if value)
     boxes = "; ".join(f"{box.label} {list(box.corners)}" for box in record.references)
     size = f"boxes in a picture of {record.image_size[0]} by {record.image_size[1]} pixels: {boxes}" if boxes else ""
@@ -92,13 +92,13 @@ class Judge:
     folder: Path
     cap: int | None = None  # most tokens of all ledgers in the folder; None for no cap
     concurrency: int = 4  # number of requests in flight
-    num_repairs: int = 2  # how often an unreadable answer is asked for again
+    num_repairs: int = 2  # how often an unreadable answer is requested again
 
 
 class JudgeSession(Generic[_Score]):
     """A judge with one prompt, asked many times; ledger and connection are opened at the first question.
 
-    Requests given up in a row add up over the calls of `ask`; an answer from the ledger does not end their count.
+    Consecutive failed requests are counted across calls of `ask`; an answer from the ledger does not reset the count.
     """
 
     def __init__(self, judge: Judge, prompt: Prompt, read: Callable[[str], _Score]) -> None:
@@ -108,7 +108,7 @@ class JudgeSession(Generic[_Score]):
         self._streak = Streak()
 
     def ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
-        """Score the exchanges, from the ledger if they were before; None where there is no usable answer."""
+        """Score the exchanges, or read their scores from the ledger; None where no answer is usable."""
         return self._runner.run(self._ask(exchanges))
 
     async def _ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
@@ -127,14 +127,14 @@ class JudgeSession(Generic[_Score]):
         is_known = [interviewer.has_asked(exchange, write(exchange)) for exchange in exchanges]
         scores: list[_Score | None] = [None] * len(exchanges)
         for group, streak in ((True, None), (False, self._streak)):
-            places = [place for place, known in enumerate(is_known) if known == group]
-            items = [exchanges[place] for place in places]
+            indices = [index for index, known in enumerate(is_known) if known == group]
+            items = [exchanges[index] for index in indices]
             outcomes = process_items(
                 items, process, budget=crew.budget, concurrency=self._judge.concurrency, streak=streak
             )
             made = [outcome.made async for outcome in outcomes]
-            for place, score in zip(places, made, strict=True):
-                scores[place] = score
+            for index, score in zip(indices, made, strict=True):
+                scores[index] = score
         return scores
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ def _read_ratings(text: str) -> Judged:
 
 
 def judge_answers(exchanges: Sequence[Exchange], judge: Judge) -> list[Judged | None]:
-    """Rate reference and reply of each exchange from 1 to 10; None where there is no usable answer."""
+    """Rate reference and reply of each exchange from 1 to 10; None where no answer is usable."""
     return _judge(exchanges, judge, RATE_ANSWERS, _read_ratings)
 
 
@@ -172,11 +172,11 @@ def label_steps(exchanges: Sequence[Exchange], judge: Judge) -> list[dict[str, s
 
 def read_step_labels(text: str) -> dict[str, str]:
     """Read an answer of step labels."""
-    found = find_object(text, ["reason", *STAGE_NAMES])
-    labels = {name: fold(found[name]) if isinstance(found[name], str) else "" for name in STAGE_NAMES}
+    answer = find_object(text, ["reason", *STAGE_NAMES])
+    labels = {name: fold(answer[name]) if isinstance(answer[name], str) else "" for name in STAGE_NAMES}
     for name, accepted in STEP_LABELS.items():
         if labels[name] not in accepted:
-            raise BadAnswer(f"found {found[name]!r:.80}, accepted is one of {', '.join(accepted)}", field=name)
+            raise BadAnswer(f"found {answer[name]!r:.80}, accepted is one of {', '.join(accepted)}", field=name)
     return labels
 
 

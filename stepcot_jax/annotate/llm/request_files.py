@@ -32,15 +32,15 @@ from stepcot_jax.annotate.llm.client import (
     Record,
     RequestRefused,
     bound_prompt_tokens,
+    describe_status,
     find_alternative,
     find_refused_setting,
     first_wording,
     fold_body,
     read_reply,
-    say_omit,
-    say_status,
     shows_picture,
     start_entry,
+    suggest_omitting,
     write_settings,
 )
 from stepcot_jax.annotate.llm.interviews import identify
@@ -58,7 +58,7 @@ URL = "/v1/chat/completions"
 _MAX_LINE_BYTES = 1 << 24
 _NUM_SHOWN = 5
 _CONFIGURATION = frozenset({401, 402, 403, 404, 405})
-"""Statuses about key, credit, address or model: another attempt may succeed once these are put right."""
+"""Statuses about key, credit, address or model: another attempt may succeed once these are corrected."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class BatchLimits:
 
 
 class Outbox:
-    """The batch files of one round, a context that notes the requests once their files are on the disk."""
+    """The batch files of one round; a context that stores the requests once their files are on the disk."""
 
     def __init__(self, folder: Path, answers: Answers, limits: BatchLimits) -> None:
         self.answers, self._folder, self._limits = answers, folder / FOLDER, limits
@@ -84,13 +84,13 @@ class Outbox:
         answers.import_journal(self._folder / OLD_JOURNAL)
         self.round = answers.num_rounds + 1
         self.files: dict[Path, tuple[int, str]] = {}  # files written, with the number of requests and the model of each
-        # names of requests that are needed now and wait for a reply since an earlier round
+        # names of requests that this round needs and that have waited for a reply since an earlier round
         self.outstanding: set[str] = set()
         self.num_unaffordable = 0  # requests not written because of the spending cap
         self._open: dict[tuple[str, str], tuple[Path, BinaryIO, int, int]] = {}
         self._written: dict[str, Asked] = {}
-        # Of requests that are written again, too: the earlier file may be answered, and paid, all the same.
-        # upper bound of the tokens of requests without a reply, those of this round included
+        # Upper bound of the tokens of requests without a reply, those of this round included. Requests that are written
+        # again count twice: the earlier file may still be answered, and paid for.
         self.num_reserved = sum(asked.num_tokens for asked in answers.outstanding())
 
     def connect(self, endpoint: Endpoint, budget: Budget, prompt: Prompt) -> "BatchClient":
@@ -98,7 +98,7 @@ class Outbox:
         return BatchClient(self, endpoint, budget, prompt)
 
     def may_afford(self, num_tokens: int, budget: Budget) -> bool:
-        """Return whether a request fits into the cap beside what is spent and what waits for replies."""
+        """Return whether a request fits under the cap, with tokens spent and requests without a reply."""
         if budget.cap is not None and budget.num_spent + self.num_reserved + num_tokens > budget.cap:
             self.num_unaffordable += 1
             return False
@@ -166,7 +166,7 @@ def _finish(file: BinaryIO) -> None:
 
 
 class BatchClient:
-    """Takes the place of `client.Client`: writes each request to a file, once, and never has an answer."""
+    """Stand-in for `client.Client` that writes each request to a file, once, and never has an answer."""
 
     answered_before = False
     largest_counted: int | None = None
@@ -215,8 +215,8 @@ class _Reply(msgspec.Struct):
 
 
 @dataclasses.dataclass
-class Taken:
-    """What became of the lines of reply files."""
+class ReplyCounts:
+    """Numbers of reply lines by outcome."""
 
     answered: int = 0
     repeated: int = 0  # lines about requests that were answered already, with the same answer
@@ -224,7 +224,7 @@ class Taken:
     differing: list[str] = dataclasses.field(default_factory=list)
     # `custom_id` of lines about requests that this folder did not write
     foreign: list[str] = dataclasses.field(default_factory=list)
-    unreadable: list[str] = dataclasses.field(default_factory=list)  # place and fault of lines that are no replies
+    unreadable: list[str] = dataclasses.field(default_factory=list)  # position and fault of lines that are not replies
     # requests that the next round asks again, by problem
     failed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     # requests that are not asked again, by problem
@@ -232,7 +232,7 @@ class Taken:
     missing: int = 0  # number of requests without a reply
 
     def describe(self) -> Iterator[str]:
-        """Yield what became of the lines, one kind a line."""
+        """Yield the counts, one line per outcome."""
         yield f"{self.answered} answers taken"
         if self.repeated:
             yield f"{self.repeated} lines repeat what is known"
@@ -249,28 +249,30 @@ class Taken:
             yield f"{self.missing} requests have no reply yet"
 
 
-def take_replies(files: Sequence[Path], folder: Path) -> Taken:
-    """Take the lines of reply files into the answers of a folder, in any order; a known line changes nothing."""
-    journal, taken = folder / FOLDER / OLD_JOURNAL, Taken()
+def import_replies(files: Sequence[Path], folder: Path) -> ReplyCounts:
+    """Import the lines of reply files into the answers of a folder, in any order; a known line changes nothing."""
+    journal, counts = folder / FOLDER / OLD_JOURNAL, ReplyCounts()
     if not (folder / FOLDER).is_dir() or not (journal.exists() or (folder / LEDGER_FOLDER / FILE_NAME).exists()):
         raise BadInput(f"{folder} has no batch; expected a folder that `annotate requests` wrote to")
     with lock_folder(folder), contextlib.closing(Answers(folder / LEDGER_FOLDER)) as answers:
         answers.import_journal(journal)
         for path in files:
             with answers.transaction():
-                for reply in _read_replies(path, taken):
-                    _take(reply, answers, taken)
-        taken.missing = len(answers.outstanding())
-    num_known = taken.answered + taken.repeated + len(taken.differing) + taken.failed.total() + taken.refused.total()
-    if not num_known and taken.foreign:
+                for reply in _read_replies(path, counts):
+                    _import_reply(reply, answers, counts)
+        counts.missing = len(answers.outstanding())
+    num_known = (
+        counts.answered + counts.repeated + len(counts.differing) + counts.failed.total() + counts.refused.total()
+    )
+    if not num_known and counts.foreign:
         raise BadInput(
-            f"{', '.join(map(str, files))}: none of {len(taken.foreign)} replies is about a request of {folder} (first "
-            f"custom_id: {taken.foreign[0]!r}); expected the replies to its batch files"
+            f"{', '.join(map(str, files))}: none of {len(counts.foreign)} replies is about a request of {folder} "
+            f"(first custom_id: {counts.foreign[0]!r}); expected the replies to its batch files"
         )
-    return taken
+    return counts
 
 
-def _read_replies(path: Path, taken: Taken) -> Iterator[_Reply]:
+def _read_replies(path: Path, counts: ReplyCounts) -> Iterator[_Reply]:
     decoder = msgspec.json.Decoder(_Reply)
     try:
         with open_untrusted(path, accepted="replies of a batch, one a line") as file:
@@ -278,7 +280,7 @@ def _read_replies(path: Path, taken: Taken) -> Iterator[_Reply]:
                 try:
                     reply = decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    taken.unreadable.append(f"{path}, line {number} ({one_line(error)[:80]})")
+                    counts.unreadable.append(f"{path}, line {number} ({one_line(error)[:80]})")
                     continue
                 yield reply
     except OSError as error:
@@ -294,10 +296,10 @@ def _find(custom_id: str, answers: Answers) -> tuple[Request | None, bool]:
     return request, int(number) == request.asked.round
 
 
-def _take(reply: _Reply, answers: Answers, taken: Taken) -> None:
+def _import_reply(reply: _Reply, answers: Answers, counts: ReplyCounts) -> None:
     request, is_current = _find(reply.custom_id, answers)
     if request is None:
-        taken.foreign.append(reply.custom_id[:80])
+        counts.foreign.append(reply.custom_id[:80])
         return
     asked = request.asked
     known, entry = answers.find(asked.ledger, asked.report, asked.request), None
@@ -305,22 +307,22 @@ def _take(reply: _Reply, answers: Answers, taken: Taken) -> None:
         entry = _read_entry(reply.response.body, asked)
     if known is not None and known.answer is not None:
         if entry is not None and entry.answer != known.answer:
-            taken.differing.append(reply.custom_id)
+            counts.differing.append(reply.custom_id)
         else:
-            taken.repeated += 1
+            counts.repeated += 1
         if request.how != "answered":  # a live run asked it
             answers.end(asked.id, "answered")
     elif entry is not None and entry.is_final:
         answers.add(asked.ledger, entry)
-        taken.answered += 1
+        counts.answered += 1
         answers.end(asked.id, "answered")
     elif request.how or not is_current:
-        taken.repeated += 1  # a failure that is known, or that a later round has asked again
+        counts.repeated += 1  # a failure that is known, or that a later round has asked again
     else:
         if entry is not None:
             answers.add(asked.ledger, entry)  # without an answer, but possibly charged
         how, problem = ("failed", entry.problem) if entry is not None else _judge(reply, asked, answers)
-        (taken.refused if how == "refused" else taken.failed)[problem] += 1
+        (counts.refused if how == "refused" else counts.failed)[problem] += 1
         answers.end(asked.id, how, problem)
 
 
@@ -332,18 +334,18 @@ def _read_entry(body: msgspec.Raw, asked: Asked) -> Entry:
 
 
 def _judge(reply: _Reply, asked: Asked, answers: Answers) -> tuple[str, str]:
-    """Return what an error means, another attempt, another wording or giving up, and how it is said."""
-    response, said = reply.response, reply.error
-    if said is None and response is not None:
+    """Return the outcome of an error (another attempt, another wording or giving up) and its message."""
+    response, content = reply.response, reply.error
+    if content is None and response is not None:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            said = msgspec.json.decode(response.body)
-    body, inner = fold_body(said), said.get("error", said) if isinstance(said, dict) else {}
+            content = msgspec.json.decode(response.body)
+    body, inner = fold_body(content), content.get("error", content) if isinstance(content, dict) else {}
     error: dict[str, Any] = inner if isinstance(inner, dict) else {}
     code, param = error.get("code") or error.get("type"), error.get("param")
     if response is None or response.status_code == 200:
-        short = say_status(0, code).removeprefix("HTTP 0").strip(" ()")
+        short = describe_status(0, code).removeprefix("HTTP 0").strip(" ()")
         return "failed", f"not answered ({short or 'no reason given'})"
-    status, problem = response.status_code, say_status(response.status_code, code, param)
+    status, problem = response.status_code, describe_status(response.status_code, code, param)
     wording = find_alternative(status, body, form=asked.form, tokens_name=asked.tokens_name)
     if wording is not None:
         used = asked.form, asked.tokens_name
@@ -353,6 +355,6 @@ def _judge(reply: _Reply, asked: Asked, answers: Answers) -> tuple[str, str]:
         return "reworded", f"{problem}: to be asked with {wording[0]}, {wording[1]}"
     if status in (400, 422):
         decoding = answers.identity(asked.ledger)[0]["decoding"]
-        problem += say_omit(find_refused_setting(decoding, body, param))
+        problem += suggest_omitting(find_refused_setting(decoding, body, param))
     may_succeed = status in TRANSIENT | _CONFIGURATION or status >= 500 or "insufficient_quota" in body
     return "failed" if may_succeed else "refused", problem

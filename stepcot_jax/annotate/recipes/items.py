@@ -1,4 +1,4 @@
-"""Questions with the grounded report that reasoning is made from, and the source that they are read from."""
+"""Questions with the grounded report from which reasoning is made, and how a source of them is read."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ class Statement:
     name: str  # region that it is about, or the finding where the source names no region
     label: str  # of the finding; the region's name if it is about no finding
     box: Corners  # corners in pixels of the record's `image_size`
-    sentence: str = ""  # what it says; "" if the source has no sentence
+    sentence: str = ""  # its text; "" if the source has no sentence
     is_finding: bool = False  # whether a detection list has it as a finding
 
 
@@ -56,7 +56,7 @@ class Question:
 
     @property
     def spoken_answer(self) -> str:
-        """The answer as texts say it: choices with letter and text."""
+        """The answer as texts state it: choices with letter and text."""
         if not self.record.options:
             return write_answer(self.record).rstrip(".")
         chosen = zip(self.record.answer, self.spoken_choices, strict=True)
@@ -70,7 +70,7 @@ class Question:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Names of the diagnosis, and accepted texts of an open answer: what only a conclusion may say."""
+        """Names of the diagnosis, and accepted texts of an open answer, which only a conclusion may contain."""
         record = self.record
         diagnosis = record.lesion or record.facts.get("diagnosis", "")
         names = [*(accepted_names(diagnosis) if diagnosis else ()), *record.accepted_texts * (record.kind == "open")]
@@ -81,8 +81,12 @@ class Question:
         record = self.record
         choices = dict(zip(record.letters, record.options, strict=True))
         report = {
-            str(number): {"sentence": said.sentence or said.label, "region": said.name, "box": bare_box(said.box)}
-            for number, said in enumerate(self.statements, start=1)
+            str(number): {
+                "sentence": statement.sentence or statement.label,
+                "region": statement.name,
+                "box": bare_box(statement.box),
+            }
+            for number, statement in enumerate(self.statements, start=1)
         }
         known: dict[str, Any] = {"choices": choices} if choices else {}
         return {"question": record.question, **known, "answer": self.spoken_answer, "grounded_report": report}
@@ -103,7 +107,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def ground_record(record: Record) -> Question:
-    """Return a record's question; its grounded report are the regions of its thinking, and its references."""
+    """Return a record's question; its grounded report is made of the regions in its thinking and its references."""
     statements = []
     for sentence in split_sentences(record.thinking):
         regions = list(find_named_boxes(sentence, IN_ROUND_BRACKETS))
@@ -111,27 +115,25 @@ def ground_record(record: Record) -> Question:
         statements += [
             Statement(region.label, region.label, region.corners, " ".join(words.split())) for region, _, _ in regions
         ]
-    known = {said.box for said in statements}
+    known = {statement.box for statement in statements}
     statements += [
-        Statement(each.label, each.label, each.corners) for each in record.references if each.corners not in known
+        Statement(box.label, box.label, box.corners) for box in record.references if box.corners not in known
     ]
     return Question(record, tuple(statements))
 
 
 def ground_image(image: Record, *, seed: int) -> list[Question]:
     """Return the questions about an image of a detection list."""
-    found = [
+    findings = [
         Statement(finding.region or finding.label, finding.label, finding.corners, finding.sentence, is_finding=True)
         for finding in image.boxes
     ]
     questions = []
     for record in ask_questions(image, seed=seed):
-        known = {said.box for said in found}
-        more = [
-            Statement(each.label, each.label, each.corners) for each in record.references if each.corners not in known
-        ]
+        known = {statement.box for statement in findings}
+        more = [Statement(box.label, box.label, box.corners) for box in record.references if box.corners not in known]
         bare = msgspec.structs.replace(record, thinking="", preamble="", stages=None)
-        questions.append(Question(bare, (*found, *more), from_list=True))
+        questions.append(Question(bare, (*findings, *more), from_list=True))
     return questions
 
 
@@ -144,7 +146,7 @@ def read_questions(
     set_aside: list[SetAside],
     with_normal: bool = False,
 ) -> tuple[list[Question], Path]:
-    """Read a source of reasoning records, of released VQA data, or a detection list that is asked about.
+    """Read the questions of reasoning records, of released VQA data, or about a detection list.
 
     A detection list is split by patient as by `data vqa`. `with_normal` also asks about its images without a box of
     which the source denies findings.
@@ -179,11 +181,11 @@ def read_questions(
 
 
 def as_provenance(record: Record, added: Mapping[str, str]) -> dict[str, str]:
-    """Return a record's provenance with what was added."""
+    """Return a record's provenance with added entries."""
     return {**record.provenance, **added}
 
 
-# What a pipeline is: its items, its requests to a model or its templates, its checks, and the records made.
+# A pipeline: its items, its requests to a model or its templates, its checks, and its records.
 
 
 HostOrgan = Literal["coverage", "iou_mask", "iou_box"]
@@ -207,12 +209,12 @@ class TaskSettings:
     sends_pictures: bool = False  # whether models see the pictures, where the task shows any
 
     def __post_init__(self) -> None:
-        for flag, found, least, greatest in (
+        for flag, value, least, greatest in (
             ("--num-regions", self.num_regions, 0, 4),
             ("--num-templates", self.num_templates, 1, 3),
         ):
-            if not least <= found <= greatest:
-                raise BadInput(f"{flag}: {found} must be from {least} to {greatest}")
+            if not least <= value <= greatest:
+                raise BadInput(f"{flag}: {value} must be from {least} to {greatest}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +224,8 @@ class Request(Generic[ItemT]):
     prompt: Prompt  # the task, whose answer is an object of texts
     names: tuple[str, ...]
     data: Callable[[ItemT, Parts], dict[str, Any]]  # returns the request's data from the item and the texts so far
-    sees: bool = True  # whether the picture goes with it, if pictures are sent
-    # returns the item that ledgers keep the answer under; items with the same one share the answer
+    sees: bool = True  # whether the request includes the picture, if pictures are sent
+    # returns the item under which ledgers keep the answer; items with the same one share the answer
     about: Callable[[ItemT], ItemT] = lambda item: item
 
 
@@ -232,8 +234,8 @@ class Task(Generic[ItemT]):
     """A pipeline."""
 
     name: str
-    units: str  # what its items are, for funnels
-    # returns the items of the questions, and what cannot be one
+    units: str  # name of its items, for funnels
+    # returns the items of the questions, and the questions set aside
     plan: Callable[[Sequence[Question], TaskSettings], list[ItemT | Aside]]
     requests: tuple[Request[ItemT], ...]  # every request that the task makes
     choose: Callable[[ItemT], Sequence[Request[ItemT]]]  # returns the requests for one item, in order
@@ -247,5 +249,5 @@ class Task(Generic[ItemT]):
     show: Callable[[ItemT, TaskSettings], str] | None = None
     # returns the path of an item's picture, which must be readable; None for a task that needs none
     picture: Callable[[ItemT], str] | None = None
-    # writes what the records need besides themselves; None for nothing
+    # writes further files of the records; None for no files
     finish: Callable[[Sequence[Record], TaskSettings], None] | None = None

@@ -1,7 +1,7 @@
 """MEDSAGE: localisation, visual analysis, knowledge and conclusion, each from its own request (Algorithm 1).
 
-The assembler adds nothing: the conclusion states the diagnosis of the facts and the answer, and the record is the
-question's with the four parts.
+The conclusion states the diagnosis of the facts and the answer; the record is the question's with the four parts, and
+nothing else is added.
 """
 
 import dataclasses
@@ -80,23 +80,23 @@ class Roi:
 
     @property
     def shown(self) -> str:
-        """The region as provenance and hints say it."""
+        """The region as provenance and hints write it."""
         return f"{self.variant}: {bare_box(self.box)}"
 
 
 def list_rois(record: Record, *, num_regions: int, seed: int) -> list[Roi]:
     """Return the first variants of the box around all references, and the whole picture.
 
-    A text cue is untouched: its only box is the given one. An image cue and a record without references have the whole
-    picture alone.
+    A text cue is not varied: its only box is the given one. An image cue and a record without references have only the
+    whole picture.
     """
     width, height = record.image_size
-    whole = Roi(WHOLE, (0.0, 0.0, float(width), float(height)))
+    picture = Roi(WHOLE, (0.0, 0.0, float(width), float(height)))
     if not record.references or record.cue == "image":
-        return [whole]
+        return [picture]
     box = enclose_boxes([reference.corners for reference in record.references])
     variants = VARIANTS[:1] if record.cue == "text" else VARIANTS
-    return [*(Roi(name, vary_box(box, name, record, seed)) for name in variants[:num_regions]), whole]
+    return [*(Roi(name, vary_box(box, name, record, seed)) for name in variants[:num_regions]), picture]
 
 
 def vary_box(box: Corners, variant: str, record: Record, seed: int) -> Corners:
@@ -114,7 +114,7 @@ def vary_box(box: Corners, variant: str, record: Record, seed: int) -> Corners:
 
 
 _MOST_WORDINGS = 6
-_PLACES = {
+_LOCALISATIONS = {
     "given": "{}",
     "perturbed": "{}, near the centre of the area looked at",
     "widened": "{}, with some of its surroundings in view",
@@ -142,9 +142,11 @@ class Trajectory:
         return json.dumps([self.question.data(), self.roi.shown, self.template, self.observed()], sort_keys=True)
 
     def observed(self) -> dict[str, str]:
-        """Return what stands for the picture in a text-only request: facts without the diagnosis, and sentences."""
+        """Return the text instead of the picture in a text-only request: facts without the diagnosis, and sentences."""
         facts = {name: fact for name, fact in self.question.record.facts.items() if name != "diagnosis"}
-        sentences = {f"sentence {n}": said.sentence for n, said in enumerate(self.question.statements, start=1)}
+        sentences = {
+            f"sentence {n}": statement.sentence for n, statement in enumerate(self.question.statements, start=1)
+        }
         return {**facts, **{name: sentence for name, sentence in sentences.items() if sentence}}
 
 
@@ -159,20 +161,24 @@ def plan_trajectories(questions: Sequence[Question], settings: TaskSettings) -> 
 
 
 def write_parts(item: Trajectory) -> dict[str, str]:
-    """Write the stages offline, from the facts of the image; those of a finding asked about, as the record has them."""
-    facts, given = item.question.record.facts, item.question.record.stages
-    if "asked" in facts and given is not None:
-        place = _PLACES[item.roi.variant].format(given.localisation.removesuffix("."))
+    """Write the stages offline, from the facts of the image, or from the record's stages on the finding in question."""
+    facts, written = item.question.record.facts, item.question.record.stages
+    if "asked" in facts and written is not None:
+        localisation = _LOCALISATIONS[item.roi.variant].format(written.localisation.removesuffix("."))
         rules = KNOWLEDGE.get(facts["asked"], SIGN_RULES)
-        return {"localisation": f"{place}.", "visual": given.visual, "knowledge": rules[item.template % len(rules)]}
+        return {
+            "localisation": f"{localisation}.",
+            "visual": written.visual,
+            "knowledge": rules[item.template % len(rules)],
+        }
     if not knows_steps(facts):
         missing = next((name for name in (*FACT_NAMES, "side") if not facts.get(name)), "side")
         raise CannotAnnotate(Reason.NOT_KNOWN, f"fact {missing!r}")
     is_normal = facts["diagnosis"] == NORMAL
-    place = "no place stands out" if is_normal else name_place(facts, wording=item.template)
-    place = _PLACES[item.roi.variant].format(place)
-    stages = write_stages(facts, answer="-", wording=item.template, place=place)
-    # Some wordings of a report interpret ("indicates volume loss"), which is not for this stage.
+    area = "no place stands out" if is_normal else name_place(facts, wording=item.template)
+    localisation = _LOCALISATIONS[item.roi.variant].format(area)
+    stages = write_stages(facts, answer="-", wording=item.template, place=localisation)
+    # Some wordings of a report interpret ("indicates volume loss"), which this stage must not.
     visuals = (write_stages(facts, answer="-", wording=item.template + more).visual for more in range(_MOST_WORDINGS))
     visual = next((text for text in visuals if not find_word(text, INTERPRETATION_WORDS)), stages.visual)
     return {"localisation": stages.localisation, "visual": visual, "knowledge": stages.knowledge}
@@ -189,7 +195,7 @@ def conclude(item: Trajectory) -> str:
 def assemble(item: Trajectory, parts: Parts) -> Record:
     """Return the question's record with the four stages; references are the unperturbed boxes."""
     record = item.question.record
-    # Not checked here: a blank part is the check's to name.
+    # Not checked here: `check` reports a blank part.
     stages = Stages(parts["localisation"], parts["visual"], parts["knowledge"], conclude(item))
     made = {"roi": item.roi.shown, "template": str(item.template + 1), "question": record.id}
     return msgspec.structs.replace(
@@ -198,20 +204,20 @@ def assemble(item: Trajectory, parts: Parts) -> Record:
 
 
 def check(item: Trajectory, parts: Parts, record: Record) -> None:
-    """Require stages that each keep to their part, and a record that is assembled of them."""
+    """Require stages without the contents of other stages, and a record assembled from them."""
     question = item.question
-    place, visual, rule = (parts[name] for name in STAGE_NAMES[:3])
-    check_markup([place, visual, rule])
+    localisation, visual, rule = (parts[name] for name in STAGE_NAMES[:3])
+    check_markup([localisation, visual, rule])
     for name in STAGE_NAMES[:3]:
         check_speech(parts[name], f"stage {name}")
         check_no_coordinates(parts[name], name)
         refuse_words(parts[name], HINT_WORDS, Reason.SPEAKS_OF_HINT, f"stage {name}")
         hidden = question.labels or (question.spoken_choices if name == "knowledge" else ())
         require(not names_any(parts[name], hidden), Reason.LABEL_NAMED, f"stage {name}")
-    refuse_words(place, APPEARANCE_WORDS, Reason.APPEARANCE, "stage localisation")
+    refuse_words(localisation, APPEARANCE_WORDS, Reason.APPEARANCE, "stage localisation")
     refuse_words(visual, INTERPRETATION_WORDS, Reason.INTERPRETATION, "stage visual")
-    said = [set(map(fold, split_sentences(text))) for text in (place, visual, rule)]
-    repeats = (said[2] & (said[0] | said[1])) or (said[0] & said[1])
+    sentences = [set(map(fold, split_sentences(text))) for text in (localisation, visual, rule)]
+    repeats = (sentences[2] & (sentences[0] | sentences[1])) or (sentences[0] & sentences[1])
     require(not repeats, Reason.REPETITION, "a sentence occurs in two stages")
     require(record.stages is not None, Reason.NOT_ASSEMBLED, "no stages")
     check_answer(record.stages.conclusion if record.stages else "", question)
@@ -221,7 +227,7 @@ def check(item: Trajectory, parts: Parts, record: Record) -> None:
 
 
 def _localisation_data(item: Trajectory, _: Parts) -> dict[str, Any]:
-    names = {said.name: said.sentence or said.label for said in item.question.statements}
+    names = {statement.name: statement.sentence or statement.label for statement in item.question.statements}
     hint = {"region": item.roi.shown, "names": "; ".join(names)}
     return {"question": item.question.record.question, "hint": hint}
 
@@ -249,7 +255,7 @@ def _show_region(item: Trajectory, settings: TaskSettings) -> str:
 
 
 def _of_all_templates(item: Trajectory) -> Trajectory:
-    """Return the trajectory that those of the same region share localisation and visual analysis with."""
+    """Return the trajectory whose localisation and visual analysis all templates of its region share."""
     return dataclasses.replace(item, template=0)
 
 

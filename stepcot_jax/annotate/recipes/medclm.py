@@ -32,7 +32,7 @@ from stepcot_jax.record import Record
 class View:
     """One stage of a lesion."""
 
-    record: Record  # image that is shown, with the lesion's boxes as references; of the hard stage another case's
+    record: Record  # image of the view, with the lesion's boxes as references; in the hard stage another case's
     seed_case: str  # id of the question that the lesion comes from
     label: str
     stage: Stage
@@ -54,7 +54,7 @@ class View:
 
     @property
     def box_text(self) -> str:
-        """The boxes as reasoning writes them: in the unit square, four decimals."""
+        """The boxes as written in the reasoning: in the unit square, four decimals."""
         return ", ".join(f"**{self.label}** {box}" for box in write_boxes(self.record, UNIT_SQUARE))
 
     @property
@@ -66,17 +66,17 @@ class View:
         return f"The picture shows {phrase}{'' if self.organ in phrase else f' in the {self.organ}'}."
 
     def data(self) -> dict[str, Any]:
-        """Return what the request tells; of the hard stage the domain alone."""
+        """Return the data of the request; in the hard stage only the domain."""
         domain = {"class": self.label, "modality": self.record.modality or UNKNOWN}
         if self.stage == "hard":
             return domain
-        # Brackets are escaped in requests: numbers alone, as the answer is to hold them in brackets.
+        # Only numbers: requests escape brackets, and the answer must contain them unescaped.
         boxes = {str(n): box.strip("[]") for n, box in enumerate(write_boxes(self.record, UNIT_SQUARE), start=1)}
         return {"seed": self.seed, **domain, "host_organ": self.organ, "box_text": boxes}
 
 
 def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[View | Aside]:
-    """Return the three views of each lesion; images are looked at once, however many questions they have."""
+    """Return the three views of each lesion; each image is used once, however many questions it has."""
     planned: list[View | Aside] = []
     lesions: dict[tuple[str, str], tuple[str, Record]] = {}
     boxless: dict[str, Aside] = {}
@@ -110,22 +110,22 @@ def _find_lesions(question: Question) -> Iterable[tuple[str, Record]]:
     """Yield the classes of a question's image, and a record that refers to the boxes of the class."""
     record, boxes = question.record, dict[str, list[Box]]()
     if question.from_list:
-        for said in question.statements:
-            if said.is_finding:
-                boxes.setdefault(said.label, []).append(Box(said.label, said.box))
+        for statement in question.statements:
+            if statement.is_finding:
+                boxes.setdefault(statement.label, []).append(Box(statement.label, statement.box))
     elif record.lesion:
-        own = [each for each in record.references if canonical(each.label) == canonical(record.lesion)]
-        boxes = {record.lesion: own} if own else {}
-    for label, found in boxes.items():
-        yield label, msgspec.structs.replace(record, lesion=label, references=tuple(found))
+        same = [box for box in record.references if canonical(box.label) == canonical(record.lesion)]
+        boxes = {record.lesion: same} if same else {}
+    for label, references in boxes.items():
+        yield label, msgspec.structs.replace(record, lesion=label, references=tuple(references))
 
 
 def _find_other(record: Record, domain: Sequence[Record]) -> Record | None:
     """Return the next case of the domain, of another patient if there is one."""
-    place = next(place for place, each in enumerate(domain) if each is record)
-    others = [each for each in (*domain[place + 1 :], *domain[:place]) if each.image != record.image]
-    strangers = [each for each in others if each.patient != record.patient]
-    return next(iter(strangers or others), None)
+    index = next(index for index, case in enumerate(domain) if case is record)
+    others = [case for case in (*domain[index + 1 :], *domain[:index]) if case.image != record.image]
+    other_patients = [case for case in others if case.patient != record.patient]
+    return next(iter(other_patients or others), None)
 
 
 def write_view(view: View) -> dict[str, str]:
@@ -141,9 +141,9 @@ def write_view(view: View) -> dict[str, str]:
         question = f"What {verb} the {noun} in this picture show?"
         return {"question": question, "reasoning": f"{view.seed} {where}", "answer": f"{answer}."}
     question = "Is there an abnormality in this picture, and where does it lie?"
-    place = "; its host organ is unknown" if view.organ == UNKNOWN else f" in the {view.organ}"
+    location = "; its host organ is unknown" if view.organ == UNKNOWN else f" in the {view.organ}"
     reasoning = f"I look over the whole picture. {view.seed} {where}"
-    return {"question": question, "reasoning": reasoning, "answer": f"{answer}{place}."}
+    return {"question": question, "reasoning": reasoning, "answer": f"{answer}{location}."}
 
 
 def assemble(view: View, parts: Parts) -> Record:
@@ -185,9 +185,9 @@ def check(view: View, parts: Parts, record: Record) -> None:
         require(not boxes, Reason.BOX_IN_HARD_STAGE, "a box, a reference or reasoning")
     else:
         written = set(write_boxes(view.record, UNIT_SQUARE))
-        found = {match[0] for match in BOX.finditer(parts["reasoning"])}
-        require(written <= found, Reason.NO_BOX_TEXT, f"{len(written - found)} of {len(written)} boxes")
-        require(found <= written, Reason.WRONG_BOX, f"{len(found - written)} other boxes")
+        present = {match[0] for match in BOX.finditer(parts["reasoning"])}
+        require(written <= present, Reason.NO_BOX_TEXT, f"{len(written - present)} of {len(written)} boxes")
+        require(present <= written, Reason.WRONG_BOX, f"{len(present - written)} other boxes")
     for name in ("question", "answer"):
         check_no_coordinates(parts[name], name)
     names = accepted_names(view.label)

@@ -21,7 +21,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, read_file, write_whole
 from stepcot_jax.record import Record
 
-# The organ that hosts a lesion, from boxes and masks (MedCLM): by coverage, or as its public code has it.
+# The organ that hosts a lesion, from boxes and masks (MedCLM): by coverage, or as in its public code.
 
 
 UNKNOWN = "unknown"
@@ -34,13 +34,13 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif"}
 
 
 def name_host(record: Record, settings: TaskSettings) -> str:
-    """Return the organs that host a record's boxes by its image's masks, or without masks the organ that it names."""
+    """Return the organs that host a record's boxes by its image's masks, or without masks the organ in the record."""
     folder, root = (settings.masks,) * 2 if settings.masks is not None else (settings.root / "masks", settings.root)
     masks = read_masks(folder, record.image, root=root)
     if not masks:
         return record.organ or UNKNOWN
     shape = next(iter(masks.values())).shape
-    boxes = scale_boxes([each.corners for each in record.references], record.image_size, shape)
+    boxes = scale_boxes([box.corners for box in record.references], record.image_size, shape)
     return find_hosts(boxes, masks, method=settings.host_organ)
 
 
@@ -54,8 +54,8 @@ def find_hosts(boxes: Sequence[Corners], masks: Mapping[str, Mask], *, method: H
     """
     if method not in get_args(HostOrgan):
         raise BadInput(f"--host-organ: {method!r} is not one of {', '.join(get_args(HostOrgan))}")
-    found = {_find_host(box, masks, method) for box in boxes if masks}
-    return " and ".join(sorted(filter(None, found))) or UNKNOWN
+    hosts = {_find_host(box, masks, method) for box in boxes if masks}
+    return " and ".join(sorted(filter(None, hosts))) or UNKNOWN
 
 
 def _find_host(box: Corners, masks: Mapping[str, Mask], method: HostOrgan) -> str:
@@ -81,7 +81,7 @@ def _overlap(box: Corners, mask: Mask, method: HostOrgan) -> float:
 def read_masks(folder: Path, image_path: str, *, root: Path | None = None) -> dict[str, Mask]:
     """Return an image's masks by organ; grey values above 127 are inside. One mask "lung" is split into two lungs.
 
-    A folder has one folder an organ with files named as the images (`lung/case_1.png`), or one folder an image with
+    A folder has one folder per organ with files named as the images (`lung/case_1.png`), or one folder per image with
     files named as the organs (`case_1/left lung.png`). Masks lie below `root`, by default the folder.
     """
     stem = Path(image_path).stem
@@ -104,8 +104,8 @@ def read_masks(folder: Path, image_path: str, *, root: Path | None = None) -> di
 def _list_files(folder: Path, stem: str | None = None) -> list[Path]:
     if not folder.is_dir():
         return []
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
-    return [path for path in found if stem is None or path.stem == stem]
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
+    return [path for path in files if stem is None or path.stem == stem]
 
 
 def _read_mask(path: Path) -> Mask:
@@ -157,7 +157,7 @@ def show_picture(
 
 
 def _draw_references(picture: Image.Image, record: Record) -> Image.Image:
-    return draw_boxes(picture, [each.corners for each in record.references], record.image_size)
+    return draw_boxes(picture, [box.corners for box in record.references], record.image_size)
 
 
 def _crop(picture: Image.Image, box: Corners, image_size: tuple[int, int]) -> Image.Image:

@@ -39,10 +39,10 @@ def plan_questions(questions: Sequence[Question], _: TaskSettings) -> list[Quest
 
 
 def write_thinking(question: Question) -> dict[str, str]:
-    """Write the thinking offline: a sentence a region, one a rejected option, one with the answer."""
+    """Write the thinking offline: a sentence per region, one per rejected option, one with the answer."""
     record = question.record
-    boxes = {write_box(each.corners) for each in record.references}
-    chosen = [said for said in question.statements if write_box(said.box) in boxes]
+    boxes = {write_box(box.corners) for box in record.references}
+    chosen = [statement for statement in question.statements if write_box(statement.box) in boxes]
     rejected = [
         f"Option {letter}, {choice.rstrip('.')}, does not fit what I see."
         for letter, choice in zip(record.letters, record.options, strict=True)
@@ -52,14 +52,14 @@ def write_thinking(question: Question) -> dict[str, str]:
     return {"thinking": wording.write_thinking((), options=(*looks, *rejected), answer=question.spoken_answer)}
 
 
-def _quote(said: Statement) -> str:
+def _quote(statement: Statement) -> str:
     """Return the sentence of a grounded report with its region and box, or one that looks at the region."""
     # Grounded reports may end without a full stop, or hold several sentences.
-    words = said.sentence.strip().rstrip(".")
-    if not words and said.is_finding:
-        return wording.look_at(Box(said.name, said.box), f"signs of {term_of(said.label).name}")
-    region = f"**{said.name}** ({write_box(said.box)})"
-    before, name, after = words.partition(said.name)
+    words = statement.sentence.strip().rstrip(".")
+    if not words and statement.is_finding:
+        return wording.look_at(Box(statement.name, statement.box), f"signs of {term_of(statement.label).name}")
+    region = f"**{statement.name}** ({write_box(statement.box)})"
+    before, name, after = words.partition(statement.name)
     if name and before:
         return f"{before}{region}{after}."
     return f"I look at the {region}{f': {words}' if words else ''}."

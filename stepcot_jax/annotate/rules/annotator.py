@@ -1,21 +1,21 @@
 """Answer the seven steps from a report by rules, deterministically and offline.
 
-`terms` names findings, `diagnosis` picks one, `lesions` collects the words about it, `descriptions` maps them to
-answers. Every answer cites its sentence; an implied answer (a nodule's pattern is nodular, an effusion is in the
-pleura) cites the sentence of the diagnosis. A step that the report does not answer stays open (`NOT_ANNOTATED`, no
-reasoning): the density where only the heart is enlarged, the pattern of an atelectasis that is no line.
+`terms` names findings, `mentions` decides what a report asserts of them, `find_diagnosis` picks one, and `lesions`
+answers the steps about it. Every answer cites its sentence; an implied answer (a nodule's pattern is nodular, an
+effusion is in the pleura) cites the sentence of the diagnosis. A step that the report does not answer stays open
+(`NOT_ANNOTATED`, no reasoning): the density where only the heart is enlarged, the pattern of an atelectasis that is not
+a line.
 
-A finding that the report calls possible ("may represent", "cannot be excluded") is answered, and marked uncertain: the
-diagnosis, what is said of a lesion that no asserted shadow supports, and N/A beside a possible secondary effect. Likely
-findings ("probable", "suggests") count as asserted.
+A finding that the report calls possible ("may represent", "cannot be excluded") is answered and marked uncertain: the
+diagnosis, the description of a lesion that no asserted shadow supports, and N/A beside a possible secondary effect.
+Likely findings ("probable", "suggests") count as asserted.
 """
 
 import re
 from collections.abc import Collection, Iterable
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
-from stepcot_jax.annotate.rules import lesions as descriptions
-from stepcot_jax.annotate.rules import terms
+from stepcot_jax.annotate.rules import lesions, terms
 from stepcot_jax.annotate.rules.lesions import Answer, Lesion, doubted
 from stepcot_jax.annotate.rules.mentions import Mention, Reading, Status, read_report
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
@@ -120,13 +120,13 @@ def _rank(mention: Mention) -> tuple[int, bool, bool, bool, int, int]:
 
 
 def find_asserted(reading: Reading, findings: Collection[str]) -> Mention | None:
-    """Return the first of these findings that is stated or likely, in the chest, and no artifact."""
+    """Return the first of these findings that is stated or likely, in the chest, and not an artifact."""
     named = (mention for mention in reading.mentions if mention.finding in findings and mention.present)
     return next((mention for mention in named if not is_incidental(mention)), None)
 
 
 def _is_borderline(mention: Mention) -> bool:
-    """Whether the report calls the heart borderline or at the upper limit of its size."""
+    """Return whether the report calls the heart borderline or at the upper limit of its size."""
     if mention.finding != terms.CARDIOMEGALY:
         return False
     first, last = mention.clause
@@ -135,7 +135,7 @@ def _is_borderline(mention: Mention) -> bool:
 
 
 def is_incidental(mention: Mention) -> bool:
-    """Whether a finding is in `INCIDENTAL`, an artifact, or outside the chest; "lung and spleen" is in the chest."""
+    """Return whether a finding is in `INCIDENTAL`, an artifact, or outside the chest ("lung and spleen" is inside)."""
     text = mention.sentence.line
     if mention.finding in INCIDENTAL or _ARTIFACT.search(text):
         return True
@@ -144,7 +144,7 @@ def is_incidental(mention: Mention) -> bool:
 
 
 def is_contradicted(reading: Reading, finding: str) -> bool:
-    """Whether the report asserts a finding in one sentence and denies it in another.
+    """Return whether the report asserts a finding in one sentence and denies it in another.
 
     An impression that asserts the finding overrules a denial in the findings section, because it is the conclusion. A
     finding stated with place, size or course overrules a denial in the findings section, which is often boilerplate.
@@ -175,7 +175,7 @@ _DENSE = frozenset({*DIAGNOSIS_OPTIONS, *terms.LESIONS, terms.EDEMA}) - {
     *_LUCENT,
     *(terms.NORMAL, terms.CARDIOMEGALY, terms.CALCIFIED_NODE),
 }
-"""Findings denser than lung. A large heart says nothing of the lungs, nor does a calcified node."""
+"""Findings denser than lung. A large heart implies nothing about the lungs, nor does a calcified node."""
 
 _EXPLAINABLE = (terms.OPACITY, terms.LUCENCY)
 """Lesions that another finding may explain: "opacity, which may represent atelectasis"."""
@@ -237,11 +237,11 @@ def _normal_answers(reading: Reading) -> list[Answer | None]:
     last = next(concluding, reading.sentences[-1]).text
     first = [*(sentence.text for sentence in clear), *(item.sentence.text for item in denied), last][0]
     none = Answer(NOT_APPLICABLE, first)
-    return [Answer(descriptions.NO_ABNORMALITY, first), *[none] * 5, Answer(terms.NORMAL, last)]
+    return [Answer(lesions.NO_ABNORMALITY, first), *[none] * 5, Answer(terms.NORMAL, last)]
 
 
 def _detection(reading: Reading, chief: Mention, lesion: Lesion) -> Answer | None:
-    """Return the answer of step 1; None if nothing is said to be denser or more lucent, as with a large heart alone."""
+    """Return the answer of step 1; None if the report describes no density, as with only a large heart."""
     described = lesion.density()
     if described:
         return described
@@ -251,10 +251,10 @@ def _detection(reading: Reading, chief: Mention, lesion: Lesion) -> Answer | Non
     doubtful = not chief.present and chief in (lucent, dense) and find_asserted(reading, group) is None
     if lucent and dense:
         sentences = " ".join(dict.fromkeys(item.sentence.text for item in (lucent, dense)))
-        return Answer(descriptions.MIXED, sentences, doubtful)
+        return Answer(lesions.MIXED, sentences, doubtful)
     if lucent:
-        return Answer(descriptions.DECREASED, lucent.sentence.text, doubtful)
-    return Answer(descriptions.INCREASED, dense.sentence.text, doubtful) if dense else None
+        return Answer(lesions.DECREASED, lucent.sentence.text, doubtful)
+    return Answer(lesions.INCREASED, dense.sentence.text, doubtful) if dense else None
 
 
 def _secondary(reading: Reading, chief: Mention) -> Answer:

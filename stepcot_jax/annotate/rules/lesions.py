@@ -1,7 +1,8 @@
-"""What a report says of the lesion that its diagnosis is about, with the sentence that supports each answer.
+"""Answers about the lesion of a report's diagnosis, each with the sentence that supports it.
 
-Places are searched in order of likelihood: the phrase that names the diagnosis, its clause, the relative clause after
-it, a sentence without another finding, the sentence that continues it, and the opacity that the diagnosis explains.
+Spans of the report are searched in order of likelihood: the phrase that names the diagnosis, its clause, the relative
+clause after it, a sentence without another finding, the sentence that continues it, and the opacity that the diagnosis
+explains.
 """
 
 import collections
@@ -50,7 +51,7 @@ DISTRIBUTION_WORDS: dict[str, str] = {
 PLURAL_WORDS: dict[str, str] = {
     MULTIFOCAL: r"nodules|effusions|granulomas|granulomata|masses|opacities|densities|infiltrates|areas|foci|scars"
 }
-"""Plurals that mean several lesions unless one place is named; several lesions in one lobe are one focus."""
+"""Plurals that mean several lesions unless one site is named; several lesions in one lobe are one focus."""
 PATTERN_WORDS: dict[str, str] = {
     CAVITY: r"cavit(?:y|ies|ary|ation|ations|ating)|air[- ]fluid level",
     RETICULAR: r"reticul\w+|interstitial|honeycomb\w*",
@@ -88,7 +89,7 @@ MORPHOLOGY_WORDS: dict[str, str] = {
     ),
 }
 
-# "Right middle and lower lobe", "left hilar and lower lobe" name two places, hence two lesions.
+# "Right middle and lower lobe", "left hilar and lower lobe" name two sites, hence two lesions.
 _STEMS: dict[str, str] = {
     "upper": r"upper|apex|apical",
     "middle": r"mid(?:dle|-?lungs?)?|lingul\w+",
@@ -104,7 +105,7 @@ _TWO_ZONES = re.compile(
 
 
 def names_two_zones(text: str, first: int, last: int, *, about: tuple[int, int]) -> bool:
-    """Whether `first` to `last` join two zones by "and", a comma or a slash, at least one of them within `about`."""
+    """Return whether `first` to `last` join two zones by "and", a comma or a slash, at least one within `about`."""
     for match in _TWO_ZONES.finditer(text, first, last):
         is_near = match.start() < about[1] and about[0] < match.end()
         if is_near and _zone_of(match["one"]) != _zone_of(match["two"]):
@@ -190,7 +191,7 @@ Site = tuple[frozenset[str], frozenset[str]]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer, the sentence that supports it, and whether it is no more than possible."""
+    """An answer, the sentence that supports it, and whether it is only possible."""
 
     text: str
     sentence: str
@@ -198,12 +199,12 @@ class Answer:
 
 
 def doubted(answer: Answer) -> Answer:
-    """Return the answer as no more than possible; N/A, which names no finding, stays as it is."""
+    """Return the answer as only possible; N/A, which names no finding, is unchanged."""
     return dataclasses.replace(answer, uncertain=answer.text != NOT_APPLICABLE)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _Span:
     """Characters `first` to `last` of a sentence, searched for words about the finding at `about`."""
 
     sentence: Sentence
@@ -216,61 +217,65 @@ class _Place:
 
 
 class Lesion:
-    """The lesion of one finding, with the places of the report that describe it."""
+    """The lesion of one finding, with the spans of the report that describe it."""
 
     def __init__(self, reading: Reading, chief: Mention) -> None:
         self._chief = chief
         least = min(chief.status, Status.LIKELY)
-        own = [item for item in reading.mentions if item.finding == chief.finding and item.status >= least]
-        own.sort(key=lambda item: (item is not chief, item.number != chief.number))
-        own = own[:_MOST_MENTIONS]
+        mentions = [item for item in reading.mentions if item.finding == chief.finding and item.status >= least]
+        mentions.sort(key=lambda item: (item is not chief, item.number != chief.number))
+        mentions = mentions[:_MOST_MENTIONS]
         # The opacities that the report calls consistent with the finding.
         near = (chief.number - 1, chief.number) if chief.concluded else ()
         self.linked = [item for item in _opacities(reading) if item.number in near]
         explained = self.linked or _explained(reading, chief)[:_MOST_MENTIONS]
         self.is_asserted = chief.present or bool(self.linked) or any(_may_be_one(chief, item) for item in explained)
         """Whether the report asserts the finding, or a shadow at its site that it may explain."""
-        # All words of a sentence that names no other finding describe this one.
+        # If a sentence names no other finding, all its words describe this one.
         num_named = collections.Counter(item.number for item in reading.mentions)
         alone = {number for number, count in num_named.items() if count == 1}
-        sides = {side for item in own for side in _find_sides(_whole(item) if item.number in alone else _near(item)[0])}
-        self._is_in_two_places = len(sides) > 1 or any(
+        sides = {
+            side
+            for item in mentions
+            for side in _find_sides(_sentence_of(item) if item.number in alone else _near(item)[0])
+        }
+        self._has_two_sites = len(sides) > 1 or any(
             names_two_zones(item.sentence.line, clause.first, clause.last, about=(phrase.first, phrase.last))
-            for item, (phrase, clause) in zip(own, map(_near, own), strict=True)
+            for item, (phrase, clause) in zip(mentions, map(_near, mentions), strict=True)
         )
-        self._places = [
-            *(place for item in own for place in (*_near(item), *_relative_clause(item))),
-            *(_whole(item) for item in own if item.number in alone),
-            *_sequels(reading, own),
-            *(place for item in explained for place in _near(item)),
-            *(_whole(item) for item in self.linked if item.number != chief.number),
+        self._spans = [
+            *(span for item in mentions for span in (*_near(item), *_relative_clause(item))),
+            *(_sentence_of(item) for item in mentions if item.number in alone),
+            *_sequels(reading, mentions),
+            *(span for item in explained for span in _near(item)),
+            *(_sentence_of(item) for item in self.linked if item.number != chief.number),
         ]
 
     def distribution(self) -> Answer:
         """Return the answer of step 2."""
         if self._chief.finding == terms.CARDIOMEGALY and not self.linked:
             return self._implied(NOT_APPLICABLE)
-        found = [(place, place.strongest(DISTRIBUTION)) for place in self._places]
-        for place, answer in found:
-            if answer == FOCAL and (self._is_in_two_places or self._is_strewn(place)):
-                return Answer(MULTIFOCAL, place.sentence.text)
-            diffuse = [other for other, word in found if word == DIFFUSE]
+        answers = [(span, span.strongest(DISTRIBUTION)) for span in self._spans]
+        for span, answer in answers:
+            if answer == FOCAL and (self._has_two_sites or self._is_strewn(span)):
+                return Answer(MULTIFOCAL, span.sentence.text)
+            diffuse = [other for other, word in answers if word == DIFFUSE]
             if answer == MULTIFOCAL and diffuse:
                 return Answer(DIFFUSE, diffuse[0].sentence.text)
             if answer:
-                return Answer(answer, place.sentence.text)
+                return Answer(answer, span.sentence.text)
         if self._chief.finding == terms.CARDIOMEGALY:
             return self._implied(NOT_APPLICABLE)
-        several = next((place for place in self._places if place.strongest(PLURAL)), None)
+        several = next((span for span in self._spans if span.strongest(PLURAL)), None)
         return Answer(MULTIFOCAL, several.sentence.text) if several else self._implied(FOCAL)
 
-    def _is_strewn(self, place: _Place) -> bool:
-        """Whether a place names several lesions of the lung without a zone that holds them all."""
-        several = self._chief.finding in _DISCRETE and place.strongest(PLURAL)
-        return bool(several) and not place.strongest(LOCATION)
+    def _is_strewn(self, span: _Span) -> bool:
+        """Return whether a span names several lesions of the lung without a zone that contains them all."""
+        several = self._chief.finding in _DISCRETE and span.strongest(PLURAL)
+        return bool(several) and not span.strongest(LOCATION)
 
     def pattern(self) -> Answer | None:
-        """Return the answer of step 3; None for an atelectasis that the report describes as no line ("patchy")."""
+        """Return the answer of step 3; None for an atelectasis that is not described as a line ("patchy")."""
         # "Pulmonary nodule" names only the diagnosis; "nodular infiltrate" also names a pattern.
         named = self._named(PATTERN, beside_name=self._chief.finding in (terms.NODULE, terms.MASS))
         if named is None and self._chief.finding == terms.ATELECTASIS and self._is_no_line():
@@ -279,7 +284,7 @@ class Lesion:
         return named or (implied if self._chief.present else doubted(implied))
 
     def _is_no_line(self) -> bool:
-        """Whether an atelectasis is a collapse, or its shadow is called patchy, hazy or the like."""
+        """Return whether an atelectasis is a collapse, or its shadow is called patchy, hazy or the like."""
         name = self._chief.sentence.line[self._chief.start : self._chief.end]
         described = self._named(MORPHOLOGY)
         return "collaps" in name.lower() or (described is not None and described.text == ILL_DEFINED)
@@ -307,14 +312,14 @@ class Lesion:
         return None
 
     def _named(self, describer: Describer, *, beside_name: bool = False) -> Answer | None:
-        for place in self._places:
-            spans = [(place.first, place.last)]
+        for span in self._spans:
+            ranges = [(span.first, span.last)]
             if beside_name:
-                spans = [(place.first, place.about[0]), (place.about[1], place.last)]
-            for first, last in spans:
-                answer = describer.nearest(place.sentence.line, first, last, about=place.about)
+                ranges = [(span.first, span.about[0]), (span.about[1], span.last)]
+            for first, last in ranges:
+                answer = describer.nearest(span.sentence.line, first, last, about=span.about)
                 if answer:
-                    return Answer(answer, place.sentence.text)
+                    return Answer(answer, span.sentence.text)
         return None
 
     def _implied(self, text: str) -> Answer:
@@ -337,7 +342,7 @@ def _explained(reading: Reading, chief: Mention) -> list[Mention]:
 
 
 def _may_be_one(one: Mention, other: Mention) -> bool:
-    """Return whether no zone or side that the report names tells the sites of two mentions apart."""
+    """Return whether the zones and sides in the report allow that two mentions have the same site."""
     pairs = zip(_find_site(one), _find_site(other), strict=True)
     return all(not ours or not theirs or bool(ours & theirs) for ours, theirs in pairs)
 
@@ -352,34 +357,34 @@ def _find_site(mention: Mention) -> Site:
     return frozenset({zone} if zone else ()), frozenset(_find_sides(phrase))
 
 
-def _find_sides(place: _Place) -> set[str]:
-    searched = place.sentence.line, place.first, place.last
+def _find_sides(span: _Span) -> set[str]:
+    searched = span.sentence.line, span.first, span.last
     return {side for side, words in (("left", _LEFT), ("right", _RIGHT)) if words.search(*searched)}
 
 
-def _near(mention: Mention) -> tuple[_Place, _Place]:
+def _near(mention: Mention) -> tuple[_Span, _Span]:
     """Return the phrase and the clause of a finding."""
     text, (first, last) = mention.sentence.line, mention.clause
     about = (mention.start, mention.end)
     start = max((match.end() for match in _PHRASE.finditer(text, first, mention.start)), default=first)
     end = min((match.start() for match in _PHRASE.finditer(text, mention.end, last)), default=last)
-    clause = _Place(mention.sentence, min(first, mention.start), max(last, mention.end), about)
-    return _Place(mention.sentence, start, end, about), clause
+    clause = _Span(mention.sentence, min(first, mention.start), max(last, mention.end), about)
+    return _Span(mention.sentence, start, end, about), clause
 
 
-def _relative_clause(mention: Mention) -> Iterator[_Place]:
+def _relative_clause(mention: Mention) -> Iterator[_Span]:
     match = _RELATIVE.match(mention.sentence.line, mention.clause[1])
     if match:
-        yield _Place(mention.sentence, match.start(), match.end(), (mention.start, mention.end))
+        yield _Span(mention.sentence, match.start(), match.end(), (mention.start, mention.end))
 
 
-def _whole(mention: Mention) -> _Place:
-    return _Place(mention.sentence, 0, len(mention.sentence.line), (mention.start, mention.end))
+def _sentence_of(mention: Mention) -> _Span:
+    return _Span(mention.sentence, 0, len(mention.sentence.line), (mention.start, mention.end))
 
 
-def _sequels(reading: Reading, own: list[Mention]) -> Iterator[_Place]:
+def _sequels(reading: Reading, mentions: list[Mention]) -> Iterator[_Span]:
     """Yield the sentences that continue a finding ("These most likely represent calcified granulomas.")."""
-    for number in dict.fromkeys(item.number + 1 for item in own):
+    for number in dict.fromkeys(item.number + 1 for item in mentions):
         if number < len(reading.sentences) and _SEQUEL.match(reading.sentences[number].line):
             sentence = reading.sentences[number]
-            yield _Place(sentence, 0, len(sentence.line), (0, 0))
+            yield _Span(sentence, 0, len(sentence.line), (0, 0))

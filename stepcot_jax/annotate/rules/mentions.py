@@ -89,7 +89,7 @@ def find_sections(text: str) -> list[tuple[Role, int, int]]:
     roles: list[Role] = ["findings", *(_ROLES[(match["capitals"] or match["line"]).lower()] for match in headings)]
     starts = [0, *(match.end() for match in headings)]
     ends = [*(match.start() for match in headings), len(text)]
-    return [found for found in zip(roles, starts, ends, strict=True) if text[found[1] : found[2]].strip()]
+    return [section for section in zip(roles, starts, ends, strict=True) if text[section[1] : section[2]].strip()]
 
 
 def split_sentences(text: str) -> tuple[Sentence, ...]:
@@ -301,7 +301,7 @@ _LIMITED = re.compile(
     r"|elsewhere|otherwise|remaining|remainder|contralateral|frank|massive|drainable|layering|loculated|calcified)\b",
     re.IGNORECASE,
 )
-_ONE_PLACE = re.compile(
+_ONE_REGION = re.compile(
     r"[\w-]+(?: \w+){0,2}? (?:elsewhere|(?:in|on|at|within) (?:the )?(?:left|right|upper|lower|remaining|remainder))\b",
     re.I,
 )
@@ -323,13 +323,13 @@ class _Reach(NamedTuple):
 
 def _find_barriers(sentence: str) -> list[tuple[int, int]]:
     """Return the character ranges that separate the clauses of a sentence."""
-    found = [match.span() for match in _BARRIER.finditer(sentence)]
-    found += [match.span("next") for match in _LIST_END.finditer(sentence)]
+    barriers = [match.span() for match in _BARRIER.finditer(sentence)]
+    barriers += [match.span("next") for match in _LIST_END.finditer(sentence)]
     for match in _AND.finditer(sentence):
-        begin = max((end for _, end in found if end <= match.start()), default=0)
+        begin = max((end for _, end in barriers if end <= match.start()), default=0)
         if _FINITE.search(sentence, begin, match.start()):
-            found.append(match.span())
-    return sorted(found)
+            barriers.append(match.span())
+    return sorted(barriers)
 
 
 class Assertions:
@@ -342,19 +342,19 @@ class Assertions:
 
     def status(self, start: int, end: int) -> Status:
         """Return the status of the finding named by characters `start` to `end`."""
-        found = [reach.status for reach in self._reaches if reach.start <= end and start < reach.end]
-        if Status.PAST in found and _STILL.search(self._sentence):
-            found = [status for status in found if status != Status.PAST]
-        return min(found, default=Status.STATED)
+        statuses = [reach.status for reach in self._reaches if reach.start <= end and start < reach.end]
+        if Status.PAST in statuses and _STILL.search(self._sentence):
+            statuses = [status for status in statuses if status != Status.PAST]
+        return min(statuses, default=Status.STATED)
 
     def denies_all(self, start: int) -> bool:
-        """Whether the finding at `start` is denied altogether, not only as a large, focal or new one."""
+        """Return whether the finding at `start` is denied altogether, not only as a large, focal or new one."""
         reaching = (reach for reach in self._reaches if reach.start <= start < reach.end)
         denials = (reach for reach in reaching if reach.status == Status.ABSENT)
         nearest = max(denials, key=lambda reach: reach.start, default=None)
         if nearest is None or _LIMITED.search(self._sentence, nearest.start, start):
             return False
-        return not _ONE_PLACE.match(self._sentence, start, nearest.end)
+        return not _ONE_REGION.match(self._sentence, start, nearest.end)
 
     def clause(self, start: int) -> tuple[int, int]:
         """Return the range around `start` up to the nearest barriers and denials of other findings."""
@@ -446,7 +446,7 @@ def read_report(text: str) -> Reading:
 def find_terms(sentence: str) -> list[tuple[str, int, int]]:
     """Return finding, start and end of each name of a finding in a sentence, in order, asserted or denied."""
     named = ((TERMS[int((match.lastgroup or "")[1:])][0], *match.span()) for match in _TERM_NAMES.finditer(sentence))
-    return [found for found in named if found[0] != NO_FINDING]
+    return [term for term in named if term[0] != NO_FINDING]
 
 
 def _mentions(sentence: Sentence, number: int) -> list[Mention]:
@@ -483,7 +483,7 @@ def _mentions(sentence: Sentence, number: int) -> list[Mention]:
 
 
 def _is_routine(text: str, named: list[tuple[str, int, int]]) -> bool:
-    """Whether a sentence is a bare list such as "Pleural effusion or pneumothorax.", which continues a denial.
+    """Return whether a sentence is a bare list such as "Pleural effusion or pneumothorax.", which continues a denial.
 
     The two findings cannot be alternative readings of one shadow.
     """

@@ -21,8 +21,8 @@ def find_slips(word: str) -> frozenset[str]:
     ['noddule', 'nodle', 'nodlue', 'nodue']
     """
     slips = set()
-    for place in range(_NUM_KEPT, len(word)):
-        before, letter, after = word[:place], word[place], word[place + 1 :]
+    for index in range(_NUM_KEPT, len(word)):
+        before, letter, after = word[:index], word[index], word[index + 1 :]
         slips |= {before + letter + letter + after, before + after[:1] + letter + after[1:]}
         if after:  # without its last letter a word may be another inflection
             slips.add(before + after)
@@ -50,7 +50,7 @@ def _factor(words: list[str]) -> str:
 NORMAL, NODULE, ATELECTASIS, INFILTRATION, EFFUSION, PNEUMONIA, CARDIOMEGALY, MASS, PNEUMOTHORAX = DIAGNOSIS_OPTIONS
 
 LESIONS = ("Opacity", "Lucency", "Lesion", "Granuloma", "Scar", "Calcification", "Calcified node")
-"""Lesions that are no diagnosis of the chain."""
+"""Lesions that are not a diagnosis of the chain."""
 
 OPACITY, LUCENCY, LESION, GRANULOMA, SCAR, CALCIFICATION, CALCIFIED_NODE = LESIONS
 

@@ -116,10 +116,10 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
 
 def take_replies(options: argparse.Namespace) -> None:
     """Take the replies of a batch into the ledgers."""
-    from stepcot_jax.annotate.llm.request_files import take_replies as take_lines
+    from stepcot_jax.annotate.llm.request_files import import_replies
 
     files = [find_input(each, "FILE") for each in options.files]
-    taken = take_lines(files, options.out)
+    taken = import_replies(files, options.out)
     print("\n".join(taken.describe()))
     if taken.unreadable:
         more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""

@@ -121,7 +121,7 @@ def test_units_of_windows():
     assert packed.is_real.shape == (1, 6, 16)
     assert units.tolist() == [0, 1, 4, 5, 8, 2, 3, 6, 7, 10, 12, 13, 16, 17, 20]
     assert packed.is_real.sum() == 60
-    assert packed.places[:, 0, 1, 2].tolist() == [1, 4]  # third patch of the second window's first unit
+    assert packed.coordinates[:, 0, 1, 2].tolist() == [1, 4]  # third patch of the second window's first unit
 
 
 def read_qwen_vision():
