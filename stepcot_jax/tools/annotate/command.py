@@ -58,7 +58,7 @@ def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
     from stepcot_jax.annotate.output import as_markdown, merge_shards
 
-    shards = [find_input(each, "SHARD") for each in options.shards]
+    shards = [find_input(shard, "SHARD") for shard in options.shards]
     result = merge_shards(shards, options.out, overwrite=options.overwrite)
     print(as_markdown(result.funnel()), end="")
     print(f"{len(result.records)} records of {len(shards)} shards in {options.out}")
@@ -114,12 +114,12 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
         print(f"next: send the files, stepcot annotate replies {options.out} FILE ..., then {again}")
 
 
-def take_replies(options: argparse.Namespace) -> None:
-    """Take the replies of a batch into the ledgers."""
-    from stepcot_jax.annotate.llm.request_files import take_replies as take_lines
+def read_replies(options: argparse.Namespace) -> None:
+    """Add the replies of a batch to the ledgers."""
+    from stepcot_jax.annotate.llm.request_files import take_replies
 
-    files = [find_input(each, "FILE") for each in options.files]
-    taken = take_lines(files, options.out)
+    files = [find_input(path, "FILE") for path in options.files]
+    taken = take_replies(files, options.out)
     print("\n".join(taken.describe()))
     if taken.unreadable:
         more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser = add_batch_flags(*((vqa_parser(), "requests vqa") if is_vqa else (annotate_parser(), "requests")))
         write_requests(parser.parse_args(arguments[1 + is_vqa :]), annotate_vqa if is_vqa else annotate)
     elif arguments[:1] == ["replies"]:
-        take_replies(replies_parser().parse_args(arguments[1:]))
+        read_replies(replies_parser().parse_args(arguments[1:]))
     elif arguments[:1] == ["coding"]:
         from stepcot_jax.tools.annotate.coding import main as compare_coding
 
@@ -210,7 +210,7 @@ def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_v
 def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     model, *changes = text.split(",")
     fields = dict(change.partition("=")[::2] for change in changes)
-    unknown = [each for each in changes if "=" not in each or each.partition("=")[0] not in VOTER_FIELDS]
+    unknown = [change for change in changes if "=" not in change or change.partition("=")[0] not in VOTER_FIELDS]
     if unknown:
         expected = f"expected NAME[,{'=...][,'.join(VOTER_FIELDS)}=...]"
         raise BadInput(f"--voter {model[:80]!r}: {unknown[0][:80]!r} is not a setting; {expected}")

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def run_comparison(command: str, arguments: Sequence[str]) -> None:
-    """Run one of `COMPARISONS` on chains or on reasoning records, as its inputs are."""
+    """Run one of `COMPARISONS` on chains or on reasoning records, whichever the inputs hold."""
     options = comparison_parser(command).parse_args(arguments)
-    options.annotators = [find_input(each, "A") for each in options.annotators]
+    options.annotators = [find_input(annotator, "A") for annotator in options.annotators]
     if _handle_records(options, command):
         return
     from stepcot_jax.annotate.agreement import align
