@@ -1,7 +1,6 @@
 """Flags of the annotator's commands."""
 
 import argparse
-import pathlib
 
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
 from stepcot_jax.tools.options import local_path
@@ -158,10 +157,3 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--seed", type=int, default=0, help="reasoning records: of the sample, default 0")
     parser.add_argument("--out", type=local_path, required=is_review, metavar=metavar, help=written)
     return parser
-
-
-def find_input(source: str, name: str) -> pathlib.Path:
-    """Return the path of an input, which is downloaded first if it is on a store."""
-    from stepcot_jax.host.download import find_path
-
-    return find_path(source, name)
