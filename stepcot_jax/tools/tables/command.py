@@ -110,16 +110,16 @@ def make_tables(
     tables: dict[str, Any] = {name: importlib.import_module(f"stepcot_jax.tools.tables.{name}_table") for name in names}
     terminal = Terminal()
     written = []
-    place = Place(folder, say=terminal.say)
-    place.bring()
+    target = Place(folder, say=terminal.say)
+    target.bring()
     if plan is not None:
         plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
     for name, module in tables.items():
         terminal.say(f"table {name}")
         for table in module.make_tables(plan):
             notes = (*table.notes, f"Made by: {shlex.join(command)}")
-            written += write_table(place.folder, dataclasses.replace(table, notes=notes))
-    place.finish()
+            written += write_table(target.folder, dataclasses.replace(table, notes=notes))
+    target.finish()
     return written
 
 
@@ -138,9 +138,9 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     from stepcot_jax.tools.tables.cells import Cells
     from stepcot_jax.tools.tables.plan import Plan
 
-    folders = [find_path(each, "--constrained") for each in values.constrained]
+    folders = [find_path(folder, "--constrained") for folder in values.constrained]
     constrained = tuple(map(read_constrained, folders))
-    models = [found.model for found in constrained]
+    models = [large.model for large in constrained]
     if len(set(models)) < len(models):
         raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
     logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file

@@ -109,4 +109,4 @@ class Plan:
 
     def baselines(self, seed: int, steps: Sequence[str] = ("last", "all")) -> list[Cell]:
         """Return the baselines on all encoders."""
-        return [self.baseline(encoder, each, seed) for encoder in self.encoders(seed) for each in steps]
+        return [self.baseline(encoder, supervised, seed) for encoder in self.encoders(seed) for supervised in steps]
