@@ -290,7 +290,7 @@ def _build(reading: ChainReading, source: "Dataset", network: ReportingNetwork) 
     return ComprehensiveSR(
         evidence=[source],
         content=make_content(reading, source, network)[0],
-        # Until the content is known, its own identifiers are the image's.
+        # The report has the image's identifiers until its content is known.
         series_instance_uid=source.SeriesInstanceUID,
         series_number=_SERIES_NUMBER,
         sop_instance_uid=source.SOPInstanceUID,

@@ -108,7 +108,7 @@ def read_hub_file(repository: str, name: str) -> bytes | None:
 
 
 def check_account(repository: str) -> None:
-    """Refuse a repository's name that the hub does not take, and a machine without an account's token."""
+    """Refuse a repository's name that is not OWNER/NAME, and a machine without a token of an account."""
     match = _ID.fullmatch(repository)
     if match is None or match["revision"]:
         raise BadInput(f"{shorten(repository)}: not a name on the Hugging Face hub; expected OWNER/NAME")

@@ -109,7 +109,7 @@ class Mlflow:
                 self._client.set_tag(run_id, f"resumed.{key}", str(value))
 
     def _find_done(self) -> dict[str, int]:
-        """Return the last update that each metric was logged for; an interrupted start may have been further."""
+        """Return the last update that each metric was logged for; an interrupted start may have logged later ones."""
         metrics = self._client.get_run(self.id).data.metrics
         return {name: max(entry.step for entry in self._client.get_metric_history(self.id, name)) for name in metrics}
 

@@ -238,7 +238,7 @@ class Remote:
                 raise BadInput(
                     f"{self.address}: holds {min(others)} and no {MANIFEST}; expected an empty folder, or one of a run"
                 )
-            _write_manifest(self._store, {}, {})  # a store that cannot be written is found before the work
+            _write_manifest(self._store, {}, {})  # so that a store without write access fails before the work
         self._bring(listing, _read_manifest(self._store).checkpoints)
 
     def _bring(self, listing: Mapping[str, Stored], complete: dict[str, tuple[int, str]]) -> None:

@@ -17,7 +17,7 @@ MAX_SHOWN = 12
 """Most examples of a folder."""
 
 NUM_PHANTOMS = 6
-"""Phantoms to try, each with another diagnosis."""
+"""Phantoms to try, each with a different diagnosis."""
 
 CLICKED = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-example]");

@@ -63,7 +63,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def _measure(plan: Plan, cell: Cell, chain: Chain) -> npt.NDArray[np.float64]:
-    """Return [figure, case]: each figure before, after, and their difference; NaN where a case has no such figure."""
+    """Return figures [figure, case]: before, after, and their difference; NaN where a case has no such figure."""
     split = plan.cells.predictions(cell)
     rules = make_rules(chain, counts=read_pairs(plan.cells.folder(cell) / PAIRS_FILE, chain))
     predictions = split.predictions

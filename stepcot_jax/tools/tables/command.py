@@ -91,7 +91,7 @@ def read_encoders(entries: list[str]) -> dict[str, str]:
 
 
 def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
-    """Return the seeds; the config's without any."""
+    """Return the seeds; without entries, the seed of the config."""
     for entry in entries:
         if not entry.strip().isdecimal():
             raise BadInput(f"--seeds: {entry!r} is not a whole number from 0, as in --seeds=0,1,2")
@@ -126,9 +126,7 @@ def make_tables(
 def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     values = flags.FLAGS
     settings = make_settings(values.config)
-    if (
-        settings.trains_policy or "grpo.epochs" in settings.trains.epochs
-    ):  # configs of tables that choose the job, as all do
+    if settings.trains_policy or "grpo.epochs" in settings.trains.epochs:  # the tables choose the job themselves
         settings = dataclasses.replace(settings, job="distill")
     seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
     target = make_settings(values.target_config) if values.target_config else None

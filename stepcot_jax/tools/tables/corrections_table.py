@@ -1,4 +1,4 @@
-"""Corrections: accuracy of the last step as steps are corrected, by policy, network and training; and what misleads."""
+"""Table `corrections`: accuracy of the last step as steps are corrected, by policy, network and training."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -115,8 +115,6 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     """Store the features of all cases from the image encoder that a finished cell's teacher trained, once."""
     if (folder / "images" / DESCRIPTION_FILE).is_file():
         return
-    import jax
-
     from stepcot_jax.data.images.preprocessing import normalise
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.host.terminal import Terminal

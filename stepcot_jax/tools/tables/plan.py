@@ -68,7 +68,7 @@ class Plan:
         """Compare models of finished cells on the test split.
 
         Args:
-          list_parts: seed -> each model's name in the comparison -> its cell and its name there; full model first.
+          list_parts: seed -> name in the comparison -> cell and name in that cell, of each model; full model first.
         """
         splits = []
         for seed in self.seeds:

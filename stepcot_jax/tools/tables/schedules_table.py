@@ -1,4 +1,4 @@
-"""Schedules of given answers: what each costs without help, how the networks follow, how far wrong answers mislead."""
+"""Table `schedules`: schedules of given answers by accuracy without given answers, with true and with wrong ones."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from stepcot_jax.tools.tables.following import (
     follow,
     on_features,
     read_networks,
+    tabulate_following,
 )
-from stepcot_jax.tools.tables.following import tabulate_following as tabulate
 from stepcot_jax.tools.tables.plan import Plan
 
 PUBLISHED = "none (as published)"
@@ -61,7 +61,7 @@ def make_tables(plan: Plan) -> list[Table]:
                 following = follow(networks.counted, networks.labels, chain, networks.rules, seed=seed)
                 followed.setdefault(COUNTED, []).append(following)
     cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in TRAININGS}
-    columns, rows = tabulate(plan, chain, cells, followed, networks.patients)
+    columns, rows = tabulate_following(plan, chain, cells, followed, networks.patients)
     notes = (
         "All trainings of a seed read the same image features, of the encoder that the config's own training left, and "
         "differ in nothing but the answers given in training.",
