@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     )
     from pydicom import Dataset
 
-# What a structured report says: a measurement group for each step, after DICOM's template 1500 (PS3.16).
+# Content of a structured report: a measurement group for each step, after DICOM's template 1500 (PS3.16).
 #
-# Codes are DICOM's own where these exist. Questions and answers are a chain's own words: their codes are of the
+# Codes are DICOM's own where these exist. Questions and answers are in the words of a chain: their codes are of the
 # private scheme 99STEPCOT, digests of these words, so that one code never means two things. No SNOMED codes are
 # guessed.
 
@@ -63,7 +63,7 @@ def make_content(reading: ChainReading, source: "Dataset", network: ReportingNet
     report = sr.MeasurementReport(
         observation_context=_observe(network),
         procedure_reported=codes.LN.XRUnspecifiedBodyRegion,
-        imaging_measurements=[_make_group(each, source, network) for each in reading.steps],
+        imaging_measurements=[_make_group(answer, source, network) for answer in reading.steps],
         title=codes.DCM.ImagingMeasurementReport,
     )
     root = report[0].ContentSequence
@@ -91,13 +91,13 @@ def _observe(network: ReportingNetwork) -> "ObservationContext":
 
 
 def _describe_reading(reading: ChainReading) -> Iterator["ContentItem"]:
-    """Yield what holds for all steps together."""
+    """Yield the items about all steps together."""
     from pydicom.sr.codedict import codes
 
     yield _text(codes.DCM.Comment, NOT_A_DIAGNOSIS)
     yield _text(codes.DCM.Summary, reading.paragraph)
     yield _text(_concept("network and its probabilities"), reading.describe_calibration())
-    if any(each.answer_set for each in reading.steps):
+    if any(answer.answer_set for answer in reading.steps):
         yield _text(_concept("answer sets"), f"such sets hold the true answer in {reading.coverage_of}")
     yield _text(_concept("training data and distance to them"), str(reading.check))
     if reading.check.outside is not None:
@@ -112,27 +112,27 @@ def _describe_reading(reading: ChainReading) -> Iterator["ContentItem"]:
 
 
 def _make_group(
-    each: StepAnswer, source: "Dataset", network: ReportingNetwork
+    answer: StepAnswer, source: "Dataset", network: ReportingNetwork
 ) -> "MeasurementsAndQualitativeEvaluations":
-    """Return the answer to one step: the answer as a code, the network's probability of it, and what limits it."""
+    """Return the group of one step: its answer as a code, the network's probability of it, and remarks."""
     from highdicom import sr
     from pydicom.sr.codedict import codes
 
-    name = each.step.name
-    coded = [(_concept(name), each.answer)]
-    coded += [(_concept("in the answer set"), option) for option in each.answer_set or ()]
-    coded += [(_concept("at or above its operating point"), option) for option in each.above]
+    name = answer.step.name
+    coded = [(_concept(name), answer.answer)]
+    coded += [(_concept("in the answer set"), option) for option in answer.answer_set or ()]
+    coded += [(_concept("at or above its operating point"), option) for option in answer.above]
     group = sr.MeasurementsAndQualitativeEvaluations(
         tracking_identifier=sr.TrackingIdentifier(
             uid=derive_uid("step", source.SOPInstanceUID, *network.identity, name), identifier=make_printable(name)
         ),
-        algorithm_id=None if each.given else _identify(network),
+        algorithm_id=None if answer.given else _identify(network),
         measurements=[
             sr.Measurement(
                 name=_concept("network's probability of the given answer")
-                if each.given
+                if answer.given
                 else codes.DCM.CertaintyOfFinding,
-                value=round(100 * each.probability, 2),
+                value=round(100 * answer.probability, 2),
                 unit=codes.UCUM.Percent,
             )
         ],
@@ -142,7 +142,7 @@ def _make_group(
         ],
         source_images=[sr.SourceImageForMeasurementGroup.from_source_image(source)],
     )
-    group[0].ContentSequence.extend(_describe_step(each))
+    group[0].ContentSequence.extend(_describe_step(answer))
     return group
 
 
@@ -159,14 +159,14 @@ def _identify(network: ReportingNetwork) -> "AlgorithmIdentification":
     )
 
 
-def _describe_step(each: StepAnswer) -> Iterator["ContentItem"]:
-    yield _text(_concept("question"), each.step.question)
-    if _fit_meaning(each.answer) != each.answer:
-        yield _text(_concept("answer in full"), each.answer)
-    if each.given:
-        yield _text(_concept("answer given by a person"), each.describe_certainty())
-    if each.findings:
-        called = ", ".join(str(finding) for finding in each.findings if finding.is_above)
+def _describe_step(answer: StepAnswer) -> Iterator["ContentItem"]:
+    yield _text(_concept("question"), answer.step.question)
+    if _fit_meaning(answer.answer) != answer.answer:
+        yield _text(_concept("answer in full"), answer.answer)
+    if answer.given:
+        yield _text(_concept("answer given by a person"), answer.describe_certainty())
+    if answer.findings:
+        called = ", ".join(str(finding) for finding in answer.findings if finding.is_above)
         yield _text(_concept("figures of the operating points"), called or "no answer is above its operating point")
 
 
@@ -200,23 +200,25 @@ def _code(name: Any, value: Any) -> "ContentItem":
 
 FLAG = "--dicom-out"
 
-_SERIES_NUMBER = 9901  # apart from those of scanners, which count from 1
+_SERIES_NUMBER = 9901  # unlike those of scanners, which count from 1
 _UIDS = ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID")
 _MAY_BE_EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
 _UTF8 = "ISO_IR 192"
-_TEXTS = frozenset({"LO", "LT", "PN", "SH", "ST", "UC", "UT"})  # those that SpecificCharacterSet is about
+_TEXTS = frozenset(
+    {"LO", "LT", "PN", "SH", "ST", "UC", "UT"}
+)  # value representations that SpecificCharacterSet applies to
 _ASCII_ALONE = frozenset({"", "ISO_IR 6", "ISO 2022 IR 6"})  # pydicom reads their other bytes as Latin-1, by guess
 _NO_TIME = datetime.datetime(2000, 1, 1)
 
 
 class ReportFolder:
-    """Writes structured reports into a folder, a file for each, named by its UID.
+    """Writes structured reports into a folder, each into a file named by the report's UID.
 
-    The UID is derived from everything that the report says, its time excepted: a repeated reading has the same UID, and
-    its file is kept as it is.
+    The UID is derived from all of the report's content except its time: a repeated reading has the same UID, and its
+    file is not written again.
     """
 
     def __init__(self, folder: pathlib.Path, network: ReportingNetwork, *, max_pixels: int) -> None:
@@ -225,7 +227,7 @@ class ReportFolder:
         self._folder, self._network, self._max_bytes = folder, network, most_bytes(max_pixels)
 
     def attach(self, readings: Iterable[ChainReading], *, refuse: Callable[[str], None]) -> Iterator[ChainReading]:
-        """Write the report of each reading, and yield the reading with its file's path or the reason for none."""
+        """Write the report of each reading, and yield the reading with the path of the report or the error."""
         for reading in readings:
             try:
                 report = self._make(reading)
@@ -288,7 +290,7 @@ def _build(reading: ChainReading, source: "Dataset", network: ReportingNetwork) 
     return ComprehensiveSR(
         evidence=[source],
         content=make_content(reading, source, network)[0],
-        # Until the content is known, its own identifiers are the image's.
+        # The report has the image's identifiers until its content is known.
         series_instance_uid=source.SeriesInstanceUID,
         series_number=_SERIES_NUMBER,
         sop_instance_uid=source.SOPInstanceUID,
@@ -312,7 +314,7 @@ def _build(reading: ChainReading, source: "Dataset", network: ReportingNetwork) 
 
 
 def _check_header(header: Fields) -> "Dataset":
-    """Return the header with decoded texts and every element that highdicom expects, empty where it may be."""
+    """Return the header with decoded texts and all elements that highdicom expects; optional ones may be empty."""
     from highdicom import PatientSexValues
     from pydicom.uid import UID
     from pydicom.valuerep import DA, TM
@@ -341,10 +343,10 @@ def _check_header(header: Fields) -> "Dataset":
 
 
 def _refuse_lost_text(header: Fields) -> None:
-    """Refuse texts that pydicom decoded by guess: without a character set, by an unknown one, or with losses."""
+    """Refuse texts that pydicom guessed: without a character set, with an unknown one, or decoded with losses."""
     from pydicom.charset import python_encoding
 
-    # Of the whole header: a report repeats some of its elements inside of sequences.
+    # All of the header: a report repeats some of its elements inside sequences.
     texts = "".join(_list_texts(header.dataset))
     declared = header.dataset.get("SpecificCharacterSet") or []
     terms = [declared] if isinstance(declared, str) else list(declared)

@@ -50,7 +50,7 @@ def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Pat
     The folder is named by the commit. stderr names the address with it, unless `address` did.
 
     Args:
-      folder: None, as the files go to huggingface_hub's cache.
+      folder: must be None: the files go to huggingface_hub's cache.
     """
     if folder is not None:
         raise BadInput(f"{address}: hf download OWNER/NAME --local-dir {folder} copies files of the hub")
@@ -65,16 +65,15 @@ def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Pat
 def download_folder(address: str) -> pathlib.Path:
     """Download the files of a repository's top folder that readers use, and return their folder in the cache.
 
-    Without a network the cached files of the revision are used, if all of them are there. A download that broke off
-    goes on where it stopped.
+    Without a network the cached files of the revision are used, if they are complete. An interrupted download resumes.
     """
-    found = _ID.fullmatch(address.removeprefix(SCHEME))
-    if found is None:
+    match = _ID.fullmatch(address.removeprefix(SCHEME))
+    if match is None:
         raise BadInput(f"{shorten(address)}: not an address on the Hugging Face hub; expected {_FORM}")
     return fetch(
         address,
-        found["repository"],
-        found["revision"],
+        match["repository"],
+        match["revision"],
         allow=_LOADED,
         ignore=["*/*", *_NOT_LOADED],
         most_bytes=_MOST_BYTES,
@@ -82,7 +81,7 @@ def download_folder(address: str) -> pathlib.Path:
 
 
 def pin_address(address: str, folder: pathlib.Path) -> str:
-    """Return the address with the commit that `download_folder` read, which names the same files for ever.
+    """Return the address with the commit that `download_folder` read, whose files never change.
 
     >>> pin_address("hf://ann/chest@v1", pathlib.Path("cache/models--ann--chest/snapshots/6f0c"))
     'hf://ann/chest@6f0c'
@@ -109,9 +108,9 @@ def read_hub_file(repository: str, name: str) -> bytes | None:
 
 
 def check_account(repository: str) -> None:
-    """Refuse a repository's name that the hub does not take, and a machine without an account's token."""
-    found = _ID.fullmatch(repository)
-    if found is None or found["revision"]:
+    """Refuse a repository's name that is not OWNER/NAME, and a machine without a token of an account."""
+    match = _ID.fullmatch(repository)
+    if match is None or match["revision"]:
         raise BadInput(f"{shorten(repository)}: not a name on the Hugging Face hub; expected OWNER/NAME")
     import huggingface_hub
 
@@ -155,8 +154,8 @@ def push_export(
     if strays := sorted({path.name for path in folder.iterdir()} - {*names, SUMS_FILE}):
         raise BadInput(f"{folder / strays[0]}: not a file of the export; expected only files that {SUMS_FILE} names")
     try:
-        with with_licence(folder, repository, licence) as whole:
-            return upload_folder(whole, repository, private=private, message=f"Export of stepcot-jax {__version__}")
+        with with_licence(folder, repository, licence) as ready:
+            return upload_folder(ready, repository, private=private, message=f"Export of stepcot-jax {__version__}")
     except BadInput as error:
         name = name or str(folder)
         again = f"stepcot export push {shlex.quote(name)} {repository}"
@@ -192,7 +191,7 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> Iterator[pathlib.Path]:
-    """Give the folder to upload: the export, or a copy whose card has the licence, and its digest.
+    """Yield the folder to upload: the export, or a copy whose card has the licence and whose digests fit the card.
 
     Args:
       licence: of the weights, an identifier of the hub such as "cc-by-nc-4.0"; None for none.
@@ -209,16 +208,16 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
         yield folder  # the hub's own card stays
         return
     card = read_file(path, max_bytes=_MOST_CARD_BYTES, accepted="a card").decode()
-    found = [f"license: {licence}"] if licence else []
-    if not found and not read_licence(card):
-        found = read_licence((read_hub_file(repository, CARD_FILE) or b"").decode(errors="replace"))
-    if not found:
+    lines = [f"license: {licence}"] if licence else []
+    if not lines and not read_licence(card):
+        lines = read_licence((read_hub_file(repository, CARD_FILE) or b"").decode(errors="replace"))
+    if not lines:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="stepcot-licence-") as made:
         copy = pathlib.Path(made, folder.name)
         shutil.copytree(folder, copy, copy_function=_link)
-        changed = write_licence(card, found).encode()
+        changed = write_licence(card, lines).encode()
         sums = [
             f"{hashlib.sha256(changed).hexdigest()}  {CARD_FILE}" if line.endswith(f"  {CARD_FILE}") else line
             for line in read_file(folder / SUMS_FILE, max_bytes=_MOST_CARD_BYTES, accepted="digests")
@@ -232,7 +231,7 @@ def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> 
 
 
 def _link(source: str, target: str) -> None:
-    """Link to a file of gigabytes in place of copying it."""
+    """Link to a file instead of copying its gigabytes."""
     pathlib.Path(target).symlink_to(pathlib.Path(source).resolve())
 
 
@@ -246,7 +245,7 @@ def read_licence(card: str) -> list[str]:
 
 
 def write_licence(card: str, lines: list[str]) -> str:
-    r"""Return a card with these lines in the place of its licence.
+    r"""Return a card with these lines in place of its licence.
 
     >>> write_licence("---\nlicense: other\ntags:\n- jax\n---\n# A card", ["license: mit"])
     '---\nlicense: mit\ntags:\n- jax\n---\n# A card'
@@ -258,7 +257,7 @@ def write_licence(card: str, lines: list[str]) -> str:
 
 
 def _mark(card: str) -> list[tuple[str, bool]]:
-    """Return the lines of the metadata, each with whether it is of the licence; [] without metadata."""
+    """Return the lines of the metadata, each with whether it belongs to the licence; [] without metadata."""
     first, *rest = card.replace("\r\n", "\n").split("\n")
     if first != "---" or "---" not in rest:
         return []

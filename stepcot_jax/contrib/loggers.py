@@ -1,7 +1,7 @@
-"""Writers beside metrics.jsonl and TensorBoard: Weights & Biases and MLflow (`config.loggers`).
+"""Writers besides metrics.jsonl and TensorBoard: Weights & Biases and MLflow (`config.loggers`).
 
 They get the numbers of the log and the settings, without paths and addresses; no data, no console output, no source
-code, no facts about the machine. A resumed run goes on in the same run of the logger.
+code, no facts about the machine. A resumed run continues its run of the logger.
 """
 
 import os
@@ -48,10 +48,10 @@ class Wandb:
         self.id = self._run.id
         folder = workdir / "wandb"
         self.place = f"offline in {folder} (wandb sync {folder}/offline-run-*)" if is_offline else str(self._run.url)
-        self._first = self._run.step  # numbers of earlier updates are there already
+        self._first = self._run.step  # the logger has the numbers of earlier updates
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Append numbers of an update that are not there yet."""
+        """Append the numbers of an update that the logger does not have yet."""
         if step >= self._first:
             self._run.log(dict(numbers), step=step)
 
@@ -102,19 +102,19 @@ class Mlflow:
         self._done = self._find_done()
 
     def _tag_changes(self, run_id: str, settings: Mapping[str, Any]) -> None:
-        """Note settings that have changed since the first start as tags: MLflow's parameters are written once."""
+        """Write settings that have changed since the first start as tags: MLflow's parameters cannot change."""
         first = self._client.get_run(run_id).data.params
         for key, value in settings.items():
             if first.get(key) != str(value):
                 self._client.set_tag(run_id, f"resumed.{key}", str(value))
 
     def _find_done(self) -> dict[str, int]:
-        """Return the last update that each metric was logged for; an interrupted start may have been further."""
+        """Return the last update that each metric was logged for; an interrupted start may have logged later ones."""
         metrics = self._client.get_run(self.id).data.metrics
         return {name: max(entry.step for entry in self._client.get_metric_history(self.id, name)) for name in metrics}
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Append numbers of an update that are not there yet."""
+        """Append the numbers of an update that the logger does not have yet."""
         now = int(1000 * time.time())
         named = {_NOT_IN_MLFLOW.sub("_", name): number for name, number in numbers.items()}
         new = [(name, number) for name, number in named.items() if step > self._done.get(name, -1)]

@@ -1,4 +1,4 @@
 """Parts of HTML pages, pictures and sheets that several commands write: templates, SVG, Markdown, safe cells.
 
-What one command alone shows stands beside it in `tools/`. Read `shell` first, then `sheets`.
+The parts of a single command's page are in its folder of `tools/`. Read `shell` first, then `sheets`.
 """

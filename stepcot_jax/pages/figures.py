@@ -25,7 +25,7 @@ _DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (7, 2)), "-")
 _INK, _SOFT, _RULE = "#1d2126", "#5c6570", "#dcd9d3"
 # The style sheet has a light and a dark value for each of these.
 _VARIABLES = {
-    **{colour: f"var(--line-{place})" for place, colour in enumerate(_LINE_COLOURS)},
+    **{colour: f"var(--line-{index})" for index, colour in enumerate(_LINE_COLOURS)},
     _INK: "var(--ink)",
     _SOFT: "var(--soft)",
     _RULE: "var(--rule)",
@@ -56,21 +56,21 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
     """Draw lines over one axis, with a legend.
 
     Args:
-      lines: each with a name of its own; up to six differ in colour and dashes.
+      lines: with distinct names; up to six differ in colour and dashes.
     """
     if not any(math.isfinite(y) for _, points in lines for _, y in points):
         return render(SHARED, "chart.html.j2", title=title, svg=None)
     with matplotlib.rc_context(_STYLE):
         figure, axes = _make_axes(380, 260, x_label, y_label)
-        for place, (name, points) in enumerate(lines):
+        for index, (name, points) in enumerate(lines):
             xs, ys = np.array(points, float).T
-            place %= len(_LINE_COLOURS)
+            index %= len(_LINE_COLOURS)
             axes.plot(
                 xs,
                 ys,
                 "o",
-                color=_LINE_COLOURS[place],
-                ls=_DASHES[place],
+                color=_LINE_COLOURS[index],
+                ls=_DASHES[index],
                 lw=2,
                 ms=5,
                 mew=0,
@@ -93,8 +93,8 @@ def draw_reliability(
         axes.plot([0, 1], [0, 1], color=_SOFT, ls="--", lw=1)
         axes.plot(confidences, accuracies, color=_LINE_COLOURS[0], lw=2, clip_on=False)
         titles = {}
-        for place, (x, y, count) in enumerate(zip(confidences, accuracies, counts, strict=True)):
-            name, radius = f"bin-{place}", 2 + 6 * math.sqrt(count / max(counts))
+        for index, (x, y, count) in enumerate(zip(confidences, accuracies, counts, strict=True)):
+            name, radius = f"bin-{index}", 2 + 6 * math.sqrt(count / max(counts))
             titles[name] = f"{count} cases: confidence {x:.2f}, accuracy {y:.2f}"
             axes.plot(x, y, "o", color=_LINE_COLOURS[0], ms=2 * radius, alpha=0.6, mew=0, clip_on=False, gid=name)
         for axis in (axes.xaxis, axes.yaxis):
@@ -104,7 +104,7 @@ def draw_reliability(
 
 
 def _make_axes(width: float, height: float, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """One SVG unit is one point; the page scales the drawing to its column."""
+    """Return an empty figure and its axes; one SVG unit is one point, and the page scales the drawing to its column."""
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=x_label, ylabel=y_label)

@@ -28,7 +28,7 @@ def write_map(values: Float[np.ndarray, "height width"]) -> dict[str, int | str]
     """Return a map as the bytes of a small grey picture, scaled from its lowest value (0) to its highest (255).
 
     Args:
-      values: not negative; a map larger than 24 a side is averaged down, an even one becomes 0 everywhere.
+      values: not negative; a map larger than 24 a side is averaged down, a constant one becomes 0 everywhere.
     """
     if not np.isfinite(values).all() or (values < 0).any():
         raise ValueError("map values must be finite and not negative")
@@ -51,7 +51,7 @@ def write_overlay(pixels: UInt8[np.ndarray, "height width 3"], values: Float[np.
 
 
 def write_map_layer(values: Float[np.ndarray, "row column"]) -> str:
-    """Return a map as a data URI: a see-through PNG of one pixel a cell, in the colours of `write_overlay`."""
+    """Return a map as a data URI: a transparent PNG of one pixel a cell, in the colours of `write_overlay`."""
     colour, opacity = _paint(_scale(values).astype(np.float64))
     buffer = io.BytesIO()
     Image.fromarray(np.round(np.concatenate([colour, 255 * opacity], axis=-1)).astype(np.uint8)).save(buffer, "PNG")
@@ -66,6 +66,6 @@ def _paint(strength: Float[np.ndarray, "row column"]) -> tuple[np.ndarray, np.nd
 
 
 def _scale(values: np.ndarray) -> np.ndarray:
-    """Return values scaled to 0..1; 0 everywhere for a map that is even up to rounding and so points nowhere."""
+    """Return values scaled to 0..1; 0 everywhere for a map that is constant up to rounding."""
     low, spread = float(values.min()), float(np.ptp(values))
     return (values - low) / spread if spread > 1e-5 * float(values.max()) else np.zeros(values.shape)

@@ -1,6 +1,6 @@
 """Write tables as CSV, Markdown and LaTeX, with intervals and marked published columns.
 
-pandas writes the same CSV, but neither figures with intervals, nor headings set apart, nor this escaping.
+pandas writes the same CSV, but no figures with intervals, no marked headings, and not this escaping.
 """
 
 import csv
@@ -30,7 +30,7 @@ class Interval:
 
     Attributes:
       value: the figure; NaN where undefined.
-      low: lower end of its interval; NaN without one, as where all resamples are of a single patient.
+      low: lower end of its interval; NaN without one, for example with a single patient.
       deviation: sample standard deviation over seeds; None with one seed.
       undefined: share of the resamples in which the figure is undefined; they do not count.
     """
@@ -59,7 +59,7 @@ class Column:
       kind: "percent" and "points" are shares of 1, printed times 100, points with a sign.
       published: whether its figures are the paper's; they keep the paper's digits.
       recomputed: whether its figures are our arithmetic on the paper's.
-      digits: decimals of its published or recomputed figures as printed; without, each figure has all that it has.
+      digits: decimals of its published or recomputed figures as printed; None prints all digits.
     """
 
     name: str
@@ -132,11 +132,12 @@ def write_table(folder: pathlib.Path, table: Table) -> list[str]:
 
 def to_csv(table: Table) -> str:
     """Format as CSV: shares of 1 with all digits, interval and deviation in columns of their own."""
-    parts = [_parts([row[place] for row in table.rows]) for place in range(len(table.columns))]
+    suffixes = [_find_suffixes([row[index] for row in table.rows]) for index in range(len(table.columns))]
     names = [column.marked_name for column in table.columns]
-    lines = [[f"{name}{suffix}" for name, own in zip(names, parts, strict=True) for suffix in own]]
+    lines = [[f"{name}{suffix}" for name, endings in zip(names, suffixes, strict=True) for suffix in endings]]
     lines += [
-        [_plain(entry, suffix) for entry, own in zip(row, parts, strict=True) for suffix in own] for row in table.rows
+        [_plain(entry, suffix) for entry, endings in zip(row, suffixes, strict=True) for suffix in endings]
+        for row in table.rows
     ]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([defuse_formula(cell) for cell in line] for line in lines)
@@ -146,15 +147,15 @@ def to_csv(table: Table) -> str:
 _ATTRIBUTES = {"": "value", " low": "low", " high": "high", " deviation": "deviation"}
 
 
-def _parts(entries: Sequence[Entry]) -> list[str]:
-    """Suffixes of the CSV columns that a column becomes."""
+def _find_suffixes(entries: Sequence[Entry]) -> list[str]:
+    """Return the suffixes of the CSV columns that a column becomes."""
     figures = [entry for entry in entries if isinstance(entry, Interval)]
     ends = [" low", " high"] if any(figure.is_bootstrapped for figure in figures) else []
     return ["", *ends, *([" deviation"] if any(figure.deviation is not None for figure in figures) else [])]
 
 
 def _plain(entry: Entry, suffix: str) -> str:
-    """An entry, or a part of it, in the CSV."""
+    """Return an entry, or the part of it that a suffix names, as the CSV has it."""
     if isinstance(entry, Interval):
         entry = getattr(entry, _ATTRIBUTES[suffix])
     elif suffix:
@@ -199,7 +200,7 @@ def to_latex(table: Table) -> str:
 
 def _escape_latex(text: str) -> str:
     escaped = "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
-    # Two hyphens would become a dash; and \\ and \toprule take what follows, even in the next line, as an option.
+    # Two hyphens would become a dash; \\ and \toprule read a following [ or *, even in the next line, as an option.
     escaped = escaped.replace("--", "-{}-").replace("--", "-{}-")
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped.startswith(("[", "*")) else escaped
 
@@ -235,7 +236,7 @@ def _number(value: int | float, kind: Kind, *, keeps_digits: bool = False) -> st
 
 
 def _count_digits(share: float) -> int:
-    """Number of decimals of a share in percent, at least one.
+    """Return the number of decimals of a share in percent, at least one.
 
     >>> _count_digits(0.7212), _count_digits(0.46)
     (2, 1)

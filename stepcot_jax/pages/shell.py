@@ -60,7 +60,7 @@ def decimal(number: float) -> str:
 
 
 def make_environment(folder: Path) -> jinja2.Environment:
-    """Return an environment for the `*.html.j2` templates of a folder, which may use those of this one.
+    """Return an environment for the `*.html.j2` templates of a folder, which may extend and include those of `pages`.
 
     Every value is escaped unless it is `markupsafe.Markup`; `name_unseen` is applied first. An undefined name is an
     error. `tojson` writes compact JSON that cannot end its script element and refuses numbers that are not finite.

@@ -1,4 +1,5 @@
 """The commands: one module or folder each, found by its name (`stepcot NAME`). No tool imports another.
 
-What two commands need is library; options that several share stand in `options`. A folder's program is `command.py`.
+Code that two commands need belongs to the library; `options` holds the options that several share. The program of a
+folder is its `command.py`.
 """

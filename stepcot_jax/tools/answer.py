@@ -75,12 +75,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     kinds = ("open", "closed", "single", "multi")
     parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
-    picture = "write the picture with the boxes there"
+    picture = "write the picture with its boxes to this file"
     parser.add_argument("--out", type=local_path, metavar="FILE.png", help=picture)
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
     parser.add_argument("--seed", type=int, help="of --sample, default 0")
     parser.add_argument("--temperature", type=float, help="of --sample, default 1")
-    parser.add_argument("--phase", choices=("sft", "grpo"), help="whose best weights; default: those of the last phase")
+    parser.add_argument("--phase", choices=("sft", "grpo"), help="phase whose best weights answer; default: the last")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 

@@ -26,7 +26,7 @@ MODELS = ("student", "teacher")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export the networks that the command line names; prints what was written, with --json as one JSON line."""
+    """Export the networks that the command line names; print what was written, with --json as one JSON line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["renew"] or "--renew" in arguments:
         raise BadInput("`export renew` is gone; export again from the run: stepcot export --checkpoint=RUN --out=DIR")
@@ -64,8 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not flags.json:
         print(describe_report(report))
     if flags.push_to_hub:
-        hub, own = _find_hub(), {"private": flags.private, "licence": flags.license}
-        address = hub.push_export(flags.out, flags.push_to_hub, **own)
+        hub = _find_hub()
+        address = hub.push_export(flags.out, flags.push_to_hub, private=flags.private, licence=flags.license)
         report["address"] = address
         if not flags.json:
             print(hub.describe_address(address, flags.out))
@@ -102,7 +102,7 @@ def _say(text: str) -> None:
 
 
 def describe_report(report: Mapping[str, Any]) -> str:
-    """Return in a few lines what an export wrote."""
+    """Return a few lines that list what an export wrote."""
     lines = [f"{report['folder']}: {len(report['files'])} files, {sum(report['files'].values()) / 2**20:.1f} MiB"]
     for name, facts in report["models"].items() if "models" in report else [("policy", report["policy"])]:
         shown = (f"{value:,}" if isinstance(value, int) else str(value) for value in facts.values())

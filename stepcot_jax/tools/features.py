@@ -25,11 +25,11 @@ def fill(arguments: list[str]) -> None:
             raise BadInput(f"{arguments[1]}: unexpected argument; expected only flags, or `import FILE ...`")
         if not flags.FLAGS.workdir:
             raise BadInput("--workdir is required (a writable folder)")
-        config, workdir = flags.FLAGS.config, flags.FLAGS.workdir
+        config, address = flags.FLAGS.config, flags.FLAGS.workdir
         if flags.FLAGS.encoder:
             config.image_encoder.name, config.image_encoder.weights = "pretrained", flags.FLAGS.encoder
-        if is_address(workdir) and not config.features.folder:
-            config.features.folder = f"{workdir.rstrip('/')}/features"
+        if is_address(address) and not config.features.folder:
+            config.features.folder = f"{address.rstrip('/')}/features"
         settings = make_settings(config)
         if settings.trains_policy:
             raise BadInput(
@@ -49,25 +49,25 @@ def fill(arguments: list[str]) -> None:
         from stepcot_jax.run.inputs import load_inputs
         from stepcot_jax.run.places import Place
 
-        given, map_blocks = flags.FLAGS, None
-        if given.engine != "local":
-            map_blocks = find_extra("engine", given.engine, packages="ray")(
-                address=given.ray_address,
-                num_workers=given.ray_workers,
-                num_cpus=given.ray_cpus,
-                num_gpus=given.ray_gpus,
+        values, map_blocks = flags.FLAGS, None
+        if values.engine != "local":
+            map_blocks = find_extra("engine", values.engine, packages="ray")(
+                address=values.ray_address,
+                num_workers=values.ray_workers,
+                num_cpus=values.ray_cpus,
+                num_gpus=values.ray_gpus,
             )
 
         logging.set_verbosity(logging.WARNING)
         terminal = Terminal()
-        place = Place(workdir, say=terminal.say)
-        with place.hold() if place.is_remote else contextlib.nullcontext():
-            dataset = load_inputs(settings, place.folder, terminal, map_blocks=map_blocks).dataset
-            account = write_account(dataset, place.folder)
-            place.finish()
+        workdir = Place(address, say=terminal.say)
+        with workdir.hold() if workdir.is_remote else contextlib.nullcontext():
+            dataset = load_inputs(settings, workdir.folder, terminal, map_blocks=map_blocks).dataset
+            account = write_account(dataset, workdir.folder)
+            workdir.finish()
         if account:
-            terminal.say(account.replace(str(place.folder), place.name))
-        if place.is_remote:
+            terminal.say(account.replace(str(workdir.folder), workdir.name))
+        if workdir.is_remote:
             terminal.say(f"next: train with --config.features.folder={settings.features.folder}")
 
     run_tool(run)

@@ -52,8 +52,8 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
 
     accepted: dict[str, tuple[str, str]] = {}
     try:
-        for each in arguments[1:]:
-            if match := re.match(r"--?(?:no)?(config\.[\w.]+)(?:=(.*))?", each, re.S):
+        for argument in arguments[1:]:
+            if match := re.match(r"--?(?:no)?(config\.[\w.]+)(?:=(.*))?", argument, re.S):
                 accepted[match[1]] = (match[2], describe_key(Settings, match[1]))
         arguments = _resolve_configs(arguments)
         paths = [find_config(path.split(":", 1)[0]) for _, path in _find_configs(arguments)]
@@ -67,8 +67,8 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
         flag = re.match(r"flag --([\w.]+)=", str(error))
         message = str(error)
         if flag and flag[1] in accepted:
-            found, expected = accepted[flag[1]]
-            message = f"{flag[1]}: {found!r} is not {expected}"
+            value, expected = accepted[flag[1]]
+            message = f"{flag[1]}: {value!r} is not {expected}"
         elif "flag --config=None" in message:
             message = f"--config is required (a shipped config such as {example}, or the path of a file)"
     except flags.Error as error:
@@ -78,20 +78,20 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
 
 
 def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
-    """Positions and values of the arguments that name a config."""
-    found = []
-    for position, each in enumerate(arguments[1:], start=1):
-        flag, separator, value = each.lstrip("-").partition("=")
-        if each.startswith("-") and flag in _CONFIG_FLAGS:
+    """Return the positions and values of the arguments that name a config."""
+    configs = []
+    for position, argument in enumerate(arguments[1:], start=1):
+        flag, separator, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and flag in _CONFIG_FLAGS:
             if separator:
-                found.append((position, value))
+                configs.append((position, value))
             elif position + 1 < len(arguments):
-                found.append((position + 1, arguments[position + 1]))
-    return found
+                configs.append((position + 1, arguments[position + 1]))
+    return configs
 
 
 def _resolve_configs(arguments: list[str]) -> list[str]:
-    """Replace each config's name by its absolute path."""
+    """Return the arguments with the absolute path of each config instead of its name."""
     from stepcot_jax.run.configs import find_config, load_config
 
     resolved = list(arguments)

@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     flag = "--ask" if options.ask else "--json" if options.json else ""
     has_rows = options.out is not None and is_sheet(pathlib.Path(options.out), flag=flag)
     complaints = Complaints()
-    images = [find_path(each, "IMAGE") for each in options.images]
+    images = [find_path(image, "IMAGE") for image in options.images]
     paths = find_images(images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
@@ -97,7 +97,7 @@ def _read_and_write(
         if not reader.follows:
             print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
-        _write([f"\n{each}" for each in report([reading])], options.out)
+        _write([f"\n{reported}" for reported in report([reading])], options.out)
         return
     reader.take(given)  # reports a wrong answer before the first image is read
     if has_rows:
@@ -115,7 +115,7 @@ def _read_and_write(
 def _reporting(
     folder: pathlib.Path | None, reader: "ImageReader", complaints: "Complaints"
 ) -> "Callable[[Iterable[ChainReading]], Iterator[ChainReading]]":
-    """Return what passes readings on and, with a folder, writes a structured report of each."""
+    """Return a function that passes readings on and, with a folder, writes a structured report of each."""
     if folder is None:
         return iter
     report_folder = find_extra("output", "dicom", packages="sr")
@@ -157,7 +157,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--dicom-out",
         type=local_path,
         metavar="DIR",
-        help="also write a structured report of each DICOM image there, in the image's study; holds the patient's data",
+        help="also write a structured report of each DICOM image to DIR, in its study; holds the patient's data",
     )
     parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
@@ -165,7 +165,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out",
         type=local_path,
         metavar="FILE",
-        help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image",
+        help="write to FILE instead of stdout; a .csv, .jsonl or .parquet file has one row an image",
     )
     return parser.parse_args(arguments)
 

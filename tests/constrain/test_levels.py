@@ -13,22 +13,22 @@ OWN = {0: 3, 2: 1, 4: 0}
 
 def test_constraints_ask_every_step_up_to_the_level_and_give_nothing():
     for level in range(8):
-        dialogue = make_dialogue(("constraints", level), own=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
+        dialogue = make_dialogue(("constraints", level), answers=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
         assert (dialogue.asked, dialogue.given) == (tuple(range(level)), ())
         assert dialogue.fields == (*(f"step_{number}" for number in range(1, level + 1)), "diagnosis")
 
 
 def test_own_and_true_ask_one_step_and_give_the_known_earlier_ones():
-    true = make_dialogue(("true", 7), own=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
+    true = make_dialogue(("true", 7), answers=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
     assert (true.asked, true.given) == ((6,), ((0, 1), (1, 0), (2, 2), (3, 3), (4, 1)))
-    own = make_dialogue(("own", 4), own=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
+    own = make_dialogue(("own", 4), answers=OWN, truth=TRUTH, chain=DEFAULT_CHAIN)
     assert (own.asked, own.given) == ((3,), ((0, 3), (2, 1)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_asked_is_never_given(variant):
     for level in range(8):
-        dialogue = make_dialogue((variant, level), own=dict(enumerate(TRUTH)), truth=TRUTH, chain=DEFAULT_CHAIN)
+        dialogue = make_dialogue((variant, level), answers=dict(enumerate(TRUTH)), truth=TRUTH, chain=DEFAULT_CHAIN)
         asked = {position_of(field, 7) for field in dialogue.fields}
         assert not asked & {position for position, _ in dialogue.given}
 
@@ -53,4 +53,4 @@ def test_all_levels_by_default():
 
 def test_a_level_beyond_the_chain_is_an_error():
     with pytest.raises(ValueError, match="level must be 0 to 7"):
-        make_dialogue(("true", 8), own={}, truth=TRUTH, chain=DEFAULT_CHAIN)
+        make_dialogue(("true", 8), answers={}, truth=TRUTH, chain=DEFAULT_CHAIN)

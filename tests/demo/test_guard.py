@@ -150,11 +150,11 @@ def test_web_sockets_are_closed(uploads):
 
 def test_an_upload_is_read_once_and_deleted(uploads):
     first, second = write_upload(uploads), write_upload(uploads)
-    assert uploads.take(str(first)) == b"picture"
+    assert uploads.read_once(str(first)) == b"picture"
     assert not first.parent.exists()
     with pytest.raises(BadInput, match="was read already"):
-        uploads.take(str(first))
-    assert uploads.take(str(second)) == b"picture"  # another visitor's copy of the same file
+        uploads.read_once(str(first))
+    assert uploads.read_once(str(second)) == b"picture"  # another visitor's copy of the same file
 
 
 @pytest.mark.parametrize("replace", [os.mkfifo, lambda path: path.symlink_to("/etc/hostname"), os.mkdir])
@@ -163,7 +163,7 @@ def test_an_upload_that_is_no_regular_file_any_more_is_not_read(uploads, replace
     path.unlink()
     replace(path)
     with pytest.raises(BadInput, match="not a regular file"):
-        uploads.take(str(path))
+        uploads.read_once(str(path))
     assert not path.parent.exists()
 
 
@@ -174,7 +174,7 @@ def test_only_files_below_the_folder_are_uploads(uploads, tmp_path):
         with pytest.raises(ValueError, match="does not lie below"):
             uploads.add(str(path))
         with pytest.raises(BadInput, match="not an upload of this page"):
-            uploads.take(str(path))
+            uploads.read_once(str(path))
 
 
 def test_uploads_that_nobody_reads_are_deleted(uploads, monkeypatch):
@@ -231,5 +231,5 @@ def test_a_request_that_is_no_upload_leaves_nothing(uploads, fields, status):
     assert response.status_code == status
     if status == 200:
         (path,) = json.loads(response.body)
-        assert uploads.take(path) == b"content"
+        assert uploads.read_once(path) == b"content"
     assert list(uploads.folder.iterdir()) == []

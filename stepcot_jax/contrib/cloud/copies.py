@@ -1,8 +1,8 @@
-"""A folder of this machine and its copy on a store, either way: runs, data, exports, shards of features.
+"""Copies of local folders on a store, and local copies of a store's folders: runs, data, exports, shards of features.
 
 `mirror.json` is written last. It names the files of complete checkpoints, with sizes and SHA-256: a checkpoint that it
-does not name is half uploaded, and is not read. While a folder other than a run's is uploaded, `unfinished.json` lies
-in it, and readers refuse it. One process writes to a folder of a store; nothing keeps a second one out.
+does not name is half uploaded, and is not read. While a folder other than a run's is uploaded, it has an
+`unfinished.json`, and readers refuse it. One process writes to a folder of a store; no lock enforces that.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Objects to download: of a folder, or the one that `name` names."""
+    """Objects to download: those of a folder, or the single object `name`."""
 
     store: StoreFolder
     objects: dict[str, Stored]
@@ -155,7 +155,7 @@ def _download_to_cache(address: str, source: _Source) -> pathlib.Path:
 
 
 def copy_missing(store: StoreFolder, objects: Mapping[str, Stored], folder: pathlib.Path) -> int:
-    """Copy the objects that a folder does not have with the same size; each file is written whole or not at all."""
+    """Copy the objects that a folder does not have with the same size, each atomically; return their number."""
     missing = [name for name in sorted(objects) if _size_of(folder / name) != objects[name].size]
     size, free = sum(objects[name].size for name in missing), shutil.disk_usage(folder).free
     if missing and size + _SPARE_BYTES > free:
@@ -204,11 +204,11 @@ def upload(folder: pathlib.Path, address: str) -> tuple[int, int]:
 
 
 class Remote:
-    """A folder of this machine that is kept like one on a store; the hook `remote` of extras.
+    """A local folder that is synchronised with one on a store; the hook `remote` of extras.
 
-    The store alone counts: at the start the folder becomes what is there, and what it has beyond is dropped, but for
-    answers that are paid for. With `only_adds` nothing is removed or replaced on either side, as shards of features,
-    named by their content, never change.
+    The store decides: at the start the folder becomes a copy of the store's, and its other files are removed, except
+    answers that are paid for. With `only_adds` nothing is removed or replaced on either side: shards of features, named
+    by their content, never change.
 
     Attributes:
       folder: in the user's cache, the same at each start.
@@ -225,7 +225,7 @@ class Remote:
         self._checkpoints: dict[str, tuple[int, str]] = {}
 
     def start(self) -> None:
-        """Bring what is on the store."""
+        """Download the store's files."""
         listing = self._store.list()
         if self._only_adds:
             shards = {name: stored for name, stored in listing.items() if "/" not in name and _is_shard_file(name)}
@@ -238,7 +238,7 @@ class Remote:
                 raise BadInput(
                     f"{self.address}: holds {min(others)} and no {MANIFEST}; expected an empty folder, or one of a run"
                 )
-            _write_manifest(self._store, {}, {})  # a store that cannot be written is found before the work
+            _write_manifest(self._store, {}, {})  # so that a store without write access fails before the work
         self._bring(listing, _read_manifest(self._store).checkpoints)
 
     def _bring(self, listing: Mapping[str, Stored], complete: dict[str, tuple[int, str]]) -> None:
@@ -281,7 +281,7 @@ class Remote:
         return read_file(path, max_bytes=_MOST_PAID, accepted="answers of a model").startswith(stored)
 
     def saved(self) -> None:
-        """Send what has changed; a run whose store fails tries again at its next checkpoint."""
+        """Upload changed files; if the store fails, a run tries again at its next checkpoint."""
         try:
             self._push()
         except StoreError as error:
@@ -294,7 +294,7 @@ class Remote:
             )
 
     def finish(self) -> None:
-        """Send what has changed, or stop."""
+        """Upload changed files; if the store fails, stop the run."""
         try:
             self._push()
         except StoreError as error:
@@ -315,7 +315,7 @@ class Remote:
             digests |= {name: digest_once(path) for name, path in changed.items() if _is_checkpoint(name)}
             _write_manifest(self._store, digests, {})
             gone = {name for name in self._pushed if name not in marks and not (self.folder / name).exists()}
-            # What a killed run left of a checkpoint is named by no manifest.
+            # No manifest names the files that a killed run left of a checkpoint.
             gone |= {name for name in self._store.list() if name == UNFINISHED or _is_checkpoint(name)} - marks.keys()
             self._store.remove(gone)
             self._checkpoints = digests
@@ -364,11 +364,11 @@ def _is_as(path: pathlib.Path, entry: tuple[int, str]) -> bool:
 
 
 _DIGESTS: dict[pathlib.Path, tuple[tuple[int, int, int], tuple[int, str]]] = {}
-"""Path -> what `stat` says of a file, and its size and SHA-256: a start compares each checkpoint several times."""
+"""Path -> size, time and inode of a file, and its size and SHA-256: a start compares each checkpoint several times."""
 
 
 def digest_once(path: pathlib.Path) -> tuple[int, str]:
-    """Return the size and the SHA-256 of a file, which is read again when it has changed."""
+    """Return the size and the SHA-256 of a file; the file is read again only if it has changed."""
     mark = (*mark_file(path), path.stat().st_ino)
     if path not in _DIGESTS or _DIGESTS[path][0] != mark:
         _DIGESTS[path] = mark, digest_file(path)
@@ -382,14 +382,14 @@ def mark_file(path: pathlib.Path) -> tuple[int, int]:
 
 
 def list_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Return the files below a folder by name, without links, locks and what is half written."""
-    found = {}
+    """Return the files below a folder by name, without links, locks and half-written files."""
+    files = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         is_partial = name.endswith(".partial") or "orbax-checkpoint-tmp" in name or path.name == LOCK_NAME
         if path.is_file() and not path.is_symlink() and not is_partial and name not in _OURS:
-            found[name] = path
-    return found
+            files[name] = path
+    return files
 
 
 def _size_of(path: pathlib.Path) -> int:
@@ -414,7 +414,7 @@ def _digest(text: str) -> str:
 
 
 def _cache_folder(kind: str) -> pathlib.Path:
-    """Return a folder of the user's cache, else of a folder of this user alone among the temporary files."""
+    """Return a folder of the user's cache or, without one, of a private folder among the temporary files."""
     base = user_folder()
     if base is None:
         base = pathlib.Path(tempfile.gettempdir()) / f"stepcot_jax-{os.getuid()}"

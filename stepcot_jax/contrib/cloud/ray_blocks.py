@@ -14,12 +14,12 @@ from stepcot_jax.host.text import install_extra, one_line
 
 @dataclasses.dataclass(frozen=True)
 class RayCluster:
-    """The processes that work for a run; called as `host.extras.MapBlocks` says.
+    """The worker processes of a run; a call maps blocks, see `host.extras.MapBlocks`.
 
     Attributes:
-      address: of a Ray cluster; "" for the one of the environment variable RAY_ADDRESS, or else a local one of its own.
+      address: of a Ray cluster; "" for the one of the environment variable RAY_ADDRESS, or else a new local one.
       num_cpus: logical cores of a worker.
-      num_gpus: accelerators of a worker; Ray hides them from workers without.
+      num_gpus: accelerators of a worker; with 0, Ray hides all of them from it.
     """
 
     address: str = ""
@@ -40,7 +40,7 @@ class RayCluster:
         ray = _start(self)
         shared = ray.put(ray.cloudpickle.dumps((make, os.getcwd())))  # noqa: PTH109
         rows = [{"position": position, "block": pickle.dumps(block)} for position, block in enumerate(blocks)]
-        # Each block of work is one of Ray's, so that it is handed out alone.
+        # Each block of work is one of Ray's blocks, so that it is assigned alone.
         results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Worker,
             batch_size=1,
@@ -62,7 +62,7 @@ class RayCluster:
 
 
 class _Worker:
-    """A process that does blocks."""
+    """A worker process that maps blocks."""
 
     def __init__(self, shared: Any) -> None:
         import ray
@@ -95,19 +95,19 @@ def _start(cluster: RayCluster) -> Any:
         raise BadInput(f"--engine=ray requires {error.name}: {install_extra('ray')}") from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     if not ray.is_initialized():
-        is_own = not cluster.address and not os.environ.get("RAY_ADDRESS")
-        # Logical cores of a cluster of our own: one more than the workers take, for Ray Data's own tasks.
-        num_cpus = math.ceil(cluster.num_workers * cluster.num_cpus) + 1 if is_own else None
+        is_local = not cluster.address and not os.environ.get("RAY_ADDRESS")
+        # Logical cores of a new local cluster: one more than the workers use, for Ray Data's own tasks.
+        num_cpus = math.ceil(cluster.num_workers * cluster.num_cpus) + 1 if is_local else None
         try:
             ray.init(
-                address=cluster.address or ("local" if is_own else None),
+                address=cluster.address or ("local" if is_local else None),
                 num_cpus=num_cpus,
-                include_dashboard=False if is_own else None,
+                include_dashboard=False if is_local else None,
                 logging_level=logging.WARNING,
                 log_to_driver=False,
             )
         except Exception as error:  # Ray raises plain exceptions
-            where = "on this machine" if is_own else cluster.address or "of RAY_ADDRESS"
+            where = "on this machine" if is_local else cluster.address or "of RAY_ADDRESS"
             raise BadInput(f"the Ray cluster {where} cannot be used: {one_line(error)}") from None
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

@@ -48,18 +48,18 @@ class StoreFolder:
     """
 
     def __init__(self, address: str) -> None:
-        found = _ADDRESS.fullmatch(address)
-        if found is None or found["scheme"] not in EXTRAS or {".", ".."} & set(found["folder"].split("/")):
+        match = _ADDRESS.fullmatch(address)
+        if match is None or match["scheme"] not in EXTRAS or {".", ".."} & set(match["folder"].split("/")):
             raise BadInput(f"{shorten(address)}: not the address of a folder on a store; expected {_FORM}")
         self.address = address.rstrip("/")
-        self._root = found["folder"]
+        self._root = match["folder"]
         try:
-            import fsspec  # with its stores a second; most runs are in folders of the machine
+            import fsspec  # takes a second with its stores, which most runs do not use
 
             # Others write here too: a listing is never taken from memory.
-            self._files: Any = fsspec.filesystem(found["scheme"], use_listings_cache=False)
+            self._files: Any = fsspec.filesystem(match["scheme"], use_listings_cache=False)
         except ImportError:
-            extra = EXTRAS[found["scheme"]]
+            extra = EXTRAS[match["scheme"]]
             raise BadInput(f"{self.address}: the extra {extra} is required ({install_extra(extra)})") from None
         except Exception as error:  # credentials that cannot be read
             raise StoreError(f"{self.address}: the store cannot be opened ({_describe(error)})") from None
@@ -68,9 +68,9 @@ class StoreFolder:
         """Return the objects by their names below the folder."""
         with self._explain("listed"):
             self._files.invalidate_cache()
-            found = self._files.find(self._root, detail=True)
+            by_path = self._files.find(self._root, detail=True)
         objects = {}
-        for path, facts in found.items():
+        for path, facts in by_path.items():
             name = path.lstrip("/").removeprefix(self._root).lstrip("/")
             if not name or name.endswith("/"):  # a marker of a folder, which consoles make
                 continue
@@ -98,12 +98,12 @@ class StoreFolder:
             return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object, in the place of one of the same name."""
+        """Write an object; it replaces one of the same name."""
         with self._explain("written"):
             self._files.pipe_file(f"{self._root}/{name}", content)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; one that is not there is no error."""
+        """Remove objects; a missing one is no error."""
 
         def remove_one(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):

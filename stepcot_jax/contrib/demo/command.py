@@ -108,7 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
     serve(
-        *(explainer, gradio),
+        explainer,
+        gradio,
         reader=reader,
         examples=examples,
         host=options.host,
@@ -141,7 +142,7 @@ def serve(
     """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
 
     Args:
-      allowed_hosts: names under which it is reached beside `host` and those of this machine for itself.
+      allowed_hosts: names under which browsers reach the page, besides `host` and the loopback names.
     """
     import uvicorn
 
@@ -155,14 +156,14 @@ def serve(
             warm_up(explainer)
         if reader is not None:
             reader.warm_up()
-        found_host, found_port = listening.getsockname()[:2]
+        bound_host, bound_port = listening.getsockname()[:2]
         uploads = Uploads(pathlib.Path(folder) / "uploads")
         blocks = make_blocks(explainer, gradio, uploads=uploads, reader=reader, examples=examples)
-        app = _make_app(blocks, gradio, uploads=uploads, host=found_host, port=found_port)
-        guard = Guard(app, names=(host, found_host, *allowed_hosts), uploads=uploads)
+        app = _make_app(blocks, gradio, uploads=uploads, host=bound_host, port=bound_port)
+        guard = Guard(app, names=(host, bound_host, *allowed_hosts), uploads=uploads)
         config = uvicorn.Config(guard, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
-        shown = f"[{found_host}]" if ":" in found_host else found_host
-        print(f"http://{shown}:{found_port} (Ctrl-C stops it)", flush=True)
+        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+        print(f"http://{shown}:{bound_port} (Ctrl-C stops it)", flush=True)
         uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -224,7 +225,7 @@ def _make_app(blocks: Any, gradio: Any, *, uploads: Uploads, host: str, port: in
 
 
 def _make_theme(gradio: Any) -> Any:
-    """Gradio's default theme with fonts of the reader's own, not Google's, and colours that can be read (WCAG AA)."""
+    """Return Gradio's default theme with the system's fonts, not Google's, and readable colours (WCAG AA)."""
     theme = gradio.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace"))
     greys = ("block_info_text_color", "block_label_text_color", "block_title_text_color", "body_text_color_subdued")
     light = dict.fromkeys(greys, "*neutral_600")

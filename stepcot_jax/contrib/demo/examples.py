@@ -1,4 +1,4 @@
-"""Radiographs to try on the demo's page: of a folder, or phantoms that the run never saw."""
+"""Radiographs to try on the demo's page: images of a folder, or phantoms that the run never saw."""
 
 import dataclasses
 import os
@@ -17,13 +17,13 @@ MAX_SHOWN = 12
 """Most examples of a folder."""
 
 NUM_PHANTOMS = 6
-"""Phantoms to try, each with another diagnosis."""
+"""Phantoms to try, each with a different diagnosis."""
 
 CLICKED = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-example]");
   if (button !== null) trigger("select", { index: Number(button.dataset.example) });
 });"""
-"""Script of the element that holds the examples: a click selects one by its place."""
+"""Script of the element that holds the examples: a click selects one by its index."""
 
 _MAX_TRIES = 200
 _THUMBNAIL = 144
@@ -43,36 +43,36 @@ def find_examples(folder: str | os.PathLike[str] | None, trained: Trained) -> tu
     """Return the examples of the page.
 
     Args:
-      folder: the first `MAX_SHOWN` images in it are taken; a file that cannot be read is named on stderr. None takes
-        phantoms for a run on phantoms, drawn after those of its data, and no example for any other run.
+      folder: the page shows its first `MAX_SHOWN` images; stderr names files that cannot be read. None stands for
+        phantoms after those of the run's data, and for no examples if the run is not on phantoms.
     """
     if folder is None:
         return _draw_phantoms(trained) if trained.run.settings.data.source == "phantom" else ()
-    complaints, found = Complaints(), list[Example]()
+    complaints, examples = Complaints(), list[Example]()
     for path in find_images([pathlib.Path(folder)], refuse=complaints.refuse, note=complaints.note):
-        if len(found) == MAX_SHOWN:
+        if len(examples) == MAX_SHOWN:
             complaints.note(f"note: --examples: the page shows the first {MAX_SHOWN} images of {folder}")
             break
         try:
-            found.append(_make(path.name, path, max_pixels=trained.max_pixels))
+            examples.append(_make(path.name, path, max_pixels=trained.max_pixels))
         except BadInput as error:
             complaints.refuse(str(error))
-    if not found:
+    if not examples:
         raise BadInput(f"--examples: {folder} has no readable image; expected PNG, JPEG or DICOM files")
-    return tuple(found)
+    return tuple(examples)
 
 
 def _draw_phantoms(trained: Trained) -> tuple[Example, ...]:
-    phantom, found = trained.run.settings.phantom, dict[int, Example]()
+    phantom, by_label = trained.run.settings.phantom, dict[int, Example]()
     for index in range(phantom.num_cases, phantom.num_cases + _MAX_TRIES):
         drawn = draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
         label = drawn.case.answers[-1]
-        if label not in found:
+        if label not in by_label:
             name = trained.chain.steps[-1].options[label]
-            found[label] = _make(name, drawn.image, max_pixels=trained.max_pixels)
-        if len(found) == NUM_PHANTOMS:
+            by_label[label] = _make(name, drawn.image, max_pixels=trained.max_pixels)
+        if len(by_label) == NUM_PHANTOMS:
             break
-    return tuple(found.values())
+    return tuple(by_label.values())
 
 
 def _make(name: str, image: Any, *, max_pixels: int) -> Example:

@@ -1,4 +1,4 @@
-"""Requests that the demo answers: under its own names, from its own page, for the page's parts and visitors' uploads.
+"""Guard of the demo: answers requests under its own names, from its own page, for the page's parts and uploads only.
 
 Gradio checks none of this when it is mounted in an application: a page of another origin that is open in a browser on
 this machine could ask for any picture and, by DNS rebinding, read the answer.
@@ -30,7 +30,7 @@ _Send = Callable[[_Scope], Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application that lets the page's own requests through to another and refuses all else.
+    """An ASGI application that passes the page's own requests on to another one and refuses all others.
 
     Args:
       names: host names and addresses under which it is reached, on any port; those of this machine are added.
@@ -67,8 +67,8 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts = headers.get("host", [])
-        found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-        if found is None or (found[1] or found[2]).lower() not in self._names:
+        match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if match is None or (match[1] or match[2]).lower() not in self._names:
             return 403, "this server does not answer under the name in the Host header; start it with --allow-host=NAME"
         if any(origin.partition("://")[2].lower() != hosts[0].lower() for origin in headers.get("origin", [])):
             return 403, "requests of another site's page are not answered"

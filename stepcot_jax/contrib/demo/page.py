@@ -62,12 +62,12 @@ def add_answering(reader: PolicyReader, gradio: Any, uploads: Uploads) -> None:
         except BadInput as error:
             raise gradio.Error(str(error), print_exception=False) from None
 
-    def take_picture(path: str | None) -> tuple[Any, str]:
+    def read_picture(path: str | None) -> tuple[Any, str]:
         if not path:
             return None, _NOTHING_YET
-        return say(lambda: read_pixels(uploads.take(path), max_pixels=reader.trained.max_pixels)), _NOTHING_YET
+        return say(lambda: read_pixels(uploads.read_once(path), max_pixels=reader.trained.max_pixels)), _NOTHING_YET
 
-    file.upload(take_picture, file, [picture, view], **how)
+    file.upload(read_picture, file, [picture, view], **how)
     file.clear(lambda: (None, _NOTHING_YET), None, [picture, view], **how)
     asked = [picture, question, choices, kind, sample, seed]
     ask.click(lambda *asked: say(answer_question, reader, *asked), asked, view, **how)
@@ -82,7 +82,7 @@ def answer_question(
     sample: bool,
     seed: float | None,
 ) -> str:
-    """Return the reply to what a visitor entered, as markup."""
+    """Return the reply to a visitor's question, as markup."""
     if picture is None:
         raise BadInput("no radiograph yet; drop one in first")
     lines = [line.strip() for line in choices.splitlines() if line.strip()]
@@ -98,7 +98,7 @@ def answer_question(
 
 
 def write_answer_view(answered: Answered) -> str:
-    """Write the answer, the picture with its boxes, and the whole reply."""
+    """Return markup with the answer, the picture with its boxes, and the full reply."""
     source = "data:image/png;base64," + base64.b64encode(write_png(answered.draw())).decode()
     return _TEMPLATES.get_template("answered.html.j2").render(answered=answered, picture=source, boxes=_list(answered))
 
@@ -138,7 +138,7 @@ def make_blocks(
     reader: PolicyReader | None = None,
     examples: tuple[Example, ...] = (),
 ) -> Any:
-    """Return the page as Gradio blocks, with a tab for each of the two if both are given."""
+    """Return the page as Gradio blocks, with tabs if explainer and reader are given."""
     # An upload that is never read, such as one replaced before its turn, is deleted within two minutes.
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
         if explainer is not None and reader is not None:
@@ -175,13 +175,13 @@ def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...
     show = functools.partial(_show, explainer, gradio, can_correct)
     outputs = [session, view, undo, *radios]
     how = {"outputs": outputs, "api_visibility": "private", "show_progress": "minimal"}
-    file.upload(lambda path: show(lambda: path and start_session(uploads.take(path), explainer)), file, **how)
+    file.upload(lambda path: show(lambda: path and start_session(uploads.read_once(path), explainer)), file, **how)
     file.clear(lambda: show(lambda: None), None, **how)
 
-    def take_example(event: gradio.EventData) -> list[Any]:
+    def read_example(event: gradio.EventData) -> list[Any]:
         return show(lambda: start_session(examples[event.index].image, explainer))
 
-    gallery.select(take_example, None, **how)
+    gallery.select(read_example, None, **how)
     undo.click(lambda session: show(lambda: session and session.undo()), session, **how)
     for step, radio in zip(steps, radios, strict=True):
         radio.input(functools.partial(_choose, show, step.name), [session, radio], **how)
@@ -193,20 +193,20 @@ def _choose(show: Callable[[Any], list[Any]], step: str, session: Session | None
 
 
 def _show(explainer: Explainer, gradio: Any, can_correct: bool, change: Callable[[], Session | None]) -> list[Any]:
-    """Return session, view, button and answers after a change; after one that failed the reason alone is shown."""
-    said = _NOTHING_READ
+    """Return session, view, button and answers after a change; after a failed one, the view is the error alone."""
+    message = _NOTHING_READ
     try:
         session = change()
         if session is not None:
             view, steps = read_session(session, explainer)
     except BadInput as error:  # as an error of Gradio's it would be repeated over every part of the page
-        session, said = None, f'<p class="problem" role="alert">{html.escape(str(error))}</p>'
+        session, message = None, f'<p class="problem" role="alert">{html.escape(str(error))}</p>'
     if session is None:
         empty = [
             gradio.update(value=None, choices=list(step.options), label=step.name, interactive=False)
             for step in explainer.trained.chain.steps
         ]
-        return [None, said, gradio.update(interactive=False), *empty]
+        return [None, message, gradio.update(interactive=False), *empty]
     answers = [
         gradio.update(value=step.answer, choices=list(step.choices), label=step.label, interactive=can_correct)
         for step in steps

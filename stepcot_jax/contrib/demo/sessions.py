@@ -37,7 +37,7 @@ class Session:
     """A visitor's radiograph, which is kept in memory for the visit.
 
     Attributes:
-      detail: the same part of the radiograph with more pixels, at most `MAX_DETAIL` a side, for people to look at.
+      detail: the same part of the radiograph with more pixels for the page, at most `MAX_DETAIL` a side.
       projection: by the DICOM header; "" if it does not say.
     """
 
@@ -72,7 +72,7 @@ class ShownStep:
 
 
 def start_session(image: Any, explainer: Explainer) -> Session:
-    """Return a radiograph, as `read_radiograph` takes it, at the encoder's size and with the detail for people."""
+    """Return the session of a radiograph, a file or pixels, at the encoder's size and with detail for the page."""
     trained, preprocessing = explainer.trained, explainer.trained.preprocessing
     pixels, projection = read_unresized(image, max_pixels=trained.max_pixels)  # decoded once, for both sizes
     pixels = repeat_grey(pixels) if pixels.ndim == 2 else pixels
@@ -126,7 +126,7 @@ def write_reading_view(
     reading: ChainReading,
     asked: NextStep | None = None,
 ) -> str:
-    """Write the radiograph, a panel with its map for each step, the paragraph, and what a correction changed."""
+    """Return markup with the radiograph, a panel and map for each step, the paragraph, and changes by corrections."""
     return _TEMPLATES.get_template("reading.html.j2").render(
         reading=reading,
         changes=_describe_changes(reading),

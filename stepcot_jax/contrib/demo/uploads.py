@@ -1,4 +1,4 @@
-"""Files that visitors of the demo upload: each in a folder of its own, read once and deleted."""
+"""Files that visitors of the demo upload: each in a separate folder, read once and deleted."""
 
 import asyncio
 import pathlib
@@ -23,7 +23,7 @@ _SECONDS_KEPT, _MOST_UNREAD = 120, 32
 class Uploads:
     """The uploaded files that are not read yet.
 
-    A path in a request is a visitor's words: only one that this server's upload route wrote is read.
+    Visitors can send any path in a request; only paths that this server's upload route wrote are read.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -33,7 +33,7 @@ class Uploads:
         self._lock = threading.Lock()
 
     def add(self, path: str) -> None:
-        """Take note of a file that the upload route wrote."""
+        """Register a file that the upload route wrote."""
         if not pathlib.Path(path).resolve().is_relative_to(self.folder):
             raise ValueError(f"{path} does not lie below {self.folder}")
         with self._lock:
@@ -43,7 +43,7 @@ class Uploads:
         """Return whether a path is that of an upload which was not read yet."""
         return path in self._paths
 
-    def take(self, path: str) -> bytes:
+    def read_once(self, path: str) -> bytes:
         """Return the content of an uploaded file and delete it, even if it cannot be read."""
         with self._lock:
             if path not in self._paths:
@@ -58,7 +58,7 @@ class Uploads:
             self._delete(path)
 
     def sweep(self, *, most: int = _MOST_UNREAD) -> None:
-        """Delete uploads that nobody read within two minutes, and the oldest of more than `most`."""
+        """Delete uploads that were not read within two minutes, and the oldest beyond `most`."""
         with self._lock:
             kept = [path for path, when in self._paths.items() if time.monotonic() - when < _SECONDS_KEPT][-most:]
             dropped = self._paths.keys() - set(kept)
@@ -67,7 +67,7 @@ class Uploads:
             self._delete(path)
 
     def _delete(self, path: str) -> None:
-        """Delete all that came with an upload: the folder of its request."""
+        """Delete the folder of an upload's request, with all its files."""
         request = pathlib.Path(path).relative_to(self.folder).parts[0]
         shutil.rmtree(self.folder / request, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """Trace a network into an ONNX graph: constants are folded, inner functions inlined, loops over steps unrolled.
 
-`onnx_operators` has the operators; one that it lacks stops the export by name.
+`OPERATORS` has the operators; an error names one that it lacks.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ IMAGES, CASE = "images", "case"
 
 
 class Graph:
-    """Nodes and constants of a graph under construction; equal ones are there once.
+    """Nodes and constants of a graph under construction; equal ones occur once.
 
-    So outputs that read the same features share the encoder: onnxruntime does not find equal weights.
+    Outputs that read the same features thus share the encoder: onnxruntime does not detect equal weights.
     """
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class Graph:
 
     def shape(self, dimensions: Iterable[Any]) -> Value:
         """Return a shape as an int64 vector, with the number of cases where a dimension depends on it."""
-        parts = [np.asarray([_factor(each)], np.int64) for each in dimensions]
-        free = [not isinstance(each, int) for each in dimensions]
+        parts = [np.asarray([_factor(dimension)], np.int64) for dimension in dimensions]
+        free = [not isinstance(dimension, int) for dimension in dimensions]
         if not any(free):
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if self._num_cases is None:
             shape = self.add("Shape", IMAGES)
             self._num_cases = self.add("Slice", shape, np.asarray([0]), np.asarray([1]))
-        found = [self.add("Mul", part, self._num_cases) if is_free else part
+        scaled = [self.add("Mul", part, self._num_cases) if is_free else part
                  for part, is_free in zip(parts, free, strict=True)]  # fmt: skip
-        return self.add("Concat", *found, axis=0)
+        return self.add("Concat", *scaled, axis=0)
 
     def constants(self, used: set[str]) -> dict[str, np.ndarray]:
         """Return the constants that are used, by name."""
@@ -83,7 +83,7 @@ class Graph:
 
 
 def _factor(dimension: Any) -> int:
-    """Return a fixed dimension, or how many times the number of cases a free one is."""
+    """Return a fixed dimension, or the factor between a free one and the number of cases."""
     if isinstance(dimension, int):
         return dimension
     one, two = (int(dimension._evaluate({CASE: number})) for number in (1, 2))
@@ -92,7 +92,7 @@ def _factor(dimension: Any) -> int:
     return one
 
 
-# JAX's operators as ONNX nodes, as far as the networks of this package use them.
+# JAX's operators as ONNX nodes: those that the networks of this package use.
 
 
 _SAME_NAME = {
@@ -112,12 +112,12 @@ def _same(operator: str) -> Emit:
 
 def _reduce(operator: str) -> Emit:
     def emit(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-        return graph.add(operator, values[0], _whole(equation.params["axes"]), keepdims=0)
+        return graph.add(operator, values[0], _integers(equation.params["axes"]), keepdims=0)
 
     return emit
 
 
-def _whole(numbers: Any) -> np.ndarray:
+def _integers(numbers: Any) -> np.ndarray:
     return np.asarray(numbers, np.int64).reshape(-1)
 
 
@@ -160,7 +160,7 @@ def _cast(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
 def _number_of_cases(graph: Graph, equation: Any, _: Sequence[Value]) -> Value:
     import onnx
 
-    count = graph.add("Squeeze", graph.shape([equation.params["dim"]]), _whole(0))
+    count = graph.add("Squeeze", graph.shape([equation.params["dim"]]), _integers(0))
     return graph.add("Cast", count, to=onnx.TensorProto.INT32)
 
 
@@ -169,10 +169,10 @@ def _reshape(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
 
 
 def _broadcast(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    target, places = equation.outvars[0].aval.shape, equation.params["broadcast_dimensions"]
+    target, axes = equation.outvars[0].aval.shape, equation.params["broadcast_dimensions"]
     sides: list[Any] = [1] * len(target)
-    for side, place in zip(equation.invars[0].aval.shape, places, strict=True):
-        sides[place] = side
+    for side, axis in zip(equation.invars[0].aval.shape, axes, strict=True):
+        sides[axis] = side
     spread = graph.add("Reshape", values[0], graph.shape(sides), allowzero=1)
     return spread if tuple(sides) == tuple(target) else graph.add("Expand", spread, graph.shape(target))
 
@@ -187,24 +187,24 @@ def _concatenate(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
 
 def _stack(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     axis = equation.params["axis"]
-    return graph.add("Concat", *(graph.add("Unsqueeze", value, _whole(axis)) for value in values), axis=axis)
+    return graph.add("Concat", *(graph.add("Unsqueeze", value, _integers(axis)) for value in values), axis=axis)
 
 
 def _split(graph: Graph, equation: Any, values: Sequence[Value]) -> list[Value]:
-    sizes = _whole(equation.params["sizes"])
-    found = graph.add("Split", values[0], sizes, num_outputs=len(sizes), axis=equation.params["axis"])
-    return found if isinstance(found, list) else [found]
+    sizes = _integers(equation.params["sizes"])
+    outputs = graph.add("Split", values[0], sizes, num_outputs=len(sizes), axis=equation.params["axis"])
+    return outputs if isinstance(outputs, list) else [outputs]
 
 
 def _tile(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Tile", values[0], _whole(equation.params["reps"]))
+    return graph.add("Tile", values[0], _integers(equation.params["reps"]))
 
 
 def _pad(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     low, high, interior = zip(*equation.params["padding_config"], strict=True)
     if any(interior) or min(*low, *high) < 0:
         raise _refuse(equation, f"padding {equation.params['padding_config']}")
-    return graph.add("Pad", values[0], _whole([*low, *high]), values[1])
+    return graph.add("Pad", values[0], _integers([*low, *high]), values[1])
 
 
 def _slice(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -216,41 +216,45 @@ def _slice(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
         if (isinstance(side, int) and (params["start_indices"][axis], params["limit_indices"][axis]) != (0, side))
         or strides[axis] != 1
     ]  # fmt: skip
-    found = (params["start_indices"], params["limit_indices"], range(len(shape)), strides)
-    return graph.add("Slice", values[0], *(_whole([each[axis] for axis in taken]) for each in found))
+    bounds = (params["start_indices"], params["limit_indices"], range(len(shape)), strides)
+    return graph.add("Slice", values[0], *(_integers([bound[axis] for axis in taken]) for bound in bounds))
 
 
 def _slice_from(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    """A dynamic slice whose starts are constants, as they are once loops are unrolled."""
+    """Add a dynamic slice whose starts are constants, as they are once loops are unrolled."""
     sizes, shape = equation.params["slice_sizes"], equation.invars[0].aval.shape
     return _cut(graph, equation, values[0], values[1:], sizes, shape)
 
 
 def _cut(graph: Graph, equation: Any, value: Value, starts: Sequence[Value], sizes: Any, shape: Any) -> Value:
-    """Cut `sizes` from constant starts; axes of which all is taken may depend on the number of cases."""
+    """Cut `sizes` from constant starts; axes that are kept in full may depend on the number of cases."""
     taken = [axis for axis, side in enumerate(shape) if sizes[axis] != side]
     if any(isinstance(starts[axis], str) for axis in taken):
         raise _refuse(equation, "an index that depends on the images")
     first = [min(max(int(starts[axis]), 0), shape[axis] - sizes[axis]) for axis in taken]
     last = [start + sizes[axis] for start, axis in zip(first, taken, strict=True)]
-    return graph.add("Slice", value, _whole(first), _whole(last), _whole(taken)) if taken else value
+    return graph.add("Slice", value, _integers(first), _integers(last), _integers(taken)) if taken else value
 
 
 def _gather(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    """One window at a constant place, which is what indexing with numbers is."""
+    """Add the window at a constant position, as indexing with numbers needs it."""
     numbers, indices = equation.params["dimension_numbers"], values[1]
     shape, sizes = equation.invars[0].aval.shape, equation.params["slice_sizes"]
     if isinstance(indices, str) or indices.ndim != 1 or numbers.operand_batching_dims:
         raise _refuse(equation, "indices of several places")
     starts: list[Any] = [np.asarray(0)] * len(shape)
-    for place, axis in enumerate(numbers.start_index_map):
-        starts[axis] = indices[place]
-    found = _cut(graph, equation, values[0], starts, sizes, shape)
-    return graph.add("Squeeze", found, _whole(numbers.collapsed_slice_dims)) if numbers.collapsed_slice_dims else found
+    for position, axis in enumerate(numbers.start_index_map):
+        starts[axis] = indices[position]
+    window = _cut(graph, equation, values[0], starts, sizes, shape)
+    return (
+        graph.add("Squeeze", window, _integers(numbers.collapsed_slice_dims))
+        if numbers.collapsed_slice_dims
+        else window
+    )
 
 
 def _squeeze(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Squeeze", values[0], _whole(equation.params["dimensions"]))
+    return graph.add("Squeeze", values[0], _integers(equation.params["dimensions"]))
 
 
 def _dot(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -271,7 +275,7 @@ def _dot(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
 def _convolution(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     params = equation.params
     numbers, rank = params["dimension_numbers"], len(equation.invars[0].aval.shape)
-    if params["batch_group_count"] != 1 or any(each != 1 for each in params["lhs_dilation"]):
+    if params["batch_group_count"] != 1 or any(dilation != 1 for dilation in params["lhs_dilation"]):
         raise _refuse(equation, "a dilated input or grouped cases")
     low, high = zip(*params["padding"], strict=True)
     kernel = values[1]
@@ -279,7 +283,7 @@ def _convolution(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
         kernel = graph.add("Transpose", kernel, perm=list(numbers.rhs_spec))
     else:
         kernel = np.ascontiguousarray(np.transpose(kernel, numbers.rhs_spec))
-    found = graph.add(
+    convolved = graph.add(
         "Conv",
         graph.add("Transpose", values[0], perm=list(numbers.lhs_spec)),
         kernel,
@@ -288,7 +292,7 @@ def _convolution(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
         pads=[*low, *high],
         group=params["feature_group_count"],
     )
-    return graph.add("Transpose", found, perm=[numbers.out_spec.index(axis) for axis in range(rank)])
+    return graph.add("Transpose", convolved, perm=[numbers.out_spec.index(axis) for axis in range(rank)])
 
 
 def _max_pool(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -298,14 +302,14 @@ def _max_pool(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     if len(window) != 4 or (window[0], window[3]) != (1, 1) or dilated:
         raise _refuse(equation, f"a window {window}")
     low, high = zip(*padding[1:3], strict=True)
-    found = graph.add(
+    pooled = graph.add(
         "MaxPool",
         graph.add("Transpose", values[0], perm=[0, 3, 1, 2]),
         kernel_shape=list(window[1:3]),
         strides=list(strides[1:3]),
         pads=[*low, *high],
     )
-    return graph.add("Transpose", found, perm=[0, 2, 3, 1])
+    return graph.add("Transpose", pooled, perm=[0, 2, 3, 1])
 
 
 OPERATORS: dict[str, Emit] = {
@@ -335,7 +339,7 @@ OPERATORS: dict[str, Emit] = {
     "tile": _tile,
     "transpose": _transpose,
 }
-"""By the name of the JAX operator."""
+"""Functions that add an operator's nodes, by the name of the JAX operator."""
 
 OPSET, IR_VERSION = 18, 10
 
@@ -346,11 +350,11 @@ _MOST_BYTES = 2**31 - 2**24  # a protobuf message holds 2 GiB
 def trace_to_onnx(
     reads: Mapping[str, Callable[[Any, Any], Any]], tensors: Mapping[str, np.ndarray], *, size: int
 ) -> Any:
-    """Return the ONNX model of a network, its parameters inside.
+    """Return the ONNX model of a network, with its parameters.
 
     Args:
       reads: by the name of an output: (tensors, images float32 [case, size, size, 3]) -> float32 [case, ...], such as
-        logits [case, step, answer]. What they share, onnxruntime computes once.
+        logits [case, step, answer]. onnxruntime computes their common parts once.
     """
     if (total := sum(array.nbytes for array in tensors.values())) > _MOST_BYTES:
         raise BadInput(f"ONNX: the parameters take {total} bytes; one file holds at most {_MOST_BYTES}")
@@ -385,16 +389,16 @@ def convert(graph: Graph, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
         values = [value_of(atom) for atom in equation.invars]
         name = equation.primitive.name
         if (called := _called(equation)) is not None:
-            found: Any = convert(graph, called, values)
+            outputs: Any = convert(graph, called, values)
         elif _is_foldable(equation, values):
             with jax.ensure_compile_time_eval():
-                found = equation.primitive.bind(*values, **equation.params)
-            found = [np.asarray(each) for each in (found if equation.primitive.multiple_results else [found])]
+                outputs = equation.primitive.bind(*values, **equation.params)
+            outputs = [np.asarray(output) for output in (outputs if equation.primitive.multiple_results else [outputs])]
         elif name in OPERATORS:
-            found = OPERATORS[name](graph, equation, values)
+            outputs = OPERATORS[name](graph, equation, values)
         else:
             raise BadInput(f"ONNX: the network uses {name}, which has no ONNX form here")
-        known |= zip(equation.outvars, found if isinstance(found, list) else [found], strict=True)
+        known |= zip(equation.outvars, outputs if isinstance(outputs, list) else [outputs], strict=True)
     return [value_of(atom) for atom in inner.outvars]
 
 
@@ -417,7 +421,7 @@ def _check_types(equation: Any) -> None:
 
 
 def _is_foldable(equation: Any, values: Sequence[Value]) -> bool:
-    """Whether an equation of constants gives a constant that is not much larger."""
+    """Return whether an equation has constant inputs and a result that is not much larger."""
     shapes = [atom.aval.shape for atom in equation.outvars]
     if any(isinstance(value, str) for value in values) or equation.primitive.name == "dim_as_value":
         return False

@@ -1,4 +1,4 @@
-"""Write networks of a run as ONNX, with a loader that needs only numpy and onnxruntime, after comparing the logits."""
+"""Write networks of a run as ONNX, with a loader that needs only numpy and onnxruntime, and compare the logits."""
 
 import dataclasses
 import importlib
@@ -102,15 +102,15 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
         say(f"writing the {program.name}")
         gate = make_gate_program(trained, program.name)
         outputs = {onnx_loader.LOGITS: program} | ({} if gate is None else {onnx_loader.GATE_SCORES: gate})
-        reads = {output: each.read for output, each in outputs.items()}
+        reads = {output: traced.read for output, traced in outputs.items()}
         made = trace_to_onnx(reads, program.tensors | ({} if gate is None else gate.tensors), size=program.size)
         (folder / f"{program.name}.onnx").write_bytes(made.SerializeToString())
         ones = [1.0] * trained.chain.num_steps
         temperatures = list(map(float, calibrated.get(program.name, ones)))
         models[program.name] = {"file": f"{program.name}.onnx", "temperatures": temperatures}
-        for kind, each in zip(("logits", "gate"), outputs.values(), strict=False):
-            found = jax.jit(each.read)(each.tensors, pixels.normalise(check["images"]))
-            check[f"{kind}/{program.name}"] = np.asarray(found)
+        for kind, traced in zip(("logits", "gate"), outputs.values(), strict=False):
+            computed = jax.jit(traced.read)(traced.tensors, pixels.normalise(check["images"]))
+            check[f"{kind}/{program.name}"] = np.asarray(computed)
     save_tensors(folder / "check.safetensors", check)
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
@@ -132,7 +132,7 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
 
 
 def write_use(trained: Trained, models: Mapping[str, Any], *, written: Collection[str]) -> str:
-    """Return the part of the card that says how to use the files."""
+    """Return the part of the card on the use of the files."""
     first, *others = models
     files = {}
     for name, facts in models.items():

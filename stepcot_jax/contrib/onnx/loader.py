@@ -100,19 +100,19 @@ class Model:
         """Return the answers at or above their operating points.
 
         Returns:
-          By the name of each step with operating points: for each image the answers, in the order of the options.
+          By the name of each step with operating points: the answers of each image, in the order of the options.
         """
         return find_above(self(images), self.steps, self.operating_points)
 
     def _run(self, output: str, images: Any) -> np.ndarray:
-        (found,) = self.session.run([output], {"images": self.preprocessing.normalise(images)})
-        return found
+        (values,) = self.session.run([output], {"images": self.preprocessing.normalise(images)})
+        return values
 
     def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
         """Return the answers of all steps.
 
         Returns:
-          By the name of the step: the most probable answer of each image, and the probabilities of the step's options
+          By the name of the step: the most probable answer of each image, and the probabilities of the step's options.
         """
         return to_answers(self.logits(images), self.steps, self.temperatures)
 

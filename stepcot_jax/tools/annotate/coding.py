@@ -68,9 +68,9 @@ def measure(
             given = annotate(report).labels
         except CannotAnnotate:
             given = (NOT_ANNOTATED,) * DEFAULT_CHAIN.num_steps
-        for number, (expected, found) in enumerate(zip(coded, given, strict=True)):
+        for number, (expected, answer) in enumerate(zip(coded, given, strict=True)):
             if expected != NOT_ANNOTATED and (coded[-1] != 0 or number == len(coded) - 1):
-                confusions[number][expected, -1 if found == NOT_ANNOTATED else found] += 1
+                confusions[number][expected, -1 if answer == NOT_ANNOTATED else answer] += 1
     return tuple(map(_agreement, DEFAULT_CHAIN.steps, confusions))
 
 
@@ -83,9 +83,9 @@ def _agreement(step: Step, confusion: Int[np.ndarray, "coded given"]) -> StepAgr
 
 def read_coded_reports(source: Path) -> Iterator[Coded]:
     """Yield the reports of the IU X-Ray archive with their coding; the text may be empty."""
-    for found in read_reports(source):
-        if not isinstance(found, SetAside):
-            yield Report(found.uid, found.uid, found.text, (), ORIGIN), found.mesh
+    for report in read_reports(source):
+        if not isinstance(report, SetAside):
+            yield Report(report.uid, report.uid, report.text, (), ORIGIN), report.mesh
 
 
 def format_agreement(agreements: Sequence[StepAgreement]) -> str:

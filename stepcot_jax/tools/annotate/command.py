@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.client import Endpoint
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.tools.annotate.parsers import (
     TASK_FLAGS,
     VOTER_FIELDS,
     add_batch_flags,
     annotate_parser,
-    find_input,
     merge_parser,
     replies_parser,
     vqa_parser,
@@ -46,9 +46,9 @@ def annotate(options: argparse.Namespace) -> None:
     from stepcot_jax.host.terminal import Terminal
 
     shard = None if options.shard is None else read_shard(options.shard)
-    chain = read_annotator(find_input(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
+    chain = read_annotator(find_path(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
     plan = _make_plan(options)
-    reports = find_input(options.reports, "REPORTS")
+    reports = find_path(options.reports, "REPORTS")
     result = annotate_source(reports, options.out, plan, Terminal(), chain=chain, shard=shard)
     print(as_markdown(result.funnel()), end="")
     print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
@@ -58,7 +58,7 @@ def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
     from stepcot_jax.annotate.output import as_markdown, merge_shards
 
-    shards = [find_input(each, "SHARD") for each in options.shards]
+    shards = [find_path(shard, "SHARD") for shard in options.shards]
     result = merge_shards(shards, options.out, overwrite=options.overwrite)
     print(as_markdown(result.funnel()), end="")
     print(f"{len(result.records)} records of {len(shards)} shards in {options.out}")
@@ -77,10 +77,10 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         if unused:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
     if options.masks is not None:
-        given["masks"] = find_input(options.masks, "--masks")
+        given["masks"] = find_path(options.masks, "--masks")
         if not given["masks"].is_dir():
             raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
-    plan, source = _make_plan(options), find_input(options.source, "SOURCE")
+    plan, source = _make_plan(options), find_path(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     result = annotate_questions(
         source,
@@ -114,11 +114,11 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
         print(f"next: send the files, stepcot annotate replies {options.out} FILE ..., then {again}")
 
 
-def take_replies(options: argparse.Namespace) -> None:
-    """Take the replies of a batch into the ledgers."""
+def read_replies(options: argparse.Namespace) -> None:
+    """Add the replies of a batch to the ledgers."""
     from stepcot_jax.annotate.llm.request_files import import_replies
 
-    files = [find_input(each, "FILE") for each in options.files]
+    files = [find_path(path, "FILE") for path in options.files]
     taken = import_replies(files, options.out)
     print("\n".join(taken.describe()))
     if taken.unreadable:
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser = add_batch_flags(*((vqa_parser(), "requests vqa") if is_vqa else (annotate_parser(), "requests")))
         write_requests(parser.parse_args(arguments[1 + is_vqa :]), annotate_vqa if is_vqa else annotate)
     elif arguments[:1] == ["replies"]:
-        take_replies(replies_parser().parse_args(arguments[1:]))
+        read_replies(replies_parser().parse_args(arguments[1:]))
     elif arguments[:1] == ["coding"]:
         from stepcot_jax.tools.annotate.coding import main as compare_coding
 
@@ -210,7 +210,7 @@ def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_v
 def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     model, *changes = text.split(",")
     fields = dict(change.partition("=")[::2] for change in changes)
-    unknown = [each for each in changes if "=" not in each or each.partition("=")[0] not in VOTER_FIELDS]
+    unknown = [change for change in changes if "=" not in change or change.partition("=")[0] not in VOTER_FIELDS]
     if unknown:
         expected = f"expected NAME[,{'=...][,'.join(VOTER_FIELDS)}=...]"
         raise BadInput(f"--voter {model[:80]!r}: {unknown[0][:80]!r} is not a setting; {expected}")

@@ -1,7 +1,6 @@
 """Flags of the annotator's commands."""
 
 import argparse
-import pathlib
 
 from stepcot_jax.annotate.llm.client import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
 from stepcot_jax.tools.options import local_path
@@ -51,7 +50,7 @@ def add_batch_flags(parser: argparse.ArgumentParser, command: str) -> argparse.A
     parser.prog = f"stepcot annotate {command}"
     parser.description = "Write the requests of one round to batch files (JSON Lines) instead of sending them."
     parser.set_defaults(annotator="llm")
-    batch = parser.add_argument_group("batch files", "In DIR/batch; take the replies back with `annotate replies`.")
+    batch = parser.add_argument_group("batch files", "In DIR/batch; `annotate replies` adds the replies.")
     batch.add_argument("--max-requests", type=int, default=50_000, metavar="N", help="of a file, default 50000")
     batch.add_argument("--max-megabytes", type=int, default=200, metavar="N", help="of a file, default 200")
     again = "write requests without an answer again: outstanding, given up or refused"
@@ -62,7 +61,7 @@ def add_batch_flags(parser: argparse.ArgumentParser, command: str) -> argparse.A
 def replies_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate replies`."""
     prog = "stepcot annotate replies"
-    parser = argparse.ArgumentParser(prog=prog, description="Take the replies of a batch into the ledgers.")
+    parser = argparse.ArgumentParser(prog=prog, description="Add the replies of a batch to the ledgers.")
     out = "folder that `requests` was given as --out"
     parser.add_argument("out", type=local_path, metavar="DIR", help=out)
     files = "output or error file of a batch; or gs://, s3://"
@@ -158,10 +157,3 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--seed", type=int, default=0, help="reasoning records: of the sample, default 0")
     parser.add_argument("--out", type=local_path, required=is_review, metavar=metavar, help=written)
     return parser
-
-
-def find_input(source: str, name: str) -> pathlib.Path:
-    """Return an input; one on a store is downloaded first."""
-    from stepcot_jax.host.download import find_path
-
-    return find_path(source, name)

@@ -4,17 +4,18 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.annotate.parsers import comparison_parser, find_input
+from stepcot_jax.tools.annotate.parsers import comparison_parser
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.agreement import Aligned
 
 
 def run_comparison(command: str, arguments: Sequence[str]) -> None:
-    """Run one of `COMPARISONS` on chains or on reasoning records, as its inputs are."""
+    """Run one of `COMPARISONS` on chains or on reasoning records, whichever the inputs hold."""
     options = comparison_parser(command).parse_args(arguments)
-    options.annotators = [find_input(each, "A") for each in options.annotators]
+    options.annotators = [find_path(annotator, "A") for annotator in options.annotators]
     if _handle_records(options, command):
         return
     from stepcot_jax.annotate.agreement import align
@@ -48,7 +49,7 @@ def _read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Apply a reviewer's corrections."""
     from stepcot_jax.annotate.review import apply_review
 
-    form = find_input(options.form, "FORM.csv")
+    form = find_path(options.form, "FORM.csv")
     cases, answers, corrected = apply_review(
         form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out
     )
@@ -74,7 +75,7 @@ def _handle_records(options: argparse.Namespace, command: str) -> bool:
         number = write_record_review(options.out, source, **chosen)
         print(f"{number} records to review in {options.out}")
         return True
-    form = find_input(options.form, "FORM.csv")
+    form = find_path(options.form, "FORM.csv")
     reviewed, rejected, written = apply_record_review(
         form, source, **chosen, reviewer=options.reviewer, folder=options.out
     )

@@ -3,7 +3,7 @@
     stepcot conformance FILE.npz ...
 
 Prints one JSON line per group, {"file":, "group":, "max_error":, "tolerance":, "ok":}, and exits with 1 if any fails.
-The error is the smaller of absolute and relative, |found - expected| / max(1, |expected|), or null if not finite.
+The error is the smaller of absolute and relative, |computed - expected| / max(1, |expected|), or null if not finite.
 Matrix products run at the highest precision of the device.
 """
 
@@ -41,24 +41,24 @@ def _pairs(golden: Golden, numbers: "Numbers", key: str) -> Pairs:
         return
     theirs = {ours: name for name, ours in NETWORKS.items()}
     for ours, tree in numbers[key].items():
-        found, prefix = to_torch_networks({ours: tree})[theirs[ours]], f"{key}/{theirs[ours]}"
+        computed, prefix = to_torch_networks({ours: tree})[theirs[ours]], f"{key}/{theirs[ours]}"
         expected = golden.under(prefix)
-        if missing := sorted(set(found) - set(expected)):
+        if missing := sorted(set(computed) - set(expected)):
             keys = ", ".join(f"{prefix}/{name}" for name in missing)
             raise BadInput(f"{golden.path} lacks the keys {keys}")
-        if unused := sorted(set(expected) - set(found)):
+        if unused := sorted(set(expected) - set(computed)):
             raise BadInput(f"{golden.path}, {prefix}: unknown weights {', '.join(unused)}")
-        yield from ((found[name], expected[name]) for name in expected)
+        yield from ((computed[name], expected[name]) for name in expected)
 
 
 def max_error(pairs: Pairs) -> float:
     """Return the largest error over all pairs; infinite if shapes differ or a number is not finite."""
     worst = 0.0
-    for found, expected in pairs:
-        found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-        if found.shape != expected.shape or not (np.isfinite(found).all() and np.isfinite(expected).all()):
+    for computed, expected in pairs:
+        computed, expected = np.asarray(computed, np.float64), np.asarray(expected, np.float64)
+        if computed.shape != expected.shape or not (np.isfinite(computed).all() and np.isfinite(expected).all()):
             return float("inf")
-        error = np.abs(found - expected) / np.maximum(1.0, np.abs(expected))
+        error = np.abs(computed - expected) / np.maximum(1.0, np.abs(expected))
         worst = max(worst, float(np.max(error, initial=0.0)))
     return worst
 

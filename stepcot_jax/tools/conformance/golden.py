@@ -27,7 +27,7 @@ FORWARD, LOSSES, TRAINED = 2e-5, 1e-4, 2e-3
 """Tolerances of forward passes and gradients, of losses, and of weights after training."""
 
 _TREES = ("grads_", "train_params_after")
-_WHOLE = (
+_COUNTS = (
     "batch", "teacher_dim", "student_dim", "image_dim", "gat_heads", "gat_layers", "gat_head_dim", "proj_dim",
     "train_steps",
 )  # fmt: skip
@@ -95,19 +95,19 @@ class Golden:
         return inputs
 
     def _check_inputs(self) -> None:
-        sizes = {name: self.meta[name] for name in _WHOLE}
+        sizes = {name: self.meta[name] for name in _COUNTS}
         sizes["steps"] = len(self.meta["step_num_classes"])
         sizes["nodes"] = sizes["steps"] + 1
         for name, axes in INPUTS.items():
             expected = tuple(sizes[axis] for axis in axes)
-            found = self.arrays[name]
-            if found.shape != expected or found.dtype.kind not in "fiub":
+            array = self.arrays[name]
+            if array.shape != expected or array.dtype.kind not in "fiub":
                 raise BadInput(
-                    f"{self.path}, {name} is {found.dtype} {list(found.shape)}; expected numbers of shape "
+                    f"{self.path}, {name} is {array.dtype} {list(array.shape)}; expected numbers of shape "
                     f"{list(expected)} according to meta"
                 )
 
-    def _check_sizes(self, found: Mapping[str, int]) -> None:
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Require the sizes of meta in the weights."""
         meta = self.meta
         expected = {
@@ -122,8 +122,8 @@ class Golden:
             **{f"answers_{step}": answers for step, answers in enumerate(meta["step_num_classes"])},
         }
         for name, size in expected.items():
-            if found[name] != size:
-                raise BadInput(f"params: {name} is {found[name]}; expected {size} according to meta")
+            if sizes[name] != size:
+                raise BadInput(f"params: {name} is {sizes[name]}; expected {size} according to meta")
 
 
 _UNREADABLE = (
@@ -154,9 +154,9 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
         raise BadInput(f"{path} is not a readable .npz without pickled objects ({one_line(error)})") from None
 
 
-def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
+def _read_meta(path: str, encoded: np.ndarray) -> dict[str, Any]:
     try:
-        meta = json.loads(found.tobytes())
+        meta = json.loads(encoded.tobytes())
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}, meta is not JSON in uint8 ({error})") from None
     if not isinstance(meta, dict):
@@ -168,7 +168,7 @@ def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
         if not good(meta[name]):
             raise BadInput(f"{path}, meta, {name!r}: {shorten(repr(meta[name]))} is not {expected}")
 
-    for name in _WHOLE:
+    for name in _COUNTS:
         require(name, "a whole number of at least 1", _is_count)
     for name in _REAL:
         require(name, "a number", lambda value: type(value) in (int, float) and math.isfinite(value))

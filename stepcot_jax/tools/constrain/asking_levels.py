@@ -1,7 +1,7 @@
-"""Ask every dialogue about every case, and write what was replied.
+"""Ask every dialogue about every case, and write the replies.
 
 The dialogues of a case follow each other, because the variant `own` needs the replies of lower levels; several cases
-are asked at once. What an interrupted run has paid for is in the model's ledger.
+are asked at once. The model's ledger keeps the replies of an interrupted run.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ class AskedCase:
 
     @property
     def text(self) -> str:
-        """What tells versions of a case apart in a ledger: the picture is part of the request's digest."""
+        """Version of the case in a ledger: the id alone, because the request's digest covers the picture."""
         return self.id
 
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """One dialogue with its reply and what was read of it."""
+    """One dialogue with its reply and the verification of the reply."""
 
     dialogue: Dialogue
     reply: Reply
@@ -58,7 +58,7 @@ CaseReplies = Mapping[Key, Answered]
 
 @dataclasses.dataclass(frozen=True)
 class Asking:
-    """What is asked.
+    """The dialogues to ask about each case.
 
     Attributes:
       keys: variants and levels, in order.
@@ -74,18 +74,18 @@ class Asking:
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise BadInput(f"--concurrency: {self.concurrency} must be at least 1")
-        own = [level for variant, level in self.keys if variant == "own"]
-        if own and own != list(range(1, max(own) + 1)):
-            raise BadInput(f"--levels: {own} with own answers must be every level up to {max(own)}")
+        levels = [level for variant, level in self.keys if variant == "own"]
+        if levels and levels != list(range(1, max(levels) + 1)):
+            raise BadInput(f"--levels: {levels} with own answers must be every level up to {max(levels)}")
 
 
 async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies:
     """Ask all dialogues about one case; equal ones of several variants are asked once."""
     answered: dict[Key, Answered] = {}
     replies: dict[str, Reply] = {}
-    own: dict[int, int] = {}
+    answers: dict[int, int] = {}
     for key in asking.keys:
-        dialogue = make_dialogue(key, own=own, truth=case.truth, chain=asking.chain)
+        dialogue = make_dialogue(key, answers=answers, truth=case.truth, chain=asking.chain)
         messages = write_messages(asking.chain, dialogue, lists_diagnoses=asking.lists_diagnoses)
         digest = digest_messages(messages)
         if digest not in replies:
@@ -96,7 +96,7 @@ async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies
         answered[key] = Answered(dialogue, replies[digest], verified)
         if key[0] == "own":
             labels = verified.labels
-            own |= {asked: labels[name_step(asked)] for asked in dialogue.asked if name_step(asked) in labels}
+            answers |= {asked: labels[name_step(asked)] for asked in dialogue.asked if name_step(asked) in labels}
     return answered
 
 
@@ -111,22 +111,22 @@ async def ask_all(
         finally:
             case.image.release()  # thousands of pictures would fill the memory
 
-    found: list[CaseReplies] = []
+    replies: list[CaseReplies] = []
     failed: list[tuple[str, str]] = []
     with terminal.bar("asking", total=len(cases)):
         async for outcome in process_items(cases, process, budget=budget, concurrency=asking.concurrency):
             if outcome.made is None:
                 failed.append((outcome.item.id, outcome.aside.detail if outcome.aside else ""))
             else:
-                found.append(outcome.made)
+                replies.append(outcome.made)
             spent = f"{budget.num_spent} tokens" if budget.num_spent else ""
-            terminal.update(len(found) + len(failed), spent)
+            terminal.update(len(replies) + len(failed), spent)
     if failed:
         raise RunStopped(
             f"requests about {len(failed)} of {len(cases)} cases were given up (first: {failed[0][0][:80]!r}: "
             f"{failed[0][1]}); all other replies are in the ledger, rerun the command to ask again"
         )
-    return found
+    return replies
 
 
 def run_all(
@@ -136,7 +136,7 @@ def run_all(
     *,
     terminal: Terminal,
 ) -> tuple[list[CaseReplies], Model]:
-    """Open the model, ask everything and close it; raises as `ask_all`, with the number of cases done."""
+    """Open the model, ask all dialogues about all cases and close the model; an interruption raises `RunStopped`."""
 
     async def run() -> tuple[list[CaseReplies], Model]:
         model, budget = open_model()
@@ -152,7 +152,7 @@ def run_all(
 
 
 def write_replies(folder: Path, cases: Sequence[AskedCase], replies: Sequence[CaseReplies], chain: Chain) -> None:
-    """Write `replies.jsonl`: a line for each dialogue of each case, with its reply and what was verified."""
+    """Write `replies.jsonl`: a line for each dialogue of each case, with reply, answers and broken constraints."""
     lines = [
         {
             "case": case.id,
@@ -170,8 +170,8 @@ def write_replies(folder: Path, cases: Sequence[AskedCase], replies: Sequence[Ca
             },
             "not_followed": {
                 reading: [
-                    f"{each.kind} {each.field}".strip()
-                    for each, kept in zip(answered.verified.constraints, followed, strict=True)
+                    f"{constraint.kind} {constraint.field}".strip()
+                    for constraint, kept in zip(answered.verified.constraints, followed, strict=True)
                     if not kept
                 ]
                 for reading, followed in (("strict", answered.verified.strict), ("loose", answered.verified.loose))

@@ -9,6 +9,7 @@ Pictures are sent to the endpoint that --endpoint names, and nowhere else. For r
 """
 
 import argparse
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from stepcot_jax.tools.constrain.asking_levels import AskedCase
     from stepcot_jax.tools.constrain.models import Model
 
-_PROGRAM = "stepcot constrain"
 _VARIANTS = ("constraints", "own", "true")  # a test compares them with those of `levels`
 _OF_ENDPOINT = ("key_variable", "max_tokens", "max_answer_tokens", "timeout", "attempts", "temperature")
 _MAX_MEGAPIXELS = 64.0
@@ -77,15 +77,15 @@ def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "Ca
         }
         expected = model.expected_accuracy if isinstance(model, SimulatedModel) else None
         drawn = {"num_resamples": options.num_resamples, "seed": options.seed}
-        found = summarise_levels(cases, replies, chain, about=about, expected=expected, **drawn)
-        tables = make_tables(found)
+        results = summarise_levels(cases, replies, chain, about=about, expected=expected, **drawn)
+        tables = make_tables(results)
         for table in tables:
             write_table(options.out, table)
         write_replies(options.out, cases, replies, chain)
         shown = {"num_shown": options.num_shown, "with_pictures": not options.without_pictures}
-        size = write_level_page(options.out, found, tables, cases, replies, chain, **shown)
-        write_constrained(options.out, found)
-    return to_text(found), size
+        size = write_level_page(options.out, results, tables, cases, replies, chain, **shown)
+        write_constrained(options.out, results)
+    return to_text(results), size
 
 
 def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
@@ -99,8 +99,8 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
             f"--concurrency: {options.concurrency} has no effect with --local, which asks one case at a time"
         )
     if not options.model:
-        own = ("max_answer_tokens",) if options.local else ()
-        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name not in own]
+        accepted = ("max_answer_tokens",) if options.local else ()
+        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name not in accepted]
         if given or options.omit:
             raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
         return None
@@ -150,8 +150,8 @@ def _open_cases(options: argparse.Namespace) -> "CaseSource":
     number = options.num_cases or _NUM_PHANTOMS
     cases = tuple(plan_case(index, seed=options.seed, prevalence="flat").case for index in range(number))
 
-    def draw(place: int) -> Image.Image:
-        return Image.fromarray(draw_case(place, seed=options.seed, size=options.image_size, prevalence="flat").image)
+    def draw(index: int) -> Image.Image:
+        return Image.fromarray(draw_case(index, seed=options.seed, size=options.image_size, prevalence="flat").image)
 
     return CaseSource("phantoms, equal shares of the diagnoses", DEFAULT_CHAIN, cases, draw)
 
@@ -163,21 +163,18 @@ def _choose_cases(source: "CaseSource", options: argparse.Namespace) -> "list[As
     from stepcot_jax.tools.constrain.asking_levels import AskedCase
     from stepcot_jax.tools.constrain.models import ShownImage
 
-    places = list(source.diagnosed)
-    if not places:
+    chosen = list(source.diagnosed)
+    if not chosen:
         raise BadInput(f"{source.name}: no case has a diagnosis to compare with")
-    if options.num_cases and options.num_cases < len(places):
-        drawn = np.random.default_rng(options.seed).permutation(len(places))[: options.num_cases]
-        places = [places[at] for at in sorted(drawn.tolist())]
-
-    def read(place: int) -> Any:
-        return lambda: source.picture(place)
-
-    return [
-        AskedCase(case.image, case.patient, case.answers, ShownImage(read(at), longest_side=options.image_size))
-        for at in places
-        for case in (source.cases[at],)
-    ]
+    if options.num_cases and options.num_cases < len(chosen):
+        drawn = np.random.default_rng(options.seed).permutation(len(chosen))[: options.num_cases]
+        chosen = [chosen[index] for index in sorted(drawn.tolist())]
+    asked = []
+    for index in chosen:
+        case = source.cases[index]
+        image = ShownImage(functools.partial(source.picture, index), longest_side=options.image_size)
+        asked.append(AskedCase(case.image, case.patient, case.answers, image))
+    return asked
 
 
 def _model_opener(
@@ -206,7 +203,7 @@ def _model_opener(
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_PROGRAM,
+        prog="stepcot constrain",
         description="Ask a large vision-language model for diagnoses, with the first 0 to 7 steps as constraints.",
         epilog="Without --endpoint a simulated model is measured, offline. For research; not a medical device.",
     )

@@ -46,11 +46,11 @@ class Constraint:
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """What was read of a reply.
+    """The verification of a reply.
 
     Attributes:
-      strict: whether the reply follows each, as it is.
-      loose: whether one of its forms does.
+      strict: whether the reply as it is follows each constraint.
+      loose: whether one of the reply's forms follows each constraint.
       labels: label of each field whose answer is one of the options, in the first form that has one.
     """
 
@@ -61,38 +61,38 @@ class Verified:
 
 
 class _Repeated(dict[str, Any]):
-    """An object in which a name occurs twice."""
+    """A JSON object in which a name occurs twice."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """A form of a reply: its object, and whether there is nothing else."""
+    """A form of a reply: its object, and whether it consists of that object alone."""
 
-    found: dict[str, Any]
-    is_whole: bool
+    content: dict[str, Any]
+    is_alone: bool
 
 
 def list_constraints(chain: Chain, dialogue: Dialogue, *, lists_diagnoses: bool = True) -> tuple[Constraint, ...]:
     """Return the constraints that the prompt of a dialogue states."""
-    found = [Constraint("json"), Constraint("schema")]
+    constraints = [Constraint("json"), Constraint("schema")]
     if len(dialogue.fields) > 1:
-        found.append(Constraint("order"))
+        constraints.append(Constraint("order"))
     for field in dialogue.fields:
-        found.append(Constraint("answered", field))
+        constraints.append(Constraint("answered", field))
         if field != DIAGNOSIS or lists_diagnoses or dialogue.level == chain.num_steps:
-            found += [Constraint("option", field), Constraint("letter", field)]
+            constraints += [Constraint("option", field), Constraint("letter", field)]
     is_rule = find_clear_chest(chain) is not None and dialogue.level > 0
     if is_rule or chain.num_steps - 1 in dialogue.asked:
-        found.append(Constraint("consistent"))
-    return tuple(found)
+        constraints.append(Constraint("consistent"))
+    return tuple(constraints)
 
 
 def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnoses: bool = True) -> Verified:
     """Verify every constraint of a dialogue, and read the answers.
 
     Args:
-      lists_diagnoses: as in `list_constraints`; without, the diagnosis may be in other words below the last level,
-        and counts as the one option that it mentions.
+      lists_diagnoses: as in `list_constraints`; if False, the diagnosis may be in other words below the last level and
+        counts as the one option that it mentions.
     """
     constraints = list_constraints(chain, dialogue, lists_diagnoses=lists_diagnoses)
     if text is None:
@@ -101,12 +101,12 @@ def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnose
     is_open = not lists_diagnoses and dialogue.level < chain.num_steps
     labels: dict[str, int] = {}
     checked: list[list[bool]] = []
-    for form in (_parse(each, dialogue) for each in loose_forms(text)):
+    for form in (_parse(reply, dialogue) for reply in loose_forms(text)):
         if checked and all(checked[0]):
             break  # no other form can follow more
         read = {field: label for field in dialogue.fields if (label := _read(form, field, chain, is_open)) is not None}
         labels = {**read, **labels}
-        checked.append([_is_followed(each, form, read, chain, dialogue) for each in constraints])
+        checked.append([_is_followed(constraint, form, read, chain, dialogue) for constraint in constraints])
     loose = tuple(any(column) for column in zip(*checked, strict=True))
     return Verified(constraints, tuple(checked[0]), loose, labels)
 
@@ -124,14 +124,14 @@ def loose_forms(text: str) -> list[str]:
         reply = reply[end + len("</think>") :].strip()
     lines = reply.split("\n")
     cut = [reply, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
-    return list(dict.fromkeys(form for each in cut for form in (each, each.replace("*", ""))))
+    return list(dict.fromkeys(form for kept in cut for form in (kept, kept.replace("*", ""))))
 
 
 def _parse(text: str, dialogue: Dialogue) -> _Form:
     """Return the last outermost object that has one of the names asked for."""
     decoder = json.JSONDecoder(object_pairs_hook=_keep_repetition)
-    found: dict[str, Any] = {}
-    is_whole, position = False, text.find("{")
+    content: dict[str, Any] = {}
+    is_alone, position = False, text.find("{")
     for _ in range(_MAX_OBJECTS):
         if position < 0:
             break
@@ -141,27 +141,27 @@ def _parse(text: str, dialogue: Dialogue) -> _Form:
         except (ValueError, RecursionError):
             position = text.find("{", position + 1)
             continue
-        if any(field in value for field in dialogue.fields) or not found:
-            found = value
-        is_whole = is_whole or not (text[:position].strip(_BLANKS) or text[end:].strip(_BLANKS))
+        if any(field in value for field in dialogue.fields) or not content:
+            content = value
+        is_alone = is_alone or not (text[:position].strip(_BLANKS) or text[end:].strip(_BLANKS))
         position = text.find("{", end)
-    return _Form(found, is_whole)
+    return _Form(content, is_alone)
 
 
 def _keep_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else _Repeated(found)
+    content = dict(pairs)
+    return content if len(content) == len(pairs) else _Repeated(content)
 
 
 def _entry_answer(form: _Form, field: str) -> str:
-    """The written answer of a field; "" if there is none."""
-    entry = form.found.get(field)
+    """Return the written answer of a field; "" if there is none."""
+    entry = form.content.get(field)
     answer = entry.get("answer") if isinstance(entry, dict) else None
     return answer.strip() if isinstance(answer, str) else ""
 
 
 def _read(form: _Form, field: str, chain: Chain, is_open: bool) -> int | None:
-    """The label of a field's answer; None if it is none of the options."""
+    """Return the label of a field's answer; None if it is not one of the options."""
     answer, step = _entry_answer(form, field), chain.steps[position_of(field, chain.num_steps)]
     try:
         label = step.read_answer(answer)
@@ -182,8 +182,8 @@ def find_option(text: str, step: Step) -> int | None:
     words = "".join(letter if letter.isalnum() else " " for letter in fold(text)).split()
     spaced = f" {' '.join(words)} "
     options = ["".join(letter if letter.isalnum() else " " for letter in fold(option)) for option in step.options]
-    found = [label for label, option in enumerate(options) if f" {' '.join(option.split())} " in spaced]
-    return found[0] if len(found) == 1 else None
+    mentioned = [label for label, option in enumerate(options) if f" {' '.join(option.split())} " in spaced]
+    return mentioned[0] if len(mentioned) == 1 else None
 
 
 def _is_followed(
@@ -191,11 +191,11 @@ def _is_followed(
 ) -> bool:
     kind, field = constraint.kind, constraint.field
     if kind == "json":
-        return form.is_whole
+        return form.is_alone
     if kind == "schema":
-        return _has_schema(form.found, dialogue)
+        return _has_schema(form.content, dialogue)
     if kind == "order":
-        return [name for name in form.found if name in dialogue.fields] == list(dialogue.fields)
+        return [name for name in form.content if name in dialogue.fields] == list(dialogue.fields)
     if kind == "answered":
         return bool(_entry_answer(form, field))
     if kind == "option":
@@ -206,20 +206,20 @@ def _is_followed(
     return _is_consistent(read, chain, dialogue)
 
 
-def _has_schema(found: dict[str, Any], dialogue: Dialogue) -> bool:
-    if set(found) != set(dialogue.fields) or isinstance(found, _Repeated):
+def _has_schema(content: dict[str, Any], dialogue: Dialogue) -> bool:
+    if set(content) != set(dialogue.fields) or isinstance(content, _Repeated):
         return False
     return all(
         isinstance(entry, dict)
         and not isinstance(entry, _Repeated)
         and list(entry) == _ENTRY
-        and all(isinstance(each, str) for each in entry.values())
-        for entry in found.values()
+        and all(isinstance(text, str) for text in entry.values())
+        for entry in content.values()
     )
 
 
 def _is_consistent(read: Mapping[str, int], chain: Chain, dialogue: Dialogue) -> bool:
-    """Whether a readable diagnosis contradicts no other answer, in the reply or given, that is known."""
+    """Return whether the diagnosis is readable and contradicts no known answer, in the reply or given."""
     last = chain.num_steps - 1
     if DIAGNOSIS not in read:
         return False

@@ -3,8 +3,8 @@
 Level 0 asks for the diagnosis alone. Level k adds the first k steps of the chain. Each level is a dialogue of its own
 (paper: Section 4.2 and Figure 3); the paper names neither the number of levels nor the prompts, so both are ours.
 
-The diagnosis is a field of its own at every level, so that the same thing is measured at each of them. At the last
-level the diagnosis is a step too, and both answers must agree.
+The diagnosis is a separate field at every level, so that all levels measure the same. At the last level the diagnosis
+is a step too, and both answers must agree.
 """
 
 import dataclasses
@@ -97,13 +97,13 @@ def choose_levels(text: str | None, num_steps: int) -> tuple[int, ...]:
     return tuple(sorted({0, *map(int, entries)}))
 
 
-def make_dialogue(key: Key, *, own: Mapping[int, int], truth: Sequence[int], chain: Chain) -> Dialogue:
+def make_dialogue(key: Key, *, answers: Mapping[int, int], truth: Sequence[int], chain: Chain) -> Dialogue:
     """Return the dialogue of a variant and level about one case.
 
     The true answer to the last step is never given: no level gives the step that it asks.
 
     Args:
-      own: the model's readable answers to steps at lower levels of this variant, by position.
+      answers: the model's readable answers to steps at lower levels of this variant, by position.
     """
     variant, level = key
     if not 0 <= level <= chain.num_steps:
@@ -112,7 +112,7 @@ def make_dialogue(key: Key, *, own: Mapping[int, int], truth: Sequence[int], cha
         return Dialogue(variant, level, tuple(range(level)))
     earlier = range(level - 1)
     if variant == "own":
-        given = [(position, own[position]) for position in earlier if position in own]
+        given = [(position, answers[position]) for position in earlier if position in answers]
     else:
         given = [(position, int(truth[position])) for position in earlier if truth[position] != NOT_ANNOTATED]
     return Dialogue(variant, level, (level - 1,), tuple(given))
@@ -176,7 +176,7 @@ The shape of the reply:
 
 
 def write_prompt(chain: Chain, *, lists_diagnoses: bool = True) -> Prompt:
-    """Return the fixed texts as one prompt, whose digest keeps the ledgers of other texts and chains apart.
+    """Return the fixed texts as one prompt; its digest separates the ledgers of different texts and chains.
 
     It requests no JSON of the endpoint (no schema): whether a model follows the instructions is what is measured.
     """

@@ -1,6 +1,6 @@
-"""What answers the dialogues: the protocol `Model`, and a model behind an OpenAI-compatible endpoint.
+"""Models that answer the dialogues: behind an OpenAI-compatible endpoint, in a local folder, or simulated.
 
-A local folder of weights is one more class with `reply`; nothing else here knows where a reply comes from.
+Each of them implements the protocol `Model`.
 """
 
 import base64
@@ -80,7 +80,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A model's reply: its text, or None and why there is none; `is_cut` if it reached the limit of its length."""
+    """A model's reply: its text, or None and the problem; `is_cut` if it reached the limit of its length."""
 
     text: str | None
     problem: str = ""
@@ -204,7 +204,7 @@ class LocalModel:
         self._ledger = Ledger(self._answers, identity)
 
     async def reply(self, request: Request) -> Reply:
-        """See `asked_models.Model`."""
+        """See `Model`."""
         digest = digest_messages(attach(request.messages, [image.data_url for image in request.images]))
         entry = self._ledger.find(request.case, digest)
         if entry is None:
@@ -215,16 +215,16 @@ class LocalModel:
     def _answer(self, request: Request, digest: str) -> Entry:
         started = time.monotonic()
         pictures = [np.array(image.pixels.convert("RGB")) for image in request.images]
-        found = self._reader.answer([write_turns(request.messages, pictures)], longest=self._longest)[0]
+        reply = self._reader.answer([write_turns(request.messages, pictures)], longest=self._longest)[0]
         return Entry(
             report=request.case,
             text=digest_text(request.messages[-1]["content"]),
             request=digest,
-            answer=found.text,
-            finish="length" if found.is_cut else "stop",
+            answer=reply.text,
+            finish="length" if reply.is_cut else "stop",
             form="plain",
-            prompt_tokens=found.num_prompt,
-            answer_tokens=found.num_tokens,
+            prompt_tokens=reply.num_prompt,
+            answer_tokens=reply.num_tokens,
             seconds=round(time.monotonic() - started, 3),
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
@@ -255,7 +255,7 @@ def _digest_checkpoint(folder: Path) -> str:
 # It reads a case through a noisy copy of its true answers. Each step is read right with a known probability. The
 # diagnosis is right with probability `direct` if nothing else is in the dialogue; each right answer to an earlier step
 # in the dialogue raises that by the step's gain, each wrong one lowers it by the step's loss. It also breaks
-# constraints at known rates. All of these are numbers of ours, like those of no real model: the expected curve follows
+# constraints at known rates. These numbers are ours and describe no real model; the expected curve follows from them
 # in closed form.
 
 
@@ -289,12 +289,12 @@ class Faults:
 
     def following(self, kind: str, *, is_loose: bool) -> float:
         """Return the expected share of the constraints of a kind that are followed."""
-        whole = 1 - self.cut
+        uncut = 1 - self.cut
         rates = {
-            "json": whole if is_loose else whole - self.fenced - self.chatty,
-            **dict.fromkeys(("schema", "order", "answered"), whole),
+            "json": uncut if is_loose else uncut - self.fenced - self.chatty,
+            **dict.fromkeys(("schema", "order", "answered"), uncut),
             "option": self.readable,
-            "letter": whole * (1 - self.mismatched - self.bare),
+            "letter": uncut * (1 - self.mismatched - self.bare),
         }
         if kind not in rates:
             raise ValueError(f"kind must be one of {', '.join(rates)}; got {kind!r}")
@@ -303,7 +303,7 @@ class Faults:
 
 @dataclasses.dataclass(frozen=True)
 class Skill:
-    """What a simulated model can do.
+    """Accuracies of a simulated model.
 
     Attributes:
       accuracy: probability of reading each step before the last right.
@@ -342,7 +342,7 @@ class Skill:
 
 
 class SimulatedModel:
-    """Answers from a noisy copy of the true answers; two calls with the same request answer alike.
+    """Answers from a noisy copy of the true answers; the same request always has the same reply.
 
     Args:
       truth: true labels by case; of an unannotated step any answer is drawn, and it changes nothing.
@@ -387,7 +387,7 @@ class SimulatedModel:
         expected = np.full(len(truth), self.skill.direct)
         for position in range(min(level, self._chain.num_steps - 1)):
             accuracy, gain, loss = (
-                each[position] for each in (self.skill.accuracy, self.skill.gains, self.skill.losses)
+                values[position] for values in (self.skill.accuracy, self.skill.gains, self.skill.losses)
             )
             change = accuracy * gain - (1 - accuracy) * loss
             if variant != "constraints" and position < level - 1:
@@ -397,7 +397,7 @@ class SimulatedModel:
         return float(self.faults.readable * expected[known].mean()) if known.any() else float("nan")
 
     def _draw(self, *about: object) -> float:
-        """A number in 0..1 that depends on the seed and on what it is about."""
+        """Return a number from 0 to 1, from a hash of the seed and `about`."""
         digest = hashlib.sha256(json.dumps([self._seed, *map(str, about)]).encode()).digest()
         return int.from_bytes(digest[:7], "big") / 256**7
 
@@ -411,11 +411,11 @@ class SimulatedModel:
         return f"({letters[label]})" if is_bare else step.lettered_options[label]
 
     def _read(self, case: str, dialogue: Dialogue, position: int) -> int:
-        """The label that the model takes for right; the same for a step in all dialogues, given answers excepted."""
+        """Return the label that the model answers; a step before the last has the same one in all dialogues."""
         step, truth = self._chain.steps[position], self._truth[case][position]
         if position < self._chain.num_steps - 1:
             return self._choose(step, truth, self.skill.accuracy[position], case, position)
-        known = {**{asked: self._read(case, dialogue, asked) for asked in dialogue.asked if asked != position}}
+        known = {asked: self._read(case, dialogue, asked) for asked in dialogue.asked if asked != position}
         known |= dict(dialogue.given)
         chance = self.skill.direct
         for earlier, label in known.items():
@@ -425,7 +425,7 @@ class SimulatedModel:
         return self._choose(step, truth, chance, case, dialogue.level, DIAGNOSIS)
 
     def _choose(self, step: Step, truth: int, chance: float, *about: object) -> int:
-        """The true label with this chance, else another one, each alike; any if there is no true one."""
+        """Return the true label with this chance, otherwise any other one; without a true label, any label."""
         if truth == NOT_ANNOTATED:
             return int(self._draw(*about, "any") * step.num_answers)
         if self._draw(*about, "right") < chance:

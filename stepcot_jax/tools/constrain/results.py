@@ -1,7 +1,7 @@
 """Figures of every level with intervals by patient, and paired differences from level 0.
 
-A reply without a readable answer counts as wrong: it is an answer of its own, which no case has. The area under the
-ROC curve is that of answers without probabilities, the mean of sensitivity and specificity of each diagnosis.
+A reply without a readable answer counts as wrong: it is an extra class, which no case has. The area under the ROC curve
+is that of answers without probabilities, the mean of sensitivity and specificity of each diagnosis.
 """
 
 import io
@@ -63,19 +63,21 @@ def summarise_levels(
     """Compute all results.
 
     Args:
-      about: the fields of `Constrained` that say what was measured: model, about, source, prompt, lists_diagnoses.
+      about: the fields of `Constrained` that describe the measurement: model, about, source, prompt, lists_diagnoses.
       expected: of a simulated model, from variant, level and true labels to the expected accuracy.
     """
     truth = np.array([case.truth for case in cases], np.int64)
     patients = np.array([case.patient_id for case in cases], np.str_)
-    columns = {key: [each[key] for each in replies] for key in replies[0]}
+    columns = {key: [of_case[key] for of_case in replies] for key in replies[0]}
     compute = prepare_figures(columns, truth, chain)
     values = compute(count_once(len(cases)))
     resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
     known = truth[:, -1] != NOT_ANNOTATED
     # Equal dialogues of several variants, such as those of level 1, were asked once and share their reply.
     asked = [
-        reply for of_case in replies for reply in {id(each.reply): each.reply for each in of_case.values()}.values()
+        reply
+        for of_case in replies
+        for reply in {id(answered.reply): answered.reply for answered in of_case.values()}.values()
     ]
     return Constrained(
         **about,
@@ -109,39 +111,39 @@ def prepare_figures(
     kinds = {key: _kinds(column) for key, column in columns.items()}
 
     def compute(weights: Weights) -> dict[_Name, npt.NDArray[np.float64]]:
-        found: dict[_Name, npt.NDArray[np.float64]] = {}
+        by_name: dict[_Name, npt.NDArray[np.float64]] = {}
         for key in columns:
             for field, position in fields[key].items():
                 given = _one_hot(answers[key, field], chain.steps[position].num_answers)
-                found[key, field] = step_figures(weights, probabilities=given, labels=truth[:, position])
+                by_name[key, field] = step_figures(weights, probabilities=given, labels=truth[:, position])
             all_counted = np.ones_like(shares[key], bool)
-            found[key, "followed"] = weighted_mean(weights, values=shares[key], counted=all_counted)
+            by_name[key, "followed"] = weighted_mean(weights, values=shares[key], counted=all_counted)
             right = (answers[key, DIAGNOSIS] == truth[:, -1])[:, None] * np.ones(2)
             follows = shares[key][:, 0] > 0
             counted = np.stack([follows & known, ~follows & known], axis=1)
-            found[key, "right"] = weighted_mean(weights, values=right, counted=counted)
-            found[key, "kinds"] = weighted_mean(weights, values=kinds[key], counted=np.ones_like(kinds[key], bool))
-        return found
+            by_name[key, "right"] = weighted_mean(weights, values=right, counted=counted)
+            by_name[key, "kinds"] = weighted_mean(weights, values=kinds[key], counted=np.ones_like(kinds[key], bool))
+        return by_name
 
     return compute
 
 
 def read_labels(column: Sequence[Answered], field: str) -> npt.NDArray[np.int64]:
     """Return the label that each reply gives to a field; -1 where none can be read."""
-    return np.array([each.verified.labels.get(field, -1) for each in column], np.int64)
+    return np.array([answered.verified.labels.get(field, -1) for answered in column], np.int64)
 
 
 def _one_hot(answers: npt.NDArray[np.int64], num_answers: int) -> npt.NDArray[np.float64]:
-    """Certain answers [case, answer]; the last column is for those that cannot be read."""
+    """Return certain answers [case, answer]; the last column is for those that cannot be read."""
     return np.eye(num_answers + 1)[np.where(answers < 0, num_answers, answers)]
 
 
 def _shares(column: Sequence[Answered]) -> npt.NDArray[np.float64]:
-    """[case, name of `FOLLOWED`]."""
+    """Return the shares `FOLLOWED` of each reply [case, share]."""
     rows = []
-    for each in column:
-        strict, loose = each.verified.strict, each.verified.loose
-        readable = DIAGNOSIS in each.verified.labels
+    for answered in column:
+        strict, loose = answered.verified.strict, answered.verified.loose
+        readable = DIAGNOSIS in answered.verified.labels
         rows.append([all(strict), all(loose), np.mean(strict), np.mean(loose), readable])
     return np.array(rows, np.float64)
 
@@ -153,11 +155,12 @@ def list_kinds(column: Sequence[Answered]) -> list[str]:
 
 
 def _kinds(column: Sequence[Answered]) -> npt.NDArray[np.float64]:
-    """Share of the constraints of each kind that each reply follows [case, strict kinds and then loose ones]."""
+    """Return the share of each kind's constraints that each reply follows [case, strict kinds and then loose ones]."""
     names = [constraint.kind for constraint in column[0].verified.constraints]
-    places = [[place for place, name in enumerate(names) if name == kind] for kind in list_kinds(column)]
-    followed = [np.array([getattr(each.verified, name) for each in column], np.float64) for name in ("strict", "loose")]
-    return np.stack([values[:, own].mean(axis=1) for values in followed for own in places], axis=1)
+    indices = [[index for index, name in enumerate(names) if name == kind] for kind in list_kinds(column)]
+    strict = np.array([answered.verified.strict for answered in column], np.float64)
+    loose = np.array([answered.verified.loose for answered in column], np.float64)
+    return np.stack([values[:, of_kind].mean(axis=1) for values in (strict, loose) for of_kind in indices], axis=1)
 
 
 def _describe(
@@ -177,7 +180,7 @@ def _describe(
         if less is not None:
             one, many = one - values[less, name], many - resampled[less, name]
         intervals = [percentiles(float(one[0, at]), many[:, at], level=_LEVEL) for at in range(len(names))]
-        return {each: Estimate.of(interval) for each, interval in zip(names, intervals, strict=True)}
+        return {figure: Estimate.of(interval) for figure, interval in zip(names, intervals, strict=True)}
 
     kinds = list_kinds(column)
     rates = estimate("kinds", [f"{reading} {kind}" for reading in ("strict", "loose") for kind in kinds])
@@ -200,7 +203,7 @@ def _describe(
 def _test(column: Sequence[Answered], base: Sequence[Answered], truth: npt.NDArray[np.int64]) -> float | None:
     if not (truth != NOT_ANNOTATED).any():
         return None
-    first, second = (read_labels(each, DIAGNOSIS) for each in (column, base))
+    first, second = (read_labels(answered, DIAGNOSIS) for answered in (column, base))
     return compare_accuracy(labels=truth, first=first, second=second).exact_p
 
 
@@ -236,31 +239,31 @@ _IFEVAL = (
 )
 
 
-def make_tables(found: Constrained) -> list[Table]:
+def make_tables(results: Constrained) -> list[Table]:
     """Make all tables; the first has the curve as a picture."""
-    return [_tabulate_levels(found), _tabulate_following(found), _tabulate_steps(found), _tabulate_kinds(found)]
+    return [_tabulate_levels(results), _tabulate_following(results), _tabulate_steps(results), _tabulate_kinds(results)]
 
 
-def _title(found: Constrained, what: str) -> str:
-    return f"{found.model}: {what}, {found.num_cases} cases of {found.source}"
+def _title(results: Constrained, what: str) -> str:
+    return f"{results.model}: {what}, {results.num_cases} cases of {results.source}"
 
 
-def _head(level: Level, found: Constrained) -> tuple[Entry, Entry, Entry]:
-    """Variant, level, and the step that the level adds."""
+def _head(level: Level, results: Constrained) -> tuple[Entry, Entry, Entry]:
+    """Return variant, level, and the step that the level adds."""
     if not level.level:
         return "all", 0, "none"
-    return VARIANT_WORDS[level.variant], level.level, found.steps[level.level - 1][0]
+    return VARIANT_WORDS[level.variant], level.level, results.steps[level.level - 1][0]
 
 
-def _tabulate_levels(found: Constrained) -> Table:
-    verdicts = _judge(found)
-    is_simulated = any(level.expected is not None for level in found.levels)
+def _tabulate_levels(results: Constrained) -> Table:
+    verdicts = _judge(results)
+    is_simulated = any(level.expected is not None for level in results.levels)
     rows: list[tuple[Entry, ...]] = []
-    for level in found.levels:
+    for level in results.levels:
         difference = level.differences["accuracy"].figure if level.differences else None
         rows.append(
             (
-                *_head(level, found),
+                *_head(level, results),
                 level.diagnosis["accuracy"].figure,
                 *([level.expected] if is_simulated else []),
                 difference,
@@ -280,50 +283,50 @@ def _tabulate_levels(found: Constrained) -> Table:
         *columns("text", "accuracy is"),
         *columns("percent", *(_HEADINGS.get(name, name) for name in _OTHERS), "readable"),
     )
-    notes = [_COUNTED, _INTERVALS, _TEST, CORRECTED, *_describe_notes(found)]
+    notes = [_COUNTED, _INTERVALS, _TEST, CORRECTED, *_describe_notes(results)]
     if is_simulated:
         notes.append("Expected: the accuracy that the simulated model has by construction.")
-    title = _title(found, "diagnosis by level")
-    return Table("levels", title, heads, tuple(rows), tuple(notes), {"levels.png": draw_curve(found)})
+    title = _title(results, "diagnosis by level")
+    return Table("levels", title, heads, tuple(rows), tuple(notes), {"levels.png": draw_curve(results)})
 
 
-def _judge(found: Constrained) -> dict[tuple[str, int], str]:
-    """Verdicts on the differences from level 0. Level 1 is one dialogue in all variants and is tested once."""
+def _judge(results: Constrained) -> dict[tuple[str, int], str]:
+    """Return verdicts on the differences from level 0; level 1 is one dialogue in all variants and is tested once."""
 
     def tested(level: Level) -> tuple[str, int]:
-        is_repeated = level.level == 1 and found.find("constraints", 1) is not None
+        is_repeated = level.level == 1 and results.find("constraints", 1) is not None
         return ("constraints" if is_repeated else level.variant), level.level
 
-    compared = [level for level in found.levels if level.differences]
+    compared = [level for level in results.levels if level.differences]
     evidence = {}
     for level in compared:
         figure = level.differences["accuracy"].figure
-        evidence[tested(level)] = Evidence(figure, (figure.value,), found.num_patients, level.p)
+        evidence[tested(level)] = Evidence(figure, (figure.value,), results.num_patients, level.p)
     decided = dict(zip(evidence, decide(list(evidence.values())), strict=True))
     return {(level.variant, level.level): decided[tested(level)] for level in compared}
 
 
-def _describe_notes(found: Constrained) -> list[str]:
-    notes = [f"{found.about}. Prompts {found.prompt[:12]}."]
-    if not found.lists_diagnoses:
+def _describe_notes(results: Constrained) -> list[str]:
+    notes = [f"{results.about}. Prompts {results.prompt[:12]}."]
+    if not results.lists_diagnoses:
         notes.append(
             "Below the last level the prompts do not list the diagnoses; a reply counts as the one it mentions."
         )
-    if found.num_missing:
-        notes.append(f"{found.num_missing} dialogues have no reply (refused, or too long); they count as wrong.")
-    if found.num_cut:
-        notes.append(f"{found.num_cut} replies were cut at the limit of their length (--max-answer-tokens).")
+    if results.num_missing:
+        notes.append(f"{results.num_missing} dialogues have no reply (refused, or too long); they count as wrong.")
+    if results.num_cut:
+        notes.append(f"{results.num_cut} replies were cut at the limit of their length (--max-answer-tokens).")
     return notes
 
 
-def _tabulate_following(found: Constrained) -> Table:
+def _tabulate_following(results: Constrained) -> Table:
     rows = tuple(
         (
-            *_head(level, found),
+            *_head(level, results),
             *(level.followed[name].figure for name in FOLLOWED[:-1]),
             *(level.right[name].figure for name in ("followed", "broken")),
         )
-        for level in found.levels
+        for level in results.levels
     )
     heads = (
         *columns("text", "earlier answers"),
@@ -333,14 +336,14 @@ def _tabulate_following(found: Constrained) -> Table:
         *columns("percent", "accuracy where all were followed", "accuracy where not"),
     )
     notes = (_IFEVAL, "The last two columns split the cases by strict reading.", _INTERVALS)
-    return Table("level_following", _title(found, "constraints followed by level"), heads, rows, notes)
+    return Table("level_following", _title(results, "constraints followed by level"), heads, rows, notes)
 
 
-def _tabulate_steps(found: Constrained) -> Table:
+def _tabulate_steps(results: Constrained) -> Table:
     rows = tuple(
-        (*_head(level, found)[:2], name, *(figures[each].figure for each in FIGURES))
-        for level in found.levels
-        for name, figures in level.steps.items()
+        (*_head(level, results)[:2], step, *(estimates[name].figure for name in FIGURES))
+        for level in results.levels
+        for step, estimates in level.steps.items()
     )
     heads = (
         *columns("text", "earlier answers"),
@@ -349,13 +352,13 @@ def _tabulate_steps(found: Constrained) -> Table:
         *columns("percent", *(_HEADINGS.get(name, name) for name in FIGURES)),
     )
     notes = ("Steps as answered at each level. A reply without a readable answer is wrong.", _INTERVALS)
-    return Table("level_steps", _title(found, "steps by level"), heads, rows, notes)
+    return Table("level_steps", _title(results, "steps by level"), heads, rows, notes)
 
 
-def _tabulate_kinds(found: Constrained) -> Table:
+def _tabulate_kinds(results: Constrained) -> Table:
     rows = tuple(
-        (*_head(level, found)[:2], kind, KINDS[kind], rates.strict.figure, rates.loose.figure)
-        for level in found.levels
+        (*_head(level, results)[:2], kind, KINDS[kind], rates.strict.figure, rates.loose.figure)
+        for level in results.levels
         for kind, rates in level.constraints.items()
         if kind in KINDS
     )
@@ -365,30 +368,30 @@ def _tabulate_kinds(found: Constrained) -> Table:
         *columns("text", "constraint", "what is verified"),
         *columns("percent", "strict", "loose"),
     )
-    return Table("level_constraints", _title(found, "kinds of constraints"), heads, rows, (_IFEVAL, _INTERVALS))
+    return Table("level_constraints", _title(results, "kinds of constraints"), heads, rows, (_IFEVAL, _INTERVALS))
 
 
 def list_lines(
-    found: Constrained, what: Literal["measured", "expected"]
+    results: Constrained, what: Literal["measured", "expected"]
 ) -> list[tuple[str, list[tuple[float, float]]]]:
     """Return the accuracy of each variant by level, in percent; level 0 is the first point of every line."""
     lines = []
     for variant, words in VARIANT_WORDS.items():
-        own = _of_variant(found, variant)
-        values = [each.diagnosis["accuracy"].value if what == "measured" else each.expected for each in own]
+        levels = _of_variant(results, variant)
+        values = [level.diagnosis["accuracy"].value if what == "measured" else level.expected for level in levels]
         points = [
-            (float(each.level), 100 * value) for each, value in zip(own, values, strict=True) if value is not None
+            (float(level.level), 100 * value) for level, value in zip(levels, values, strict=True) if value is not None
         ]
         if len(points) > 1:
             lines.append((words, points))
     return lines
 
 
-def _of_variant(found: Constrained, variant: str) -> Sequence[Level]:
-    return [each for each in found.levels if not each.level or each.variant == variant]
+def _of_variant(results: Constrained, variant: str) -> Sequence[Level]:
+    return [level for level in results.levels if not level.level or level.variant == variant]
 
 
-def draw_curve(found: Constrained) -> bytes:
+def draw_curve(results: Constrained) -> bytes:
     """Draw the accuracy of the diagnosis by level with intervals, one line a variant, as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
@@ -396,20 +399,21 @@ def draw_curve(found: Constrained) -> bytes:
     picture = Picture(figsize=(8, 4.5), layout="constrained")
     axes = picture.subplots()
     for variant, words in VARIANT_WORDS.items():
-        own = _of_variant(found, variant)
-        if len(own) < 2:
+        levels = _of_variant(results, variant)
+        if len(levels) < 2:
             continue
-        figures, places = [each.diagnosis["accuracy"].figure for each in own], [each.level for each in own]
-        lines = axes.plot(places, [100 * each.value for each in figures], marker="o", markersize=4, label=words)
-        colour = lines[0].get_color()
-        lows, highs = (np.array([getattr(each, end) for each in figures], float) for end in ("low", "high"))
-        axes.fill_between(places, 100 * lows, 100 * highs, color=colour, alpha=0.12, linewidth=0)
-        if all(each.expected is not None for each in own):
-            expected = [100 * (math.nan if each.expected is None else each.expected) for each in own]
-            axes.plot(places, expected, ls="--", lw=1, color=colour, label=f"{words}, expected")
+        accuracies = [level.diagnosis["accuracy"].figure for level in levels]
+        numbers = [level.level for level in levels]
+        values = [100 * accuracy.value for accuracy in accuracies]
+        colour = axes.plot(numbers, values, marker="o", markersize=4, label=words)[0].get_color()
+        lows, highs = (np.array([getattr(accuracy, end) for accuracy in accuracies], float) for end in ("low", "high"))
+        axes.fill_between(numbers, 100 * lows, 100 * highs, color=colour, alpha=0.12, linewidth=0)
+        if all(level.expected is not None for level in levels):
+            expected = [100 * (math.nan if level.expected is None else level.expected) for level in levels]
+            axes.plot(numbers, expected, ls="--", lw=1, color=colour, label=f"{words}, expected")
     axes.set_xlabel("level: number of steps as constraints")
     axes.set_ylabel("accuracy of the diagnosis (%)")
-    axes.set_xticks(sorted({each.level for each in found.levels}))
+    axes.set_xticks(sorted({level.level for level in results.levels}))
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     content = io.BytesIO()
@@ -417,14 +421,14 @@ def draw_curve(found: Constrained) -> bytes:
     return content.getvalue()
 
 
-def to_text(found: Constrained) -> str:
+def to_text(results: Constrained) -> str:
     """Return the accuracy by level for a terminal, one line a level."""
-    lines = [f"{found.model}: accuracy of the diagnosis in %, {found.num_cases} cases of {found.source}", ""]
-    for level in found.levels:
-        variant, number, step = _head(level, found)
+    lines = [f"{results.model}: accuracy of the diagnosis in %, {results.num_cases} cases of {results.source}", ""]
+    for level in results.levels:
+        variant, number, step = _head(level, results)
         accuracy, strict = (
-            show_entry(figures[name].figure, Column("", "percent"))
-            for figures, name in ((level.diagnosis, "accuracy"), (level.followed, "prompt_strict"))
+            show_entry(estimates[name].figure, Column("", "percent"))
+            for estimates, name in ((level.diagnosis, "accuracy"), (level.followed, "prompt_strict"))
         )
         followed = strict.partition(" ")[0]
         lines.append(f"{variant!s:<21} level {number}  {step!s:<22} {accuracy:<20} prompts followed {followed}")
@@ -450,7 +454,7 @@ _NO_ANSWER = "no readable answer"
 
 def write_level_page(
     folder: Path,
-    found: Constrained,
+    results: Constrained,
     tables: Sequence[Table],
     cases: Sequence[AskedCase],
     replies: Sequence[CaseReplies],
@@ -470,23 +474,23 @@ def write_level_page(
         _TEMPLATES.get_template("levels.html.j2"),
         style=style,
         script=read_part("shared.js") + "printWhole();\n",
-        title=f"{found.model} put through the steps",
-        about=(f"{found.num_cases} cases of {found.num_patients} patients: {found.source}.", f"{found.about}."),
-        curve=_draw_charts(found),
+        title=f"{results.model} put through the steps",
+        about=(f"{results.num_cases} cases of {results.num_patients} patients: {results.source}.", f"{results.about}."),
+        curve=_draw_charts(results),
         tables=[{"name": table.name, "link": _LINKS[table.name], "shown": ShownTable.of(table)} for table in tables],
-        matrices=_describe_confusion(found),
+        matrices=_describe_confusion(results),
         system=SYSTEM,
         lead=f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",
-        shown_cases=[_describe_case(cases[at], replies[at], chain, found, with_pictures) for at in chosen],
+        shown_cases=[_describe_case(cases[at], replies[at], chain, results, with_pictures) for at in chosen],
     ).encode()
     write_whole(folder / PAGE_NAME, content)
     return len(content)
 
 
-def _draw_charts(found: Constrained) -> Markup:
-    """Draw all variants in one chart, and of a simulated model each beside what is expected."""
-    charts = {"Accuracy of the diagnosis by level": list_lines(found, "measured")}
-    for words, expected in list_lines(found, "expected"):
+def _draw_charts(results: Constrained) -> Markup:
+    """Draw all variants in one chart and, for a simulated model, each with its expected accuracy in another one."""
+    charts = {"Accuracy of the diagnosis by level": list_lines(results, "measured")}
+    for words, expected in list_lines(results, "expected"):
         measured = dict(charts["Accuracy of the diagnosis by level"])[words]
         charts[f"Measured and expected, {words}"] = [("measured", measured), ("expected", expected)]
     return Markup("").join(
@@ -498,25 +502,25 @@ def _draw_charts(found: Constrained) -> Markup:
 def choose_shown(cases: Sequence[AskedCase], replies: Sequence[CaseReplies], num_shown: int) -> list[int]:
     """Return the cases to show: in turn wrong then right, right then wrong, unreadable, and all others."""
     groups: dict[str, list[int]] = {"gained": [], "lost": [], "unreadable": [], "other": []}
-    for place, (case, own) in enumerate(zip(cases, replies, strict=True)):
-        labels = [each.verified.labels.get(DIAGNOSIS) for each in own.values()]
+    for index, (case, of_case) in enumerate(zip(cases, replies, strict=True)):
+        labels = [answered.verified.labels.get(DIAGNOSIS) for answered in of_case.values()]
         first, last = (label == case.truth[-1] for label in (labels[0], labels[-1]))
         changed = "gained" if last else "lost"
-        groups["unreadable" if None in labels else changed if first != last else "other"].append(place)
+        groups["unreadable" if None in labels else changed if first != last else "other"].append(index)
     order, longest = list[int](), max(map(len, groups.values()), default=0)
     for turn in range(longest):
         order += [group[turn] for group in groups.values() if turn < len(group)]
     return order[:num_shown]
 
 
-def _describe_confusion(found: Constrained) -> list[dict[str, Any]]:
-    highest = max(level.level for level in found.levels)
-    options = [*found.steps[-1][1], _NO_ANSWER]
+def _describe_confusion(results: Constrained) -> list[dict[str, Any]]:
+    highest = max(level.level for level in results.levels)
+    options = [*results.steps[-1][1], _NO_ANSWER]
     letters = [*string.ascii_uppercase[: len(options) - 1], "?"]
     heads = [{"letter": letter, "text": text} for letter, text in zip(letters, options, strict=True)]
     return [
         {"title": _name((level.variant, level.level)), "heads": heads, "rows": level.confusion}
-        for level in found.levels
+        for level in results.levels
         if level.level in (0, highest)
     ]
 
@@ -527,14 +531,14 @@ def _name(key: Any) -> str:
 
 
 def _describe_case(
-    case: AskedCase, replies: Mapping[Key, Answered], chain: Chain, found: Constrained, with_pictures: bool
+    case: AskedCase, replies: Mapping[Key, Answered], chain: Chain, results: Constrained, with_pictures: bool
 ) -> dict[str, Any]:
     steps = zip(chain.steps, case.truth, strict=True)
     return {
         "id": case.id,
         "picture": _embed(case) if with_pictures else "",
         "truth": [(step.name, "-" if label == NOT_ANNOTATED else step.options[label]) for step, label in steps],
-        "dialogues": [_describe_dialogue(key, each, case, chain, found) for key, each in replies.items()],
+        "dialogues": [_describe_dialogue(key, answered, case, chain, results) for key, answered in replies.items()],
     }
 
 
@@ -546,10 +550,10 @@ def _embed(case: AskedCase) -> str:
 
 
 def _describe_dialogue(
-    key: Key, answered: Answered, case: AskedCase, chain: Chain, found: Constrained
+    key: Key, answered: Answered, case: AskedCase, chain: Chain, results: Constrained
 ) -> dict[str, Any]:
     verified, label = answered.verified, answered.verified.labels.get(DIAGNOSIS)
-    messages = write_messages(chain, answered.dialogue, lists_diagnoses=found.lists_diagnoses)
+    messages = write_messages(chain, answered.dialogue, lists_diagnoses=results.lists_diagnoses)
     marks = zip(verified.constraints, verified.strict, verified.loose, strict=True)
     is_right = label is not None and label == case.truth[-1]
     reply = f"({answered.reply.problem})" if answered.reply.text is None else answered.reply.text
@@ -561,8 +565,8 @@ def _describe_dialogue(
         "kept": sum(verified.strict),
         "num": len(verified.strict),
         "broken": [
-            f"{each.field or 'the reply'}: {KINDS[each.kind]}{' (only read loosely)' if loose else ''}"
-            for each, strict, loose in marks
+            f"{constraint.field or 'the reply'}: {KINDS[constraint.kind]}{' (only read loosely)' if loose else ''}"
+            for constraint, strict, loose in marks
             if not strict
         ],
         "prompt": messages[-1]["content"],

@@ -29,7 +29,7 @@ import numpy as np
 from stepcot_jax.export.authors import NETWORKS, drop_ignored, group_by_network, to_jax_tensors, to_torch_tensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.convert.converted_workdir import SUFFIXES, check_destination, read_tensors, write_tensors
+from stepcot_jax.tools.convert.converted_workdir import check_destination, read_tensors, write_tensors
 from stepcot_jax.tools.options import local_path
 from stepcot_jax.training.state import flatten
 
@@ -56,19 +56,12 @@ def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert a file; print one JSON line, or of a workdir what it holds and which commands read it."""
+    """Convert a file; print one JSON line, or the content of a new workdir and the commands that read it."""
     flags = _parse(arguments)
     to_workdir = flags.to == "jax" and not pathlib.PurePath(flags.dest).suffix
     _check_flags(flags, to_workdir=to_workdir)
     print("\n".join(_convert(flags, to_workdir=to_workdir)))
     return 0
-
-
-def _find_source(flags: argparse.Namespace) -> pathlib.Path:
-    """Return the file of tensors or, with --to torch, the workdir; one on a store is downloaded first."""
-    if flags.to == "torch" and pathlib.PurePath(flags.source).suffix not in SUFFIXES:
-        return find_path(flags.source, "SOURCE")
-    return find_path(flags.source, "SOURCE")
 
 
 def _convert(flags: argparse.Namespace, *, to_workdir: bool) -> list[str]:
@@ -77,12 +70,12 @@ def _convert(flags: argparse.Namespace, *, to_workdir: bool) -> list[str]:
         check_destination(flags.dest, overwrite=flags.force)
         if flags.to == "jax" and flags.dest.suffix != ".safetensors":
             raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax, or none for a workdir")
-    recipe, source = _make_recipe(flags) if to_workdir else None, _find_source(flags)
+    recipe, source = _make_recipe(flags) if to_workdir else None, find_path(flags.source, "SOURCE")
     from_run = flags.to == "torch" and source.is_dir()
     tensors = _read_run(source) if from_run else read_tensors(source)
     if from_run and flags.network:
-        own = f"{NETWORKS[flags.network]}/"
-        tensors = {name: array for name, array in tensors.items() if name.startswith(own)}
+        prefix = f"{NETWORKS[flags.network]}/"
+        tensors = {name: array for name, array in tensors.items() if name.startswith(prefix)}
     tensors, ignored = drop_ignored(tensors, flags.ignore)
     if recipe is not None:
         return _make_workdir(flags, source, tensors, recipe)
@@ -145,7 +138,7 @@ def _check_flags(flags: argparse.Namespace, *, to_workdir: bool) -> None:
 
 
 def _make_recipe(flags: argparse.Namespace) -> "Recipe":
-    """Return what a workdir needs beside the tensors; a chain on a store is downloaded first."""
+    """Return the settings that a workdir needs besides the tensors; a chain on a store is downloaded first."""
     chain = find_path(flags.chain, "--chain")
     if not chain.exists():
         raise BadInput(f"--chain: {flags.chain} does not exist")
@@ -167,7 +160,7 @@ def _make_workdir(
         content = write_workdir(flags.dest, networks, recipe, source=source)
     except BadInput as error:
         raise BadInput(f"{flags.source}: {error}") from None
-    numbers = sum(int(np.size(array)) for own in networks.values() for array in own.values())
+    numbers = sum(int(np.size(array)) for arrays in networks.values() for array in arrays.values())
     lines = [f"{flags.dest}: {len(tensors)} tensors, {numbers:,} numbers: {', '.join(networks)}"]
     if content["fresh"]:
         lines.append(f"not in the file, random: {', '.join(content['fresh'])}")

@@ -15,8 +15,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.sources.csv_table import read_chain
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders import weights
-from stepcot_jax.export import authors as torch_reference
-from stepcot_jax.export.authors import NETWORKS
+from stepcot_jax.export.authors import NETWORKS, find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_new_folder, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
@@ -34,10 +33,10 @@ _Tensors = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a checkpoint of the authors' code does not hold.
+    """Settings that a checkpoint of the authors' code lacks.
 
     Attributes:
-      config: name or path of the config that it was trained by, for the template of the prompts and the like.
+      config: name or path of the config of its training, for settings such as the template of the prompts.
       chain: the steps in the order of training: a `chain.json`, or the data folder.
       root: the data folder, or that of `chain.json`, as the workdir names it: a path or an address.
       image_encoder: weights of the frozen image encoder; "" if the config names them.
@@ -52,16 +51,16 @@ class Recipe:
 
 
 def write_workdir(workdir: pathlib.Path, networks: _Tensors, recipe: Recipe, *, source: pathlib.Path) -> dict[str, Any]:
-    """Write converted networks as the workdir of a run that was not trained here; whole or not at all."""
+    """Write converted networks as the workdir of a run that was not trained here; an error leaves no folder."""
     if "teacher" not in networks:
         raise BadInput(f"{source}: found {', '.join(networks)}; a workdir needs the teacher's tensors")
-    sizes = torch_reference.find_sizes(networks)
-    found = torch_reference.from_torch_networks(networks)
-    settings, chain = _read_recipe(recipe, sizes, found)
+    sizes = find_sizes(networks)
+    converted = from_torch_networks(networks)
+    settings, chain = _read_recipe(recipe, sizes, converted)
     _check_chain(chain, sizes, recipe)
     make_new_folder(workdir)
     try:
-        content = _write(workdir, found, settings, chain, source=source)
+        content = _write(workdir, converted, settings, chain, source=source)
         load_trained(workdir)
     except BaseException:
         shutil.rmtree(workdir)
@@ -69,25 +68,24 @@ def write_workdir(workdir: pathlib.Path, networks: _Tensors, recipe: Recipe, *, 
     return content
 
 
-def _read_recipe(recipe: Recipe, sizes: Mapping[str, int], found: Params) -> tuple[Settings, Chain]:
+def _read_recipe(recipe: Recipe, sizes: Mapping[str, int], converted: Params) -> tuple[Settings, Chain]:
     """Return settings with the sizes of the tensors, and the chain."""
-    is_file = recipe.chain.is_file()
     changes: dict[str, Any] = {
-        "job": "distill" if "student" in found else "teacher",
+        "job": "distill" if "student" in converted else "teacher",
         "data.source": "folder",
         "data.root": recipe.root,
         "teacher.width": sizes["teacher_width"],
         "teacher.num_heads": sizes["num_heads"],
         "teacher.num_layers": sizes["num_layers"],
-        "teacher.memory": "memory_start" in found["teacher"],
-        "teacher.write_back": "memory_start" in found["teacher"],
+        "teacher.memory": "memory_start" in converted["teacher"],
+        "teacher.write_back": "memory_start" in converted["teacher"],
         "teacher.text": True,
     }
     changes |= {"student.width": sizes["student_width"]} if "student_width" in sizes else {}
     changes |= {"loss.projection_width": sizes["projection_width"]} if "projection_width" in sizes else {}
     changes |= {"image_encoder.weights": recipe.image_encoder} if recipe.image_encoder else {}
     changes |= {"prompts.weights": recipe.text_encoder} if recipe.text_encoder else {}
-    if is_file:
+    if recipe.chain.is_file():
         chain = read_chain(recipe.chain)
         changes["data.step_names"] = tuple(step.name for step in chain.steps)
         return _load_settings(recipe, changes), chain
@@ -117,16 +115,16 @@ def _load_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Settings:
 def _check_chain(chain: Chain, sizes: Mapping[str, int], recipe: Recipe) -> None:
     if chain.num_steps != sizes["num_steps"]:
         raise BadInput(f"{recipe.chain}: {chain.num_steps} steps; the tensors have {sizes['num_steps']}")
-    for place, step in enumerate(chain.steps):
-        if step.num_answers != sizes[f"answers_{place}"]:
+    for index, step in enumerate(chain.steps):
+        if step.num_answers != sizes[f"answers_{index}"]:
             raise BadInput(
                 f"{recipe.chain}, step {step.name!r}: {step.num_answers} options; the tensors have "
-                f"{sizes[f'answers_{place}']} answers"
+                f"{sizes[f'answers_{index}']} answers"
             )
 
 
 def _write(
-    workdir: pathlib.Path, found: Params, settings: Settings, chain: Chain, *, source: pathlib.Path
+    workdir: pathlib.Path, converted: Params, settings: Settings, chain: Chain, *, source: pathlib.Path
 ) -> dict[str, Any]:
     if not settings.image_encoder.is_frozen or settings.image_encoder.name == "imported":
         raise BadInput(
@@ -140,8 +138,8 @@ def _write(
     fresh = jax.device_get(
         init_params(networks, key=jax.random.key(settings.seed), batch=batch, text_features=jnp.asarray(text))
     )
-    missing = [ours for ours in NETWORKS.values() if ours not in found]
-    params = {name: found.get(name, fresh[name]) for name in fresh}
+    missing = [ours for ours in NETWORKS.values() if ours not in converted]
+    params = {name: converted.get(name, fresh[name]) for name in fresh}
     write_settings(workdir / "settings.json", settings)
     trained_on = f"data of its authors (converted from {source.name})"
     write_reading(workdir, chain, text, encoder_digest=encoder.digest, trained_on=trained_on)
@@ -169,10 +167,10 @@ def read_tensors(path: pathlib.Path) -> dict[str, Any]:
         raise BadInput(f"{path} does not exist")
     if path.suffix == ".safetensors":
         return dict(weights.read_tensors(path))
-    found = weights.load_torch(path)
-    if not isinstance(found, Mapping):
-        raise BadInput(f"{path} holds a {type(found).__name__}; expected a state_dict or a dict of them")
-    return {name: weights.to_numpy(leaf) for name, leaf in flatten(found).items()}
+    content = weights.load_torch(path)
+    if not isinstance(content, Mapping):
+        raise BadInput(f"{path} holds a {type(content).__name__}; expected a state_dict or a dict of them")
+    return {name: weights.to_numpy(leaf) for name, leaf in flatten(content).items()}
 
 
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, overwrite: bool = False) -> None:
@@ -189,8 +187,8 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
             import safetensors.numpy
 
             # safetensors ignores strides and writes the underlying memory.
-            whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-            safetensors.numpy.save_file(whole, file.name)  # by name: a file object would need twice the memory
+            contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+            safetensors.numpy.save_file(contiguous, file.name)  # by name: a file object would need twice the memory
 
 
 def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:

@@ -24,7 +24,7 @@ _NUM_SHOWN = 24
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """An answer in the picture, with its cases, edges, and the colour of it and its bands to the next step."""
+    """An answer in the picture: its cases, its edges, and the colour of the node and of its bands to the next step."""
 
     name: str
     count: int
@@ -70,11 +70,11 @@ def _shorten(text: str) -> str:
 
 
 def _stack(names: Sequence[str], counts: Int64[np.ndarray, " answer"], num_cases: int) -> list[_Node]:
-    """Return the answers given, top down with gaps; the heights sum to 1."""
+    """Return the nodes of the answers that occur, top down with gaps; the heights sum to 1."""
     nodes, top = [], 1.0
-    for place, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
+    for index, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
         if count:
-            colour = _COLOURS[place % len(_COLOURS)]
+            colour = _COLOURS[index % len(_COLOURS)]
             if name == NOT_ANNOTATED_NAME:
                 colour = _NOT_ANNOTATED_COLOUR
             elif fold(name) == fold(NOT_APPLICABLE):

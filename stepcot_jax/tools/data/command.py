@@ -94,7 +94,7 @@ def _check(options: argparse.Namespace) -> int:
         facts = check_root(options.root, check_options, terminal=Terminal())
     except BadInput as error:
         raise BadInput(name_option(str(error), purpose=_WITHOUT_IMAGES)) from None
-    facts["stops"] = [name_option(each, purpose=_WITHOUT_IMAGES) for each in facts["stops"]]
+    facts["stops"] = [name_option(stop, purpose=_WITHOUT_IMAGES) for stop in facts["stops"]]
     if str(options.json) == "-":
         sys.stdout.write(write_facts(facts))
     else:
@@ -182,7 +182,7 @@ def _add_shards(commands: Any) -> None:
 def _make_shards(options: argparse.Namespace) -> None:
     from stepcot_jax.data.images.shards import make_shards
 
-    said = make_shards(
+    lines = make_shards(
         options.root,
         options.out,
         reading=_reading_arguments(options),
@@ -191,7 +191,7 @@ def _make_shards(options: argparse.Namespace) -> None:
         num_threads=options.num_threads,
         terminal=Terminal(),
     )
-    print("\n".join(said))
+    print("\n".join(lines))
 
 
 def _add_phantom(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages about missing images, with the option that does without the files."""
+"""Messages about missing images, with the option that makes the files unnecessary."""
 
 import re
 

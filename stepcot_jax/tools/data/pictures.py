@@ -95,7 +95,7 @@ def _draw_cell(
 
 
 def _share(counts: Int64[np.ndarray, "row range"]) -> Float64[np.ndarray, "row range"]:
-    """Shares of each row's reasonings; zeros without any."""
+    """Return the shares of each row's reasonings; zeros for a row without any."""
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
@@ -104,20 +104,20 @@ def _draw_histogram(
 ) -> None:
     """Draw a bar of a length in 0..1 for each range: above a column, or right of a row."""
     thickness = (_CELL[0] if upright else _CELL[1]) / (len(lengths) + 2)
-    for place, (length, colour) in enumerate(zip(lengths.tolist(), _COLOURS, strict=True), start=1):
+    for position, (length, colour) in enumerate(zip(lengths.tolist(), _COLOURS, strict=True), start=1):
         if upright:
             height = length * (_BARS - 0.05)
-            corner, size = (left + place * thickness, top + _BARS - height), (thickness, height)
+            corner, size = (left + position * thickness, top + _BARS - height), (thickness, height)
         else:
-            corner, size = (left, top + place * thickness), (length * 0.9, thickness)
+            corner, size = (left, top + position * thickness), (length * 0.9, thickness)
         axes.add_patch(Rectangle(corner, *size, facecolor=colour))
 
 
 def _draw_legend(axes: Axes, height: float) -> None:
-    """Draw the colours of the ranges, and what the picture shows."""
+    """Draw the colours of the ranges, and a line about the picture."""
     axes.text(0.2, height - 0.65, "words:", fontsize=9, va="center")
-    for place, (name, colour) in enumerate(zip(list_ranges(), _COLOURS, strict=True)):
-        left = 1.1 + place
+    for index, (name, colour) in enumerate(zip(list_ranges(), _COLOURS, strict=True)):
+        left = 1.1 + index
         axes.add_patch(Rectangle((left, height - 0.73), 0.16, 0.16, facecolor=colour))
         axes.text(left + 0.24, height - 0.65, name, fontsize=9, va="center")
     about = "In a cell the mean; pies and bars: shares of the reasonings; right: their number."
@@ -167,7 +167,7 @@ def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
         warnings.simplefilter("always")
         figure.savefig(path, **how)
     lacking = [_GLYPH.match(str(warning.message)) for warning in caught]
-    return {chr(int(found[1])) for found in lacking if found}
+    return {chr(int(match[1])) for match in lacking if match}
 
 
 @contextlib.contextmanager
@@ -196,9 +196,9 @@ def _title(statistics: Statistics, what: str) -> str:
 
 
 def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]]:
-    """Return name, places and colour of the origins drawn; those beyond the seventh are merged."""
+    """Return name, indices and colour of the origins drawn; those beyond the seventh are merged."""
     named = enumerate(statistics.origins[:_MOST_ORIGINS])
-    origins = [(wrap(name, 30), range(place, place + 1), PALETTE[place]) for place, name in named]
+    origins = [(wrap(name, 30), range(index, index + 1), PALETTE[index]) for index, name in named]
     others = range(_MOST_ORIGINS, len(statistics.origins))
     return [*origins, *([(f"{len(others)} more", others, _GREY)] if others else ())]
 
@@ -208,27 +208,27 @@ def draw_origins_diagnoses(statistics: Statistics) -> Figure:
     origins = _list_origins(statistics)
     names = [wrap(name, 24) for name in statistics.answer_names(-1)]
     counts = statistics.diagnoses
-    shown = [place for place in range(len(names)) if place < len(names) - 1 or counts[place].sum()]
+    shown = [diagnosis for diagnosis in range(len(names)) if diagnosis < len(names) - 1 or counts[diagnosis].sum()]
     figure = Figure(figsize=(13, 1.8 + 0.5 * max(len(shown), len(origins))), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.6))
     figure.suptitle(_title(statistics, "Origins and diagnoses"))
-    totals = [int(counts[:, places].sum()) for _, places, _ in origins]
+    totals = [int(counts[:, indices].sum()) for _, indices, _ in origins]
     _draw_bars(left, [name for name, _, _ in origins], totals, [colour for _, _, colour in origins])
     left.set_xlabel("cases")
     height = 0.8 / len(origins)
-    for number, (_, places, colour) in enumerate(origins):
-        values = counts[shown][:, places].sum(axis=1)
+    for number, (_, indices, colour) in enumerate(origins):
+        values = counts[shown][:, indices].sum(axis=1)
         at = np.arange(len(shown)) + (number - (len(origins) - 1) / 2) * height
         right.barh(at, np.maximum(values - 0.5, 0), height, left=0.5, color=colour)
-    for row, place in enumerate(shown):
-        total = int(counts[place].sum())
-        largest = max(int(counts[place][places].sum()) for _, places, _ in origins)
+    for row, diagnosis in enumerate(shown):
+        total = int(counts[diagnosis].sum())
+        largest = max(int(counts[diagnosis][indices].sum()) for _, indices, _ in origins)
         right.text(largest * 1.15 + 1, row, f"{total:,} ({total / statistics.num_cases:.1%})", va="center", fontsize=9)
     right.set_xscale("log")
     right.xaxis.set_major_formatter(_WITH_SEPARATORS)
     right.xaxis.set_minor_formatter(NullFormatter())
     right.set_xlim(0.8, max(10, int(counts.sum(axis=0).max())) * 6)
-    right.set_yticks(range(len(shown)), [names[place] for place in shown])
+    right.set_yticks(range(len(shown)), [names[diagnosis] for diagnosis in shown])
     right.invert_yaxis()
     right.set_xlabel("cases (logarithmic), in the origins' colours; beside the bars all origins together")
     return figure
@@ -284,9 +284,9 @@ def draw_reasoning_length(statistics: Statistics) -> Figure | None:
     figure = Figure(figsize=(5.0 + 1.5 * len(steps), 5.5), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(origins)
-    for number, (name, places, colour) in enumerate(origins):
-        words = [np.concatenate([by_origin[place] for place in places]) for by_origin in statistics.words]
-        at = [step for step, found in enumerate(words) if found.size]
+    for number, (name, indices, colour) in enumerate(origins):
+        words = [np.concatenate([by_origin[index] for index in indices]) for by_origin in statistics.words]
+        at = [step for step, lengths in enumerate(words) if lengths.size]
         boxes = axes.boxplot(
             [words[step] for step in at],
             positions=[step + (number - (len(origins) - 1) / 2) * width for step in at],
@@ -299,7 +299,7 @@ def draw_reasoning_length(statistics: Statistics) -> Figure | None:
         )
         for box in boxes["boxes"]:
             box.set_facecolor(colour)
-        num_texts = sum(found.size for found in words)
+        num_texts = sum(lengths.size for lengths in words)
         axes.bar([0], [0], color=colour, label=f"{name} ({num_texts:,} texts)")
     axes.set_xticks(range(len(steps)), [wrap(step.name, 14) for step in steps])
     axes.set_xlim(-0.6, len(steps) - 0.4)

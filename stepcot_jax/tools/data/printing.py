@@ -76,9 +76,9 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
             "Pictures in several splits",
             ("image", "patient", "split"),
             [
-                [each["image_path"], each["patient_id"], ", ".join(each["splits"])]
+                [image["image_path"], image["patient_id"], ", ".join(image["splits"])]
                 for group in facts["leaks"] or ()
-                for each in group
+                for image in group
             ],
         ),
     ]
@@ -98,7 +98,7 @@ def list_reasons(facts: dict[str, Any]) -> Table:
     """Return the table of records set aside, by reason."""
     reasons = facts["set_aside_reasons"]
     num_further = sum(reason["count"] for reason in reasons[_MOST_REASONS:])
-    rows = [[_number(each["count"]), each["reason"], _list_examples(each)] for each in reasons[:_MOST_REASONS]]
+    rows = [[_number(reason["count"]), reason["reason"], _list_examples(reason)] for reason in reasons[:_MOST_REASONS]]
     rows += [[_number(num_further), "further reasons", "all in --json"]] if num_further else []
     return "Set aside", ("records", "reason", "examples"), rows
 
@@ -115,8 +115,8 @@ def _list_answers(step: dict[str, Any]) -> str:
 
 def _list_examples(reason: dict[str, Any]) -> str:
     return ", ".join(
-        f"{each['record']} ({each['image_path'][:60]})" if each["image_path"] else str(each["record"])
-        for each in reason["examples"]
+        f"{example['record']} ({example['image_path'][:60]})" if example["image_path"] else str(example["record"])
+        for example in reason["examples"]
     )
 
 
@@ -125,11 +125,11 @@ def _align(table: Table) -> str:
     title, head, rows = table
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     room = _WIDTH - sum(widths) - 2 * (len(widths) - 1)
-    for place in reversed(range(1, len(widths))):
+    for index in reversed(range(1, len(widths))):
         if room < 0:
-            width = max(30, widths[place] + room)
-            room += max(0, widths[place] - width)
-            widths[place] = min(widths[place], width)
+            width = max(30, widths[index] + room)
+            room += max(0, widths[index] - width)
+            widths[index] = min(widths[index], width)
     lines, numeric = [title], _find_numeric(rows)
     for row in (head, *rows):
         cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
@@ -141,7 +141,7 @@ def _align(table: Table) -> str:
 
 
 def _find_numeric(rows: list[list[str]]) -> list[bool]:
-    """Whether all cells of a column are numbers, for each column."""
+    """Return for each column whether all its cells are numbers."""
     return [
         all(cell.replace(",", "").isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)
     ]
@@ -190,12 +190,12 @@ def _list_tables_of_questions(facts: dict[str, Any]) -> list[Table]:
             (
                 "Lengths (words)",
                 ("text", *(name.replace("_", " ") for name in spread)),
-                [[name, *(f"{found.get(key, 0):,.0f}" for key in spread)] for name, found in facts["lengths"].items()],
+                [[name, *(f"{words.get(key, 0):,.0f}" for key in spread)] for name, words in facts["lengths"].items()],
             ),
             (
                 "Formats",
                 ("dialect", "written", "read back"),
-                [[each["dialect"], f"{each['written']:,}", f"{each['read_back']:,}"] for each in facts["formats"]],
+                [[row["dialect"], f"{row['written']:,}", f"{row['read_back']:,}"] for row in facts["formats"]],
             ),
             list_reasons(facts),
         ]

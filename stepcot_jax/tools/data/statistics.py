@@ -1,7 +1,6 @@
 """Write the counts of records as CSV and Markdown, and draw examples of questions with their boxes.
 
-The csv module writes the tables, not pandas: some integer columns have empty cells, which a data frame would turn
-into floats.
+The csv module writes the tables: pandas would turn the integers of columns with empty cells into floats.
 """
 
 import csv
@@ -40,6 +39,7 @@ Row = Sequence[str | int | float]
 
 UNCERTAIN_NAME = "(uncertain, of those not annotated)"
 _PERCENTILES = (5, 25, 50, 75, 95)
+_SPREAD = ("mean_words", *(f"percentile_{percentile}" for percentile in _PERCENTILES))
 
 
 def _write_csv(path: Path, rows: Iterable[Row]) -> None:
@@ -90,17 +90,15 @@ def _answers(statistics: Statistics) -> list[Row]:
 
 
 def _reasoning_length(statistics: Statistics) -> list[Row]:
-    rows: list[Row] = [["step", "origin", "reasonings", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
+    rows: list[Row] = [["step", "origin", "reasonings", *_SPREAD]]
     for step, by_origin in zip(statistics.chain.steps, statistics.words, strict=True):
-        rows += ([step.name, *_spread(*found)] for found in zip(statistics.origins, by_origin, strict=True))
+        rows += ([step.name, *_spread(*texts)] for texts in zip(statistics.origins, by_origin, strict=True))
     return rows
 
 
 def _reasoning_by_diagnosis(statistics: Statistics) -> list[Row]:
-    """Return head, and for each step and diagnosis also the reasonings of each range of lengths."""
-    spread = ["mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]
-    ranges = [f"{each} words" for each in list_ranges()]
-    rows: list[Row] = [["step", "diagnosis", "reasonings", *spread, *ranges]]
+    """Return head and rows by step and diagnosis, with the reasonings of each range of lengths."""
+    rows: list[Row] = [["step", "diagnosis", "reasonings", *_SPREAD, *(f"{name} words" for name in list_ranges())]]
     for step, by_answer in zip(statistics.chain.steps, statistics.diagnosis_words, strict=True):
         for name, words in zip(statistics.answer_names(-1), by_answer, strict=True):
             rows.append([step.name, *_spread(name, words), *count_lengths(words).tolist()])
@@ -108,7 +106,7 @@ def _reasoning_by_diagnosis(statistics: Statistics) -> list[Row]:
 
 
 def _spread(name: str, words: Int64[np.ndarray, " reasoning"]) -> list[str | int | float]:
-    """Name, number, and mean and percentiles, which are empty without any."""
+    """Return name, number, mean and percentiles; without reasonings the last two are empty."""
     if not words.size:
         return [name, 0, *[""] * (1 + len(_PERCENTILES))]
     return [name, words.size, round(float(words.mean()), 3), *np.percentile(words, _PERCENTILES).tolist()]
@@ -169,7 +167,7 @@ def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[
     """Write all tables and the page of examples into a folder.
 
     Returns:
-      The names of the files, and how many images of the examples cannot be read.
+      The names of the files, and the number of images of the examples that cannot be read.
     """
     tables = list_tables_of_records(collection.records)
     for name, rows in tables.items():
@@ -193,15 +191,13 @@ def list_tables_of_records(records: Sequence[Record]) -> dict[str, list[Row]]:
     for kind in counts["kinds"]:
         of_kind = count_records([record for record in records if record.kind == kind])["boxes_of_records"]
         boxes += [[kind, int(number), count] for number, count in of_kind.items()]
-    lengths: list[Row] = [["text", "texts", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
+    lengths: list[Row] = [["text", "texts", *_SPREAD]]
     for name in LENGTHS:
         words = count_lengths_of(records, name)
         if words:
-            lengths.append(
-                [name, len(words), round(float(np.mean(words)), 3), *np.percentile(words, _PERCENTILES).tolist()]
-            )
+            lengths.append(_spread(name, np.array(words)))
     majorities: list[Row] = [["kind", "topic", "records", "majority_answer", "records_with_it", "share"]]
-    majorities += [[*each, round(each.share, 4)] for each in find_majorities(records)]
+    majorities += [[*majority, round(majority.share, 4)] for majority in find_majorities(records)]
     return {
         "records_by_kind": kinds,
         "boxes_per_record": boxes,
@@ -247,11 +243,11 @@ def choose_examples(records: Sequence[Record]) -> list[Record]:
     chosen: list[Record] = []
     for _ in range(_PER_KIND):
         for kind in KINDS:
-            images, topics = {each.image for each in chosen}, {(each.kind, each.topic) for each in chosen}
-            left = (each for each in records if each.kind == kind and each not in chosen)
+            images, topics = {record.image for record in chosen}, {(record.kind, record.topic) for record in chosen}
+            left = (record for record in records if record.kind == kind and record not in chosen)
             best = min(
                 left,
-                key=lambda each: ((each.kind, each.topic) in topics, each.image in images),
+                key=lambda record: ((record.kind, record.topic) in topics, record.image in images),
                 default=None,
             )
             chosen += [best] if best is not None else []
@@ -286,9 +282,9 @@ def _draw_boxes(axes: Axes, record: Record) -> None:
         axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.8))
         is_near = any(abs(x1 - x) < 0.2 * width and abs(y1 - y) < 0.05 * height for x, y in above)
         above += [] if is_near else [(x1, y1)]
-        place = (x1, y2 + 0.01 * height) if is_near else (x1, y1 - 0.01 * height)
+        anchor = (x1, y2 + 0.01 * height) if is_near else (x1, y1 - 0.01 * height)
         name, behind = make_printable(reference.label)[:30], {"facecolor": "black", "alpha": 0.75, "lw": 0, "pad": 1.0}
-        axes.text(*place, name, color=colour, fontsize=9, va="top" if is_near else "bottom", clip_on=True, bbox=behind)
+        axes.text(*anchor, name, color=colour, fontsize=9, va="top" if is_near else "bottom", clip_on=True, bbox=behind)
 
 
 def _list_lines(record: Record) -> list[str]:

@@ -96,7 +96,7 @@ def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str
 
 @contextlib.contextmanager
 def _filling(out: pathlib.Path) -> Iterator[None]:
-    """Make a new folder; whatever stops its making leaves it as it was, empty or missing."""
+    """Make a new folder; an error restores its earlier state, empty or missing."""
     existed = out.exists()
     make_new_folder(out)
     try:
@@ -110,7 +110,7 @@ def _filling(out: pathlib.Path) -> Iterator[None]:
 
 
 def _read_images_or_say(options: argparse.Namespace) -> "list[Record]":
-    """Read the folder of --source; an error about a missing image names the option that does without."""
+    """Read the folder of --source; an error about a missing image names the option that needs no images."""
     from stepcot_jax.tools.data.missing_images import name_option
 
     try:
@@ -143,7 +143,7 @@ def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
             root=root,
             seed=options.seed,
             with_images=with_images,
-            progress=lambda found: Terminal().watch(found, "asking about the images"),
+            progress=lambda cases: Terminal().watch(cases, "asking about the images"),
         )
     _refuse_other(options, ("with_normal", "readers"), f"FOLDER of layout {layout}")
     set_aside: list[SetAside] = []

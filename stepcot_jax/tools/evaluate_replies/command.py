@@ -8,9 +8,10 @@ REPLIES are JSON lines with `id` (of a record) and `reply` (what the model wrote
 """
 
 import argparse
-import pathlib
+import sys
 from typing import TYPE_CHECKING
 
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.tools.options import local_path
@@ -26,10 +27,8 @@ _DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a tes
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
     """Return the records of a file, and those of the chosen split."""
     from stepcot_jax.data.questions.record_files import read_vqa_records
-    from stepcot_jax.host.download import find_path
 
-    records = find_path(options.records, "RECORDS")
-    collection = read_vqa_records(records, on_bad_record=options.on_bad_record)
+    collection = read_vqa_records(find_path(options.records, "RECORDS"), on_bad_record=options.on_bad_record)
     if collection.set_aside:
         print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
     chosen = [record for record in collection.records if options.split in ("all", record.split)]
@@ -48,17 +47,11 @@ def score(options: argparse.Namespace) -> None:
     from stepcot_jax.tools.evaluate_replies.scored_files import score_files
 
     records = choose_records(options)
-    options.replies = [_find_replies(each, "REPLIES") for each in options.replies]
-    options.perturbed = [_find_replies(each, "--perturbed") for each in options.perturbed]
+    options.replies = [find_path(file, "REPLIES") for file in options.replies]
+    options.perturbed = [find_path(file, "--perturbed") for file in options.perturbed]
     if options.perturbed_records is not None:
-        options.perturbed_records = _find_replies(options.perturbed_records, "--perturbed-records")
+        options.perturbed_records = find_path(options.perturbed_records, "--perturbed-records")
     print(score_files(options, *records), end="")
-
-
-def _find_replies(source: str, name: str) -> pathlib.Path:
-    from stepcot_jax.host.download import find_path
-
-    return find_path(source, name)
 
 
 def prompts(options: argparse.Namespace) -> None:
@@ -94,9 +87,7 @@ def perturb(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run what the command line names."""
-    import sys
-
+    """Run the subcommand of the command line, or score replies."""
     given = sys.argv[1:] if arguments is None else arguments
     commands = {"perturb": _perturb_parser, "prompts": _prompts_parser}
     make = commands.get(given[0]) if given else None

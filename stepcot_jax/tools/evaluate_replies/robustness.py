@@ -48,9 +48,9 @@ def write_rounds(
     dialect: str,
     with_thinking: bool = True,
 ) -> list[Path]:
-    """Write the closed and single-choice records of each round, their prompts and what they are made of.
+    """Write the closed and single-choice records of each round, their prompts, and the digest of the source file.
 
-    Image paths of the records stay relative to the folder of the original ones; prompts name the whole path.
+    Image paths of the records stay relative to the folder of the original ones; prompts have absolute paths.
     """
     written = []
     write_whole(folder / _SOURCE, msgspec.json.encode({"sha256": digest_file(collection.path)[1]}))
@@ -64,7 +64,7 @@ def write_rounds(
 
 
 def read_source(folder: Path) -> str:
-    """Return the digest of the file that the perturbed records of a folder were made of."""
+    """Return the digest of the file from which the perturbed records of a folder were made."""
     try:
         return msgspec.json.decode(read_file(folder / _SOURCE, max_bytes=2**16), type=dict[str, str])["sha256"]
     except (OSError, msgspec.MsgspecError, KeyError):
@@ -74,7 +74,7 @@ def read_source(folder: Path) -> str:
 def write_prompts(
     path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
-    """Write what a model needs to answer: JSON lines with `id`, `image` (a path), `image_size` and `prompt`.
+    """Write the prompts of records: JSON lines with `id`, `image` (a path), `image_size` and `prompt`.
 
     `image_size` is that of the record: boxes in pixels refer to it, and the file may have another size.
     """
@@ -120,10 +120,10 @@ def tabulate_rounds(
     rows: list[tuple[Entry, ...]] = []
     for kind in PERTURBED_KINDS:
         key = A_SCORE, kind
-        if key in original and all(key in each for each in rounds):
-            figures = [each[key] for each in rounds]
-            deviation = spread([each.value for each in figures], original=original[key].value, std=std)
-            rows.append((kind, original[key], *figures, deviation))
+        if key in original and all(key in of_round for of_round in rounds):
+            intervals = [of_round[key] for of_round in rounds]
+            deviation = spread([interval.value for interval in intervals], original=original[key].value, std=std)
+            rows.append((kind, original[key], *intervals, deviation))
     notes = (
         'Closed questions: the leading "is" becomes "isn\'t" or "abnormal" becomes "normal", each question with '
         "probability 0.5. Single choice: the options in random order.",
@@ -134,8 +134,8 @@ def tabulate_rounds(
 
 def describe_rounds(table: Table) -> dict[str, dict[str, Any]]:
     """Return the figures of the table, by kind of question."""
-    found = {}
+    described = {}
     for kind, original, *others, deviation in table.rows:
-        figures = [{name: getattr(each, name) for name in ("value", "low", "high")} for each in (original, *others)]
-        found[str(kind)] = {"original": figures[0], "rounds": figures[1:], "std": deviation}
-    return found
+        figures = [{name: getattr(entry, name) for name in ("value", "low", "high")} for entry in (original, *others)]
+        described[str(kind)] = {"original": figures[0], "rounds": figures[1:], "std": deviation}
+    return described

@@ -76,7 +76,7 @@ def make_tables(results: Results) -> list[Table]:
     tables = [_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes)]
     if results.differences:
         first = next(name for name in results.figures if name not in results.differences)
-        tests = {name: [found["all"].exact_p if "all" in found else None] for name, found in results.tests.items()}
+        tests = {name: [test["all"].exact_p if "all" in test else None] for name, test in results.tests.items()}
         compared = (f"Figures less those of {first}{_PAIRED}", _TEST)
         title = f"Differences to {first}"
         tables.append(_tabulate("differences", title, results.differences, HEADED_FIGURES, compared, "points", tests))
@@ -147,21 +147,23 @@ def judge_all_stages(
     rated = _ask(judge_stages, exchanges, judge)
     unknown = {record.id for record in records if not record.facts}
     labels = _ask(label_steps, [exchange for exchange in exchanges if exchange.id in unknown], judge)
-    values = {name: {label: LABEL_VALUES[text] for label, text in found.items()} for name, found in labels.items()}
+    values = {
+        record: {name: LABEL_VALUES[label] for name, label in stages.items()} for record, stages in labels.items()
+    }
 
     def complete(score: ReplyScore) -> ReplyScore:
         is_skipped = score.text is None and settings.missing == "skip"
         is_worthless = score.id in unknown - asked and settings.dialect in CHECKED_STAGES and not is_skipped
         nothing = dict.fromkeys(STAGE_NAMES, 0.0) if is_worthless else None
         changes = {"rated_stages": rated.get(score.id), "stages": values.get(score.id, nothing)}
-        ordered = {name: tuple(each[stage] for stage in STAGE_NAMES) for name, each in changes.items() if each}
+        ordered = {name: tuple(stages[stage] for stage in STAGE_NAMES) for name, stages in changes.items() if stages}
         return dataclasses.replace(score, **ordered)  # type: ignore[arg-type]
 
     return [complete(score) for score in scores]
 
 
 def _exchange(records: Sequence[Record], replies: Mapping[str, str], settings: ScoringSettings) -> Iterator[Exchange]:
-    """Yield the replies whose answer could be read as `settings` has them read."""
+    """Yield the replies whose answer can be read under `settings`."""
     for record in records:
         reply = read(replies.get(record.id, ""), settings)
         if reply.answer is None or (settings.reading == "strict" and not reply.is_well_formed):
@@ -173,8 +175,8 @@ def _ask(
     ask: Callable[[Sequence[Exchange], Judge], list[_Score | None]], exchanges: Iterable[Exchange], judge: Judge
 ) -> dict[str, _Score]:
     asked = list(exchanges)
-    found = zip(asked, ask(asked, judge) if asked else [], strict=True)
-    return {exchange.id: score for exchange, score in found if score is not None}
+    pairs = zip(asked, ask(asked, judge) if asked else [], strict=True)
+    return {exchange.id: score for exchange, score in pairs if score is not None}
 
 
 def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> str:
@@ -193,7 +195,7 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
         baseline=baseline,
         num_resamples=options.num_resamples,
         seed=options.seed,
-        notes=[each for each in remarks if each],
+        notes=[note for note in remarks if note],
     )
     tables = make_tables(results)
     document = _describe(results, collection, files, options)
@@ -337,7 +339,7 @@ def _score_perturbed(
 def _describe(
     results: Results, collection: VqaCollection, files: Sequence[ReplyFile], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """The content of metrics.json."""
+    """Return the content of metrics.json."""
     document = to_json(results)
     for file in files:
         document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
@@ -351,7 +353,7 @@ def _identify(path: Path) -> dict[str, str]:
 
 
 def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> None:
-    """Write a line for each reply of each model: its scores, what was read, and the problems of its form."""
+    """Write a line for each reply of each model: its scores, answer and boxes, and the problems of its form."""
     with writing_whole(path) as file:
         for name, scores in models.items():
             for score in scores:

@@ -29,7 +29,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Explain or score, as the command line says."""
+    """Score maps if the first argument is `score`; otherwise explain images."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["score"]:
         return score(arguments[1:])
@@ -58,8 +58,8 @@ def explain(arguments: list[str]) -> int:
 
     given = read_corrections(options.given)
     complaints = Complaints()
-    found = [find_path(each, "IMAGE") for each in options.images]
-    paths = find_images(found, refuse=complaints.refuse, note=complaints.note)
+    inputs = [find_path(image, "IMAGE") for image in options.images]
+    paths = find_images(inputs, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
     trained = _load(options)
@@ -99,12 +99,12 @@ def score(arguments: list[str]) -> int:
     data = options.data and find_path(options.data, "--data")
     boxes = options.boxes and find_path(options.boxes, "--boxes")
     trained = _load(options)
-    found = score_network(trained, model=options.model, data=data, box_list=boxes, num_cases=options.num_cases)
-    found = found if options.data is None else {**found, "data": options.data}
-    print(describe_scores(found))
+    scores = score_network(trained, model=options.model, data=data, box_list=boxes, num_cases=options.num_cases)
+    scores = scores if options.data is None else {**scores, "data": options.data}
+    print(describe_scores(scores))
     if options.json is not None:
         try:
-            write_whole(options.json, write_scores(found))
+            write_whole(options.json, write_scores(scores))
         except OSError as error:
             raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
     return 0

@@ -45,7 +45,7 @@ def write_explanations(
       out: the folder; files of these names are replaced. NAME is that of the image without its ending.
 
     Returns:
-      The path of each picture of maps, with the reading, whose `warnings` speak against the answers.
+      The path of each picture of maps, with the reading; its `warnings` are reasons to doubt the answers.
     """
     shares = give_answers(given, trained.chain)
     paths = list(paths)
@@ -92,8 +92,8 @@ def explain_pictures(
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
     labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)
-    every = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
-    explained = explainer.explain(images, given_answers=every[0], labels=every[1])
+    of_cases = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
+    explained = explainer.explain(images, given_answers=of_cases[0], labels=of_cases[1])
     uncorrected = explainer.reader.read(images) if given.any() else None
     readings = make_readings(
         explained.reading,
@@ -111,7 +111,7 @@ def explain_pictures(
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """Return a name that no file of this call has yet; several folders may hold files of one name."""
+    """Return a name that no earlier file of this call has; images in different folders may have the same name."""
     free, number = name, 1
     while free in taken:
         number += 1
@@ -128,7 +128,7 @@ def _write(
     change = float(change_a_step(spreads))
     facts: dict[str, Any] = reading.as_dict()
     facts["focus"] = {"spread": spreads.tolist(), "change_a_step": change, "words": describe_change(spreads)}
-    facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in each] for each in maps]
+    facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in of_step] for of_step in maps]
     path = stem.with_name(f"{stem.name}.maps.png")
     with plain_text_style():
         draw_explanation(picture, maps, reading).savefig(path, dpi=_DPI)
@@ -151,18 +151,18 @@ def draw_explanation(
     figure = Figure(figsize=(3.3 * _COLUMNS, 4.15 * num_rows + 0.3), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(num_rows, _COLUMNS, squeeze=False).ravel()
-    for place, answer in enumerate(reading.steps):
-        axes[place].imshow(picture)
-        heat = smooth(maps[place], picture.shape[0])
+    for index, answer in enumerate(reading.steps):
+        axes[index].imshow(picture)
+        heat = smooth(maps[index], picture.shape[0])
         # The opacity follows the map, so that the picture stays visible elsewhere.
-        axes[place].imshow(heat, cmap="inferno", vmin=0, vmax=1, alpha=0.65 * heat)
-        axes[place].set(xticks=[], yticks=[])
-        axes[place].set_title(
-            wrap_text(f"{place + 1}. {answer.step.question}", 36, num_lines=3), fontsize=9, loc="left"
+        axes[index].imshow(heat, cmap="inferno", vmin=0, vmax=1, alpha=0.65 * heat)
+        axes[index].set(xticks=[], yticks=[])
+        axes[index].set_title(
+            wrap_text(f"{index + 1}. {answer.step.question}", 36, num_lines=3), fontsize=9, loc="left"
         )
         how = "given" if answer.given else percent(answer.probability)
-        below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\nspread of the map {spreads[place]:.2f}"
-        axes[place].set_xlabel(below, fontsize=9, fontweight="bold")
+        below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\nspread of the map {spreads[index]:.2f}"
+        axes[index].set_xlabel(below, fontsize=9, fontweight="bold")
     _show_spreads(axes[num_steps], spreads)
     for empty in axes[num_steps + 1 :]:
         empty.set_axis_off()
@@ -175,11 +175,11 @@ def draw_explanation(
 
 def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
     change = float(change_a_step(spreads))
-    places = np.arange(1, len(spreads) + 1)
-    axes.plot(places, spreads, marker="o", color="#0072B2")
+    numbers = np.arange(1, len(spreads) + 1)
+    axes.plot(numbers, spreads, marker="o", color="#0072B2")
     axes.set_ylim(0, 1.02)
     axes.set_box_aspect(1)
-    axes.set_xticks(places)
+    axes.set_xticks(numbers)
     axes.tick_params(labelsize=8)
     axes.set_xlabel(f"step\n{describe_change(spreads)} ({change:+.3f} a step)", fontsize=9, fontweight="bold")
     axes.set_title("Spread of the map, step by step\n(1: an even map)", fontsize=9, loc="left")

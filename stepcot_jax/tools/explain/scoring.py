@@ -106,12 +106,12 @@ def change_a_step(spreads: Float[np.ndarray, "*case step"]) -> Float[np.ndarray,
     >>> round(float(change_a_step(np.array([0.9, 0.8, 0.7]))), 6)
     -0.1
     """
-    places = np.arange(spreads.shape[-1]) - (spreads.shape[-1] - 1) / 2
-    return (spreads * places).sum(axis=-1) / np.maximum((places**2).sum(), 1e-12)
+    offsets = np.arange(spreads.shape[-1]) - (spreads.shape[-1] - 1) / 2
+    return (spreads * offsets).sum(axis=-1) / np.maximum((offsets**2).sum(), 1e-12)
 
 
 def describe_change(spreads: Float[np.ndarray, "step"]) -> str:
-    """Return in words how the spread changes over the steps.
+    """Return a phrase for the change of the spread over the steps.
 
     A slope below 0.005 a step counts as constant, and a line that explains less than half of the variance as none.
 
@@ -229,7 +229,7 @@ TRAINED, RANDOM, EVEN = "trained", "random weights", "even map"
 
 _BATCH_SIZE = 8
 _NUM_SHUFFLES = 5
-"""Random models that are averaged: a single one may hit the right place by chance."""
+"""Random models that are averaged: a single one may hit the right region by chance."""
 
 _NUM_RESAMPLES = 1000
 _LEVEL = 0.95
@@ -276,14 +276,14 @@ def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str]) -> d
     """Return the mean with its 95 % bootstrap interval over patients.
 
     Args:
-      groups: the patient of each case; a case without one ("") is a patient of its own.
+      groups: the patient of each case; a case without one ("") counts as a separate patient.
 
     Returns:
-      "mean", "low" and "high"; the ends are NaN with fewer than two patients, whose resamples would all be alike.
+      "mean", "low" and "high"; low and high are NaN with fewer than two patients, whose resamples are all equal.
     """
-    own = [group or f"\n{case}" for case, group in enumerate(groups)]
-    _, places = np.unique(np.asarray(own, dtype=np.str_), return_inverse=True)
-    sums, counts = np.bincount(places, values), np.bincount(places)
+    patients = [group or f"\n{case}" for case, group in enumerate(groups)]
+    _, indices = np.unique(np.asarray(patients, dtype=np.str_), return_inverse=True)
+    sums, counts = np.bincount(indices, values), np.bincount(indices)
     if len(counts) < 2:
         return {"mean": float(values.mean()), "low": math.nan, "high": math.nan}
     drawn = np.random.default_rng(0).integers(0, len(counts), (_NUM_RESAMPLES, len(counts)))
@@ -295,21 +295,21 @@ def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str]) -> d
 def compare(scores: Mapping[str, MapScores], chain: Chain, *, groups: Sequence[str]) -> dict[str, object]:
     """Compare sources of maps over the same cases: their scores, and the differences in energy."""
     steps = []
-    for place, step in enumerate(chain.steps):
+    for index, step in enumerate(chain.steps):
         entry: dict[str, object] = {"step": step.name}
-        for name, found in scores.items():
+        for name, source in scores.items():
             entry[name] = {
-                "spread": float(found.spread[:, place].mean()),
-                "energy": float(found.energy[:, place].mean()),
-                "pointing": float(found.pointing[:, place].mean()),
+                "spread": float(source.spread[:, index].mean()),
+                "energy": float(source.energy[:, index].mean()),
+                "pointing": float(source.pointing[:, index].mean()),
                 "energy_above": {
-                    other: mean_interval(found.energy[:, place] - scores[other].energy[:, place], groups)
+                    other: mean_interval(source.energy[:, index] - scores[other].energy[:, index], groups)
                     for other in scores
                     if other != name
                 },
             }
         steps.append(entry)
-    changes = {name: change_a_step(found.spread) for name, found in scores.items()}
+    changes = {name: change_a_step(source.spread) for name, source in scores.items()}
     return {
         "num_cases": len(groups),
         "steps": steps,
@@ -346,8 +346,8 @@ def score_network(
         ),
         EVEN: score_even_map(inside, num_steps=trained.chain.num_steps),
     }
-    found = compare(scores, trained.chain, groups=[picture.patient for picture in pictures])
-    return {"model": model, "data": "phantom" if data is None else str(data), **found}
+    comparison = compare(scores, trained.chain, groups=[picture.patient for picture in pictures])
+    return {"model": model, "data": "phantom" if data is None else str(data), **comparison}
 
 
 def randomise(trained: Trained, model: str, *, seed: int) -> Trained:
@@ -373,8 +373,8 @@ def _score(trained: Trained, model: str, pictures: list[BoxedPicture]) -> MapSco
     parts = []
     for start in range(0, len(pictures), explainer.batch_size):
         batch = pictures[start : start + explainer.batch_size]
-        explained = explainer.explain(to_input([each.picture for each in batch], trained.preprocessing))
-        parts.append(score_maps(explained.maps, np.stack([each.inside for each in batch])))
+        explained = explainer.explain(to_input([boxed.picture for boxed in batch], trained.preprocessing))
+        parts.append(score_maps(explained.maps, np.stack([boxed.inside for boxed in batch])))
     return _join(parts, np.concatenate)
 
 
@@ -383,41 +383,41 @@ def _join(parts: list[MapScores], join: Callable[[list[np.ndarray]], np.ndarray]
     return MapScores(**{name: join([getattr(part, name) for part in parts]) for name in names})
 
 
-def describe_scores(found: dict[str, Any]) -> str:
+def describe_scores(scores: dict[str, Any]) -> str:
     """Return the scores as a text table."""
     names = (TRAINED, RANDOM, EVEN)
-    width = max(len(entry["step"]) for entry in found["steps"])
+    width = max(len(entry["step"]) for entry in scores["steps"])
     head = (
         f"{'':<{width}}"
         + "".join(f"  {name:>22}" for name in names)
         + "  trained above even [95 %]   above random [95 %]"
     )
     under = f"{'':<{width}}" + "".join(f"  {'energy pointing spread':>22}" for _ in names)
-    lines = [f"{found['num_cases']} radiographs with boxes ({found['data']}), {found['model']}", "", head, under]
-    for entry in found["steps"]:
+    lines = [f"{scores['num_cases']} radiographs with boxes ({scores['data']}), {scores['model']}", "", head, under]
+    for entry in scores["steps"]:
         cells = "".join(
             f"  {entry[name]['energy']:>6.1%} {entry[name]['pointing']:>8.1%} {entry[name]['spread']:>6.2f}"
             for name in names
         )
         above = (_interval(entry[TRAINED]["energy_above"][name], "+6.1%") for name in (EVEN, RANDOM))
         lines.append(f"{entry['step']:<{width}}{cells}  {'  '.join(above)}")
-    change = found["spread_change_a_step"][TRAINED]
+    change = scores["spread_change_a_step"][TRAINED]
     lines += [
         "",
         f"spread of the map a step: {_interval(change, '+.4f')}; the focus "
-        f"narrows in {found['share_narrowing'][TRAINED]:.0%} of the radiographs",
+        f"narrows in {scores['share_narrowing'][TRAINED]:.0%} of the radiographs",
         "energy: share of the map inside the boxes; pointing: highest cell inside; spread: entropy, 1 for an even map;",
         f"random weights: the network's own numbers in random order, mean of {_NUM_SHUFFLES} orders",
     ]
     return "\n".join(lines)
 
 
-def _interval(found: dict[str, float], form: str) -> str:
-    if math.isnan(found["low"]):
-        return f"{found['mean']:{form}} [undefined: fewer than two patients]"
-    return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
+def _interval(interval: dict[str, float], form: str) -> str:
+    if math.isnan(interval["low"]):
+        return f"{interval['mean']:{form}} [undefined: fewer than two patients]"
+    return f"{interval['mean']:{form}} [{interval['low']:{form}}, {interval['high']:{form}}]"
 
 
-def write_scores(found: dict[str, Any]) -> bytes:
+def write_scores(scores: dict[str, Any]) -> bytes:
     """Return the scores as JSON, null where undefined."""
-    return (json.dumps(as_plain(found), indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(as_plain(scores), indent=1, allow_nan=False) + "\n").encode()

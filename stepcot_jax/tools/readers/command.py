@@ -91,7 +91,7 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], accepted: str) 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run what the command line names."""
+    """Run the subcommand of the command line."""
     parser = argparse.ArgumentParser(
         prog="stepcot readers", description="Give cases to human readers, and compare their answers."
     )

@@ -66,7 +66,7 @@ class KeyReader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole sample; `cases` are by ascending number from 1."""
+    """A sample of cases; their numbers ascend from 1."""
 
     version: int = _VERSION
     source: str
@@ -95,7 +95,7 @@ class FormRow(NamedTuple):
 def identify_form(key: Key, *, name: str, order: Sequence[int]) -> str:
     """Return the id of a form, which differs for every reader, order, question, option and image.
 
-    It is a digest of what the reader sees, so that it reveals nothing else.
+    It is a digest of what the reader sees and reveals nothing else.
     """
     content = [key.version, name, list(order), [[step.question, list(step.options)] for step in key.steps]]
     content.append([[case.number, case.sha256] for case in key.cases])
@@ -107,9 +107,9 @@ def list_rows(key: Key, *, name: str, order: Sequence[int]) -> Iterator[FormRow]
     """Yield the questions of a reader's form, in its order."""
     form = identify_form(key, name=name, order=order)
     for number in order:
-        for place, step in enumerate(key.steps, start=1):
+        for position, step in enumerate(key.steps, start=1):
             image, options = key.cases[number - 1].image, "; ".join(step.lettered_options)
-            yield FormRow(form, str(number), image, f"Step {place}", step.question, options)
+            yield FormRow(form, str(number), image, f"Step {position}", step.question, options)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -188,15 +188,15 @@ def write_sample(
     check_names(readers)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; expected a new or empty folder")
-    places = range(len(source.cases)) if with_undiagnosed else source.diagnosed
-    paths = [source.cases[place].image for place in places]
-    diagnoses = [source.cases[place].answers[-1] for place in places]
+    candidates = range(len(source.cases)) if with_undiagnosed else source.diagnosed
+    paths = [source.cases[candidate].image for candidate in candidates]
+    diagnoses = [source.cases[candidate].answers[-1] for candidate in candidates]
     chosen = choose_stratified(paths, diagnoses, num_cases=num_cases, seed=seed)
     make_workdir(folder)
     for name in readers:
         make_workdir(folder / name / IMAGE_FOLDER)
     cases = tuple(
-        _write_case(source, places[index], number, folders=[folder / name for name in readers])
+        _write_case(source, candidates[index], number, folders=[folder / name for name in readers])
         for number, index in progress(list(enumerate(chosen, start=1)))
     )
     key = Key(source=source.name, seed=seed, steps=source.chain.steps, cases=cases, readers=())
@@ -213,8 +213,8 @@ def encode_picture(picture: Image.Image) -> bytes:
     return content.getvalue()
 
 
-def _write_case(source: CaseSource, place: int, number: int, *, folders: Sequence[Path]) -> KeyCase:
-    content, case = encode_picture(source.picture(place)), source.cases[place]
+def _write_case(source: CaseSource, index: int, number: int, *, folders: Sequence[Path]) -> KeyCase:
+    content, case = encode_picture(source.picture(index)), source.cases[index]
     entry = KeyCase(
         number=number,
         image_path=case.image,
@@ -229,7 +229,7 @@ def _write_case(source: CaseSource, place: int, number: int, *, folders: Sequenc
 
 def _write_form(key: Key, folder: Path, name: str) -> KeyReader:
     order = [case.number for case in key.cases]
-    order = [order[place] for place in shuffle(range(len(order)), list(map(str, order)), seed=f"{key.seed}:{name}")]
+    order = [order[index] for index in shuffle(range(len(order)), list(map(str, order)), seed=f"{key.seed}:{name}")]
     content = encode_form(key, name=name, order=order)
     write_whole(folder / name / FORM_NAME, content)
     return KeyReader(name=name, file=FORM_NAME, sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
@@ -258,16 +258,16 @@ def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases:
 
 
 def share_out(sizes: Mapping[int, int], total: int) -> dict[int, int]:
-    """Divide `total` in proportion to sizes; what rounding leaves goes to the largest remainders.
+    """Divide `total` in proportion to sizes, by the method of largest remainders.
 
-    Of equal remainders the larger stratum's comes first, then the smaller label's.
+    Of equal remainders the larger stratum comes first, then the smaller label.
 
     >>> share_out({0: 6, 1: 3, 2: 1}, 5)
     {0: 3, 1: 2, 2: 0}
     """
-    whole = sum(sizes.values())
-    parts = {stratum: size * total // whole for stratum, size in sizes.items()}
-    order = sorted(sizes, key=lambda stratum: (-(sizes[stratum] * total % whole), -sizes[stratum], stratum))
+    size_of_all = sum(sizes.values())
+    parts = {stratum: size * total // size_of_all for stratum, size in sizes.items()}
+    order = sorted(sizes, key=lambda stratum: (-(sizes[stratum] * total % size_of_all), -sizes[stratum], stratum))
     for stratum in order[: total - sum(parts.values())]:
         parts[stratum] += 1
     return parts
@@ -287,7 +287,7 @@ def encode_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
     return encode_rows([COLUMNS, *([*row, ""] for row in list_rows(key, name=name, order=order))])
 
 
-# Read filled forms; an incomplete, altered or foreign form is refused by file, row, case and step.
+# Read filled forms. An error about an incomplete, altered or foreign form names file, row, case and step.
 
 
 _MOST_BYTES = 64 * 2**20
@@ -323,13 +323,13 @@ def _read_form(key: Key, path: Path) -> FilledForm:
     rows = _read_rows(path)
     _, header = next(rows, (1, []))
     if len(header) != len(COLUMNS) or not all(map(is_same_cell, header, COLUMNS)):
-        found = [cell[:_NUM_SHOWN] for cell in header[:10]]
-        raise BadInput(f"{path}, row 1: columns {found} are not {list(COLUMNS)}")
+        shown = [cell[:_NUM_SHOWN] for cell in header[:10]]
+        raise BadInput(f"{path}, row 1: columns {shown} are not {list(COLUMNS)}")
     reader: KeyReader | None = None
     expected: dict[tuple[str, str], FormRow] = {}
     seen: dict[tuple[str, str], int] = {}
     answers: dict[tuple[str, str], int] = {}
-    steps = {f"Step {place}": step for place, step in enumerate(key.steps, start=1)}
+    steps = {f"Step {position}": step for position, step in enumerate(key.steps, start=1)}
     for number, cells in rows:
         where = f"{path}, row {number}"
         if len(cells) != len(COLUMNS):
@@ -337,16 +337,19 @@ def _read_form(key: Key, path: Path) -> FilledForm:
         row = dict(zip(COLUMNS, cells, strict=True))
         if reader is None:
             reader = _find_reader(key, row["form"], where)
-            expected = {(each.case, each.step): each for each in list_rows(key, name=reader.name, order=reader.order)}
-        place = _place_row(row, expected, where)
-        where = f"{where} (case {place[0]}, {place[1]})"
-        if place in seen:
-            raise BadInput(f"{where} repeats row {seen[place]}")
-        seen[place] = number
-        for column, written in expected[place]._asdict().items():
+            expected = {
+                (question.case, question.step): question
+                for question in list_rows(key, name=reader.name, order=reader.order)
+            }
+        asked = _identify_question(row, expected, where)
+        where = f"{where} (case {asked[0]}, {asked[1]})"
+        if asked in seen:
+            raise BadInput(f"{where} repeats row {seen[asked]}")
+        seen[asked] = number
+        for column, written in expected[asked]._asdict().items():
             if not is_same_cell(row[column], written):
                 raise BadInput(f"{where}, {column!r}: {row[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
-        answers[place] = _read_answer(row["answer"], steps[place[1]], where)
+        answers[asked] = _read_answer(row["answer"], steps[asked[1]], where)
     if reader is None:
         raise BadInput(f"{path} has no rows after the first")
     _require_complete(path, expected, answers)
@@ -355,7 +358,7 @@ def _read_form(key: Key, path: Path) -> FilledForm:
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, with their numbers in a spreadsheet."""
+    """Return the rows that are not blank, with their numbers in a spreadsheet."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -378,18 +381,18 @@ def _find_reader(key: Key, form: str, where: str) -> KeyReader:
     )
 
 
-def _place_row(row: dict[str, str], expected: dict[tuple[str, str], FormRow], where: str) -> tuple[str, str]:
+def _identify_question(row: dict[str, str], expected: dict[tuple[str, str], FormRow], where: str) -> tuple[str, str]:
     case, step = (" ".join(row[column].split()) for column in ("case", "step"))
     if (case, step) in expected:
         return case, step
     cases = {known for known, _ in expected}
-    column, found = ("step", step) if case in cases else ("case", case)
+    column, value = ("step", step) if case in cases else ("case", case)
     known = f"Step 1 to Step {len(expected) // len(cases)}" if column == "step" else f"1 to {len(cases)}"
-    raise BadInput(f"{where}, {column!r}: {found[:_NUM_SHOWN]!r} is not one of {known}")
+    raise BadInput(f"{where}, {column!r}: {value[:_NUM_SHOWN]!r} is not one of {known}")
 
 
 def _read_answer(answer: str, step: Step, where: str) -> int:
-    """The label of an answer; `NOT_ANNOTATED` where it is missing, which is reported for all rows together."""
+    """Return the label of an answer; `NOT_ANNOTATED` if it is missing, which is reported for all rows together."""
     try:
         return step.read_answer(answer)
     except BadInput:
@@ -400,27 +403,27 @@ def _read_answer(answer: str, step: Step, where: str) -> int:
 def _require_complete(
     path: Path, expected: dict[tuple[str, str], FormRow], answers: dict[tuple[str, str], int]
 ) -> None:
-    missing = [place for place in expected if answers.get(place, NOT_ANNOTATED) == NOT_ANNOTATED]
+    missing = [question for question in expected if answers.get(question, NOT_ANNOTATED) == NOT_ANNOTATED]
     if missing:
         case, step = missing[0]
-        found = "no answer" if missing[0] in answers else "no row"
+        problem = "no answer" if missing[0] in answers else "no row"
         more = f", {len(missing) - 1} more are missing" if len(missing) > 1 else ""
-        raise BadInput(f"{path}, case {case}, {step}: {found}{more}; expected answers to all {len(expected)}")
+        raise BadInput(f"{path}, case {case}, {step}: {problem}{more}; expected answers to all {len(expected)}")
 
 
 def _check_given(key: Key, folder: Path, form: Path, name: str) -> None:
-    """Refuse images that differ from those of the key; a form may be filled in its place."""
+    """Refuse images that differ from those of the key, in the sample's folder and next to the filled form."""
     for case in key.cases:
         _require_digest(folder / name / IMAGE_FOLDER / case.image, case.sha256)
-        came_back = form.parent / IMAGE_FOLDER / case.image
-        if came_back.is_file():
-            _require_digest(came_back, case.sha256)
+        returned = form.parent / IMAGE_FOLDER / case.image
+        if returned.is_file():
+            _require_digest(returned, case.sha256)
 
 
 def _require_digest(path: Path, expected: str) -> None:
     try:
-        _, found = digest_file(path)
+        _, digest = digest_file(path)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); expected the file that was given out") from None
-    if found != expected:
+    if digest != expected:
         raise BadInput(f"{path} was changed; expected the file that was given out (SHA-256 {expected})")

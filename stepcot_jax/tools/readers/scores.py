@@ -116,30 +116,30 @@ def compare_readers(
     patients = np.array([case.patient_id for case in key.cases], np.str_)
     agreed = _list_agreements(people, models)
     compute = _prepare(key, people, models, agreed)
-    found = bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
+    figures = bootstrap(compute, patients, num_resamples=num_resamples, seed=seed)
     num_patients, p_values = compare_signs(key, people, models)
 
-    def pick(figure: str, place: int) -> dict[str, Interval]:
-        return {name: of_steps[place] for (known, name), of_steps in found.items() if known == figure}
+    def pick(figure: str, index: int) -> dict[str, Interval]:
+        return {name: of_steps[index] for (known, name), of_steps in figures.items() if known == figure}
 
-    def agreements(place: int) -> Iterator[Agreement]:
+    def agreements(index: int) -> Iterator[Agreement]:
         for number, (kind, answers) in enumerate(agreed):
-            num_cases = int(_are_answered(answers, place).sum())
-            yield Agreement(tuple(answers), kind, num_cases, *found["agreement", str(number)][place])
+            num_cases = int(_are_answered(answers, index).sum())
+            yield Agreement(tuple(answers), kind, num_cases, *figures["agreement", str(number)][index])
 
     steps = tuple(
         StepScores(
             step=step.name,
-            num_cases=sum(case.labels[place] != NOT_ANNOTATED for case in key.cases),
-            accuracy=pick("accuracy", place),
-            sensitivity=pick("sensitivity", place),
-            f1=pick("f1", place),
-            gains=pick("gain", place),
-            num_patients=num_patients[place],
-            p_values={name: of_steps[place] for name, of_steps in p_values.items()},
-            agreements=tuple(agreements(place)),
+            num_cases=sum(case.labels[index] != NOT_ANNOTATED for case in key.cases),
+            accuracy=pick("accuracy", index),
+            sensitivity=pick("sensitivity", index),
+            f1=pick("f1", index),
+            gains=pick("gain", index),
+            num_patients=num_patients[index],
+            p_values={name: of_steps[index] for name, of_steps in p_values.items()},
+            agreements=tuple(agreements(index)),
         )
-        for place, step in enumerate(key.steps)
+        for index, step in enumerate(key.steps)
     )
     return Comparison(tuple(people), tuple(models), len(key.cases), steps)
 
@@ -147,33 +147,33 @@ def compare_readers(
 def read_answers(path: Path, key: Key) -> dict[str, Int32[np.ndarray, "case step"]]:
     """Read each model's most probable answers to the sample's cases, in the key's order."""
     split = read_predictions(path, key.chain)
-    places = {name: place for place, name in enumerate(split.facts["image_path"].tolist())}
+    rows = {image: row for row, image in enumerate(split.facts["image_path"].tolist())}
     chosen = []
     for case in key.cases:
         where = f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
-        if case.image_path not in places:
+        if case.image_path not in rows:
             raise BadInput(f"{where} is missing; expected predictions of all cases of the sample")
-        place = places[case.image_path]
-        if tuple(split.predictions.labels[place].tolist()) != case.labels:
+        row = rows[case.image_path]
+        if tuple(split.predictions.labels[row].tolist()) != case.labels:
             raise BadInput(f"{where} has other labels than in the sample's key")
-        chosen.append(place)
+        chosen.append(row)
     answers = {}
     for name, logits in split.predictions.logits.items():
-        own = [logits[chosen, place, : step.num_answers].argmax(axis=1) for place, step in enumerate(key.steps)]
-        answers[name] = np.stack(own, axis=1).astype(np.int32)
+        of_steps = [logits[chosen, index, : step.num_answers].argmax(axis=1) for index, step in enumerate(key.steps)]
+        answers[name] = np.stack(of_steps, axis=1).astype(np.int32)
     return answers
 
 
 def _list_agreements(people: Answers, models: Answers) -> list[tuple[str, Answers]]:
-    """List whose answers are compared, and the kind of kappa: all readers, each two, and each with each model."""
+    """Return whose answers are compared, with the kind of kappa: all readers, each two, and each with each model."""
     pairs = [*itertools.combinations(people, 2), *itertools.product(people, models)]
     everyone = people | models
     all_readers = [("Fleiss", people)] if len(people) > 1 else []
     return [*all_readers, *(("Cohen", {one: everyone[one], other: everyone[other]}) for one, other in pairs)]
 
 
-def _are_answered(answers: Answers, place: int) -> npt.NDArray[np.bool_]:
-    return np.all([labels[:, place] != NOT_ANNOTATED for labels in answers.values()], axis=0)
+def _are_answered(answers: Answers, index: int) -> npt.NDArray[np.bool_]:
+    return np.all([labels[:, index] != NOT_ANNOTATED for labels in answers.values()], axis=0)
 
 
 def _prepare(
@@ -189,38 +189,38 @@ def _prepare(
     correct[ALL_READERS] = np.mean([correct[name] for name in people], axis=0)
 
     def compute(weights: Weights) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
-        found = {
+        figures = {
             ("accuracy", name): weighted_mean(weights, values=correct[name], counted=truth != NOT_ANNOTATED)
             for name in (ALL_READERS, *people, *models)
         }
-        found |= {("gain", name): found["accuracy", name] - found["accuracy", ALL_READERS] for name in models}
+        figures |= {("gain", name): figures["accuracy", name] - figures["accuracy", ALL_READERS] for name in models}
         for name, answers in (people | models).items():
             of_steps = [
                 # All of the probability on the answer.
-                step_figures(weights, probabilities=np.eye(number)[answers[:, place]], labels=truth[:, place])
-                for place, number in enumerate(key.chain.answers_per_step)
+                step_figures(weights, probabilities=np.eye(number)[answers[:, index]], labels=truth[:, index])
+                for index, number in enumerate(key.chain.answers_per_step)
             ]
             for figure in ("sensitivity", "f1"):
-                found[figure, name] = np.stack([own[:, FIGURES.index(figure)] for own in of_steps], axis=1)
+                figures[figure, name] = np.stack([values[:, FIGURES.index(figure)] for values in of_steps], axis=1)
         for figure in ("sensitivity", "f1"):
-            found[figure, ALL_READERS] = np.mean([found[figure, name] for name in people], axis=0)
+            figures[figure, ALL_READERS] = np.mean([figures[figure, name] for name in people], axis=0)
         for number, (kind, compared) in enumerate(agreed):
-            own = [_agree(weights, kind, compared, place, key.chain) for place in range(key.chain.num_steps)]
-            found["agreement", str(number)] = np.stack(own, axis=1)
-        return found
+            agreements = [_agree(weights, kind, compared, index, key.chain) for index in range(key.chain.num_steps)]
+            figures["agreement", str(number)] = np.stack(agreements, axis=1)
+        return figures
 
     return compute
 
 
-def _agree(weights: Weights, kind: str, answers: Answers, place: int, chain: Chain) -> npt.NDArray[np.float64]:
-    """Share of equal answers and kappa [resample, 2] at a step, over the cases that all have answered."""
-    answered, number = _are_answered(answers, place), chain.answers_per_step[place]
-    found, weights = np.stack([labels[answered, place] for labels in answers.values()], axis=1), weights[:, answered]
-    alike = (found == found[:, :1]).all(axis=1, keepdims=True)
+def _agree(weights: Weights, kind: str, answers: Answers, index: int, chain: Chain) -> npt.NDArray[np.float64]:
+    """Return share of equal answers and kappa [resample, 2] at a step, over the cases that all have answered."""
+    answered, number = _are_answered(answers, index), chain.answers_per_step[index]
+    given, weights = np.stack([labels[answered, index] for labels in answers.values()], axis=1), weights[:, answered]
+    alike = (given == given[:, :1]).all(axis=1, keepdims=True)
     if kind == "Fleiss":
-        kappa = fleiss_kappa((found[:, :, None] == np.arange(number)).sum(axis=1), weights)
+        kappa = fleiss_kappa((given[:, :, None] == np.arange(number)).sum(axis=1), weights)
     else:
-        one, other = found.T
+        one, other = given.T
         kappa = cohen_kappa(weighted_confusion(weights, truth=one, answers=other, num_answers=number))
     return np.stack([weighted_mean(weights, values=alike, counted=np.ones_like(alike))[:, 0], kappa], axis=1)
 
@@ -232,8 +232,8 @@ def compare_signs(key: Key, people: Answers, models: Answers) -> tuple[list[int]
       Numbers of patients by step, and by model the p of each step by `flip_signs`.
     """
     truth = np.array([case.labels for case in key.cases], np.int32)
-    own = name_patients(np.array([case.patient_id for case in key.cases], np.str_))
-    names, member = np.unique(own, return_inverse=True)
+    patients = name_patients(np.array([case.patient_id for case in key.cases], np.str_))
+    names, member = np.unique(patients, return_inverse=True)
     known = truth != NOT_ANNOTATED
     of_readers = np.sum([(answers == truth) & known for answers in people.values()], axis=0)
     p_values = {}
@@ -243,7 +243,7 @@ def compare_signs(key: Key, people: Answers, models: Answers) -> tuple[list[int]
         summed = np.zeros((len(names), truth.shape[1]), np.int64)
         np.add.at(summed, member, more)
         p_values[model] = [flip_signs(column) for column in summed.T]
-    return [len(np.unique(own[column])) for column in known.T], p_values
+    return [len(np.unique(patients[column])) for column in known.T], p_values
 
 
 # Tables of readers and models, with the paper's figures in columns of their own.
@@ -295,8 +295,8 @@ def tabulate_accuracy(comparison: Comparison) -> Table:
 
 def tabulate_sensitivity(comparison: Comparison) -> Table:
     """Make the table of their macro sensitivity by step (paper: Table 10)."""
-    found = [step.sensitivity for step in comparison.steps]
-    return _tabulate("readers_sensitivity", "Sensitivity", comparison, found, READER_SENSITIVITY, _MACRO)
+    sensitivity = [step.sensitivity for step in comparison.steps]
+    return _tabulate("readers_sensitivity", "Sensitivity", comparison, sensitivity, READER_SENSITIVITY, _MACRO)
 
 
 def tabulate_f1(comparison: Comparison) -> Table:
@@ -312,12 +312,12 @@ def _tabulate(
     published: Mapping[str, Mapping[str, float]],
     notes: tuple[str, ...],
 ) -> Table:
-    """A figure of all by step, with the published ones."""
+    """Return the table of a figure of all readers and models by step, with the published figures."""
     ours = (ALL_READERS, *comparison.readers, *comparison.models)
     rows: list[tuple[Entry, ...]] = []
-    for step, found in zip(comparison.steps, of_steps, strict=True):
+    for step, intervals in zip(comparison.steps, of_steps, strict=True):
         known = (figures.get(step.step) for figures in published.values())
-        rows.append((step.step, step.num_cases, *(found[each] for each in ours), *known))
+        rows.append((step.step, step.num_cases, *(intervals[who] for who in ours), *known))
     headings = (
         *columns("text", "step"),
         *columns("number", "cases"),
@@ -338,8 +338,8 @@ def tabulate_gains(comparison: Comparison) -> Table:
         ]
     )
     rows: list[tuple[Entry, ...]] = [
-        (step.step, name, step.num_cases, step.gains[name], step.p_values[name], _WORDS.get(said, said))
-        for (step, name), said in zip(asked, verdicts, strict=True)
+        (step.step, name, step.num_cases, step.gains[name], step.p_values[name], _WORDS.get(verdict, verdict))
+        for (step, name), verdict in zip(asked, verdicts, strict=True)
     ]
     headings = (
         *columns("text", "step", "model"),
@@ -356,9 +356,9 @@ def tabulate_agreement(comparison: Comparison) -> Table:
     """Make the table of the agreement among readers, and of readers with models, by step."""
     rows: list[tuple[Entry, ...]] = []
     for step in comparison.steps:
-        for found in step.agreements:
-            who = "all readers" if found.kind == "Fleiss" else " / ".join(found.names)
-            rows.append((step.step, who, found.num_cases, found.share, found.kappa, found.kind))
+        for agreement in step.agreements:
+            who = "all readers" if agreement.kind == "Fleiss" else " / ".join(agreement.names)
+            rows.append((step.step, who, agreement.num_cases, agreement.share, agreement.kappa, agreement.kind))
     headings = (
         *columns("text", "step", "who"),
         *columns("number", "cases"),

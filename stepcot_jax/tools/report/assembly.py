@@ -22,7 +22,7 @@ from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.run.networks import trained_preprocessing
-from stepcot_jax.tools.report.cases import FoundCase, ShownCase, find_cases, write_cases
+from stepcot_jax.tools.report.cases import LoadedCase, ShownCase, find_cases, write_cases
 from stepcot_jax.tools.report.curves import write_curves
 from stepcot_jax.tools.report.page import render, write_page
 from stepcot_jax.tools.report.sections import (
@@ -57,7 +57,7 @@ class Gathered:
     Attributes:
       corrections: of the teacher; None if it cannot be corrected.
       notes: on the cases, one sentence each.
-      correction_note: why there are no corrections, or of which cases they are.
+      correction_note: the reason why there are no corrections, or the cases that they cover.
     """
 
     cases: Sequence[ShownCase]
@@ -83,33 +83,33 @@ def gather(
       broken_rules: from answers [case, step] to the rule that each case breaks, "" for none.
     """
     predictions = run.split.predictions
-    places = draw_places(len(predictions.index), num_cases)
-    which = f"{len(places)} of {len(predictions.index)} test cases, drawn at random"
-    if len(places) == len(predictions.index):
-        which = f"All {len(places)} test cases"
+    indices = draw_indices(len(predictions.index), num_cases)
+    which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
+    if len(indices) == len(predictions.index):
+        which = f"All {len(indices)} test cases"
     notes = [f"{which}, with the answers of the {model}."]
-    own = zip(np.moveaxis(predictions.logits[model][places], 1, 0), run.chain.answers_per_step, strict=True)
-    answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in own], axis=1).astype(np.int32)
+    of_steps = zip(np.moveaxis(predictions.logits[model][indices], 1, 0), run.chain.answers_per_step, strict=True)
+    answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in of_steps], axis=1).astype(np.int32)
     broken = broken_rules(answers)
     if not with_data:
         notes.append("Pictures, reports and maps were left out.")
-        cases = _show(run, places, model, None, [None] * len(places), broken)
+        cases = _show(run, indices, model, None, [None] * len(indices), broken)
         return Gathered(cases, None, notes, "There are none: they need the data of the run, which were left out.")
     trained = None if _why_unread(run) else load_trained(run.workdir)
-    found = _find(run, places, trained, progress)
-    maps: Sequence[Any] = [None] * len(found)
+    loaded = _find(run, indices, trained, progress)
+    maps: Sequence[Any] = [None] * len(loaded)
     note = "Maps were left out."
     if with_maps and trained is None:
         note = f"There are no maps: {_why_unread(run)}."
     elif with_maps and trained is not None:
-        maps, note = _make_maps(trained, found, model, answers, progress), _MAP_NOTE
-    corrections, correction_note = _correct(run, trained, found, places, progress)
-    cases = _show(run, places, model, found, maps, broken)
+        maps, note = _make_maps(trained, loaded, model, answers, progress), _MAP_NOTE
+    corrections, correction_note = _correct(run, trained, loaded, indices, progress)
+    cases = _show(run, indices, model, loaded, maps, broken)
     return Gathered(cases, corrections, [*notes, note], correction_note)
 
 
-def draw_places(num_cases: int, num_shown: int) -> list[int]:
-    """Return the places of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
+def draw_indices(num_cases: int, num_shown: int) -> list[int]:
+    """Return the indices of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
     if num_shown >= num_cases:
         return list(range(num_cases))
     return sorted(np.random.default_rng(0).choice(num_cases, num_shown, replace=False).tolist())
@@ -123,13 +123,13 @@ def _why_unread(run: FinishedRun) -> str:
     return "" if job.reads_steps else f"a {job} does not read step by step"
 
 
-def _find(run: FinishedRun, places: list[int], trained: Trained | None, progress: Progress) -> list[FoundCase]:
+def _find(run: FinishedRun, indices: list[int], trained: Trained | None, progress: Progress) -> list[LoadedCase]:
     preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
     try:
         return find_cases(
             run.settings,
-            image_paths=run.split.facts["image_path"][places].tolist(),
-            labels=run.split.predictions.labels[places],
+            image_paths=run.split.facts["image_path"][indices].tolist(),
+            labels=run.split.predictions.labels[indices],
             preprocessing=preprocessing,
             progress=progress,
         )
@@ -138,7 +138,11 @@ def _find(run: FinishedRun, places: list[int], trained: Trained | None, progress
 
 
 def _make_maps(
-    trained: Trained, found: Sequence[FoundCase], model: str, answers: Int[np.ndarray, "case step"], progress: Progress
+    trained: Trained,
+    loaded: Sequence[LoadedCase],
+    model: str,
+    answers: Int[np.ndarray, "case step"],
+    progress: Progress,
 ) -> list[Float[np.ndarray, "step row column"]]:
     """Return the maps of each case."""
     from stepcot_jax.reading.explain import Explainer
@@ -148,14 +152,14 @@ def _make_maps(
     except BadInput as error:
         raise BadInput(f"{error}; --without-maps writes the page without maps") from None
     maps: list[Float[np.ndarray, "step row column"]] = []
-    for start in progress(range(0, len(found), _BATCH_SIZE), "making maps (batches)"):
-        images = _to_input(found[start : start + _BATCH_SIZE], trained.preprocessing)
+    for start in progress(range(0, len(loaded), _BATCH_SIZE), "making maps (batches)"):
+        images = _to_input(loaded[start : start + _BATCH_SIZE], trained.preprocessing)
         maps.extend(explainer.explain(images, labels=answers[start : start + _BATCH_SIZE]).maps)
     return maps
 
 
 def _correct(
-    run: FinishedRun, trained: Trained | None, found: Sequence[FoundCase], places: list[int], progress: Progress
+    run: FinishedRun, trained: Trained | None, loaded: Sequence[LoadedCase], indices: list[int], progress: Progress
 ) -> tuple[Corrections | None, str]:
     """Return the teacher's answers with earlier answers given, and a note on the cases or on why there are none."""
     if trained is None:
@@ -164,8 +168,8 @@ def _correct(
         return None, "There are none: this section is of a teacher, and this run has none."
     if not takes_answers(trained, model="teacher"):
         return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
-    num_corrected = min(NUM_CORRECTED, len(found))
-    images = _to_input(found[:num_corrected], trained.preprocessing)
+    num_corrected = min(NUM_CORRECTED, len(loaded))
+    images = _to_input(loaded[:num_corrected], trained.preprocessing)
     reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
     bar = iter(progress(range(run.chain.num_steps), "reading again with answers given (steps)"))
 
@@ -173,8 +177,8 @@ def _correct(
         next(bar, None)
         return reader.read(images, given.astype(np.int32)).probabilities
 
-    truth = run.split.predictions.labels[places[:num_corrected]]
-    names = [each.case.image for each in found[:num_corrected]]
+    truth = run.split.predictions.labels[indices[:num_corrected]]
+    names = [shown.case.image for shown in loaded[:num_corrected]]
     nothing = np.zeros((*truth.shape, max(run.chain.answers_per_step)), np.float32)
     costs = run.settings.evaluation.step_costs
     asked = find_next_steps(reader.given_reader(images), nothing, run.chain, costs=costs)
@@ -184,15 +188,15 @@ def _correct(
     return corrections, f"The first {num_corrected} cases of this page, read by the teacher."
 
 
-def _to_input(found: Sequence[FoundCase], preprocessing: Preprocessing) -> Float[np.ndarray, "case size size 3"]:
-    return to_input([each.pixels for each in found], preprocessing)
+def _to_input(loaded: Sequence[LoadedCase], preprocessing: Preprocessing) -> Float[np.ndarray, "case size size 3"]:
+    return to_input([shown.pixels for shown in loaded], preprocessing)
 
 
 def _show(
     run: FinishedRun,
-    places: list[int],
+    indices: list[int],
     model: str,
-    found: Sequence[FoundCase] | None,
+    loaded: Sequence[LoadedCase] | None,
     maps: Sequence[Any],
     broken: Sequence[str],
 ) -> list[ShownCase]:
@@ -200,17 +204,17 @@ def _show(
     probabilities, sets = run.probabilities(model), run.answer_sets(model)
     return [
         ShownCase(
-            name=str(facts["image_path"][place]),
-            about=", ".join(str(facts[key][place]) for key in ("origin", "view") if facts[key][place]),
-            picture=None if found is None else write_picture(found[number].pixels),
-            report="" if found is None else found[number].case.report,
-            truth=labels[place],
-            probabilities=probabilities[place],
-            sets=None if sets is None else sets[place],
+            name=str(facts["image_path"][index]),
+            about=", ".join(str(facts[key][index]) for key in ("origin", "view") if facts[key][index]),
+            picture=None if loaded is None else write_picture(loaded[number].pixels),
+            report="" if loaded is None else loaded[number].case.report,
+            truth=labels[index],
+            probabilities=probabilities[index],
+            sets=None if sets is None else sets[index],
             inconsistent=broken[number],
             maps=maps[number],
         )
-        for number, place in enumerate(places)
+        for number, index in enumerate(indices)
     ]
 
 
@@ -284,7 +288,7 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
 
 
 def _name_mean(metrics: Mapping[str, ModelMetrics]) -> str:
-    """Return of which steps the mean is, in words."""
+    """Return the name of the mean over steps, with the number of steps that it covers."""
     steps = next(iter(metrics.values())).steps
     num_left_out = sum(step.has_one_answer for step in steps)
     return f"mean of {len(steps) - num_left_out} of {len(steps)} steps" if num_left_out else "mean of the steps"
@@ -294,14 +298,14 @@ def _compare_networks(run: FinishedRun, num_resamples: int) -> str:
     """Return the difference of student and teacher in a sentence; "" unless the run has both."""
     if not {"teacher", "student"} <= set(run.split.predictions.logits):
         return ""
-    found = bootstrap_differences(
+    difference = bootstrap_differences(
         run.split, run.chain, first="student", second="teacher", num_resamples=num_resamples
     ).mean_accuracy
-    points = f"{100 * found.value:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    points = f"{100 * difference.value:+.1f} points ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
     verdict = "a significant difference between these two networks"
     if count_patients(run.split.facts["patient_id"]) < MIN_PATIENTS:
         verdict = "from too few patients for a verdict"  # few similar patients give an interval without width
-    elif not is_difference(found):
+    elif not is_difference(difference):
         verdict = "not a significant difference"
     return f"Mean accuracy, student less teacher: {points}, {verdict}."
 

@@ -1,4 +1,4 @@
-"""The cases to browse on the page, found in the run's data with their pictures and shown with answers and maps."""
+"""The cases to browse on the page: loaded from the run's data with their pictures, and shown with answers and maps."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ _PHANTOM_NAME = re.compile(r"images/phantom_(\d{6,9})\.png")
 
 
 @dataclasses.dataclass(frozen=True)
-class FoundCase:
+class LoadedCase:
     """A case with its pixels at the encoder's size."""
 
     case: Record
@@ -38,31 +38,31 @@ def find_cases(
     labels: Int[np.ndarray, "case step"],
     preprocessing: Preprocessing,
     progress: Progress,
-) -> list[FoundCase]:
-    """Find cases by their images' paths; phantoms are drawn again.
+) -> list[LoadedCase]:
+    """Load cases by their images' paths; phantoms are drawn again.
 
     Args:
       labels: [case, step] in the run's predictions.
     """
-    find = _draw if settings.data.source == "phantom" else _read
+    load = _draw if settings.data.source == "phantom" else _read
     where = settings.data.root or "the phantom"
     cases = []
-    found = find(settings, image_paths, preprocessing, progress)
-    for path, expected, each in zip(image_paths, labels, found, strict=True):
-        if each is None:
+    candidates = load(settings, image_paths, preprocessing, progress)
+    for path, expected, loaded in zip(image_paths, labels, candidates, strict=True):
+        if loaded is None:
             raise BadInput(f"{where} has no case with image {path!r}; expected the data that the run was trained on")
         known = expected != NOT_ANNOTATED  # a run that was supervised on some steps has no labels of the others
-        if (np.array(each.case.answers, np.int32)[known] != expected[known]).any():
+        if (np.array(loaded.case.answers, np.int32)[known] != expected[known]).any():
             raise BadInput(
-                f"{where}, {path}: labels {each.case.answers} are not those of the run, {tuple(expected.tolist())}"
+                f"{where}, {path}: labels {loaded.case.answers} are not those of the run, {tuple(expected.tolist())}"
             )
-        cases.append(each)
+        cases.append(loaded)
     return cases
 
 
 def _draw(
     settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
-) -> Iterator[FoundCase | None]:
+) -> Iterator[LoadedCase | None]:
     phantom = settings.phantom
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
     for path in progress(image_paths, "drawing the cases"):
@@ -71,12 +71,12 @@ def _draw(
             yield None
             continue
         case, pixels = drawing.draw(int(match[1]))
-        yield FoundCase(case, pixels if pixels.ndim == 3 else repeat_grey(pixels))
+        yield LoadedCase(case, pixels if pixels.ndim == 3 else repeat_grey(pixels))
 
 
 def _read(
     settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
-) -> Iterator[FoundCase | None]:
+) -> Iterator[LoadedCase | None]:
     # Only training needs the search for near duplicates, the cache and the splits; images are decoded when shown.
     data = dataclasses.replace(settings.data, near_duplicate_radius=0, cache_megabytes=0.0)
     dataset = load_dataset(
@@ -85,10 +85,10 @@ def _read(
         is_known=lambda _: True,
         progress=progress,
     )
-    places = {case.image: place for place, case in enumerate(dataset.cases)}
+    indices = {case.image: index for index, case in enumerate(dataset.cases)}
     for path in progress(image_paths, "reading the cases"):
-        place = places.get(path)
-        yield None if place is None else FoundCase(dataset.cases[place], dataset.pixels[place])
+        index = indices.get(path)
+        yield None if index is None else LoadedCase(dataset.cases[index], dataset.pixels[index])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,9 @@ def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str
 
 
 def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
-    own = [row[:num_answers] for row, num_answers in zip(case.probabilities, chain.answers_per_step, strict=True)]
+    probabilities = [
+        row[:num_answers] for row, num_answers in zip(case.probabilities, chain.answers_per_step, strict=True)
+    ]
     sets = None
     if case.sets is not None:
         rows = zip(case.sets, chain.answers_per_step, strict=True)
@@ -150,8 +152,8 @@ def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:
         "picture": case.picture,
         "report": name_unseen(case.report),
         "truth": case.truth.tolist(),
-        "answers": [int(row.argmax()) for row in own],
-        "confidences": [round(float(row.max()), 4) for row in own],
+        "answers": [int(row.argmax()) for row in probabilities],
+        "confidences": [round(float(row.max()), 4) for row in probabilities],
         "sets": sets,
         "inconsistent": name_unseen(case.inconsistent),
         "maps": None if case.maps is None else [write_map(values) for values in case.maps],

@@ -36,7 +36,7 @@ def write_curves(entries: Sequence[Entry]) -> Markup:
     names = sorted(
         {key.partition("/")[0] for key in keys}, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name)
     )
-    measure = next((each for each in _MEASURES if any(key.endswith(f"/{each}") for key in keys)), "mean_accuracy")
+    measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
     scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
     parts = find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})

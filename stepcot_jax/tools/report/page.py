@@ -19,7 +19,7 @@ def render(name: str, **values: Any) -> Markup:
 
 
 def write_page(*, title: str, about: Sequence[str], sections: Sequence[Section]) -> str:
-    """Write the whole page as HTML that loads nothing."""
+    """Return the page as HTML that loads nothing."""
     style, shared = read_part("page.css"), read_part("shared.js")
     scripts = (shared, *((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "operating.js")))
     template = _TEMPLATES.get_template("report.html.j2")

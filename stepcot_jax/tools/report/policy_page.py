@@ -49,12 +49,12 @@ _EXPECTED = "expected the workdir of a finished run of the job sft or grpo"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedPolicy:
-    """What a finished run of a policy left in its workdir.
+    """The results of a finished run of a policy, read from its workdir.
 
     Attributes:
       records: of the test split; boxes are in pixels of the picture that the policy sees.
       scores: by phase, of the test split's replies.
-      baseline: figures of the majority answer with the constant box; empty of a run that did not write them.
+      baseline: figures of the majority answer with the constant box; empty if the run did not write them.
     """
 
     workdir: pathlib.Path
@@ -102,16 +102,16 @@ def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Int
     models = read_json(path, dict[str, Any], accepted=_EXPECTED).get("models")
     try:
         figures = models[BASELINE]["figures"] if isinstance(models, dict) and BASELINE in models else {}
-        found = {(name, group): figures[name][group] for name in figures for group in figures[name]}
+        stored = {(name, group): figures[name][group] for name in figures for group in figures[name]}
         intervals = {
-            key: Interval(**{part: math.nan if each[part] is None else float(each[part]) for part in _PARTS})
-            for key, each in found.items()
+            key: Interval(**{part: math.nan if parts[part] is None else float(parts[part]) for part in _PARTS})
+            for key, parts in stored.items()
         }
     except (TypeError, KeyError, ValueError):
         raise BadInput(f"{path}: the figures of {BASELINE!r} are damaged; {_EXPECTED}") from None
     if with_intervals:
         return intervals
-    return {key: dataclasses.replace(each, low=math.nan, high=math.nan) for key, each in intervals.items()}
+    return {key: dataclasses.replace(interval, low=math.nan, high=math.nan) for key, interval in intervals.items()}
 
 
 def write_policy_page(
@@ -151,8 +151,8 @@ def _describe(run: FinishedPolicy) -> list[str]:
     lines = [f"A policy trained on {source}, replies in the dialect {vqa.dialect}; figures are of the test split."]
     best = run.report.get("best")
     if isinstance(best, dict) and best:
-        found = ", ".join(f"{name.upper()} at update {entry.get('step')}" for name, entry in best.items())
-        lines.append(f"Best weights on validation: {found}.")
+        updates = ", ".join(f"{name.upper()} at update {entry.get('step')}" for name, entry in best.items())
+        lines.append(f"Best weights on validation: {updates}.")
     notes = run.report.get("notes")
     return [*lines, *(note for note in notes if isinstance(note, str))] if isinstance(notes, list) else lines
 
@@ -168,9 +168,9 @@ def _tabulate(run: FinishedPolicy, num_resamples: int) -> list[ShownTable]:
     )
     tables = [_table(f"{len(run.records)} questions of {num_patients} test patients", rows, notes)]
     if len(columns) == len(_PHASES):
-        found = score_difference(first=columns["grpo"], second=columns["sft"], num_resamples=num_resamples)
+        difference = score_difference(first=columns["grpo"], second=columns["sft"], num_resamples=num_resamples)
         notes = ("In points, in the same resamples of patients.",)
-        tables.append(_table("GRPO less SFT", {"grpo less sft": found}, notes))
+        tables.append(_table("GRPO less SFT", {"grpo less sft": difference}, notes))
     return tables
 
 
@@ -204,12 +204,12 @@ def write_charts(entries: Sequence[Entry]) -> Markup:
 
 def _list_names(entries: Sequence[Entry], kind: str) -> list[str]:
     """Return the names of the finite numbers of one kind of entry, in the order of their first appearance."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for entry in entries:
         if entry["kind"] == kind:
             numbers = (key for key, value in entry.items() if isinstance(value, int | float) and key not in _UNCHARTED)
-            found |= dict.fromkeys(numbers)
-    return list(found)
+            names |= dict.fromkeys(numbers)
+    return list(names)
 
 
 def _picture_reader(run: FinishedPolicy, terminal: Terminal) -> Callable[[str], str | None]:
@@ -220,11 +220,11 @@ def _picture_reader(run: FinishedPolicy, terminal: Terminal) -> Callable[[str], 
     if run.settings.vqa.source == "given":
         return lambda _: None
     data = load_vqa_dataset(
-        run.settings, splits=("test",), progress=lambda found: terminal.watch(found, "loading the test pictures")
+        run.settings, splits=("test",), progress=lambda items: terminal.watch(items, "loading the test pictures")
     )
-    places = {record.image: int(place) for record, place in zip(data.records, data.image_of, strict=True)}
+    indices = {record.image: int(index) for record, index in zip(data.records, data.image_of, strict=True)}
 
     def read(path: str) -> str | None:
-        return write_picture(data.load_images([places[path]])[0]) if path in places else None
+        return write_picture(data.load_images([indices[path]])[0]) if path in indices else None
 
     return read

@@ -1,4 +1,4 @@
-"""Two sections of the page: whether confidences are calibrated, and whether chains of answers are consistent."""
+"""Sections of the page: calibration, consistency, corrections, operating points and settings."""
 
 import dataclasses
 import math
@@ -59,22 +59,22 @@ def _write_model(
     sets = run.answer_sets(model)
     measured = [] if sets is None else _measure_sets(sets, run.split.predictions.labels)
     diagrams, rows = [], []
-    for place, step in enumerate(calibrated or raw):
-        filled = [each for each in step.bins if each.num_cases]
+    for index, step in enumerate(calibrated or raw):
+        bins = [reliability for reliability in step.bins if reliability.num_cases]
         diagrams.append(
             draw_reliability(
-                confidences=[each.confidence for each in filled],
-                accuracies=[each.accuracy for each in filled],
-                counts=[each.num_cases for each in filled],
+                confidences=[reliability.confidence for reliability in bins],
+                accuracies=[reliability.accuracy for reliability in bins],
+                counts=[reliability.num_cases for reliability in bins],
                 title=step.name,
                 model=model,
             )
         )
         row = [step.name, str(step.num_cases), percent(step.ece), decimal(step.brier), decimal(step.nll)]
         if calibrated is not None and run.calibration is not None:
-            covered, size = measured[place]
-            row += [decimal(run.calibration.temperatures[model][place]), percent(raw[place].ece)]
-            row += [decimal(raw[place].nll), percent(covered), decimal(size)]
+            covered, size = measured[index]
+            row += [decimal(run.calibration.temperatures[model][index]), percent(raw[index].ece)]
+            row += [decimal(raw[index].nll), percent(covered), decimal(size)]
         rows.append(row)
     by_answer = [] if sets is None else _measure_answers(sets, run.split.predictions.labels, run.chain)
     return render(
@@ -86,13 +86,13 @@ def _measure_answers(
     sets: Bool[np.ndarray, "case step answer"], labels: Int[np.ndarray, "case step"], chain: Chain
 ) -> list[tuple[str, str, int, float]]:
     """Return step, answer, number of test cases with that true answer, and the share of them whose set holds it."""
-    found = []
-    for place, step in enumerate(chain.steps):
+    rows = []
+    for index, step in enumerate(chain.steps):
         for answer, option in enumerate(step.options):
-            held = sets[labels[:, place] == answer, place, answer]
+            held = sets[labels[:, index] == answer, index, answer]
             if len(held):
-                found.append((step.name, option, len(held), float(held.mean())))
-    return found
+                rows.append((step.name, option, len(held), float(held.mean())))
+    return rows
 
 
 def _measure_sets(
@@ -100,24 +100,24 @@ def _measure_sets(
 ) -> list[tuple[float, float]]:
     """Return for each step the share of annotated test cases whose set holds the truth, and the mean set size."""
     figures = []
-    for place, labels in enumerate(case_labels.T):
+    for index, labels in enumerate(case_labels.T):
         annotated = labels != NOT_ANNOTATED
-        own, truth = sets[annotated, place], labels[annotated]
+        of_step, truth = sets[annotated, index], labels[annotated]
         if not len(truth):
             figures.append((math.nan, math.nan))
             continue
-        held = own[np.arange(len(truth)), truth]
-        figures.append((float(held.mean()), float(own.sum(axis=1).mean())))
+        held = of_step[np.arange(len(truth)), truth]
+        figures.append((float(held.mean()), float(of_step.sum(axis=1).mean())))
     return figures
 
 
 @dataclasses.dataclass(frozen=True)
 class Plausibility:
-    """The rules by which chains of answers are called inconsistent.
+    """The rules that make a chain of answers inconsistent.
 
     Attributes:
       rules: pairs of answers that contradict each other.
-      source: where the rules come from, in a sentence.
+      source: a sentence about the origin of the rules.
     """
 
     chain: Chain
@@ -149,8 +149,8 @@ class Plausibility:
         """Write the share of chains that break a rule, of the truth and of every network."""
         answers = {"truth": run.split.predictions.labels}
         for model, logits in run.split.predictions.logits.items():
-            own = own_logits(logits, chain=run.chain, model=model)
-            answers[model] = np.stack([each.argmax(axis=1) for each in own], axis=1).astype(np.int32)
+            of_steps = own_logits(logits, chain=run.chain, model=model)
+            answers[model] = np.stack([of_step.argmax(axis=1) for of_step in of_steps], axis=1).astype(np.int32)
         chains = [
             {
                 "name": name,
@@ -192,7 +192,7 @@ class Corrections:
       truth: [case, step], `NOT_ANNOTATED` where nobody answered; the network answers such a step itself.
       answers: [num_given, case, step], the network's own answers with the first `num_given` steps given, from 0.
       largest_shift: largest change of a later answer's probability when one more step was given, 0 to 1.
-      asked: of each case the step worth checking as read; None for none.
+      asked: the step of each case that is worth checking before any answer is given; None for none.
     """
 
     names: Sequence[str]
@@ -216,7 +216,7 @@ def read_corrections(
 
     Args:
       truth: [case, step], `NOT_ANNOTATED` where nobody answered.
-      asked: of each case the step worth checking as read; () if that was not looked for.
+      asked: the step of each case that is worth checking before any answer is given; () if not computed.
     """
     given = np.where(truth == NOT_ANNOTATED, NOT_GIVEN, truth)
     num_steps = truth.shape[1]
@@ -281,15 +281,15 @@ def _summarise(corrections: Corrections) -> str:
 def _list_rows(corrections: Corrections, case: int, chain: Chain) -> dict[str, Any]:
     """Return a case's name and, for each step, its truth and one cell for each number of given steps."""
     rows = []
-    for place, step in enumerate(chain.steps):
-        truth = int(corrections.truth[case, place])
+    for index, step in enumerate(chain.steps):
+        truth = int(corrections.truth[case, index])
         annotated = truth != NOT_ANNOTATED
         cells: list[dict[str, Any] | None] = []
         for num_given, answers in enumerate(corrections.answers):
-            answer = int(answers[case, place])
-            flipped = bool(corrections.flipped[num_given, case, place])
+            answer = int(answers[case, index])
+            flipped = bool(corrections.flipped[num_given, case, index])
             right = answer == truth if annotated else None
-            is_given = place < num_given and annotated
+            is_given = index < num_given and annotated
             cells.append(None if is_given else {"answer": step.options[answer], "flipped": flipped, "right": right})
         rows.append({"step": step.name, "truth": step.options[truth] if annotated else "not annotated", "cells": cells})
     return {"name": corrections.names[case], "rows": rows}
@@ -299,40 +299,41 @@ def _list_rows(corrections: Corrections, case: int, chain: Chain) -> dict[str, A
 
 
 MOST_LEVELS = 150
-"""Thresholds of a curve on the page; where the test cases have more, evenly spaced ones of them."""
+"""Most thresholds of a curve on the page; if the test cases have more, evenly spaced ones are kept."""
 
 
 def write_operating_section(run: FinishedRun) -> Section:
     """Write the operating points with their figures, and curves of the test cases on which thresholds can be tried."""
-    found = run.operating_points
-    if found is None:
+    operating_points = run.operating_points
+    if operating_points is None:
         lead = "This run chose none; python -m stepcot_jax.main with the same --config and --workdir chooses them."
         return Section("operating", "Operating points", lead, render("operating.html.j2", models={}, data=None))
     lead = (
         "From which probability on is an answer called, against all others of its step? Thresholds: "
-        f"{found.rule.describe()}. Curves and figures are of the test cases, probabilities as in the calibration above."
+        f"{operating_points.rule.describe()}. Curves and figures are of the test cases, probabilities as in the "
+        "calibration above."
     )
     models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
-    for (model, step, answer), point in found.points.items():
+    for (model, step, answer), point in operating_points.points.items():
         models.setdefault(model, []).append((step, answer, point))
-    body = render("operating.html.j2", models=models, data=_gather(run, found), figures=FIGURES)
+    body = render("operating.html.j2", models=models, data=_gather(run, operating_points), figures=FIGURES)
     return Section("operating", "Operating points", lead, body)
 
 
-def _gather(run: FinishedRun, found: OperatingPoints) -> list[dict[str, Any]]:
-    """Return the curves of the answers that some, but not all test cases have."""
-    return [_draw(run, finding, point) for finding, point in found.points.items() if all(point.test)]
+def _gather(run: FinishedRun, operating_points: OperatingPoints) -> list[dict[str, Any]]:
+    """Return the curves of the answers that some test cases have and others do not."""
+    return [_draw(run, finding, point) for finding, point in operating_points.points.items() if all(point.test)]
 
 
 def _draw(run: FinishedRun, finding: Finding, point: OperatingPoint) -> dict[str, Any]:
     model, name, option = finding
-    place = next(number for number, step in enumerate(run.chain.steps) if step.name == name)
-    answer = run.chain.steps[place].options.index(option)
-    labels = run.split.predictions.labels[:, place]
+    index = next(number for number, step in enumerate(run.chain.steps) if step.name == name)
+    answer = run.chain.steps[index].options.index(option)
+    labels = run.split.predictions.labels[:, index]
     annotated = labels != NOT_ANNOTATED
     levels = count_levels(
         count_once(int(annotated.sum())),
-        scores=run.probabilities(model)[annotated, place, answer],
+        scores=run.probabilities(model)[annotated, index, answer],
         positive=labels[annotated] == answer,
     )
     chosen = int((levels.thresholds >= point.threshold.value).sum()) - 1
@@ -375,7 +376,7 @@ def write_settings(settings: Settings, report: Mapping[str, Any]) -> Markup:
     groups: dict[str, dict[str, Markup]] = {"run": {}}
     for key, value in dataclasses.asdict(settings).items():
         if isinstance(value, dict):
-            groups[key] = {name: _breakable(_describe_value(each)) for name, each in value.items()}
+            groups[key] = {name: _breakable(_describe_value(entry)) for name, entry in value.items()}
         else:
             groups["run"][key] = _breakable(_describe_value(value))
     seconds = report.get("wall_seconds")

@@ -40,7 +40,7 @@ class Weights:
 
     Attributes:
       networks: the modules; without an image encoder where that is frozen.
-      params: by network, the whole parameter tree at its best step.
+      params: by network, the full parameter tree at its best update.
       text_features: float32 [step, width]; None without text.
     """
 
@@ -75,12 +75,12 @@ def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings)
     """
     dataset = inputs.dataset
     if split == "all":
-        every = tuple(sorted(itertools.chain.from_iterable(dataset.splits.by_name().values())))
-        dataset, split = dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=every)), "test"
+        indices = tuple(sorted(itertools.chain.from_iterable(dataset.splits.by_name().values())))
+        dataset, split = dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=indices)), "test"
     batches = evaluation_batches(dataset, split, batch_size=settings.evaluation.batch_size)
     with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
-        found: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
-    return with_facts(dataset, split, found)
+        predictions: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
+    return with_facts(dataset, split, predictions)
 
 
 def read_given(trained: Weights, counts: Sequence[int]) -> Predict:

@@ -58,28 +58,28 @@ class Cells:
         there, see `run.places`.
 
     Attributes:
-      place: the workdir as the user names it, without a slash at its end.
-      workdir: the folder of this machine for what is not sent to an address.
+      address: the workdir as the user names it; if at an address, without a slash at its end.
+      workdir: the local folder for files that are not sent to an address.
     """
 
     def __init__(self, workdir: pathlib.Path | str, terminal: Terminal) -> None:
         self._is_remote, self._terminal = is_address(workdir), terminal
-        self.place = str(workdir).rstrip("/") if self._is_remote else str(workdir)
+        self.address = str(workdir).rstrip("/") if self._is_remote else str(workdir)
         self.workdir = self._open("cells").folder if self._is_remote else pathlib.Path(workdir)
 
     def digest(self, cell: Cell) -> str:
         """Return the digest of a cell's settings without the `UNIMPORTANT` ones."""
-        found = dataclasses.asdict(cell.settings)
+        settings = dataclasses.asdict(cell.settings)
         for key in UNIMPORTANT:
             *groups, name = key.split(".")
-            functools.reduce(operator.getitem, groups, found).pop(name)
-        root = pathlib.PurePosixPath(name_source(self.place))
+            functools.reduce(operator.getitem, groups, settings).pop(name)
+        root = pathlib.PurePosixPath(name_source(self.address))
         for section, name in (("image_encoder", "weights"), ("policy", "start")):
-            path = pathlib.PurePosixPath(name_source(found[section][name]))
-            if found[section][name] and path.is_relative_to(root):
+            path = pathlib.PurePosixPath(name_source(settings[section][name]))
+            if settings[section][name] and path.is_relative_to(root):
                 # The workdir may be moved.
-                found[section][name] = f"in the workdir: {path.relative_to(root)}"
-        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+                settings[section][name] = f"in the workdir: {path.relative_to(root)}"
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, cell: Cell) -> pathlib.Path:
         """Return the folder of this machine with the files of a cell's run."""
@@ -95,7 +95,7 @@ class Cells:
 
     def name(self, part: str) -> str:
         """Return the path or the address of a part of the workdir, such as "features"."""
-        return f"{self.place}/{part}" if self._is_remote else str(self.workdir / part)
+        return f"{self.address}/{part}" if self._is_remote else str(self.workdir / part)
 
     def _open(self, part: str) -> Place:
         return Place(self.name(part), say=self._terminal.say)
@@ -109,10 +109,10 @@ class Cells:
         if not self._is_remote:
             make(self.workdir / name)
             return
-        place = self._open(name)
-        place.bring()
-        make(place.folder)
-        place.finish()
+        remote = self._open(name)
+        remote.bring()
+        make(remote.folder)
+        remote.finish()
 
     def is_finished(self, cell: Cell) -> bool:
         """Return whether the cell has its report and predictions, or replies."""
@@ -188,9 +188,9 @@ class Cells:
         return read_predictions(self.folder(cell) / "predictions" / "test.npz", self.chain(cell))
 
     def validation(self, cell: Cell) -> ValidationPredictions:
-        """Return the same on the validation split, for what chooses."""
-        found = read_predictions(self.folder(cell) / "predictions" / "val.npz", self.chain(cell))
-        return ValidationPredictions(found.predictions, found.facts)
+        """Return the predictions of a finished cell on the validation split, for choosing thresholds and settings."""
+        split = read_predictions(self.folder(cell) / "predictions" / "val.npz", self.chain(cell))
+        return ValidationPredictions(split.predictions, split.facts)
 
 
 def _record_root(settings: Settings) -> tuple[str, str]:

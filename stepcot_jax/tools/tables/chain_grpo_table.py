@@ -63,11 +63,13 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def _measure(plan: Plan, cell: Cell, chain: Chain) -> npt.NDArray[np.float64]:
-    """Return [figure, case]: each figure before, after, and their difference; NaN where a case has no such figure."""
+    """Return figures [figure, case]: before, after, and their difference; NaN where a case has no such figure."""
     split = plan.cells.predictions(cell)
     rules = make_rules(chain, counts=read_pairs(plan.cells.folder(cell) / PAIRS_FILE, chain))
-    found = split.predictions
-    before, after = (score_cases(_answers(found.logits[name], chain), found.labels, rules) for name in NETWORKS)
+    predictions = split.predictions
+    before, after = (
+        score_cases(_answers(predictions.logits[name], chain), predictions.labels, rules) for name in NETWORKS
+    )
     return np.stack([row for one, other in zip(before, after, strict=True) for row in (one, other, other - one)])
 
 

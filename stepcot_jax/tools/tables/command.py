@@ -91,7 +91,7 @@ def read_encoders(entries: list[str]) -> dict[str, str]:
 
 
 def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
-    """Return the seeds; the config's without any."""
+    """Return the seeds; without entries, the seed of the config."""
     for entry in entries:
         if not entry.strip().isdecimal():
             raise BadInput(f"--seeds: {entry!r} is not a whole number from 0, as in --seeds=0,1,2")
@@ -110,25 +110,23 @@ def make_tables(
     tables: dict[str, Any] = {name: importlib.import_module(f"stepcot_jax.tools.tables.{name}_table") for name in names}
     terminal = Terminal()
     written = []
-    place = Place(folder, say=terminal.say)
-    place.bring()
+    target = Place(folder, say=terminal.say)
+    target.bring()
     if plan is not None:
         plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
     for name, module in tables.items():
         terminal.say(f"table {name}")
         for table in module.make_tables(plan):
             notes = (*table.notes, f"Made by: {shlex.join(command)}")
-            written += write_table(place.folder, dataclasses.replace(table, notes=notes))
-    place.finish()
+            written += write_table(target.folder, dataclasses.replace(table, notes=notes))
+    target.finish()
     return written
 
 
 def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     values = flags.FLAGS
     settings = make_settings(values.config)
-    if (
-        settings.trains_policy or "grpo.epochs" in settings.trains.epochs
-    ):  # configs of tables that choose the job, as all do
+    if settings.trains_policy or "grpo.epochs" in settings.trains.epochs:  # the tables choose the job themselves
         settings = dataclasses.replace(settings, job="distill")
     seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
     target = make_settings(values.target_config) if values.target_config else None
@@ -138,9 +136,9 @@ def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     from stepcot_jax.tools.tables.cells import Cells
     from stepcot_jax.tools.tables.plan import Plan
 
-    folders = [find_path(each, "--constrained") for each in values.constrained]
+    folders = [find_path(folder, "--constrained") for folder in values.constrained]
     constrained = tuple(map(read_constrained, folders))
-    models = [found.model for found in constrained]
+    models = [large.model for large in constrained]
     if len(set(models)) < len(models):
         raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
     logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file

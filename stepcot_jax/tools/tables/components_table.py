@@ -19,7 +19,7 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 
 def variants() -> dict[str, str]:
-    """Return by ablated model the full model that it is compared with."""
+    """Return the full model that each ablated model is compared with."""
     of_teacher = {f"teacher {name}": "teacher" for name in ABLATIONS if name not in OF_STUDENT}
     return of_teacher | {f"student {name}": "student" for name in ABLATIONS}
 
@@ -98,7 +98,7 @@ def describe_text(prompts: PromptSettings) -> str:
 
 
 def _judge(comparison: AnswerComparison) -> dict[str, str]:
-    """By ablation, the verdict on the mean accuracy without it."""
+    """Return by ablation the verdict on the mean accuracy without it."""
     questions = [(variant, base, "mean_accuracy", None) for variant, base in variants().items()]
     return dict(zip(variants(), comparison.verdicts(questions), strict=True))
 
@@ -108,13 +108,13 @@ def conclude(comparison: AnswerComparison) -> list[str]:
     sentences = []
     for (variant, verdict), base in zip(_judge(comparison).items(), variants().values(), strict=True):
         if verdict.startswith(HIGHER):
-            said = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
+            effect = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
         elif verdict.startswith(LOWER):
-            said = f"the {base} needs it{verdict.removeprefix(LOWER)}"
+            effect = f"the {base} needs it{verdict.removeprefix(LOWER)}"
         else:
-            said = "too few patients to tell" if verdict == TOO_FEW else "no significant difference"
+            effect = "too few patients to tell" if verdict == TOO_FEW else "no significant difference"
         difference = _describe(comparison.difference(variant, base, "mean_accuracy"))
-        sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {said}.")
+        sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {effect}.")
     return sentences
 
 
@@ -133,7 +133,7 @@ def _describe(difference: Interval) -> str:
 
 
 def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:
-    """Accuracy and mAUC of every step; all their verdicts are corrected together."""
+    """Return the table of accuracy and mAUC of every step; one correction covers all verdicts."""
     asked = [
         (variant, base, position)
         for variant, base in variants().items()

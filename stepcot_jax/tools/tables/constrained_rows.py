@@ -21,72 +21,72 @@ ABOUT = (
 )
 
 
-def list_rows(found: Constrained) -> list[tuple[str, Level]]:
-    """Return level 0 and, of each variant that was measured up to the last step, that level, with its steps in words.
+def list_rows(large: Constrained) -> list[tuple[str, Level]]:
+    """Return level 0 and the last level of each variant that was measured up to it, each with a phrase on its steps.
 
     Raises:
       ValueError: level 0 is missing, which `read_constrained` refuses.
     """
-    direct = found.find("constraints", 0)
+    direct = large.find("constraints", 0)
     if direct is None:
-        raise ValueError(f"{found.model}: level 0 is missing")
-    highest = ((words, found.find(variant, len(found.steps))) for variant, words in _GIVEN.items())
+        raise ValueError(f"{large.model}: level 0 is missing")
+    highest = ((words, large.find(variant, len(large.steps))) for variant, words in _GIVEN.items())
     return [(WITHOUT, direct), *((words, level) for words, level in highest if level is not None)]
 
 
-def make_evidence(found: Constrained, level: Level, metrics: Sequence[str]) -> list[Evidence]:
+def make_evidence(large: Constrained, level: Level, metrics: Sequence[str]) -> list[Evidence]:
     """Return the evidence for a level's differences from level 0, in the order of the metrics."""
     figures = {metric: level.differences[metric].figure for metric in metrics}
     return [
-        Evidence(figure, (figure.value,), found.num_patients, level.p if metric == "accuracy" else None)
+        Evidence(figure, (figure.value,), large.num_patients, level.p if metric == "accuracy" else None)
         for metric, figure in figures.items()
     ]
 
 
 def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
     """Require that large models answered the questions of a table."""
-    for found in models:
-        difference = describe_difference([(name, tuple(options)) for name, options in found.steps], chain)
+    for large in models:
+        difference = describe_difference([(name, tuple(options)) for name, options in large.steps], chain)
         if difference:
-            raise BadInput(f"--constrained, model {found.model!r}: another chain than the runs': {difference}")
+            raise BadInput(f"--constrained, model {large.model!r}: another chain than the runs': {difference}")
 
 
-def list_step_rows(found: Constrained, step: str) -> list[tuple[Entry, ...]]:
+def list_step_rows(large: Constrained, step: str) -> list[tuple[Entry, ...]]:
     """Return the rows of a step in Table 8: step, model, cases and figures.
 
     The last step, the diagnosis, has a row without the steps (level 0). Each step has a row of replies with all steps
     asked at once, if they were.
     """
-    is_last = bool(found.steps) and step == found.steps[-1][0]
+    is_last = bool(large.steps) and step == large.steps[-1][0]
     figures = {}
-    if is_last and (direct := found.find("constraints", 0)) is not None:
+    if is_last and (direct := large.find("constraints", 0)) is not None:
         figures[WITHOUT] = direct.diagnosis
-    if (level := _find_all_steps(found)) is not None:
+    if (level := _find_all_steps(large)) is not None:
         figures[WITH] = level.diagnosis if is_last else level.steps[step]
     return [
-        (step, f"{found.model}, {words} steps", found.num_cases, *(of_level[name].figure for name in FIGURES))
+        (step, f"{large.model}, {words} steps", large.num_cases, *(of_level[name].figure for name in FIGURES))
         for words, of_level in figures.items()
     ]
 
 
-def _find_all_steps(found: Constrained) -> Level | None:
-    return found.find("constraints", len(found.steps)) if found.steps else None
+def _find_all_steps(large: Constrained) -> Level | None:
+    return large.find("constraints", len(large.steps)) if large.steps else None
 
 
 def describe_cases(models: Sequence[Constrained], split: SplitPredictions) -> list[str]:
-    """Return notes: how large models were asked, whether on the same cases as the networks, and what is missing."""
+    """Return notes on the large models: how they were asked, on which cases, and which rows and replies are missing."""
     diagnosed = split.facts["case_id"][split.predictions.labels[:, -1] != NOT_ANNOTATED]
     same = digest_cases(diagnosed.tolist())
     notes = [ABOUT] if models else []
-    for found in models:
-        cases = f"{found.num_cases} cases of {found.source}"
-        which = "the test cases of the networks" if found.cases == same else f"other cases than the networks', {cases}"
-        missing = f"; {found.num_missing} dialogues have no reply and count as wrong" if found.num_missing else ""
-        notes.append(f"{found.model}: {which}. {found.about}{missing}.")
-        if _find_all_steps(found) is None:
-            last = len(found.steps)
+    for large in models:
+        cases = f"{large.num_cases} cases of {large.source}"
+        which = "the test cases of the networks" if large.cases == same else f"other cases than the networks', {cases}"
+        missing = f"; {large.num_missing} dialogues have no reply and count as wrong" if large.num_missing else ""
+        notes.append(f"{large.model}: {which}. {large.about}{missing}.")
+        if _find_all_steps(large) is None:
+            last = len(large.steps)
             notes.append(
-                f"{found.model}: no rows with all steps asked at once; level {last} of the variant "
+                f"{large.model}: no rows with all steps asked at once; level {last} of the variant "
                 "'constraints' is missing."
             )
     return notes

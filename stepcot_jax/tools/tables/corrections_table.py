@@ -1,4 +1,4 @@
-"""Corrections: accuracy of the last step as steps are corrected, by policy, network and training; and what misleads."""
+"""Table `corrections`: accuracy of the last step as steps are corrected, by policy, network and training."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ _PUBLISHED, _GIVEN = "as published", "with answers given"
 def trainings(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the trainings that are compared, as changes of the settings; the config's own schedule if it has one."""
     chosen = plan.settings.training.given_answers
-    own = {"training.given_answers": "random" if chosen == "none" else chosen}
-    return {_PUBLISHED: {"training.given_answers": "none"}, _GIVEN: own}
+    given = {"training.given_answers": "random" if chosen == "none" else chosen}
+    return {_PUBLISHED: {"training.given_answers": "none"}, _GIVEN: given}
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -44,37 +44,37 @@ def _cell(plan: Plan, training: str, seed: int) -> Cell:
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """Make the table of corrections with its curve, and that of what the training costs and how far it misleads."""
+    """Make the tables of corrections with their curves, of differences, of steps, and of the cost of the training."""
     chain = plan.cells.chain(_cell(plan, _PUBLISHED, plan.seeds[0]))
     right: dict[tuple[str, str, str], list[npt.NDArray[np.float64]]] = {}
     by_step: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {}
     followed: dict[tuple[str, str], list[Following]] = {}
     for seed in plan.seeds:
         for training in trainings(plan):
-            found = read_networks(plan, _cell(plan, training, seed), chain)
-            readers = {(training, network): read for network, read in found.read.items()}
+            networks = read_networks(plan, _cell(plan, training, seed), chain)
+            readers = {(training, network): read for network, read in networks.read.items()}
             if training == _PUBLISHED:  # the labels of a seed are the same for all trainings
-                readers = {COUNTED: found.counted, **readers}
+                readers = {COUNTED: networks.counted, **readers}
             for key, read in readers.items():
-                own = follow(read, found.labels, chain, found.rules, seed=seed)
-                followed.setdefault(key, []).append(own)
+                following = follow(read, networks.labels, chain, networks.rules, seed=seed)
+                followed.setdefault(key, []).append(following)
                 for policy in POLICIES:
                     probabilities, _ = correct_in_turn(
-                        policy, read, found.labels, chain, costs=plan.settings.evaluation.step_costs, seed=seed
+                        policy, read, networks.labels, chain, costs=plan.settings.evaluation.step_costs, seed=seed
                     )
-                    hits = np.where(found.labels >= 0, probabilities.argmax(axis=-1) == found.labels, np.nan)
+                    hits = np.where(networks.labels >= 0, probabilities.argmax(axis=-1) == networks.labels, np.nan)
                     curve = np.concatenate([hits[..., -1], hits[..., -1].mean(axis=0, keepdims=True)])
                     right.setdefault((*key, policy), []).append(curve)
                     if policy == "chain order":
                         by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
-    figures = {key: share_figures(values, found.patients, plan.num_resamples) for key, values in right.items()}
+    figures = {key: share_figures(values, networks.patients, plan.num_resamples) for key, values in right.items()}
     cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in trainings(plan)}
-    columns, rows = tabulate_following(plan, chain, cells, followed, found.patients)
+    columns, rows = tabulate_following(plan, chain, cells, followed, networks.patients)
     title = "The price of following corrections"
     cost = Table("corrections_cost", title, columns, rows, describe_following(plan))
     curves = _tabulate_curves(figures, chain, plan)
-    differences = _tabulate_differences(right, found.patients, chain, plan)
-    return [curves, differences, _tabulate_steps(by_step, found.patients, chain, plan), cost]
+    differences = _tabulate_differences(right, networks.patients, chain, plan)
+    return [curves, differences, _tabulate_steps(by_step, networks.patients, chain, plan), cost]
 
 
 def _tabulate_differences(
@@ -83,27 +83,30 @@ def _tabulate_differences(
     chain: Chain,
     plan: Plan,
 ) -> Table:
-    """What corrections and the choice of the steps are worth, in pairs; `right`: [count, case] of each seed."""
+    """Return the paired gains from corrections and from the choice of steps; `right`: [count, case] of each seed."""
     gain, *others = POLICIES
     few, last = min(3, chain.num_steps - 1), chain.steps[-1].name
     rows: list[tuple[Entry, ...]] = []
     for training, network in dict.fromkeys(key[:2] for key in right):
-        own = right[training, network, gain]
-        published, counted = right.get((_PUBLISHED, network, gain), own), right[*COUNTED, gain]
-        every = [
-            [one[0] - other[0] for one, other in zip(own, published, strict=True)],
-            *([one[count] - one[0] for one in own] for count in (few, chain.num_steps - 1)),
+        by_gain = right[training, network, gain]
+        published, counted = right.get((_PUBLISHED, network, gain), by_gain), right[*COUNTED, gain]
+        differences = [
+            [one[0] - other[0] for one, other in zip(by_gain, published, strict=True)],
+            *([one[count] - one[0] for one in by_gain] for count in (few, chain.num_steps - 1)),
             *(
-                [one[count] - other[count] for one, other in zip(own, counted, strict=True)]
+                [one[count] - other[count] for one, other in zip(by_gain, counted, strict=True)]
                 for count in (1, few, chain.num_steps - 1)
             ),
             *(
-                [one[count] - other[count] for one, other in zip(own, right[training, network, policy], strict=True)]
+                [
+                    one[count] - other[count]
+                    for one, other in zip(by_gain, right[training, network, policy], strict=True)
+                ]
                 for count in (1, few)
                 for policy in others
             ),
         ]
-        by_seed = [np.stack(rows_of_seed) for rows_of_seed in zip(*every, strict=True)]
+        by_seed = [np.stack(rows_of_seed) for rows_of_seed in zip(*differences, strict=True)]
         rows.append((training, network, *share_figures(by_seed, patients, plan.num_resamples)))
     headings = (
         f"own answers, from {_PUBLISHED!r}",
@@ -127,7 +130,7 @@ def _tabulate_steps(
     chain: Chain,
     plan: Plan,
 ) -> Table:
-    """The accuracy of each step, given the first ones' true answers; `right`: [count, step, case] of each seed."""
+    """Return the accuracy of each step, given the first true answers; `right`: [count, step, case] of each seed."""
     resamples = plan.num_resamples
     columns = (
         Column("training"),
@@ -140,7 +143,7 @@ def _tabulate_steps(
             *key,
             str(count),
             *([None] * count),
-            *share_figures([own[count, count:] for own in values], patients, resamples),
+            *share_figures([of_seed[count, count:] for of_seed in values], patients, resamples),
         )
         for key, values in right.items()
         for count in range(chain.num_steps)
@@ -173,7 +176,7 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, pl
         "split, are added to the network's logits.",
         DESCRIBE_COUNTED,
     )
-    rows = tuple((*key, *own) for key, own in figures.items())
+    rows = tuple((*key, *intervals) for key, intervals in figures.items())
     pictures = {"corrections.png": draw_curves(figures, num_counts, chain)}
     return Table("corrections", "Accuracy as steps are corrected", columns, rows, notes, pictures)
 
@@ -189,20 +192,20 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_
     panels = [key for key in dict.fromkeys(key[:2] for key in figures) if key != COUNTED]
     counted = [100 * figure.value for figure in figures[*COUNTED, POLICIES[0]][:num_counts]]
     picture = Picture(figsize=(12, 6), layout="constrained")
-    axes = picture.subplots(2, (len(panels) + 1) // 2, sharex=True, sharey=True).flat
-    for panel, place in zip(panels, axes, strict=False):
+    panel_axes = picture.subplots(2, (len(panels) + 1) // 2, sharex=True, sharey=True).flat
+    for panel, axes in zip(panels, panel_axes, strict=False):
         for policy in POLICIES:
-            own = figures[*panel, policy][:num_counts]
-            values = 100 * np.array([figure.value for figure in own])
-            (line,) = place.plot(range(num_counts), values, marker="o", markersize=3, label=policy)
-            ends = [100 * np.array([getattr(figure, end) for figure in own], float) for end in ("low", "high")]
-            place.fill_between(range(num_counts), *ends, color=line.get_color(), alpha=0.1, linewidth=0)
-        place.plot(range(num_counts), counted, "--", color="black", linewidth=1, label=f"counting, {POLICIES[0]}")
-        place.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
-        place.grid(alpha=0.3)
+            curve = figures[*panel, policy][:num_counts]
+            values = 100 * np.array([figure.value for figure in curve])
+            (line,) = axes.plot(range(num_counts), values, marker="o", markersize=3, label=policy)
+            ends = [100 * np.array([getattr(figure, end) for figure in curve], float) for end in ("low", "high")]
+            axes.fill_between(range(num_counts), *ends, color=line.get_color(), alpha=0.1, linewidth=0)
+        axes.plot(range(num_counts), counted, "--", color="black", linewidth=1, label=f"counting, {POLICIES[0]}")
+        axes.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
+        axes.grid(alpha=0.3)
     picture.supxlabel("corrected steps")
     picture.supylabel(f"accuracy of {chain.steps[-1].name} (%)")
-    picture.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
+    picture.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
     content = io.BytesIO()
     FigureCanvasAgg(picture).print_png(content)
     return content.getvalue()

@@ -1,4 +1,4 @@
-"""Measure the cost of one model in its own process, for its own peak memory, and print one JSON line.
+"""Measure the cost of one model in a separate process, whose peak memory counts, and print one JSON line.
 
 stepcot tables measure-cost teacher|student|encoder --cell FOLDER
 stepcot tables measure-cost encoder --weights FOLDER
@@ -55,12 +55,12 @@ class Cost:
 def measure_apart(arguments: Sequence[str]) -> Cost:
     """Measure a cost in a new process."""
     command = [sys.executable, "-m", "stepcot_jax", "tables", "measure-cost", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
-    if found.returncode == 2:
-        raise BadInput(found.stderr.strip().splitlines()[-1].removeprefix("error: "))
-    if found.returncode:
-        raise RuntimeError(f"cost_measuring {arguments} ended with {found.returncode}: {found.stderr[-2000:]}")
-    fields = json.loads(found.stdout.splitlines()[-1])
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
+    if finished.returncode == 2:
+        raise BadInput(finished.stderr.strip().splitlines()[-1].removeprefix("error: "))
+    if finished.returncode:
+        raise RuntimeError(f"cost_measuring {arguments} ended with {finished.returncode}: {finished.stderr[-2000:]}")
+    fields = json.loads(finished.stdout.splitlines()[-1])
     fields["milliseconds"] = {int(size): value for size, value in fields["milliseconds"].items()}
     return Cost(**fields)
 
@@ -95,14 +95,14 @@ def _open_reference(name: str) -> _Model:
 
 
 def _is_jax(encoder: Any) -> bool:
-    """Whether a frozen encoder, if any, is a network of this package and not PyTorch's."""
+    """Return whether a frozen encoder, if any, is a network of this package and not PyTorch's."""
     from stepcot_jax.encoders.load import ImageEncoder
 
     return encoder is None or isinstance(encoder, ImageEncoder)
 
 
 def _open_cell(folder: pathlib.Path, what: str) -> _Model:
-    """A network of a run behind its encoder, or the encoder alone."""
+    """Return a network of a run behind its encoder, or the encoder alone."""
     import jax
 
     from stepcot_jax.run.networks import load_frozen_encoder
@@ -114,7 +114,7 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     trained = load_weights(folder, (name,))
     params, networks = trained.params[name], trained.networks
     along = params.get("image_encoder", {})
-    num_along, num_own = count_parameters(along), 0 if what == "encoder" else count_parameters(params[name])
+    num_along, num_model = count_parameters(along), 0 if what == "encoder" else count_parameters(params[name])
     settings = trained.settings
     frozen: Any = load_frozen_encoder(settings) if settings.image_encoder.name == "pretrained" else None
     num_frozen = getattr(frozen, "num_parameters", 0)
@@ -140,8 +140,8 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     if what == "encoder" and frozen is not None:
         run = frozen.encode
     # The student uses an encoder that the teacher trained.
-    num_trained = num_own + (0 if what == "student" else num_along)
-    num_parameters = num_own + num_along + num_frozen
+    num_trained = num_model + (0 if what == "student" else num_along)
+    num_parameters = num_model + num_along + num_frozen
     return _Model(run, shape, num_parameters, num_trained, starts_from, is_jax=_is_jax(frozen))
 
 
@@ -167,8 +167,7 @@ def measure(model: _Model, *, repeats: int) -> Cost:
     multiply_adds = None
     if model.is_jax:
         multiply_adds = count_multiply_adds(model.run, jax.ShapeDtypeStruct((1, *model.shape), np.float32))
-    found = megabytes, milliseconds, model.starts_from, multiply_adds
-    return Cost(model.num_parameters, model.num_trained, *found)
+    return Cost(model.num_parameters, model.num_trained, megabytes, milliseconds, model.starts_from, multiply_adds)
 
 
 def peak_megabytes() -> float | None:
@@ -182,8 +181,8 @@ def peak_megabytes() -> float | None:
         status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return None
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return None if found is None else int(found[1]) * 1024 / 1e6
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return None if peak is None else int(peak[1]) * 1024 / 1e6
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -192,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("what", choices=("teacher", "student", "encoder"))
     parser.add_argument("--cell", type=local_path, help="workdir of a finished run")
     parser.add_argument("--weights", default="", help="of a frozen encoder, as config.image_encoder.weights")
-    parser.add_argument("--reference", default="", help="one of `reference_encoders.REFERENCES`, with random weights")
+    parser.add_argument("--reference", default="", help="an encoder of Table 11, with random weights")
     parser.add_argument("--dtype", default="float32", help="compute type of a frozen encoder")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--compilation-cache", type=local_path)

@@ -67,7 +67,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def _list_models(plan: Plan) -> dict[str, list[str] | None]:
-    """By model name, the arguments of `cost_measuring`; None without a network to measure."""
+    """Return the arguments of `cost_measuring` by model name; None for imported features, which have no network."""
     cell = f"--cell={plan.cells.folder(plan.main(plan.seeds[0]))}"
     encoders = {f"encoder {encoder.name}": _encoder_arguments(encoder, plan, cell) for encoder in plan.encoders()}
     measured = {_plain_name(name) for name, arguments in encoders.items() if arguments is not None}
@@ -116,7 +116,7 @@ def _plain_name(name: str) -> str:
 
 
 def _published(encoder: str) -> tuple[Entry, ...]:
-    """The published columns of an encoder, empty where its figures are unknown."""
-    known = {name.casefold(): found for name, found in COST_OF_ENCODERS.items()}
+    """Return the published columns of an encoder, empty where its figures are unknown."""
+    known = {name.casefold(): figures for name, figures in COST_OF_ENCODERS.items()}
     parameters, milliseconds = known.get(encoder.casefold(), (None, None))
     return parameters, None, milliseconds, None

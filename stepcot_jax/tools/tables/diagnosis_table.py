@@ -42,21 +42,22 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
-    whole = plan.compare_baselines(("last", "all"))
-    check_chain(plan.constrained, whole.chain)
-    comparison = whole.choose_steps([whole.chain.num_steps - 1])
+    all_steps = plan.compare_baselines(("last", "all"))
+    check_chain(plan.constrained, all_steps.chain)
+    comparison = all_steps.choose_steps([all_steps.chain.num_steps - 1])
     nothing = [None] * (4 * len(METRICS) - 1)
     rows: list[tuple[Entry, ...]] = [("most frequent answer", None, comparison.constant(0), *nothing)]
-    large = [(found, steps, level) for found in plan.constrained for steps, level in list_rows(found)]
-    besides = [each for found, _, level in large if level.level for each in make_evidence(found, level, [*METRICS])]
-    (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()], besides)
+    large = [(model, steps, level) for model in plan.constrained for steps, level in list_rows(model)]
+    evidence = [item for model, _, level in large if level.level for item in make_evidence(model, level, [*METRICS])]
+    (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()], evidence)
     for encoder in plan.encoders():
         rows.append(_row(comparison, f"{encoder.name}, {WITHOUT} steps", encoder.name, WITHOUT))
         rows.append(_row(comparison, f"{encoder.name}, {WITH} steps", encoder.name, WITH, gains[encoder.name]))
-    said = iter(verdicts)
-    for found, steps, level in large:
-        rows.append(_large_row(found.model, steps, level, [next(said) for _ in METRICS] if level.level else None))
-    rows += [_row(comparison, model, model, WITH) for model in ("teacher", "student")]
+    remaining = iter(verdicts)
+    for model, steps, level in large:
+        shown_verdicts = [next(remaining) for _ in METRICS] if level.level else None
+        rows.append(_large_row(model.model, steps, level, shown_verdicts))
+    rows += [_row(comparison, network, network, WITH) for network in ("teacher", "student")]
     shown = {str(row[0]).casefold() for row in rows} | {f"{row[0]}, {row[1]} steps".casefold() for row in rows}
     rows += [
         (name, None, *[None] * (3 * len(METRICS)), *_published(name))
@@ -86,8 +87,12 @@ def compare_supervision(
 ) -> tuple[list[dict[str, list[Entry]]], list[str]]:
     """Compare the baselines with and without the intermediate steps, each on the same cases.
 
+    Args:
+      besides: further evidence; one correction covers its verdicts and those of the baselines.
+
     Returns:
-      For each comparison, by encoder, the differences in all figures and then their verdicts; and the verdicts on the
+      For each comparison, by encoder, the differences in all figures and then their verdicts; and the verdicts on
+      `besides`.
     """
     asked = [
         (comparison, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))
@@ -95,8 +100,8 @@ def compare_supervision(
         for encoder in encoders
         for metric in METRICS
     ]
-    found = word_verdicts([*(comparison.evidence(*question) for comparison, question in asked), *besides])
-    verdicts = iter(found[: len(asked)])
+    worded = word_verdicts([*(comparison.evidence(*question) for comparison, question in asked), *besides])
+    verdicts = iter(worded[: len(asked)])
     differences = iter([comparison.difference(*question) for comparison, question in asked])
     compared: list[dict[str, list[Entry]]] = [
         {
@@ -105,7 +110,7 @@ def compare_supervision(
         }
         for _ in comparisons
     ]
-    return compared, [_name_gain(verdict) for verdict in found[len(asked) :]]
+    return compared, [_name_gain(verdict) for verdict in worded[len(asked) :]]
 
 
 def _name_gain(verdict: str) -> str:
@@ -114,9 +119,9 @@ def _name_gain(verdict: str) -> str:
     >>> _name_gain("higher in this run"), _name_gain("no difference shown"), _name_gain("too few patients")
     ('gain in this run', 'none shown', 'too few patients')
     """
-    for said, name in ((HIGHER, "gain"), (LOWER, "loss"), (NONE_SHOWN, "none shown")):
-        if verdict.startswith(said):
-            return f"{name}{verdict.removeprefix(said)}"
+    for prefix, name in ((HIGHER, "gain"), (LOWER, "loss"), (NONE_SHOWN, "none shown")):
+        if verdict.startswith(prefix):
+            return f"{name}{verdict.removeprefix(prefix)}"
     return verdict
 
 
@@ -130,7 +135,7 @@ def _row(
 
 
 def _large_row(model: str, steps: str, level: Level, verdicts: Sequence[str] | None) -> tuple[Entry, ...]:
-    """A row of a large model; one of the paper's has its figures beside the row without the steps."""
+    """Return the row of a large model; for one of the paper's, the row without the steps has the published figures."""
     compared: list[Entry] = [None] * (2 * len(METRICS))
     if verdicts is not None:
         compared = [*(level.differences[metric].figure for metric in METRICS), *verdicts]

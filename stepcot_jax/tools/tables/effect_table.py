@@ -70,7 +70,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, list[float]]:
-    """Predictions on the test split for each number of given answers, and accuracies from answers alone."""
+    """Return predictions on the test split for each number of given answers, and accuracies from answers alone."""
     from stepcot_jax.run.inputs import load_inputs
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases, read_given
 
@@ -117,8 +117,8 @@ class EarlierAnswers:
     """The most frequent answer to each step among training cases with the same earlier answers.
 
     Attributes:
-      tables: by step, then by how many of the earliest answers are left out: earlier answers -> answer. A missing
-        answer counts as an answer of its own; of equally frequent ones the first is taken.
+      tables: by step, then by the number of earliest answers left out: earlier answers -> answer. A missing answer
+        counts as a separate answer; of equally frequent answers the first counts.
 
     >>> counted = EarlierAnswers.of_labels(np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]]))
     >>> counted.predict(np.array([[0, 0], [1, 0], [3, 0]]), step=1).tolist()
@@ -164,5 +164,5 @@ def _count_step(labels: Int[np.ndarray, "case step"], step: int) -> tuple[_Count
         counts: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(collections.Counter)
         for row in known.tolist():
             counts[tuple(row[start:step])][row[step]] += 1
-        tables.append({earlier: max(sorted(found), key=found.__getitem__) for earlier, found in counts.items()})
+        tables.append({earlier: max(sorted(counter), key=counter.__getitem__) for earlier, counter in counts.items()})
     return tuple(tables)

@@ -55,15 +55,15 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
     Args:
       named: by name, a folder or id of weights, or a folder of imported features.
     """
-    own = settings.image_encoder
-    if own.is_frozen:
-        encoders = [Encoder(pathlib.PurePath(own.weights).name or own.weights, {})]
+    configured = settings.image_encoder
+    if configured.is_frozen:
+        encoders = [Encoder(pathlib.PurePath(configured.weights).name or configured.weights, {})]
     else:
         of_teacher, random = f"encoders/teacher-{cells.digest(main)}", "encoders/random"
         encoders = [
-            Encoder(f"{own.name}, {TRAINED_ALONG}", {}),
+            Encoder(f"{configured.name}, {TRAINED_ALONG}", {}),
             Encoder(
-                f"{own.name}, {OF_TEACHER}",
+                f"{configured.name}, {OF_TEACHER}",
                 _frozen("imported", cells.name(of_teacher)),
                 prepare=lambda: cells.make_folder(of_teacher, lambda out: _make_teacher_features(main, cells, out)),
                 note="The frozen encoder from the teacher was trained with all steps: its row without steps has "
@@ -79,12 +79,12 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
     for name, weights in named.items():
         if name in {encoder.name for encoder in encoders}:
             raise BadInput(f"--encoders: {name!r} comes twice or is the name of a baseline")
-        encoders.append(_with_own_text(name, weights, settings))
+        encoders.append(_make_named(name, weights, settings))
     return encoders
 
 
-def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
-    """An encoder that the user names, with its own text features if it has any, else the config's."""
+def _make_named(name: str, weights: str, settings: Settings) -> Encoder:
+    """Return an encoder that the user names, with its own text features if it has any, else the config's."""
     folder, source = pathlib.Path(weights), str(pathlib.Path(weights))
     if is_address(weights) and not weights.startswith(TRANSFORMERS):
         source, folder = weights, find_path(weights, "--encoders")
@@ -115,8 +115,6 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     """Store the features of all cases from the image encoder that a finished cell's teacher trained, once."""
     if (folder / "images" / DESCRIPTION_FILE).is_file():
         return
-    import jax
-
     from stepcot_jax.data.images.preprocessing import normalise
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.host.terminal import Terminal
@@ -163,17 +161,17 @@ def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
     shapes = flax.traverse_util.flatten_dict(architecture.shapes(), sep="/")
     rng = np.random.default_rng(seed)
     tensors = {}
-    for name, place in architecture.table.items():
-        target = shapes[place.path].shape
-        shape = LAYOUTS[place.layout].shape_before((*target[:-1], target[-1] // place.parts))
-        tensors[name] = np.ascontiguousarray(_draw(rng, place.path.rpartition("/")[2], shape))
+    for name, destination in architecture.table.items():
+        target = shapes[destination.path].shape
+        shape = LAYOUTS[destination.layout].shape_before((*target[:-1], target[-1] // destination.parts))
+        tensors[name] = np.ascontiguousarray(_draw(rng, destination.path.rpartition("/")[2], shape))
     partial = folder / "model.safetensors.partial"
     save_file(tensors, partial)
     partial.replace(weights)
 
 
 def _draw(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights that preserve the scale of activations; scales are 1 and biases 0."""
+    """Return weights that preserve the scale of activations; scales are 1 and biases 0."""
     if kind in ("scale", "bias"):
         return np.full(shape, float(kind == "scale"), np.float32)
     deviation = float(np.prod(shape[1:])) ** -0.5 if kind == "kernel" else 1.0
@@ -219,7 +217,7 @@ def make_reference(name: str) -> Reference:
 
 
 def _make_networks(name: str) -> list[nn.Module]:
-    """The image network, and any others of its checkpoint."""
+    """Return the image network, and any others of its checkpoint."""
     from stepcot_jax.encoders.checkpoints import CLIP_TEXT_SIZES, CLIP_VISION_SIZES
     from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
     from stepcot_jax.encoders.transformer import CLIPText, VisionTransformer
@@ -235,7 +233,7 @@ def _make_networks(name: str) -> list[nn.Module]:
 
 
 def _shapes(network: nn.Module) -> Any:
-    """The parameter tree with shapes as leaves; nothing is allocated."""
+    """Return the parameter tree with shapes as leaves; nothing is allocated."""
     from stepcot_jax.encoders.transformer import CLIPText
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -261,7 +259,7 @@ def count_multiply_adds(function: Callable[..., Any], *inputs: Any) -> int:
 
 
 def _count(jaxpr: Any, used: Sequence[bool]) -> int:
-    """Multiply-adds of a program; `used` says of each output whether anything needs it."""
+    """Return the multiply-adds of a program; `used` tells for each output whether it is needed."""
     needed = {id(output) for output, is_used in zip(jaxpr.outvars, used, strict=True) if is_used}
     total = 0
     for equation in reversed(jaxpr.eqns):
@@ -283,16 +281,16 @@ def _count_equation(equation: Any, used: Sequence[bool]) -> int:
         # Of the kernel, all but its output channels is multiplied for each element of the output.
         return size * math.prod(kernel) // kernel[numbers.rhs_spec[0]]
     total = 0
-    for inner in (each for value in parameters.values() for each in _jaxprs(value)):
+    for inner in _jaxprs(list(parameters.values())):
         is_call = name in ("jit", "pjit") and len(inner.outvars) == len(used)
         total += _count(inner, used if is_call else [True] * len(inner.outvars))
     return total * (parameters["length"] if name == "scan" else 1)
 
 
 def _jaxprs(value: Any) -> list[Any]:
-    """The programs in a parameter of an equation."""
+    """Return the programs in parameters of an equation."""
     if isinstance(value, tuple | list):
-        return [each for part in value for each in _jaxprs(part)]
+        return [jaxpr for part in value for jaxpr in _jaxprs(part)]
     if hasattr(value, "jaxpr"):
         return [value.jaxpr]
     return [value] if hasattr(value, "eqns") else []

@@ -35,7 +35,7 @@ def pool_folds(folds: Mapping[str, SplitPredictions], models: Sequence[str]) -> 
     """Join the test cases of all folds, and add a model that always gives the most frequent answer.
 
     Returns:
-      All cases with the models and `CONSTANT`, whose answers in a fold are the most frequent of the other folds' cases:
+      All cases with the models and `CONSTANT`, whose answers in a fold are the most frequent of the other folds' cases.
     """
     first_of: dict[str, str] = {}
     for fold, split in folds.items():
@@ -51,9 +51,9 @@ def pool_folds(folds: Mapping[str, SplitPredictions], models: Sequence[str]) -> 
     fold_of = np.repeat(np.arange(len(splits)), [len(split.predictions.labels) for split in splits])
     constant = np.zeros_like(logits[models[0]])
     for number in range(len(splits)):
-        for step, own in enumerate(labels[fold_of != number].T):
-            if (own != NOT_ANNOTATED).any():
-                constant[fold_of == number, step, np.bincount(own[own != NOT_ANNOTATED]).argmax()] = 1
+        for step, answers in enumerate(labels[fold_of != number].T):
+            if (answers != NOT_ANNOTATED).any():
+                constant[fold_of == number, step, np.bincount(answers[answers != NOT_ANNOTATED]).argmax()] = 1
     index = np.concatenate([split.predictions.index for split in splits])
     facts = {fact: np.concatenate([split.facts[fact] for split in splits]) for fact in FACTS}
     return SplitPredictions(Predictions(index, labels, {**logits, CONSTANT: constant}), facts)
@@ -63,12 +63,14 @@ def validation_accuracy(
     splits: Sequence[ValidationPredictions], model: str, num_answers: Sequence[int]
 ) -> npt.NDArray[np.float64]:
     """Return a model's accuracy of each step [step], its mean over the validation splits of folds and seeds."""
-    found = []
+    accuracies = []
     for split in splits:
         labels, logits = split.predictions.labels, split.predictions.logits[model]
         answers = [logits[:, step, :count].argmax(axis=-1) for step, count in enumerate(num_answers)]
-        found.append(answer_accuracy(count_once(len(labels)), answers=np.stack(answers, axis=1), labels=labels)[0][0])
-    return np.nanmean(found, axis=0)
+        accuracies.append(
+            answer_accuracy(count_once(len(labels)), answers=np.stack(answers, axis=1), labels=labels)[0][0]
+        )
+    return np.nanmean(accuracies, axis=0)
 
 
 def make_tables(plan: Plan) -> list[Table]:
@@ -78,14 +80,14 @@ def make_tables(plan: Plan) -> list[Table]:
         pool_folds({fold: plan.cells.predictions(_cell(plan, fold, seed)) for fold in list_folds()}, NETWORKS)
         for seed in plan.seeds
     ]
-    whole = AnswerComparison(pooled, plan.num_resamples, chain=chain)
+    comparison = AnswerComparison(pooled, plan.num_resamples, chain=chain)
     labels = pooled[0].predictions.labels
-    kept = [step for step, own in enumerate(labels.T) if len(np.unique(own[own != NOT_ANNOTATED])) > 1]
-    left_out = [step.name for place, step in enumerate(chain.steps) if place not in kept]
+    kept = [index for index, answers in enumerate(labels.T) if len(np.unique(answers[answers != NOT_ANNOTATED])) > 1]
+    left_out = [step.name for index, step in enumerate(chain.steps) if index not in kept]
     if not kept:
         raise BadInput("table folds: the cases have one answer only at every step; expected a step with two or more")
     validated = [choose_steps(plan.cells.validation(cell), kept) for cell in list_cells(plan)]
-    return [_tabulate(whole.choose_steps(kept), validated, plan, left_out)]
+    return [_tabulate(comparison.choose_steps(kept), validated, plan, left_out)]
 
 
 def _tabulate(
@@ -120,30 +122,30 @@ def _tabulate(
 def _list_rows(
     comparison: AnswerComparison, validation: Mapping[str, npt.NDArray[np.float64]]
 ) -> list[tuple[Entry, ...]]:
-    """Rows of each step and of the mean; `validation` has each network's accuracy [step]."""
+    """Return the rows of each step and of the mean; `validation` has each network's accuracy [step]."""
     steps = comparison.chain.steps
     questions: list[_Question] = [
-        (model, CONSTANT, "accuracy", place) for place in range(len(steps)) for model in NETWORKS
+        (model, CONSTANT, "accuracy", index) for index in range(len(steps)) for model in NETWORKS
     ]
     questions += [(model, CONSTANT, "mean_accuracy", None) for model in NETWORKS]
     verdict_of = dict(zip(questions, comparison.verdicts(questions), strict=True))
     rows: list[tuple[Entry, ...]] = []
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         for model in (CONSTANT, *NETWORKS):
             compared: tuple[Entry, ...] = (None,) * 4
             if model != CONSTANT:
-                question: _Question = (model, CONSTANT, "accuracy", place)
-                p = comparison.p_value(model, CONSTANT, "accuracy", place)
-                own = float(validation[model][place])
-                compared = (own, comparison.difference(*question), p, verdict_of[question])
-            figures = (comparison.figure(model, figure, place) for figure in _FIGURES)
-            rows.append((step.name, model, comparison.num_cases(place), *figures, *compared))
+                question: _Question = (model, CONSTANT, "accuracy", index)
+                p = comparison.p_value(model, CONSTANT, "accuracy", index)
+                validated = float(validation[model][index])
+                compared = (validated, comparison.difference(*question), p, verdict_of[question])
+            figures = (comparison.figure(model, figure, index) for figure in _FIGURES)
+            rows.append((step.name, model, comparison.num_cases(index), *figures, *compared))
     for model in (CONSTANT, *NETWORKS):
         compared = (None,) * 4
         if model != CONSTANT:
             question = (model, CONSTANT, "mean_accuracy", None)
-            own = float(np.nanmean(validation[model]))
-            compared = (own, comparison.difference(*question), None, verdict_of[question])
+            validated = float(np.nanmean(validation[model]))
+            compared = (validated, comparison.difference(*question), None, verdict_of[question])
         rows.append(
             ("mean of the steps", model, None, comparison.figure(model, "mean_accuracy"), None, None, *compared)
         )

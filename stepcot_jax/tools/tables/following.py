@@ -71,7 +71,7 @@ class Readers:
 
 @dataclasses.dataclass(frozen=True)
 class Weighed:
-    """What training and validation cases say of pairs of answers.
+    """Statistics of pairs of answers, from training and validation cases.
 
     Attributes:
       pairs: by network, the log-ratios with their weights.
@@ -152,7 +152,7 @@ class Following:
 
 
 def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: Rules, *, seed: int) -> Following:
-    """Give a network true, hesitant, careless and foreign answers to all steps but the last.
+    """Return how a network follows true, hesitant, careless and foreign answers to all steps but the last.
 
     Args:
       labels: [case, step], negative where not annotated; such an answer is not given.
@@ -166,13 +166,15 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     true = as_distributions(np.where(before_last, labels, -1), chain)
     rest = (1 - CERTAINTY) / np.maximum(counts - 1, 1)[:, None] * (np.arange(true.shape[-1]) < counts[:, None])
     hesitant = np.where(true > 0, CERTAINTY, rest) * true.any(axis=-1, keepdims=True)
-    wrong_ones = [as_distributions(np.where(before_last, own, -1), chain) for own in (*careless, foreign)]
-    found = read(np.stack([np.zeros_like(true), true, hesitant.astype(np.float32), *wrong_ones]))
-    answers, counted = found.argmax(axis=-1), labels[:, -1] >= 0
+    wrong_ones = [as_distributions(np.where(before_last, given, -1), chain) for given in (*careless, foreign)]
+    probabilities = read(np.stack([np.zeros_like(true), true, hesitant.astype(np.float32), *wrong_ones]))
+    answers, counted = probabilities.argmax(axis=-1), labels[:, -1] >= 0
     annotated = (labels >= 0) & (foreign >= 0) & before_last
     wrong = annotated & (foreign != labels)
     corrected = np.where(before_last & (labels >= 0), labels, answers[1])
-    calibrated = calibration_figures(count_once(len(labels)), probabilities=found[1, :, -1], labels=labels[:, -1])
+    calibrated = calibration_figures(
+        count_once(len(labels)), probabilities=probabilities[1, :, -1], labels=labels[:, -1]
+    )
     shares = {
         "calibration error, all true": calibrated["ece"][0],
         "contradicts true answers": _mean((answers[1] != labels)[annotated]),
@@ -193,14 +195,14 @@ def share_figures(
     right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int
 ) -> list[Interval]:
     """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
-    found = []
-    for own in right:
+    by_seed = []
+    for of_seed in right:
 
-        def compute(weights: npt.NDArray, values: npt.NDArray = own.T) -> dict[str, npt.NDArray]:
+        def compute(weights: npt.NDArray, values: npt.NDArray = of_seed.T) -> dict[str, npt.NDArray]:
             return {"": weighted_mean(weights, values=values, counted=~np.isnan(values))}
 
-        found.append(bootstrap(compute, patients, num_resamples=num_resamples)[""])
-    return [summarise(of_seeds) for of_seeds in zip(*found, strict=True)]
+        by_seed.append(bootstrap(compute, patients, num_resamples=num_resamples)[""])
+    return [summarise(of_seeds) for of_seeds in zip(*by_seed, strict=True)]
 
 
 def tabulate_following(
@@ -210,7 +212,7 @@ def tabulate_following(
     followed: Mapping[tuple[str, str], Sequence[Following]],
     patients: npt.NDArray[np.str_],
 ) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
-    """Return columns and rows: what trainings cost without help, how they follow, and how far wrong answers mislead.
+    """Return columns and rows: accuracy without given answers, with true ones and with wrong ones, by training.
 
     Args:
       cells: by training, the first of which is the base of the differences, a finished cell for each seed.
@@ -218,10 +220,10 @@ def tabulate_following(
     splits = []
     for of_seed in zip(*cells.values(), strict=True):
         by_training = {training: plan.cells.predictions(cell) for training, cell in zip(cells, of_seed, strict=True)}
-        parts = {f"{name} {training}": (own, name) for training, own in by_training.items() for name in NETWORKS}
+        parts = {f"{name} {training}": (split, name) for training, split in by_training.items() for name in NETWORKS}
         splits.append(join(parts))
     comparison, base, rows = AnswerComparison(splits, plan.num_resamples, chain=chain), next(iter(cells)), []
-    for (training, network), found in followed.items():
+    for (training, network), of_seeds in followed.items():
         alone = network in NETWORKS  # neither pairs without given answers nor counting are a reading of the picture
         model, of_base = f"{network} {training}", f"{network} {base}"
         rows.append(
@@ -230,8 +232,8 @@ def tabulate_following(
                 network,
                 comparison.figure(model, "mean_accuracy") if alone else None,
                 comparison.difference(model, of_base, "mean_accuracy") if alone and training != base else None,
-                *share_figures([own.right for own in found], patients, plan.num_resamples),
-                *(mean_of_seeds([own.shares[name] for own in found]) for name in found[0].shares),
+                *share_figures([following.right for following in of_seeds], patients, plan.num_resamples),
+                *(mean_of_seeds([following.shares[name] for following in of_seeds]) for name in of_seeds[0].shares),
             )
         )
     last = chain.steps[-1].name
@@ -268,5 +270,5 @@ def on_features(plan: Plan, changes: Mapping[str, Any], name: str, seed: int) ->
     from stepcot_jax.tools.tables.encoders import OF_TEACHER
 
     encoders = plan.encoders(seed)
-    encoder = next((each for each in encoders if each.name.endswith(OF_TEACHER)), encoders[0])
+    encoder = next((encoder for encoder in encoders if encoder.name.endswith(OF_TEACHER)), encoders[0])
     return Cell(name, vary(plan.main(seed).settings, {**encoder.changes, **changes}), prepare=encoder.prepare)

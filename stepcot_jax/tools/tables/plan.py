@@ -68,7 +68,7 @@ class Plan:
         """Compare models of finished cells on the test split.
 
         Args:
-          list_parts: seed -> each model's name in the comparison -> its cell and its name there; full model first.
+          list_parts: seed -> name in the comparison -> cell and name in that cell, of each model; full model first.
         """
         splits = []
         for seed in self.seeds:
@@ -109,4 +109,4 @@ class Plan:
 
     def baselines(self, seed: int, steps: Sequence[str] = ("last", "all")) -> list[Cell]:
         """Return the baselines on all encoders."""
-        return [self.baseline(encoder, each, seed) for encoder in self.encoders(seed) for each in steps]
+        return [self.baseline(encoder, supervised, seed) for encoder in self.encoders(seed) for supervised in steps]

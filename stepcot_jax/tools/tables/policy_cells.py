@@ -24,23 +24,22 @@ _PLAIN: dict[str, Any] = {
     "self_check.enabled": False,
     "grpo.shuffle_rewards": False,
 }
-"""What a cell has unless its row changes it, whatever the config has."""
+"""Settings of every cell whose row does not change them; they override the config."""
 
 
 def sft_cell(plan: Plan, seed: int, name: str, changes: Mapping[str, Any] | None = None) -> Cell:
     """Return a run of fine-tuning alone, from random weights."""
-    own = {**_PLAIN, "job": "sft", "seed": seed, **(changes or {})}
-    return Cell(name, vary(plan.settings, own))
+    return Cell(name, vary(plan.settings, {**_PLAIN, "job": "sft", "seed": seed, **(changes or {})}))
 
 
 def grpo_cell(plan: Plan, start: Cell, name: str, changes: Mapping[str, Any] | None = None) -> Cell:
     """Return a run of GRPO alone, from the best weights of a finished cell, with its seed and vocabulary."""
-    own = {"job": "grpo", "policy.start": plan.cells.source(start), "sft.epochs": 0, **(changes or {})}
-    return Cell(name, vary(start.settings, own))
+    job = {"job": "grpo", "policy.start": plan.cells.source(start), "sft.epochs": 0}
+    return Cell(name, vary(start.settings, {**job, **(changes or {})}))
 
 
 def make_scoring(settings: Settings) -> ScoringSettings:
-    """Return how a run scores its own replies."""
+    """Return the settings with which a run scores its replies."""
     return ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
 
 
@@ -56,8 +55,8 @@ def score_cell(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[ReplyS
         raise BadInput(f"cell {cell.name!r} in {folder}: {TEST_RECORDS} has other records than the cells beside it")
     ids = {record.id: None for record in records}
     path = folder / cell.settings.trains.replies
-    found = read_replies(path, name=cell.name, chosen=ids.keys(), known=ids.keys(), missing="stop")
-    return score_all(records, found.replies, make_scoring(cell.settings))
+    file = read_replies(path, name=cell.name, chosen=ids.keys(), known=ids.keys(), missing="stop")
+    return score_all(records, file.replies, make_scoring(cell.settings))
 
 
 def score_constant(settings: Settings, records: Sequence[Record]) -> list[ReplyScore]:
@@ -89,11 +88,11 @@ def tabulate_differences(
     name: str, title: str, comparison: ReplyComparison, pairs: Sequence[tuple[str, str]], note: str
 ) -> Table:
     """Return a table of paired differences, with verdicts on mean A, V and V on findings."""
-    said = comparison.verdicts([(*pair, *key) for pair in pairs for _, key in JUDGED])
+    verdicts = comparison.verdicts([(*pair, *key) for pair in pairs for _, key in JUDGED])
     rows: list[tuple[Entry, ...]] = []
-    for place, pair in enumerate(pairs):
-        own = said[place * len(JUDGED) : (place + 1) * len(JUDGED)]
-        rows.append((*pair, *(comparison.difference(*pair, *key) for _, key in MEANS), *own))
+    for index, pair in enumerate(pairs):
+        of_pair = verdicts[index * len(JUDGED) : (index + 1) * len(JUDGED)]
+        rows.append((*pair, *(comparison.difference(*pair, *key) for _, key in MEANS), *of_pair))
     heads = (
         *columns("text", "training", "less"),
         *columns("points", *(heading for heading, _ in MEANS)),

@@ -56,7 +56,7 @@ def answer_records(
     """Return greedy replies to records, in batches of `evaluation.batch_size`.
 
     Args:
-      load_images: from places of records to their images, uint8 [case, size, size, 3], as `VqaDataset.load_images`.
+      load_images: from indices of records to their images, uint8 [case, size, size, 3], as `VqaDataset.load_images`.
       leave_out_unknown: leave pieces that a closed vocabulary does not have out of the prompts; see `leave_out`.
     """
     vqa, tokenizer = trained.run.settings.vqa, trained.tokenizer
@@ -70,16 +70,16 @@ def answer_records(
         longest=trained.lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True
     )
 
-    def ask(places: Sequence[int]) -> np.ndarray:
-        rows = lay_out_prompts([prompts[place] for place in places], longest, pad=tokenizer.pad)
+    def ask(indices: Sequence[int]) -> np.ndarray:
+        rows = lay_out_prompts([prompts[index] for index in indices], longest, pad=tokenizer.pad)
         replies = generate(
             trained.network,
             trained.params,
-            trained.see(load_images(places)),
+            trained.see(load_images(indices)),
             jnp.asarray(rows["prompts"]),
             jnp.asarray(rows["lengths"]),
             sampling=sampling,
-            keys=rollout_keys(jax.random.key(0), first=0, number=len(places)),  # not used by greedy replies
+            keys=rollout_keys(jax.random.key(0), first=0, number=len(indices)),  # not used by greedy replies
         )
         return np.asarray(replies.tokens)
 
@@ -127,8 +127,8 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
     """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
     settings = read_settings(folder / "settings.json")
     perturbed = [perturb_records(records, seed=ROUND_SEED, round_number=number + 1) for number in range(num_rounds)]
-    places = [folder / FOLDER / f"replies_{number + 1}.jsonl" for number in range(num_rounds)]
-    missing = [number for number in range(num_rounds) if not _is_answered(places[number], perturbed[number])]
+    paths = [folder / FOLDER / f"replies_{number + 1}.jsonl" for number in range(num_rounds)]
+    missing = [number for number in range(num_rounds) if not _is_answered(paths[number], perturbed[number])]
     if missing:
         trained = load_policy(folder)
         dataset = load_vqa_dataset(settings, splits=("test",))
@@ -137,16 +137,16 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
             texts = answer_records(
                 trained, perturbed[number], _image_loader(dataset, perturbed[number]), leave_out_unknown=True
             )
-            _write(places[number], perturbed[number], texts)
+            _write(paths[number], perturbed[number], texts)
     tokenizer, vqa = read_tokenizer(folder, settings), settings.vqa
     left_out = [
         word.strip()
-        for own in perturbed
-        for record in own
+        for of_round in perturbed
+        for record in of_round
         for word in leave_out(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking), tokenizer)[1]
     ]
     return PerturbedReplies(
-        [(own, _read(path, own)) for own, path in zip(perturbed, places, strict=True)],
+        [(of_round, _read(path, of_round)) for of_round, path in zip(perturbed, paths, strict=True)],
         left_out,
     )
 
@@ -156,7 +156,7 @@ def _records_path(path: pathlib.Path) -> pathlib.Path:
 
 
 def _is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
-    """Return whether the replies are there, and to these records."""
+    """Return whether the file has replies to these records."""
     written = _records_path(path)
     return path.is_file() and written.is_file() and list(read_vqa_records(written).records) == list(records)
 
@@ -181,10 +181,10 @@ def _check_records(folder: pathlib.Path, dataset: VqaDataset, records: Sequence[
 
 
 def _image_loader(dataset: VqaDataset, records: Sequence[Record]):  # type: ignore[no-untyped-def]
-    """Return a function from places of the records to their images."""
+    """Return a function from indices of the records to their images."""
     image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
     images = np.array([image_of[record.id] for record in records])
-    return lambda places: dataset.load_images(images[list(places)])
+    return lambda indices: dataset.load_images(images[list(indices)])
 
 
 TRAININGS = (PLAIN, THINKING)
@@ -203,7 +203,7 @@ def list_cells(plan: Plan) -> list[Cell]:
 def make_tables(plan: Plan | None) -> list[Table]:
     """Return GEMeX-RMCoT's Table 5; with a plan, our figures beside it."""
     if plan is None:
-        rows: tuple[tuple[Entry, ...], ...] = tuple((*place, *_published_row(*place)) for place in published.PERTURBED)
+        rows: tuple[tuple[Entry, ...], ...] = tuple((*key, *_published_row(*key)) for key in published.PERTURBED)
         title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
         heads = (*columns("text", "questions", "training"), *_published_columns())
         return [Table("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
@@ -218,8 +218,8 @@ def _tabulate_ours(plan: Plan) -> Table:
     for kind in PERTURBED_KINDS:
         rows.append((kind, BASELINE, *_summarise([constant[kind]]), *no_figures))
         for name in TRAININGS:
-            found = [figures[kind] for figures, _ in measured[name]]
-            rows.append((kind, name, *_summarise(found), *_published_row(kind, COUNTERPARTS[name])))
+            by_seed = [figures[kind] for figures, _ in measured[name]]
+            rows.append((kind, name, *_summarise(by_seed), *_published_row(kind, COUNTERPARTS[name])))
     words = collections.Counter[str]()
     for of_seeds in measured.values():
         for _, asked in of_seeds:
@@ -248,33 +248,34 @@ def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedR
     asked = answer_rounds(plan.cells.folder(cell), records, num_rounds=len(published.ROUNDS) - 1)
     scored = {"original": as_columns(records, score_cell(plan, cell, records))}
     scored |= {
-        str(number): as_columns(own, score_all(own, replies, scoring))
-        for number, (own, replies) in enumerate(asked.rounds, start=1)
+        str(number): as_columns(perturbed, score_all(perturbed, replies, scoring))
+        for number, (perturbed, replies) in enumerate(asked.rounds, start=1)
     }
     return _find_a_scores(plan, scored), asked
 
 
 def _measure_constant(plan: Plan, asked: PerturbedReplies) -> Mapping[str, Sequence]:
-    """Return the A-scores of the majority answer, which knows the topic of a question but not how it is put."""
+    """Return the A-scores of the majority answer, which depends on a question's topic but not on its wording."""
     cell = sft_of(plan, plan.seeds[0], TRAININGS[0])
     everything = {"original": read_test_records(plan, cell)}
-    everything |= {str(number): list(own) for number, (own, _) in enumerate(asked.rounds, start=1)}
-    scored = {name: as_columns(own, score_constant(cell.settings, own)) for name, own in everything.items()}
+    everything |= {str(number): list(records) for number, (records, _) in enumerate(asked.rounds, start=1)}
+    scored = {name: as_columns(records, score_constant(cell.settings, records)) for name, records in everything.items()}
     return _find_a_scores(plan, scored)
 
 
 def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str, list[Interval]]:
     """Return the A-scores of each perturbed kind of question, in the original and the rounds."""
-    found = score_models(scored, num_resamples=plan.num_resamples)
-    return {kind: [found[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
+    intervals = score_models(scored, num_resamples=plan.num_resamples)
+    return {kind: [intervals[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
 
 
-def _summarise(found: Sequence[Sequence]) -> tuple[Entry, ...]:
+def _summarise(by_seed: Sequence[Sequence]) -> tuple[Entry, ...]:
     """Return the figures of a row from intervals [seed][original or round]."""
     deviations = [
-        spread([each.value for each in of_seed[1:]], original=of_seed[0].value, std="population") for of_seed in found
+        spread([interval.value for interval in of_seed[1:]], original=of_seed[0].value, std="population")
+        for of_seed in by_seed
     ]
-    figures = [summarise(of_round) for of_round in zip(*found, strict=True)]
+    figures = [summarise(of_round) for of_round in zip(*by_seed, strict=True)]
     return (*figures, mean_of_seeds(deviations))
 
 

@@ -1,4 +1,4 @@
-"""Schedules of given answers: what each costs without help, how the networks follow, how far wrong answers mislead."""
+"""Table `schedules`: schedules of given answers by accuracy without given answers, with true and with wrong ones."""
 
 from typing import Any
 
@@ -11,27 +11,30 @@ from stepcot_jax.tools.tables.following import (
     follow,
     on_features,
     read_networks,
+    tabulate_following,
 )
-from stepcot_jax.tools.tables.following import tabulate_following as tabulate
 from stepcot_jax.tools.tables.plan import Plan
 
 PUBLISHED = "none (as published)"
 
 
-def _give(schedule: str, rate: float, **more: Any) -> dict[str, Any]:
+def _make_changes(schedule: str, rate: float, **more: Any) -> dict[str, Any]:
     changes = {"given_answers": schedule, "given_rate": rate, "given_noise": 0.0, "given_to": "both"} | more
     return {f"training.{name}": value for name, value in changes.items()}
 
 
 TRAININGS: dict[str, dict[str, Any]] = {
-    PUBLISHED: _give("none", 0.75),
-    **{f"random, {rate:.0%}": _give("random", rate) for rate in (0.25, 0.5, 0.75, 1.0)},
-    "prefix, 75%": _give("prefix", 0.75),
-    **{f"annealed to {rate:.0%}": _give("annealed", rate) for rate in (0.0, 0.5)},
-    **{f"random, 75%, of them {noise:.0%} wrong": _give("random", 0.75, given_noise=noise) for noise in (0.1, 0.2)},
-    "random, 75%, teacher alone": _give("random", 0.75, given_to="teacher"),
+    PUBLISHED: _make_changes("none", 0.75),
+    **{f"random, {rate:.0%}": _make_changes("random", rate) for rate in (0.25, 0.5, 0.75, 1.0)},
+    "prefix, 75%": _make_changes("prefix", 0.75),
+    **{f"annealed to {rate:.0%}": _make_changes("annealed", rate) for rate in (0.0, 0.5)},
+    **{
+        f"random, 75%, of them {noise:.0%} wrong": _make_changes("random", 0.75, given_noise=noise)
+        for noise in (0.1, 0.2)
+    },
+    "random, 75%, teacher alone": _make_changes("random", 0.75, given_to="teacher"),
 }
-"""Trainings with their changes of the settings; the first is compared with."""
+"""Trainings with their changes of the settings; the first is the base of all differences."""
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -50,15 +53,15 @@ def make_tables(plan: Plan) -> list[Table]:
     followed: dict[tuple[str, str], list[Following]] = {}
     for training in TRAININGS:
         for seed in plan.seeds:
-            found = read_networks(plan, _cell(plan, training, seed), chain)
-            for network, read in found.read.items():
-                own = follow(read, found.labels, chain, found.rules, seed=seed)
-                followed.setdefault((training, network), []).append(own)
+            networks = read_networks(plan, _cell(plan, training, seed), chain)
+            for network, read in networks.read.items():
+                following = follow(read, networks.labels, chain, networks.rules, seed=seed)
+                followed.setdefault((training, network), []).append(following)
             if training == PUBLISHED:  # the labels of a seed are the same for all trainings
-                own = follow(found.counted, found.labels, chain, found.rules, seed=seed)
-                followed.setdefault(COUNTED, []).append(own)
+                following = follow(networks.counted, networks.labels, chain, networks.rules, seed=seed)
+                followed.setdefault(COUNTED, []).append(following)
     cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in TRAININGS}
-    columns, rows = tabulate(plan, chain, cells, followed, found.patients)
+    columns, rows = tabulate_following(plan, chain, cells, followed, networks.patients)
     notes = (
         "All trainings of a seed read the same image features, of the encoder that the config's own training left, and "
         "differ in nothing but the answers given in training.",

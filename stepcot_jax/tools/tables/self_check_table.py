@@ -71,7 +71,7 @@ def make_tables(plan: Plan | None) -> list[Table]:
     of_weights = [(name, *_measure(plan, comparison, name), *_three_row(weights.get(name))) for name in rows]
     parts = {BASELINE: BASELINE, SFT: SFT, GRPO: GRPO, SELF: "alpha 0.20"}
     of_parts = [
-        (name, *_measure(plan, comparison, own), *_three_row(published.PARTS.get(name))) for name, own in parts.items()
+        (name, *_measure(plan, comparison, row), *_three_row(published.PARTS.get(name))) for name, row in parts.items()
     ]
     notes = (
         f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {num_questions} questions, seeds "
@@ -96,8 +96,8 @@ def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> tuple[Entry,
     """Return the figures of `SHOWN` and the rates of a row."""
     rates: list[Entry] = [None] * len(RATES)
     if name in ALPHAS:
-        found = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]
-        rates = [mean_of_seeds([each[rate] for each in found]) for rate in RATES]
+        of_seeds = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]
+        rates = [mean_of_seeds([of_seed[rate] for of_seed in of_seeds]) for rate in RATES]
     return (*(comparison.figure(name, *key) for _, key in SHOWN), *rates)
 
 
@@ -117,7 +117,7 @@ def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
 
 def tabulate_three_sets(name: str, title: str, figures: dict[str, tuple[dict[str, float], float]], note: str) -> Table:
     """Return a table of published accuracies on SLAKE, VQA-RAD and PathVQA."""
-    rows = tuple((method, *_three_row(found)) for method, found in figures.items())
+    rows = tuple((method, *_three_row(accuracies)) for method, accuracies in figures.items())
     return Table(name, title, (Column("method"), *_three_columns()), rows, (note,))
 
 
@@ -128,8 +128,8 @@ def _three_columns() -> tuple[Column, ...]:
     )
 
 
-def _three_row(found: tuple[dict[str, float], float] | None) -> tuple[Entry, ...]:
-    if found is None:
+def _three_row(accuracies: tuple[dict[str, float], float] | None) -> tuple[Entry, ...]:
+    if accuracies is None:
         return (None,) * (len(published.THREE_SETS) + 2)
-    row, overall = found
+    row, overall = accuracies
     return (*row.values(), overall, published.round_half_up(published.recompute_mean(row), 4))

@@ -45,7 +45,7 @@ def make_tables(plan: Plan | None) -> list[Table]:
 
 
 def _tabulate_published() -> Table:
-    rows = tuple((*place, *_published_row(*place)) for place in published.STAGE_SCORES)
+    rows = tuple((*key, *_published_row(*key)) for key in published.STAGE_SCORES)
     heads = (*columns("text", "model", "data"), *_published_columns())
     return Table("stages", "Scores of each stage from 1 to 5 (MEDSAGE, Table 2)", heads, rows, (_JUDGED_NOTE,))
 
@@ -68,10 +68,10 @@ def _tabulate_ours(plan: Plan) -> Table:
     heads = _published_columns()
     rows: list[tuple[Entry, ...]] = []
     for model in MODELS:
-        found = [_score(plan, _cells(plan, seed)[model], records) for seed in plan.seeds]
-        figures = [summarise([of_seed[key] for of_seed in found]) for key in _OURS]
+        of_seeds = [_score(plan, _cells(plan, seed)[model], records) for seed in plan.seeds]
+        figures = [summarise([of_seed[key] for of_seed in of_seeds]) for key in _OURS]
         rows.append((model, "our test split", *figures, *(None for _ in heads)))
-    rows += [(*place, *(None for _ in _OURS), *_published_row(*place)) for place in published.STAGE_SCORES]
+    rows += [(*key, *(None for _ in _OURS), *_published_row(*key)) for key in published.STAGE_SCORES]
     notes = (
         f"Ours: policies in the dialect of MEDSAGE, {len(records)} questions, seeds {list(plan.seeds)}; those of "
         "the table self_check without a self-check in GRPO.",
@@ -99,12 +99,14 @@ def _tabulate_benchmarks() -> Table:
     sets = published.BENCHMARKS
     rows = []
     for method, row in published.BENCHMARK_ACCURACY.items():
-        own = (
+        recomputed = (
             published.round_half_up(published.recompute_mean(row), 4),
             published.round_half_up(published.recompute_gap(method), 4),
         )
         printed = published.BENCHMARK_AVERAGE[method]
-        rows.append((published.BENCHMARK_GROUPS[method], method, *(row.get(name) for name in sets), *printed, *own))
+        rows.append(
+            (published.BENCHMARK_GROUPS[method], method, *(row.get(name) for name in sets), *printed, *recomputed)
+        )
     return Table(
         "stages_benchmarks",
         "Accuracy on five benchmarks (MEDSAGE, Table 1)",

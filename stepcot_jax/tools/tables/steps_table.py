@@ -36,8 +36,8 @@ def tabulate_steps(
 ) -> Table:
     """Make a table of all figures of each model and step, with published ones and the best constant answer."""
     check_chain(large, comparison.chain)
-    found = [step_figures(model, step.name) for step in comparison.chain.steps for model in models]
-    shown = [figure for figure in FIGURES if any(figure in figures for figures in found)]
+    known = [step_figures(model, step.name) for step in comparison.chain.steps for model in models]
+    shown = [figure for figure in FIGURES if any(figure in figures for figures in known)]
     rows: list[tuple[Entry, ...]] = []
     for position, step in enumerate(comparison.chain.steps):
         num_cases = comparison.num_cases(position)
@@ -47,7 +47,7 @@ def tabulate_steps(
             figures = (comparison.figure(model, figure, position) for figure in FIGURES)
             published = step_figures(model, step.name)
             rows.append((step.name, model, num_cases, *figures, *(published.get(figure) for figure in shown)))
-        rows += [(*row, *[None] * len(shown)) for found in large for row in list_step_rows(found, step.name)]
+        rows += [(*row, *[None] * len(shown)) for model in large for row in list_step_rows(model, step.name)]
     headings = (
         *columns("text", "step", "model"),
         *columns("number", "cases"),

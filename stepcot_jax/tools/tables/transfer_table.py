@@ -40,18 +40,19 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
 
     Returns:
       The cases under the other chain, where those whose answer it lacks are in no split; and a sentence on the cases
+      left out.
     """
-    own, known = dataset.chain.steps[-1], chain.steps[-1]
+    step, known = dataset.chain.steps[-1], chain.steps[-1]
     by_text = {fold(option): label for label, option in enumerate(known.options)}
-    label_of = {label: by_text.get(fold(option), NOT_ANNOTATED) for label, option in enumerate(own.options)}
+    label_of = {label: by_text.get(fold(option), NOT_ANNOTATED) for label, option in enumerate(step.options)}
     label_of[NOT_ANNOTATED] = NOT_ANNOTATED
     indices = _members(dataset, "train", "val", "test")
     counts = collections.Counter(dataset.cases[index].answers[-1] for index in indices)
     num_unanswered = counts.pop(NOT_ANNOTATED, 0)
     unknown = sorted(label for label in counts if label_of[label] == NOT_ANNOTATED)
     if counts and len(unknown) == len(counts):
-        found = [own.options[label] for label in unknown]
-        raise BadInput(f"{name}: answers {found} to {own.name!r} are not among {list(known.options)}")
+        texts = [step.options[label] for label in unknown]
+        raise BadInput(f"{name}: answers {texts} to {step.name!r} are not among {list(known.options)}")
     nothing, no_reasoning = [NOT_ANNOTATED] * (chain.num_steps - 1), ("",) * chain.num_steps
     relabelled = [
         msgspec.structs.replace(
@@ -64,7 +65,7 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
         for split, members in dataset.splits.by_name().items()
     }
     changed = dataclasses.replace(dataset, chain=chain, cases=RecordTable(relabelled), splits=Splits(**kept))
-    named = ", ".join(f"{own.options[label]} {counts[label]}" for label in unknown)
+    named = ", ".join(f"{step.options[label]} {counts[label]}" for label in unknown)
     parts = {
         f"cases of classes that the networks do not have ({named})": sum(counts[label] for label in unknown),
         "unannotated cases": num_unanswered,
@@ -88,26 +89,26 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
     trained, read = _load(source), _load(target)
     relabel_last_step(read, trained.chain, name=name)
     learned, asked = _members(trained, "train", "val"), _members(read, "train", "val", "test")
-    found: list[int] = []
+    overlapping: list[int] = []
     if _has_same_patients(source, target):
         patients = {trained.cases[index].patient for index in learned}
-        found = [index for index in asked if read.cases[index].patient in patients]
-    if not found and (by_path or not are_phantoms):
+        overlapping = [index for index in asked if read.cases[index].patient in patients]
+    if not overlapping and (by_path or not are_phantoms):
         by_pixels = trained.images is None or read.images is None
         known = set(_identify_images(trained, learned, by_path=by_path, by_pixels=by_pixels))
         keys = _identify_images(read, asked, by_path=by_path, by_pixels=by_pixels)
-        found = [index for index, key in zip(asked, keys, strict=True) if key in known]
-    if found:
-        first, num_patients = read.cases[found[0]], len({read.cases[index].patient for index in found})
+        overlapping = [index for index, key in zip(asked, keys, strict=True) if key in known]
+    if overlapping:
+        first, num_patients = read.cases[overlapping[0]], len({read.cases[index].patient for index in overlapping})
         raise BadInput(
-            f"--target_config: {num_patients} patients with {len(found)} of the {len(asked)} cases of {name} are in "
-            f"the source's train or val split, the first is {first.patient!r} ({first.image}); "
+            f"--target_config: {num_patients} patients with {len(overlapping)} of the {len(asked)} cases of {name} are "
+            f"in the source's train or val split, the first is {first.patient!r} ({first.image}); "
             "expected held-out data"
         )
 
 
 def _load(settings: Settings) -> Dataset:
-    """The dataset of a run with the settings, with its splits."""
+    """Return the dataset of a run with the settings, with its splits."""
     if settings.data.on_bad_record == "stop":  # else images that cannot be decoded change the splits
         settings = vary(settings, {"data.check_images": "on_use"})
     dataset = load_dataset(
@@ -125,7 +126,7 @@ def _members(dataset: Dataset, *splits: str) -> list[int]:
 
 
 def _has_same_patients(source: Settings, target: Settings) -> bool:
-    """Whether equal ids mean the same patient."""
+    """Return whether equal ids mean the same patient."""
     if "phantom" in (source.data.source, target.data.source):
         # A phantom's patient depends on seed and id alone.
         return source.data.source == target.data.source and source.phantom.seed == target.phantom.seed
@@ -138,7 +139,7 @@ def _folder(root: str) -> str:
 
 
 def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool, by_pixels: bool) -> Iterator[str]:
-    """A key that is equal for equal images."""
+    """Yield a key for each image, equal for equal images."""
     for index in indices:
         if by_path:
             yield dataset.cases[index].image
@@ -163,7 +164,7 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 
 def _source(plan: Plan) -> tuple[str, ...]:
-    """Origins to train on: the first of the phantom's styles; of other data those of the config."""
+    """Return the origins to train on: the first of the phantom's styles; of other data those of the config."""
     if plan.target is not None:
         return plan.settings.data.origins
     if plan.settings.data.source != "phantom":
@@ -193,27 +194,28 @@ def _encoders(plan: Plan, seed: int) -> tuple[list[Encoder], list[str]]:
     """Return the encoders of the baselines, and the names of those left out.
 
     The config's own encoder comes first, then those that the user names. Encoders derived from a teacher of all data
-    may have learned from the target; imported features of the source's images are none of the target's.
+    may have learned from the target; imported features exist for the source's images only.
     """
-    own, *others = plan.encoders(seed)
+    configured, *others = plan.encoders(seed)
     named = [encoder for encoder in others if encoder.name in plan.named_encoders]
     imported = [encoder for encoder in named if encoder.changes["image_encoder.name"] == "imported"]
-    return [own, *(encoder for encoder in named if encoder not in imported)], [encoder.name for encoder in imported]
+    read = [configured, *(encoder for encoder in named if encoder not in imported)]
+    return read, [encoder.name for encoder in imported]
 
 
 def _baselines(plan: Plan, seed: int) -> dict[str, Cell]:
-    """By name, such as "ENCODER, with steps", the baselines of the source."""
-    found = {}
+    """Return the baselines of the source by name, such as "ENCODER, with steps"."""
+    cells = {}
     for encoder in _encoders(plan, seed)[0]:
         for steps in ("last", "all"):
             cell = plan.baseline(encoder, steps, seed)
             changed = vary(cell.settings, {"data.origins": _source(plan)})
-            found[cell.name] = Cell(f"{cell.name}, of the source", changed, prepare=cell.prepare)
-    return found
+            cells[cell.name] = Cell(f"{cell.name}, of the source", changed, prepare=cell.prepare)
+    return cells
 
 
 def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
-    """By name, the settings of a source's cell with the data of a target."""
+    """Return by target the settings of a source's cell with the target's data."""
     if plan.target is not None:
         name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
         return {name: dataclasses.replace(settings, data=plan.target.data, phantom=plan.target.phantom)}
@@ -274,7 +276,7 @@ def _tabulate(
     gains: Mapping[str, Sequence[Entry]],
     published: tuple[Entry, Entry],
 ) -> list[tuple[Entry, ...]]:
-    """Rows of one data set: each encoder's baseline without and with steps, then teacher and student."""
+    """Return the rows of one data set: each encoder's baseline without and with steps, then teacher and student."""
     models = [(encoder, steps) for encoder in encoders for steps in (WITHOUT, WITH)]
     num_classes = len(_list_classes(comparison))
     rows: list[tuple[Entry, ...]] = []
@@ -287,44 +289,44 @@ def _tabulate(
 
 
 def _list_classes(comparison: AnswerComparison) -> list[str]:
-    """Texts of the answers that the cases have."""
+    """Return the texts of the answers that the cases have."""
     answers = np.unique(comparison.splits[0].predictions.labels)
     return [comparison.chain.steps[0].options[label] for label in answers.tolist() if label >= 0]
 
 
 def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
     """Restrict the predictions of one step to the answers that its cases have."""
-    found = split.predictions
-    known = np.unique(found.labels[found.labels >= 0])
+    predictions = split.predictions
+    known = np.unique(predictions.labels[predictions.labels >= 0])
     if not len(known):
         raise BadInput(f"no case has an answer to {chain.steps[0].name!r}")
-    absent = ~np.isin(np.arange(next(iter(found.logits.values())).shape[-1]), known)
-    logits = {name: np.where(absent, np.float32(ABSENT_LOGIT), values) for name, values in found.logits.items()}
-    return dataclasses.replace(split, predictions=dataclasses.replace(found, logits=logits))
+    absent = ~np.isin(np.arange(next(iter(predictions.logits.values())).shape[-1]), known)
+    logits = {name: np.where(absent, np.float32(ABSENT_LOGIT), values) for name, values in predictions.logits.items()}
+    return dataclasses.replace(split, predictions=dataclasses.replace(predictions, logits=logits))
 
 
 def _read_all(plan: Plan, seed: int) -> dict[str, tuple[SplitPredictions, str]]:
-    """By data, the predictions of all models of a seed on the same cases, and what is left out of the data."""
+    """Return by data set the predictions of all models of a seed, and a sentence on the cases left out."""
     main, baselines = _main(plan, seed), _baselines(plan, seed)
-    own = ("teacher", "student")
-    parts = {SOURCE: {model: (plan.cells.predictions(main), model) for model in own}}
+    networks = ("teacher", "student")
+    parts = {SOURCE: {model: (plan.cells.predictions(main), model) for model in networks}}
     left_out = {SOURCE: ""}
-    for name, (split, without) in _read(plan, main, own).items():
-        parts[name], left_out[name] = {model: (split, model) for model in own}, without
+    for name, (split, without) in _read(plan, main, networks).items():
+        parts[name], left_out[name] = {model: (split, model) for model in networks}, without
     for model, cell in baselines.items():
         parts[SOURCE][model] = plan.cells.predictions(cell), "baseline"
         for name, (split, _) in _read(plan, cell, ("baseline",)).items():
             parts[name][model] = split, "baseline"
-    return {name: (join(found), left_out[name]) for name, found in parts.items()}
+    return {name: (join(models), left_out[name]) for name, models in parts.items()}
 
 
 def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, str]]:
-    """Predictions of a cell's networks on each target, and what of it is left out."""
+    """Return by target the predictions of a cell's networks, and a sentence on the cases left out."""
     from stepcot_jax.run.inputs import load_inputs
     from stepcot_jax.systems.networks import make_predict
     from stepcot_jax.tools.tables.cell_networks import load_weights, read_cases
 
-    folder, found = plan.cells.folder(cell), {}
+    folder, by_target = plan.cells.folder(cell), {}
     trained = load_weights(folder, names)
     # Each network has its own best weights, encoder included.
     compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
@@ -339,5 +341,5 @@ def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[
             "all",
             settings,
         )
-        found[name] = split, left_out
-    return found
+        by_target[name] = split, left_out
+    return by_target

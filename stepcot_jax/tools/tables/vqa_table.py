@@ -20,7 +20,7 @@ _GRPO: dict[str, dict[str, Any]] = {
     BOTH: {},
     SHUFFLED: {"grpo.shuffle_rewards": True},
 }
-"""What GRPO changes, from the policy that was fine-tuned with thinking."""
+"""Settings of the runs of GRPO, which start from the policy that was fine-tuned with thinking."""
 
 COUNTERPARTS = {PLAIN: published.PLAIN, THINKING: published.THINKING, BOTH: published.THINKING_RFT}
 """Published row of each of ours that has one."""
@@ -123,5 +123,5 @@ def _tabulate_questions() -> Table:
         "vqa_questions",
         "Questions by kind (GEMeX-RMCoT, Table 2 and test set)",
         (Column("data"), *columns("number", *kinds, published=True), Column("all", "number", recomputed=True)),
-        tuple((name, *found.values(), sum(found.values())) for name, found in published.NUM_QUESTIONS.items()),
+        tuple((name, *counts.values(), sum(counts.values())) for name, counts in published.NUM_QUESTIONS.items()),
     )
