@@ -38,7 +38,7 @@ from stepcot_jax.chain import (
 )
 from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
 from stepcot_jax.evaluation.interventions import as_distributions
-from stepcot_jax.evaluation.predictions import Predictions, describe_difference, own_logits
+from stepcot_jax.evaluation.predictions import Predictions, describe_difference, logits_by_step
 from stepcot_jax.evaluation.statistics import Weights, count_once, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
@@ -499,7 +499,9 @@ def answer_and_decode(
     predictions: Predictions, chain: Chain, rules: Rules, *, model: str, transition_weight: float = 0.0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
-    scores = tuple(log_softmax(own, axis=1) for own in own_logits(predictions.logits[model], chain=chain, model=model))
+    scores = tuple(
+        log_softmax(own, axis=1) for own in logits_by_step(predictions.logits[model], chain=chain, model=model)
+    )
     before = np.stack([own.argmax(axis=1) for own in scores], axis=1)
     return before, decode_consistent(scores, rules, transition_weight=transition_weight)
 

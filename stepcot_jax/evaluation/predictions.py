@@ -36,7 +36,7 @@ def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
     return weights
 
 
-def own_logits(
+def logits_by_step(
     logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
 ) -> tuple[npt.NDArray[np.float64], ...]:
     """Cut the padding off each step's logits.
@@ -62,11 +62,11 @@ def own_logits(
     return tuple(own)
 
 
-def own_probabilities(
+def probabilities_by_step(
     logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return each step's distributions [case, answer]; arguments and errors are those of `own_logits`."""
-    return tuple(softmax(own, axis=1) for own in own_logits(logits, chain=chain, model=model))
+    """Return each step's distributions [case, answer]; arguments and errors are those of `logits_by_step`."""
+    return tuple(softmax(own, axis=1) for own in logits_by_step(logits, chain=chain, model=model))
 
 
 def describe_difference(found: list[tuple[str, tuple[str, ...]]], chain: Chain) -> str | None:
