@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.evaluation.consistency import PairRatios
-from stepcot_jax.evaluation.interventions import ReadGiven, give_logits
+from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities
 from stepcot_jax.evaluation.predictions import softmax
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.teacher import join_heads, split_heads
@@ -279,7 +279,7 @@ class Reader:
         read = make_read_given(self.trained.networks, self.model, self.params, features, self.text_features)
         if self._pairs is not None:
             read = self._pairs.follow(read)
-        return give_logits(read, () if calibration is None else calibration.temperatures[self.model])
+        return as_probabilities(read, () if calibration is None else calibration.temperatures[self.model])
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> _Part:
         num_images = len(images)
