@@ -8,7 +8,7 @@ checkpoint, share patients, and are not exchangeable with another hospital's: ch
 
 That probability is an average over validation splits, of which nearly half fall short. At a confidence, the sets hold
 the true answer that often in that share of the validation splits, of each step separately (`evaluation.conformal`).
-`Calibration.coverage_range` returns the 95 % range of the coverage, which says nothing of cases from elsewhere.
+`Calibration.coverage_range` returns the 95 % range of the coverage, which does not hold for cases from elsewhere.
 
 One threshold for a step guarantees the average over all cases only: a rare answer may be held far less often, since the
 frequent ones make up for it. Thresholds by answer guarantee each answer its coverage (Mondrian or class-conditional
@@ -98,7 +98,7 @@ class Calibration:
         return self._spread(num_cases) if num_cases else None
 
     def describe_coverage(self, model: str = "") -> str:
-        """Return what the answer sets aim to hold, in words, with the widest range of a model's steps.
+        """Describe the coverage that the answer sets aim at, with the widest range of a model's steps.
 
         >>> Calibration(0.9, {}, {}).describe_coverage()
         '90 % of all cases together, not of each answer'
@@ -177,7 +177,7 @@ def _of_model(values: Mapping[str, tuple[_Value, ...]], model: str) -> tuple[_Va
     return values[model]
 
 
-# A calibration on disk, as JSON, so that readings elsewhere have the probabilities and answer sets of the run.
+# A calibration on disk, as JSON: readings elsewhere have the probabilities and answer sets of the run.
 
 
 _LAYOUT = "stepcot_jax calibration 1"
@@ -295,7 +295,7 @@ def _finite_or_none(threshold: float) -> float | None:
     return threshold if math.isfinite(threshold) else None
 
 
-# Fit temperatures and answer-set thresholds on the validation split; see `evaluation.calibration`.
+# Fit temperatures and answer-set thresholds on the validation split.
 
 
 MIN_CASES = 20

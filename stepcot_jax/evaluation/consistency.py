@@ -2,12 +2,12 @@
 
 A rule forbids a pair of answers, either of neighbouring steps or of step 1 and a later one. Pairs suffice for these
 chains (no abnormality at step 1 determines every later step), a person can check them one by one, and the most
-probable chain without a forbidden pair can be found exactly (`decoding`).
+probable chain without a forbidden pair can be found exactly (`decode_consistent`).
 
 Given: where step 1 offers "No abnormality" and the last step "Normal", as published, "No abnormality" leaves "N/A" as
 the only answer of the steps between that offer it, and "Normal" as the only diagnosis. Evidence comes first: at a step
 where more than `MAX_CONTRADICTING` of the training chains with "No abnormality" answer otherwise, the given rule is not
-applied, and `Rules.notes` says so. A smaller share is taken for errors of annotation.
+applied, and `Rules.notes` names it. A smaller share counts as errors of annotation.
 
 Learned: a pair that no training chain has is forbidden if `MIN_EXPECTED` chains were expected to have it under
 independence. This is evidence, not proof: a pair that is a quarter as frequent as under independence stays unseen in

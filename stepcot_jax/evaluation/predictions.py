@@ -241,17 +241,13 @@ def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredi
     """Join models of several runs on the same cases for paired comparisons; cases are matched by `case_id`."""
     names = list(parts)
     base = parts[names[0]][0]
-    positions = {case: position for position, case in enumerate(base.facts["case_id"].tolist())}
+    rows = {case: position for position, case in enumerate(base.facts["case_id"].tolist())}
     logits = {}
     for name, (split, model) in parts.items():
         cases = split.facts["case_id"].tolist()
-        if (
-            len(positions) != len(base.facts["case_id"])
-            or set(cases) != positions.keys()
-            or len(cases) != len(positions)
-        ):
-            raise BadInput(f"{name}: its {len(cases)} cases are not the {len(positions)} of {names[0]}, each once")
-        order = np.argsort([positions[case] for case in cases])
+        if len(rows) != len(base.facts["case_id"]) or set(cases) != rows.keys() or len(cases) != len(rows):
+            raise BadInput(f"{name}: its {len(cases)} cases are not the {len(rows)} of {names[0]}, each once")
+        order = np.argsort([rows[case] for case in cases])
         if not np.array_equal(split.predictions.labels[order], base.predictions.labels):
             raise BadInput(f"{name}: its labels differ from those of {names[0]} for the same cases")
         if model not in split.predictions.logits:
