@@ -540,7 +540,7 @@ def _describe_judged(name: str, records: Sequence[Record], scores: Sequence[Repl
 def _score_stages(
     models: Mapping[str, Sequence[ReplyScore]], patients: np.ndarray, **how: int
 ) -> dict[str, dict[Key, Interval]]:
-    """Return the quality of the stages of each model that has any, with the judge's scores ("rated") if there are any."""
+    """Return the quality of each model's stages, if it has any, with the judge's scores ("rated") if there are any."""
     stages = {}
     for name, scores in models.items():
         labels = np.array([score.stages for score in scores], np.float64)
