@@ -1,4 +1,4 @@
-"""Load what a finished run left in its workdir, as far as its report page needs it."""
+"""Load the files of a finished run that its report page needs."""
 
 import dataclasses
 import json
@@ -58,10 +58,10 @@ class FinishedRun:
         logits = self.split.predictions.logits[model]
         if self.calibration is not None and model in self.calibration.temperatures:
             return calibrated_probabilities(logits, model, self.calibration, self.chain)
-        found = np.zeros(logits.shape)
-        for place, own in enumerate(probabilities_by_step(logits, chain=self.chain, model=model)):
-            found[:, place, : own.shape[1]] = own
-        return found
+        probabilities = np.zeros(logits.shape)
+        for position, of_step in enumerate(probabilities_by_step(logits, chain=self.chain, model=model)):
+            probabilities[:, position, : of_step.shape[1]] = of_step
+        return probabilities
 
     def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"] | None:
         """Return the conformal answer sets; None without calibration."""
