@@ -177,7 +177,7 @@ def accepts_answers(trained: Trained, *, model: str) -> bool:
 
 
 LEAST_MOVEMENT = 0.01
-"""Mean movement of later steps (`evaluation.interventions.measure_reliance`) above which a network follows."""
+"""Mean movement of later steps (`interventions.measure_reliance`) from which a network follows given answers."""
 
 
 def follows_corrections(trained: Trained, *, model: str) -> bool:
