@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.evaluation.chains import evaluate
-from stepcot_jax.evaluation.predictions import Predictions, own_probabilities
+from stepcot_jax.evaluation.predictions import Predictions, probabilities_by_step
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.layers import GraphAttentionStack
@@ -162,7 +162,7 @@ def measure(weights: Weights, *, features: np.ndarray, labels: np.ndarray, seed:
     answers = make_answers(labels, weights.chain, seed=seed)
     logits = {name: np.asarray(compiled(images, jnp.asarray(given))) for name, given in answers.items()}
     metrics = evaluate(Predictions(np.arange(len(labels), dtype=np.int32), labels, logits), weights.chain)
-    own, random = (own_probabilities(logits[name], chain=weights.chain) for name in (OWN, RANDOM))
+    own, random = (probabilities_by_step(logits[name], chain=weights.chain) for name in (OWN, RANDOM))
     reading, passes = record_nodes(lambda: read(images, unroll=True))
     written = np.moveaxis(np.asarray(reading.memory), 1, 0)
     return MemoryUse(

@@ -8,7 +8,7 @@ checkpoint, share patients, and are not exchangeable with another hospital's: ch
 
 That probability is an average over validation splits, of which nearly half fall short. At a confidence, the sets hold
 the true answer that often in that share of the validation splits, of each step separately (`evaluation.conformal`).
-`Calibration.coverage_range` returns the 95 % range of the coverage, which says nothing of cases from elsewhere.
+`Calibration.coverage_range` returns the 95 % range of the coverage, which does not hold for cases from elsewhere.
 
 One threshold for a step guarantees the average over all cases only: a rare answer may be held far less often, since the
 frequent ones make up for it. Thresholds by answer guarantee each answer its coverage (Mondrian or class-conditional
@@ -27,8 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.conformal import choose_one_each, conformal_threshold, spread_of_coverage
-from stepcot_jax.evaluation.predictions import Predictions, describe_difference, own_logits, own_probabilities, softmax
+from stepcot_jax.evaluation.conformal import choose_one_per_patient, conformal_threshold, spread_of_coverage
+from stepcot_jax.evaluation.predictions import (
+    Predictions,
+    describe_difference,
+    logits_by_step,
+    probabilities_by_step,
+    softmax,
+)
 from stepcot_jax.evaluation.statistics import Weights, count_once, divide, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
@@ -37,7 +43,7 @@ UNFITTED = "temperature 1"
 """In the note of a step whose temperature could not be fitted."""
 CoverageBy = Literal["step", "answer"]
 
-_Each = TypeVar("_Each")
+_Value = TypeVar("_Value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +98,7 @@ class Calibration:
         return self._spread(num_cases) if num_cases else None
 
     def describe_coverage(self, model: str = "") -> str:
-        """Return what the answer sets aim to hold, in words, with the widest range of a model's steps.
+        """Describe the coverage that the answer sets aim at, with the widest range of a model's steps.
 
         >>> Calibration(0.9, {}, {}).describe_coverage()
         '90 % of all cases together, not of each answer'
@@ -135,8 +141,8 @@ def calibrated_probabilities(
     """
     temperatures = _of_model(calibration.temperatures, model)
     probabilities = np.zeros(logits.shape)
-    for position, own in enumerate(own_logits(logits, chain=chain, model=model)):
-        probabilities[:, position, : own.shape[1]] = softmax(own / temperatures[position], axis=1)
+    for position, step_logits in enumerate(logits_by_step(logits, chain=chain, model=model)):
+        probabilities[:, position, : step_logits.shape[1]] = softmax(step_logits / temperatures[position], axis=1)
     return probabilities
 
 
@@ -149,7 +155,8 @@ def answer_sets(
       probabilities: [case, step, answer] of `calibrated_probabilities`.
 
     Returns:
-      [case, step, answer], True for an answer in the set; the most probable one always is, unlike in a plain
+      [case, step, answer], True for an answer in the set; the most probable one always is, unlike in
+      plain conformal sets.
     """
     limits: Sequence[npt.ArrayLike] = (
         _of_model(calibration.answer_thresholds, model)
@@ -158,19 +165,19 @@ def answer_sets(
     )
     included = np.zeros(probabilities.shape, dtype=bool)
     for position, step in enumerate(chain.steps):
-        own = probabilities[:, position, : step.num_answers]
-        included[:, position, : step.num_answers] = 1 - own <= np.asarray(limits[position])
-        included[np.arange(len(own)), position, own.argmax(axis=1)] = True
+        step_probabilities = probabilities[:, position, : step.num_answers]
+        included[:, position, : step.num_answers] = 1 - step_probabilities <= np.asarray(limits[position])
+        included[np.arange(len(step_probabilities)), position, step_probabilities.argmax(axis=1)] = True
     return included
 
 
-def _of_model(values: Mapping[str, tuple[_Each, ...]], model: str) -> tuple[_Each, ...]:
+def _of_model(values: Mapping[str, tuple[_Value, ...]], model: str) -> tuple[_Value, ...]:
     if model not in values:
         raise BadInput(f"calibration: model {model!r} is not one of {', '.join(values)}")
     return values[model]
 
 
-# A calibration on disk, as JSON, so that readings elsewhere have the probabilities and answer sets of the run.
+# A calibration on disk, as JSON: readings elsewhere have the probabilities and answer sets of the run.
 
 
 _LAYOUT = "stepcot_jax calibration 1"
@@ -221,37 +228,38 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration, ch
             described["coverage_range"] = calibration.coverage_range(model, position)
         return described
 
-    steps = list(enumerate(chain.steps))
-    models = {model: [describe(model, *each) for each in steps] for model in calibration.temperatures}
+    models = {
+        model: [describe(model, position, step) for position, step in enumerate(chain.steps)]
+        for model in calibration.temperatures
+    }
     aims = {"coverage": calibration.coverage, "confidence": calibration.confidence}
     write_json(path, {"layout": _LAYOUT, **aims, "models": models})
 
 
 def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
     """Read a file of `write_calibration`."""
-    found = read_json(path, _File, accepted="expected the calibration.json of a run", max_bytes=_MAX_BYTES)
-    if found.layout != _LAYOUT:
-        raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")
-    for model, steps in found.models.items():
+    file = read_json(path, _File, accepted="expected the calibration.json of a run", max_bytes=_MAX_BYTES)
+    if file.layout != _LAYOUT:
+        raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
+    for model, steps in file.models.items():
         difference = describe_difference([(step.name, step.options) for step in steps], chain)
         if difference:
             raise BadInput(f"{path}, {model}: calibration of another chain: {difference}")
-    by_answer = _read_answer_thresholds(path, found)
     return Calibration(
-        coverage=found.coverage,
-        temperatures={model: tuple(step.temperature for step in steps) for model, steps in found.models.items()},
-        thresholds={model: tuple(step.limit for step in steps) for model, steps in found.models.items()},
-        notes={model: tuple(step.note for step in steps) for model, steps in found.models.items()},
-        answer_thresholds=by_answer,
-        num_cases=_read_num_cases(path, found),
-        confidence=found.confidence,
-        coverage_ranges={model: tuple(step.coverage_range for step in steps) for model, steps in found.models.items()},
+        coverage=file.coverage,
+        temperatures={model: tuple(step.temperature for step in steps) for model, steps in file.models.items()},
+        thresholds={model: tuple(step.limit for step in steps) for model, steps in file.models.items()},
+        notes={model: tuple(step.note for step in steps) for model, steps in file.models.items()},
+        answer_thresholds=_read_answer_thresholds(path, file),
+        num_cases=_read_num_cases(path, file),
+        confidence=file.confidence,
+        coverage_ranges={model: tuple(step.coverage_range for step in steps) for model, steps in file.models.items()},
     )
 
 
-def _read_num_cases(path: str | os.PathLike[str], found: _File) -> dict[str, tuple[tuple[int, ...], ...]]:
+def _read_num_cases(path: str | os.PathLike[str], file: _File) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the validation cases by answer of each model that has them for all steps; older files have none."""
-    counted = {model: steps for model, steps in found.models.items() if any(step.num_cases for step in steps)}
+    counted = {model: steps for model, steps in file.models.items() if any(step.num_cases for step in steps)}
     for model, steps in counted.items():
         for step in steps:
             if len(step.num_cases or ()) != len(step.options):
@@ -262,11 +270,11 @@ def _read_num_cases(path: str | os.PathLike[str], found: _File) -> dict[str, tup
     return {model: tuple(tuple(step.num_cases or ()) for step in steps) for model, steps in counted.items()}
 
 
-def _read_answer_thresholds(path: str | os.PathLike[str], found: _File) -> dict[str, tuple[tuple[float, ...], ...]]:
+def _read_answer_thresholds(path: str | os.PathLike[str], file: _File) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Return the thresholds by answer of all models and steps; empty if the file has none at all."""
-    if all(step.answer_thresholds is None for steps in found.models.values() for step in steps):
+    if all(step.answer_thresholds is None for steps in file.models.values() for step in steps):
         return {}
-    for model, steps in found.models.items():
+    for model, steps in file.models.items():
         for step in steps:
             if len(step.answer_thresholds or ()) != len(step.options):
                 raise BadInput(
@@ -275,7 +283,7 @@ def _read_answer_thresholds(path: str | os.PathLike[str], found: _File) -> dict[
                 )
     return {
         model: tuple(tuple(map(_infinite_if_none, step.answer_thresholds or ())) for step in steps)
-        for model, steps in found.models.items()
+        for model, steps in file.models.items()
     }
 
 
@@ -287,7 +295,7 @@ def _finite_or_none(threshold: float) -> float | None:
     return threshold if math.isfinite(threshold) else None
 
 
-# Fit temperatures and answer-set thresholds on the validation split; see `evaluation.calibration`.
+# Fit temperatures and answer-set thresholds on the validation split.
 
 
 MIN_CASES = 20
@@ -319,14 +327,13 @@ def fit_calibration(
     wanted = _Wanted(coverage, confidence, np.full(len(val.labels), "") if patients is None else patients)
     temperatures, thresholds, notes, answer_thresholds, num_cases = {}, {}, {}, {}, {}
     for model, logits in val.logits.items():
-        own = own_logits(logits, chain=chain, model=model)
-        steps = list(zip(chain.steps, own, val.labels.T, strict=True))
-        fitted = [_fit_step(*each, wanted=wanted) for each in steps]
+        steps = list(zip(chain.steps, logits_by_step(logits, chain=chain, model=model), val.labels.T, strict=True))
+        fitted = [_fit_step(*columns, wanted=wanted) for columns in steps]
         temperatures[model], thresholds[model], notes[model], num_cases[model] = zip(*fitted, strict=True)
         if coverage_by == "answer":
             by_answer = [
-                _fit_answers(*each, temperature, note, wanted=wanted)
-                for each, temperature, note in zip(steps, temperatures[model], notes[model], strict=True)
+                _fit_answers(*columns, temperature, note, wanted=wanted)
+                for columns, temperature, note in zip(steps, temperatures[model], notes[model], strict=True)
             ]
             answer_thresholds[model], notes[model], num_cases[model] = zip(*by_answer, strict=True)
     return Calibration(coverage, temperatures, thresholds, notes, answer_thresholds, num_cases, confidence)
@@ -374,7 +381,7 @@ class _Wanted:
 
     def choose(self, cases: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return those of the cases that thresholds use."""
-        return cases[choose_one_each(self.patients[cases])] if self.confidence else cases
+        return cases[choose_one_per_patient(self.patients[cases])] if self.confidence else cases
 
     def fit(self, scores: npt.NDArray[np.float64]) -> float:
         """Return the threshold."""
@@ -413,10 +420,10 @@ def _fit_answers(
     """Fit the threshold of each answer of a step to the cases that have it; extend the note by those with too few."""
     scores = 1 - softmax(logits / temperature, axis=1)
     of_answers = [scores[wanted.choose(np.flatnonzero(labels == answer)), answer] for answer in range(step.num_answers)]
-    limits = tuple(wanted.fit(own) for own in of_answers)
+    limits = tuple(wanted.fit(scores_of_answer) for scores_of_answer in of_answers)
     few = [
-        f"{option} ({len(own)})"
-        for option, own, limit in zip(step.options, of_answers, limits, strict=True)
+        f"{option} ({len(scores_of_answer)})"
+        for option, scores_of_answer, limit in zip(step.options, of_answers, limits, strict=True)
         if math.isinf(limit)
     ]
     too_few = f"in every set, with too few cases for {wanted}: {', '.join(few)}" if few else ""
@@ -480,18 +487,20 @@ def reliability(
     once = count_once(len(truth))
     figures = calibration_figures(once, probabilities=distributions, labels=truth, num_bins=num_bins)
     annotated = truth != NOT_ANNOTATED
-    confidence, correct, place = _place(distributions[annotated], truth[annotated], num_bins=num_bins)
-    inside = place[:, None] == np.arange(num_bins)
+    confidence, correct, bin_of_case = _bin_cases(distributions[annotated], truth[annotated], num_bins=num_bins)
+    inside = bin_of_case[:, None] == np.arange(num_bins)
     means = [
-        weighted_mean(count_once(len(place)), values=np.broadcast_to(values[:, None], inside.shape), counted=inside)[0]
+        weighted_mean(
+            count_once(len(bin_of_case)), values=np.broadcast_to(values[:, None], inside.shape), counted=inside
+        )[0]
         for values in (confidence, correct)
     ]
     edges = (np.arange(num_bins + 1) / num_bins).tolist()
-    bins = zip(edges[:-1], edges[1:], inside.sum(axis=0).tolist(), *(own.tolist() for own in means), strict=True)
+    bins = zip(edges[:-1], edges[1:], inside.sum(axis=0).tolist(), *(mean.tolist() for mean in means), strict=True)
     return Reliability(
         name=name,
         num_cases=int(annotated.sum()),
-        bins=tuple(ReliabilityBin(*each) for each in bins),
+        bins=tuple(ReliabilityBin(*figures_of_bin) for figures_of_bin in bins),
         **{figure: float(value[0]) for figure, value in figures.items()},
     )
 
@@ -511,12 +520,12 @@ def calibration_figures(
     annotated = labels != NOT_ANNOTATED
     weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
     cases = np.arange(len(truth))
-    confidence, correct, place = _place(probabilities, truth, num_bins=num_bins)
+    confidence, correct, bin_of_case = _bin_cases(probabilities, truth, num_bins=num_bins)
     true_probability = probabilities[cases, truth]
     # One product for all: the gap of each bin, the two scores, and the number of cases. A bin's number of cases times
     # the distance of its means is the distance of its sums.
     columns = np.zeros((len(truth), num_bins + 3))
-    columns[cases, place] = confidence - correct
+    columns[cases, bin_of_case] = confidence - correct
     columns[:, -3] = (probabilities**2).sum(axis=1) - 2 * true_probability + 1
     # A probability that underflowed to 0 counts as the smallest normal number, about 708 nats.
     columns[:, -2] = -np.log(np.maximum(true_probability, np.finfo(np.float64).tiny))
@@ -533,26 +542,26 @@ def step_reliability(
     predictions: Predictions, chain: Chain, *, calibration: Calibration | None = None, num_bins: int = NUM_BINS
 ) -> dict[str, tuple[Reliability, ...]]:
     """Compute the reliability of every model and step."""
-    found = {}
+    reliabilities = {}
     for model, logits in predictions.logits.items():
         if calibration is None:
-            steps = own_probabilities(logits, chain=chain, model=model)
+            steps = probabilities_by_step(logits, chain=chain, model=model)
         else:
             padded = calibrated_probabilities(logits, model, calibration, chain)
             steps = tuple(padded[:, position, : step.num_answers] for position, step in enumerate(chain.steps))
-        found[model] = tuple(
-            reliability(probabilities=own, labels=truth, name=step.name, num_bins=num_bins)
-            for own, truth, step in zip(steps, predictions.labels.T, chain.steps, strict=True)
+        reliabilities[model] = tuple(
+            reliability(probabilities=probabilities, labels=truth, name=step.name, num_bins=num_bins)
+            for probabilities, truth, step in zip(steps, predictions.labels.T, chain.steps, strict=True)
         )
-    return found
+    return reliabilities
 
 
-def _place(
+def _bin_cases(
     probabilities: npt.NDArray[np.float64], truth: npt.NDArray[np.integer], *, num_bins: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
-    """Confidence, correctness and bin of each case; bins include their upper edge, and the first one 0."""
+    """Return confidence, correctness and bin of each case; bins include their upper edge, and the first one 0."""
     confidence = probabilities.max(axis=1)
     edges = np.arange(num_bins + 1) / num_bins
-    # A softmax may sum to slightly over 1; the last bin takes that too.
-    place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
-    return confidence, probabilities.argmax(axis=1) == truth, place
+    # A softmax may sum to slightly over 1: the last bin includes that too.
+    bin_of_case = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
+    return confidence, probabilities.argmax(axis=1) == truth, bin_of_case

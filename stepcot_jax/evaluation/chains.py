@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, find_one_answer
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, calibration_figures
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, own_probabilities
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, probabilities_by_step
 from stepcot_jax.evaluation.statistics import (
     LEVEL,
     Interval,
@@ -45,7 +45,7 @@ class StepMetrics:
       specificity: macro one-vs-rest specificity; NaN where only one answer occurs.
       precision: macro precision; 0 for an answer that is never given.
       confusion: number of cases [truth, answer].
-      left_out: options that no annotated case has; the macro averages leave them out.
+      left_out: options that no annotated case has; macro averages leave them out.
     """
 
     name: str
@@ -85,7 +85,7 @@ def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayL
     distributions, truth = np.asarray(probabilities, np.float64), np.asarray(labels)
     annotated = truth != NOT_ANNOTATED
     weights = count_once(len(truth))
-    found = step_figures(weights, probabilities=distributions, labels=truth)[0].tolist()
+    figures = step_figures(weights, probabilities=distributions, labels=truth)[0].tolist()
     confusion = weighted_confusion(
         weights[:, annotated],
         truth=truth[annotated],
@@ -100,7 +100,7 @@ def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayL
         majority_accuracy=float(divide(cases_per_answer.max(), cases_per_answer.sum())),
         confusion=tuple(tuple(map(int, row)) for row in confusion.tolist()),
         left_out=tuple(option for option, count in zip(step.options, cases_per_answer, strict=True) if not count),
-        **dict(zip(FIGURES, found, strict=True)),
+        **dict(zip(FIGURES, figures, strict=True)),
     )
 
 
@@ -153,7 +153,7 @@ def weighted_confusion(
 def answer_accuracy(
     weights: Weights, *, answers: npt.ArrayLike, labels: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Accuracy of each step, and share of the cases whose annotated steps are all answered correctly.
+    """Return the accuracy of each step, and the share of the cases whose annotated steps are all answered correctly.
 
     Args:
       answers: int [case, step], labels of the answers.
@@ -203,17 +203,21 @@ def majority_chain_accuracy(labels: npt.NDArray[np.integer]) -> float:
     known = labels[annotated.any(axis=1)]
     if not len(known):
         return float("nan")
-    frequent = [np.bincount(own[own != NOT_ANNOTATED], minlength=1).argmax() for own in known.T]
+    frequent = [np.bincount(truth[truth != NOT_ANNOTATED], minlength=1).argmax() for truth in known.T]
     chains, counts = np.unique(known, axis=0, return_counts=True)
     repeated = np.where(chains[counts.argmax()] == NOT_ANNOTATED, frequent, chains[counts.argmax()])
-    answers = (np.broadcast_to(chain, known.shape) for chain in (frequent, repeated))
-    return max(float(answer_accuracy(count_once(len(known)), answers=own, labels=known)[1][0]) for own in answers)
+    chains_of_cases = (np.broadcast_to(chain, known.shape) for chain in (frequent, repeated))
+    once = count_once(len(known))
+    return max(float(answer_accuracy(once, answers=answers, labels=known)[1][0]) for answers in chains_of_cases)
 
 
 def _weighted_auc(
     weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """Probability [resample] that a positive case scores above a negative one, ties counting half; NaN without both."""
+    """Return the probability [resample] that a positive case scores above a negative one; NaN without both.
+
+    Ties count half.
+    """
     if positive.all() or not positive.any():
         return np.full(len(weights), np.nan)
     _, level = np.unique(scores, return_inverse=True)
@@ -250,34 +254,34 @@ def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
 
     Args:
       predictions: labels and logits of the cases.
-      chain: the steps, which say how many of the padded answers are a step's own.
+      chain: the steps with their numbers of answers; logits beyond them are padding.
 
     Returns:
       The metrics by model name, in the order of `predictions.logits`.
 
     Raises:
       ValueError: the logits do not fit the chain.
-      FloatingPointError: a logit of a step's own answers is not finite.
+      FloatingPointError: a logit of an answer is not finite.
     """
-    labels, found = predictions.labels, {}
+    labels, metrics = predictions.labels, {}
     left_out = find_one_answer(labels)
     for model, logits in predictions.logits.items():
-        probabilities = own_probabilities(logits, chain=chain, model=model)
+        probabilities = probabilities_by_step(logits, chain=chain, model=model)
         steps = tuple(
-            step_metrics(step=step, probabilities=own, labels=truth)
-            for step, own, truth in zip(chain.steps, probabilities, labels.T, strict=True)
+            step_metrics(step=step, probabilities=of_step, labels=truth)
+            for step, of_step, truth in zip(chain.steps, probabilities, labels.T, strict=True)
         )
-        answers = np.stack([own.argmax(axis=1) for own in probabilities], axis=1)
-        accuracies, whole = answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)
+        answers = np.stack([of_step.argmax(axis=1) for of_step in probabilities], axis=1)
+        accuracies, chain_accuracy = answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)
         majorities = np.array([[step.majority_accuracy for step in steps]])
-        found[model] = ModelMetrics(
+        metrics[model] = ModelMetrics(
             mean_accuracy=float(mean_over_steps(accuracies, left_out=left_out)[0]),
             mean_majority_accuracy=float(mean_over_steps(majorities, left_out=left_out)[0]),
-            chain_accuracy=float(whole[0]),
+            chain_accuracy=float(chain_accuracy[0]),
             majority_chain_accuracy=majority_chain_accuracy(labels),
             steps=steps,
         )
-    return found
+    return metrics
 
 
 # Bootstrap intervals by patient.
@@ -369,9 +373,11 @@ def bootstrap_differences(
     both = prepare_metrics(split, chain)
 
     def compute(weights: Weights) -> Figures:
-        found = both(weights)
-        less = {("less", name): found[first, name] - found[second, name] for model, name in found if model == first}
-        return {**less, ("", "incomplete"): found["", "incomplete"]}
+        figures = both(weights)
+        less = {
+            ("less", name): figures[first, name] - figures[second, name] for model, name in figures if model == first
+        }
+        return {**less, ("", "incomplete"): figures["", "incomplete"]}
 
     return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, level=level, seed=seed)["less"]
 
@@ -395,15 +401,15 @@ def _bootstrap(
     incomplete = resampled["", "incomplete"].mean(axis=0).tolist()
 
     def describe(model: str) -> ModelIntervals:
-        mean, whole, steps = (
+        mean_accuracy, chain_accuracy, steps = (
             intervals(values[model, name][0], resampled[model, name], level=level)
             for name in ("mean_accuracy", "chain_accuracy", "steps")
         )
         columns = zip(chain.steps, num_cases, steps, incomplete, strict=True)
         of_steps = (
-            StepIntervals(step.name, count, *found, share_incomplete=share) for step, count, found, share in columns
+            StepIntervals(step.name, count, *figures, share_incomplete=share) for step, count, figures, share in columns
         )
-        return ModelIntervals(mean, whole, tuple(of_steps))
+        return ModelIntervals(mean_accuracy, chain_accuracy, tuple(of_steps))
 
     return {model: describe(model) for model in models}
 
@@ -415,24 +421,25 @@ def prepare_metrics(
     labels = split.predictions.labels
     left_out = find_one_answer(labels) if left_out is None else left_out
     probabilities = {
-        model: own_probabilities(logits, chain=chain, model=model) for model, logits in split.predictions.logits.items()
+        model: probabilities_by_step(logits, chain=chain, model=model)
+        for model, logits in split.predictions.logits.items()
     }
     occurring = [truth[:, None] == np.unique(truth[truth != NOT_ANNOTATED]) for truth in labels.T]
 
     def compute(weights: Weights) -> Figures:
         drawn = weights.any(axis=1)
-        lacking = [drawn & (weights @ own.astype(np.float64) == 0).any(axis=1) for own in occurring]
-        found = {("", "incomplete"): np.stack(lacking, axis=1).astype(np.float64)}
+        lacking = [drawn & (weights @ is_answer.astype(np.float64) == 0).any(axis=1) for is_answer in occurring]
+        figures = {("", "incomplete"): np.stack(lacking, axis=1).astype(np.float64)}
         for model, steps in probabilities.items():
-            answers = np.stack([own.argmax(axis=1) for own in steps], axis=1)
-            accuracies, found[model, "chain_accuracy"] = answer_accuracy(weights, answers=answers, labels=labels)
-            found[model, "mean_accuracy"] = mean_over_steps(accuracies, left_out=left_out)
-            figures = [
-                step_figures(weights, probabilities=own, labels=truth)
-                for own, truth in zip(steps, labels.T, strict=True)
+            answers = np.stack([of_step.argmax(axis=1) for of_step in steps], axis=1)
+            accuracies, figures[model, "chain_accuracy"] = answer_accuracy(weights, answers=answers, labels=labels)
+            figures[model, "mean_accuracy"] = mean_over_steps(accuracies, left_out=left_out)
+            of_steps = [
+                step_figures(weights, probabilities=of_step, labels=truth)
+                for of_step, truth in zip(steps, labels.T, strict=True)
             ]
-            found[model, "steps"] = np.stack(figures, axis=1)
-        return found
+            figures[model, "steps"] = np.stack(of_steps, axis=1)
+        return figures
 
     return compute
 
@@ -478,7 +485,7 @@ def step_cases(predictions: Predictions, chain: Chain, *, model: str, calibratio
             sets=sets[:, position, : step.num_answers],
         )
         for position, (step, raw) in enumerate(
-            zip(chain.steps, own_probabilities(logits, chain=chain, model=model), strict=True)
+            zip(chain.steps, probabilities_by_step(logits, chain=chain, model=model), strict=True)
         )
     ]
 
@@ -489,9 +496,11 @@ def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray
     Returns:
       By figure name [resample]; `accuracy_of_the_surest` is [resample, share] in the order of `COVERAGES`,
       `answer_set_coverage_by_answer` [resample, answer] is of the cases with each true answer. NaN where no annotated
+      case counts.
     """
     raw, calibrated = (
-        calibration_figures(weights, probabilities=own, labels=cases.labels) for own in (cases.raw, cases.calibrated)
+        calibration_figures(weights, probabilities=probabilities, labels=cases.labels)
+        for probabilities in (cases.raw, cases.calibrated)
     )
     annotated = cases.labels != NOT_ANNOTATED
     truth = np.where(annotated, cases.labels, 0)
@@ -578,15 +587,15 @@ def selective_figures(
         rows = np.arange(len(weights))
         for column, share in enumerate(shares):
             # In a resample without cases no level suffices: the first one stands for it and gives NaN.
-            place = (coverage >= share).argmax(axis=1)
-            accuracies[:, column] = divide(num_correct[rows, place], num_read[rows, place])
+            level = (coverage >= share).argmax(axis=1)
+            accuracies[:, column] = divide(num_correct[rows, level], num_read[rows, level])
     return accuracies, _area(num_read, num_correct)
 
 
 def _read_by_confidence(
     weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Levels of confidence [level], falling; numbers of cases read and correct down to each [resample, level]."""
+    """Return levels of confidence [level], falling, and numbers of cases read and correct down to each level."""
     annotated = np.flatnonzero(labels != NOT_ANNOTATED)
     confidence = probabilities[annotated].max(axis=1)
     order = np.argsort(-confidence, kind="stable")
@@ -599,12 +608,12 @@ def _read_by_confidence(
 
 
 def _area(num_read: npt.NDArray[np.float64], num_correct: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mean accuracy [resample] over all numbers of cases read."""
+    """Return the mean accuracy [resample] over all numbers of cases read."""
     if not num_read.size:
         return np.full(len(num_read), np.nan)
     total = num_read[:, -1]
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total.max(initial=0) + 1))])
-    earlier, earlier_correct = (np.pad(own[:, :-1], ((0, 0), (1, 0))) for own in (num_read, num_correct))
+    earlier, earlier_correct = (np.pad(counts[:, :-1], ((0, 0), (1, 0))) for counts in (num_read, num_correct))
     # Within a level the expected number of correct ones is a line, offset + slope * cases: its mean accuracies sum up
     # to the correct ones of the level and the offset times the sum of 1 / cases.
     slope = (num_correct - earlier_correct) / np.maximum(num_read - earlier, 1)

@@ -73,7 +73,7 @@ class Evidence:
     p: float | None = None
 
 
-def decide(found: Sequence[Evidence]) -> list[str]:
+def decide(evidence: Sequence[Evidence]) -> list[str]:
     """Judge differences, corrected for their number: `HIGHER`, `LOWER`, `NONE_SHOWN` or `TOO_FEW`.
 
     The rule is in the tables' note and in docs/tables.md. Differences with too few patients are not tested and do not
@@ -84,43 +84,43 @@ def decide(found: Sequence[Evidence]) -> list[str]:
     >>> decide([Evidence(Interval(1.0, 1.0, 1.0), (1.0,), 2)])
     ['too few patients']
     """
-    p_values = [math.nan if each.num_patients < MIN_PATIENTS else _p_of_all(each) for each in found]
-    return [_say(each, p) for each, p in zip(found, correct(p_values), strict=True)]
+    p_values = [math.nan if item.num_patients < MIN_PATIENTS else _p_of_all(item) for item in evidence]
+    return [_word_verdict(item, p) for item, p in zip(evidence, correct(p_values), strict=True)]
 
 
-def _say(found: Evidence, p: float) -> str:
-    if found.num_patients < MIN_PATIENTS:
+def _word_verdict(evidence: Evidence, p: float) -> str:
+    if evidence.num_patients < MIN_PATIENTS:
         return TOO_FEW
-    low, high = found.difference.low, found.difference.high
+    low, high = evidence.difference.low, evidence.difference.high
     if not p < ALPHA:
         return NONE_SHOWN
-    by_sign = len(found.values) < MIN_RUNS
-    if low > 0 and (not by_sign or min(found.values) > 0):
+    by_sign = len(evidence.values) < MIN_RUNS
+    if low > 0 and (not by_sign or min(evidence.values) > 0):
         return HIGHER
-    return LOWER if high < 0 and (not by_sign or max(found.values) < 0) else NONE_SHOWN
+    return LOWER if high < 0 and (not by_sign or max(evidence.values) < 0) else NONE_SHOWN
 
 
-def _p_of_all(found: Evidence) -> float:
-    """The p of a difference by patients, from `MIN_RUNS` on by training runs too; NaN without an interval.
+def _p_of_all(evidence: Evidence) -> float:
+    """Return the p of a difference by patients, from `MIN_RUNS` on by training runs too; NaN without an interval.
 
     The error by patient comes from the interval (Altman and Bland, BMJ 343 (2011), d2304), from its half towards 0 if
     that is wider. The share of resamples beyond 0 is not used: with 1,000 resamples it may be 0, which cannot be
     corrected. Degrees of freedom are Satterthwaite's. No p is below that of all patients having the sign.
     """
-    value, low, high = found.difference.value, found.difference.low, found.difference.high
-    besides = 0.0 if found.p is None else found.p
+    value, low, high = evidence.difference.value, evidence.difference.low, evidence.difference.high
+    besides = 0.0 if evidence.p is None else evidence.p
     if math.isnan(value + low + high + besides):
         return math.nan
     by_patient = max(value - low if value > 0 else high - value, (high - low) / 2) / _NORMAL
-    num_runs = len(found.values)
-    by_run = statistics.stdev(found.values) / math.sqrt(num_runs) if num_runs >= MIN_RUNS else 0.0
+    num_runs = len(evidence.values)
+    by_run = statistics.stdev(evidence.values) / math.sqrt(num_runs) if num_runs >= MIN_RUNS else 0.0
     error = math.hypot(by_patient, by_run)
     if not error:
         p = float(value == 0)
     else:
         freedom = min((num_runs - 1) * (error / by_run) ** 4, 1e9) if by_run > 1e-6 * error else 1e9
         p = 2 * float(special.stdtr(freedom, -abs(value) / error))
-    return max(p, 2.0 ** (1 - found.num_patients), besides)
+    return max(p, 2.0 ** (1 - evidence.num_patients), besides)
 
 
 INTERVALS = "In brackets: 95 % intervals from a bootstrap by patient; ±: sample deviation over the seeds."
@@ -130,7 +130,7 @@ MCNEMAR = (
 )
 
 Question = tuple[str, str, str, Any]
-"""First model, second model, figure and its group: is the first model's figure another than the second's?"""
+"""First model, second model, figure and its group: does the first model's figure differ from the second's?"""
 
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
@@ -164,9 +164,9 @@ def last_step_alone(split: SplitPredictions) -> SplitPredictions:
 
 def choose_steps(split: _Split, positions: Sequence[int]) -> _Split:
     """Return the predictions of some steps."""
-    found, chosen = split.predictions, list(positions)
-    logits = {name: values[:, chosen] for name, values in found.logits.items()}
-    predictions = dataclasses.replace(found, labels=found.labels[:, chosen], logits=logits)
+    predictions, chosen = split.predictions, list(positions)
+    logits = {name: values[:, chosen] for name, values in predictions.logits.items()}
+    predictions = dataclasses.replace(predictions, labels=predictions.labels[:, chosen], logits=logits)
     return dataclasses.replace(split, predictions=predictions)
 
 
@@ -192,7 +192,7 @@ class Comparison(abc.ABC):
         """Return the figures of the first model less those of the second, in the same resamples."""
 
     @abc.abstractmethod
-    def _pick(self, found: Any, figure: str, group: Any) -> Interval:
+    def _pick(self, figures: Any, figure: str, group: Any) -> Interval:
         """Return one of the figures; an undefined one where there is none."""
 
     @abc.abstractmethod
@@ -214,7 +214,7 @@ class Comparison(abc.ABC):
 
     def figure(self, model: str, figure: str, group: Any = None) -> Interval:
         """Return a model's figure, the mean over the seeds."""
-        return summarise([self._pick(found[model], figure, group) for found in self._figures])
+        return summarise([self._pick(figures[model], figure, group) for figures in self._figures])
 
     def difference(self, first: str, second: str, figure: str, group: Any = None) -> Interval:
         """Return the paired difference of the first model's figure less the second's."""
@@ -223,13 +223,14 @@ class Comparison(abc.ABC):
     def _pair(self, first: str, second: str, figure: str, group: Any) -> list[Interval]:
         if (first, second) not in self._differences:
             self._differences[first, second] = [self._subtract(split, first, second) for split in self.splits]
-        return [self._pick(found, figure, group) for found in self._differences[first, second]]
+        return [self._pick(figures, figure, group) for figures in self._differences[first, second]]
 
     def evidence(self, first: str, second: str, figure: str, group: Any = None) -> Evidence:
         """Return what `decide` needs to know of a difference."""
-        found = self._pair(first, second, figure, group)
+        differences = self._pair(first, second, figure, group)
+        values = tuple(difference.value for difference in differences)
         p = self.p_value(first, second, figure, group)
-        return Evidence(summarise(found), tuple(each.value for each in found), self.num_patients(figure, group), p)
+        return Evidence(summarise(differences), values, self.num_patients(figure, group), p)
 
     def verdicts(self, questions: Sequence[Question]) -> list[str]:
         """Return the verdicts on differences, corrected together for their number."""
@@ -248,8 +249,8 @@ class AnswerComparison(Comparison):
     def _subtract(self, split: SplitPredictions, first: str, second: str) -> ModelIntervals:
         return bootstrap_differences(split, self.chain, first=first, second=second, num_resamples=self.num_resamples)
 
-    def _pick(self, found: ModelIntervals, figure: str, group: int | None) -> Interval:
-        interval: Interval = getattr(found if group is None else found.steps[group], figure)
+    def _pick(self, figures: ModelIntervals, figure: str, group: int | None) -> Interval:
+        interval: Interval = getattr(figures if group is None else figures.steps[group], figure)
         return interval
 
     @property
@@ -267,9 +268,9 @@ class AnswerComparison(Comparison):
     def _constant(self) -> ModelIntervals:
         split = self.splits[0]
         logits = np.zeros_like(next(iter(split.predictions.logits.values())))
-        for step, own in enumerate(split.predictions.labels.T):
-            if (own != NOT_ANNOTATED).any():
-                logits[:, step, np.bincount(own[own != NOT_ANNOTATED]).argmax()] = 1
+        for step, labels in enumerate(split.predictions.labels.T):
+            if (labels != NOT_ANNOTATED).any():
+                logits[:, step, np.bincount(labels[labels != NOT_ANNOTATED]).argmax()] = 1
         alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits={"": logits}))
         return self._measure(alone)[""]
 
@@ -290,10 +291,10 @@ class AnswerComparison(Comparison):
             if group is not None:
                 parts = [annotated[:, group]]
             elif figure == "mean_accuracy":
-                parts = [own for own in annotated[:, ~find_one_answer(labels)].T if own.any()]
+                parts = [column for column in annotated[:, ~find_one_answer(labels)].T if column.any()]
             else:
                 parts = [annotated.any(axis=1)]
-            counts += [count_patients(split.facts["patient_id"][own]) for own in parts]
+            counts += [count_patients(split.facts["patient_id"][cases]) for cases in parts]
         return min(counts, default=0)
 
     def p_value(self, first: str, second: str, figure: str, group: int | None = None) -> float | None:
@@ -306,13 +307,13 @@ class AnswerComparison(Comparison):
             return None
         if not self.num_cases(group):
             return math.nan
-        found = []
+        p_values = []
         for split in self.splits:
-            own = (split.predictions.logits[model][:, group] for model in (first, second))
-            one, other = (logits[:, : self.chain.steps[group].num_answers].argmax(axis=1) for logits in own)
+            logits, num_answers = split.predictions.logits, self.chain.steps[group].num_answers
+            one, other = (logits[model][:, group, :num_answers].argmax(axis=1) for model in (first, second))
             labels = split.predictions.labels[:, group]
-            found.append(compare_accuracy(labels=labels, first=one, second=other).exact_p)
-        return max(found) if len(found) < MIN_RUNS else min(1.0, 2 * statistics.median_high(found))
+            p_values.append(compare_accuracy(labels=labels, first=one, second=other).exact_p)
+        return max(p_values) if len(p_values) < MIN_RUNS else min(1.0, 2 * statistics.median_high(p_values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,8 +329,8 @@ class ReplyComparison(Comparison):
             first=split[first], second=split[second], mean_kinds=kinds, num_resamples=self.num_resamples
         )
 
-    def _pick(self, found: Mapping[Key, Interval], figure: str, group: str) -> Interval:
-        return found.get((figure, group), Interval(math.nan))
+    def _pick(self, figures: Mapping[Key, Interval], figure: str, group: str) -> Interval:
+        return figures.get((figure, group), Interval(math.nan))
 
     def num_patients(self, figure: str, group: str | None = None) -> int:
         """Return the number of patients of a figure; for the mean of the A-scores of the kind with the fewest."""
@@ -339,14 +340,17 @@ class ReplyComparison(Comparison):
             groups = scored.groups()
             names = find_scored_kinds(*split.values()) if (figure, group) == (A_SCORE, "mean") else (group,)
             members = [groups.get(str(name), np.zeros(len(scored.kinds), bool)) for name in names]
-            counts += [count_patients(scored.patients[own]) for own in members]
+            counts += [count_patients(scored.patients[replies]) for replies in members]
         return min(counts, default=0)
 
 
-def word_verdicts(found: Sequence[Evidence]) -> list[str]:
+def word_verdicts(evidence: Sequence[Evidence]) -> list[str]:
     """Return the verdicts of `decide` on differences, each with the runs that it holds for."""
-    runs = [{1: " in this run", 2: " in both runs"}.get(len(each.values), "") for each in found]
-    return [f"{said}{of}" if said in (HIGHER, LOWER) else said for said, of in zip(decide(found), runs, strict=True)]
+    runs = [{1: " in this run", 2: " in both runs"}.get(len(item.values), "") for item in evidence]
+    return [
+        f"{verdict}{of_runs}" if verdict in (HIGHER, LOWER) else verdict
+        for verdict, of_runs in zip(decide(evidence), runs, strict=True)
+    ]
 
 
 MEANS: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:6]

@@ -54,7 +54,7 @@ def conformal_threshold(scores: npt.NDArray[np.float64], *, coverage: float, con
 def spread_of_coverage(num_cases: int, *, coverage: float, confidence: float = 0.0) -> tuple[float, float] | None:
     """Return the 2.5th and 97.5th percentile of the coverage over new cases, given so many validation cases.
 
-    None where they are too few for a threshold, so that every set holds every answer.
+    None where there are too few cases for a threshold, so that every set holds every answer.
 
     >>> [round(end, 3) for end in spread_of_coverage(100, coverage=0.9)]
     [0.836, 0.951]
@@ -68,10 +68,10 @@ def spread_of_coverage(num_cases: int, *, coverage: float, confidence: float = 0
     return float(low), float(high)
 
 
-def choose_one_each(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.intp]:
-    """Return the places of one case of each patient, drawn at random, the same each time, ascending.
+def choose_one_per_patient(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.intp]:
+    """Return the positions of one case of each patient, ascending, drawn at random with a fixed seed.
 
-    >>> choose_one_each(np.array(["a", "b", "a", "", ""])).tolist()
+    >>> choose_one_per_patient(np.array(["a", "b", "a", "", ""])).tolist()
     [1, 2, 3, 4]
     """
     order = np.random.default_rng(_SEED).permutation(len(patients))

@@ -2,12 +2,12 @@
 
 A rule forbids a pair of answers, either of neighbouring steps or of step 1 and a later one. Pairs suffice for these
 chains (no abnormality at step 1 determines every later step), a person can check them one by one, and the most
-probable chain without a forbidden pair can be found exactly (`decoding`).
+probable chain without a forbidden pair can be found exactly (`decode_consistent`).
 
 Given: where step 1 offers "No abnormality" and the last step "Normal", as published, "No abnormality" leaves "N/A" as
 the only answer of the steps between that offer it, and "Normal" as the only diagnosis. Evidence comes first: at a step
 where more than `MAX_CONTRADICTING` of the training chains with "No abnormality" answer otherwise, the given rule is not
-applied, and `Rules.notes` says so. A smaller share is taken for errors of annotation.
+applied, and `Rules.notes` names it. A smaller share counts as errors of annotation.
 
 Learned: a pair that no training chain has is forbidden if `MIN_EXPECTED` chains were expected to have it under
 independence. This is evidence, not proof: a pair that is a quarter as frequent as under independence stays unseen in
@@ -38,7 +38,7 @@ from stepcot_jax.chain import (
 )
 from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
 from stepcot_jax.evaluation.interventions import as_distributions
-from stepcot_jax.evaluation.predictions import Predictions, describe_difference, own_logits
+from stepcot_jax.evaluation.predictions import Predictions, describe_difference, logits_by_step
 from stepcot_jax.evaluation.statistics import Weights, count_once, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
@@ -206,10 +206,10 @@ def count_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -
 
 def list_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> list[tuple[str, ...]]:
     """Return the forbidden pairs of each chain, described in words; arguments as for `count_broken`."""
-    found: list[list[str]] = [[] for _ in answers]
+    broken: list[list[str]] = [[] for _ in answers]
     for case, words in _describe_broken(answers, rules, chain):
-        found[case].append(words)
-    return [tuple(words) for words in found]
+        broken[case].append(words)
+    return [tuple(pairs) for pairs in broken]
 
 
 def _describe_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> Iterator[tuple[int, str]]:
@@ -255,19 +255,19 @@ def _log_shares(counts: npt.NDArray) -> npt.NDArray[np.float64]:
     return np.log(smoothed / smoothed.sum(axis=1, keepdims=True))
 
 
-# Corrections without training anew: a network's logits plus log-ratios of pairs of answers.
+# Corrections without retraining: a network's logits plus log-ratios of pairs of answers.
 #
-# A network trained as published ignores its earlier answers. What a given answer says of a later one can be counted in
-# the training labels instead: log P(later | earlier) / P(later). Added up over the given answers this is the naive
-# Bayes rule, which counts twice what they have in common; a weight for each later step, chosen on validation cases,
-# mends that.
+# A network trained as published ignores its earlier answers. How a given answer changes the odds of a later one can be
+# counted in the training labels instead: log P(later | earlier) / P(later). The sum over the given answers is the naive
+# Bayes rule, which counts shared evidence twice; a weight for each later step, chosen on validation cases, corrects
+# that.
 
 
 _SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
 _LARGEST_WEIGHT = 2.0
 
 Counts = Mapping[Pair, npt.NDArray[np.integer]]
-"""Training chains that have each pair of answers, see `consistency.count_pairs`."""
+"""Training chains that have each pair of answers, see `count_pairs`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,15 +299,15 @@ def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
     """
     most = max(chain.answers_per_step)
     ratios = np.zeros((chain.num_steps, most, chain.num_steps, most))
-    for (known, asked), own in counts.items():
-        shares = (own.sum(axis=0) + 1) / (own.sum() + own.shape[1])
-        given = (own + _SMOOTHING * shares) / (own.sum(axis=1, keepdims=True) + _SMOOTHING)
-        ratios[known, : own.shape[0], asked, : own.shape[1]] = np.log(given / shares)
+    for (known, asked), of_pair in counts.items():
+        shares = (of_pair.sum(axis=0) + 1) / (of_pair.sum() + of_pair.shape[1])
+        given = (of_pair + _SMOOTHING * shares) / (of_pair.sum(axis=1, keepdims=True) + _SMOOTHING)
+        ratios[known, : of_pair.shape[0], asked, : of_pair.shape[1]] = np.log(given / shares)
     return ratios
 
 
 def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[Any], npt.NDArray[np.float64]]:
-    """Return naive Bayes without a picture: a function from given answers [..., step, answer] to log probabilities.
+    """Return naive Bayes without an image: a function from given answers [..., step, answer] to log probabilities.
 
     A step's log share of the training labels plus the log-ratios of the answers given to all other steps.
 
@@ -319,12 +319,12 @@ def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[An
         counts = np.bincount(labels[labels[:, step] >= 0, step], minlength=number) + 1
         prior[step, :number] = np.log(counts / counts.sum())
     forwards = count_pairs(labels, chain)
-    backwards = {(later, earlier): own.T for (earlier, later), own in forwards.items()}
+    backwards = {(later, earlier): of_pair.T for (earlier, later), of_pair in forwards.items()}
     ratios = make_ratios({**forwards, **backwards}, chain)
     return PairRatios(ratios, (1.0,) * chain.num_steps).follow(lambda given: np.broadcast_to(prior, given.shape))
 
 
-def give_prefixes(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArray[np.float32]:
+def true_prefixes(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArray[np.float32]:
     """Return the true answers of the first 0, 1, ... and all but the last step: [step, case, step, answer]."""
     truth = as_distributions(labels, chain)
     return np.stack([truth * (np.arange(chain.num_steps) < count)[:, None] for count in range(chain.num_steps)])
@@ -340,39 +340,38 @@ def fit_pair_ratios(
 ) -> PairRatios:
     """Choose each step's weight by the likelihood of validation answers.
 
-    A later step's weight is that of the largest likelihood over the readings with 1, 2, ... of the earlier true answers
-    given, at the temperatures that calibrate the network without corrections: so the corrected probabilities are
-    calibrated on these readings, as far as one factor can.
+    A later step's weight maximises the likelihood over the readings with 1, 2, ... of the earlier true answers given,
+    at the temperatures that calibrate the network without corrections. One factor for each step calibrates the
+    corrected probabilities on these readings as far as it can.
 
     Args:
-      logits: [step, case, step, answer] of the validation cases, given `give_prefixes`.
+      logits: [step, case, step, answer] of the validation cases, given `true_prefixes`.
       labels: [case, step] of the validation cases.
     """
     from scipy.optimize import minimize_scalar  # takes half a second to import, and only fitting needs it
-    from scipy.special import log_softmax
 
     ratios, weights = make_ratios(counts, chain), [0.0]
-    said = PairRatios(ratios, (1.0,) * chain.num_steps).of(give_prefixes(labels, chain))
+    added = PairRatios(ratios, (1.0,) * chain.num_steps).of(true_prefixes(labels, chain))
     for later in range(1, chain.num_steps):
         known = labels[:, later] != NOT_ANNOTATED
-        own = labels[known, later]
+        truth = labels[known, later]
 
-        def loss(weight: float, later: int = later, known: Any = known, own: Any = own) -> float:
-            summed = (logits[1 : later + 1, :, later] + weight * said[1 : later + 1, :, later]) / temperatures[later]
-            return float(-log_softmax(summed, axis=-1)[:, known][:, np.arange(len(own)), own].mean())
+        def loss(weight: float, later: int = later, known: Any = known, truth: Any = truth) -> float:
+            summed = (logits[1 : later + 1, :, later] + weight * added[1 : later + 1, :, later]) / temperatures[later]
+            return float(-log_softmax(summed, axis=-1)[:, known][:, np.arange(len(truth)), truth].mean())
 
         bounds = (0.0, _LARGEST_WEIGHT * temperatures[later])
-        best = minimize_scalar(loss, bounds=bounds, method="bounded").x if len(own) else 0.0
+        best = minimize_scalar(loss, bounds=bounds, method="bounded").x if len(truth) else 0.0
         weights.append(float(best))
     return PairRatios(ratios, tuple(weights))
 
 
-# Counts of answer pairs on disk, so that rules and log-ratios can be made without the training data.
+# Counts of answer pairs on disk: rules and log-ratios can be made from them without the training data.
 
 
 _LAYOUT = "stepcot_jax pairs of answers 2"
 _LAYOUT_OF_RULES = "stepcot_jax pairs of answers 1"
-"""Of runs before version 2: the pairs that rules need, without weights."""
+"""Layout of runs before version 2: the pairs that rules need, without weights."""
 _MAX_BYTES = 2**24
 
 
@@ -396,14 +395,15 @@ def write_pairs(
     *,
     weights: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
-    """Write the counts of `consistency.count_pairs` and each network's weights of `pair_ratios` as JSON, atomically."""
+    """Write the counts of `count_pairs` and each network's weights of `fit_pair_ratios` as JSON, atomically."""
     report = {
         "layout": _LAYOUT,
         "steps": [[step.name, list(step.options)] for step in chain.steps],
         "pairs": [
-            {"earlier": earlier, "later": later, "counts": own.tolist()} for (earlier, later), own in counts.items()
+            {"earlier": earlier, "later": later, "counts": of_pair.tolist()}
+            for (earlier, later), of_pair in counts.items()
         ],
-        "weights": {name: list(own) for name, own in (weights or {}).items()},
+        "weights": {name: list(of_steps) for name, of_steps in (weights or {}).items()},
     }
     write_json(path, report)
 
@@ -415,8 +415,8 @@ def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDA
 
 def read_pair_ratios(path: str | os.PathLike[str], chain: Chain, *, model: str) -> PairRatios:
     """Read a network's log-ratios of pairs of answers."""
-    found, counts = _read(path, chain)
-    weights = found.weights.get(model, [])
+    file, counts = _read(path, chain)
+    weights = file.weights.get(model, [])
     if len(weights) != chain.num_steps:
         raise BadInput(
             f"{path}, 'weights', {model!r}: found {len(weights)}, expected {chain.num_steps}; a run of an earlier "
@@ -426,18 +426,18 @@ def read_pair_ratios(path: str | os.PathLike[str], chain: Chain, *, model: str) 
 
 
 def _read(path: str | os.PathLike[str], chain: Chain) -> tuple[_File, dict[Pair, npt.NDArray[np.int64]]]:
-    found = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
-    if found.layout not in (_LAYOUT, _LAYOUT_OF_RULES):
-        raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")
-    difference = describe_difference(found.steps, chain)
+    file = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
+    if file.layout not in (_LAYOUT, _LAYOUT_OF_RULES):
+        raise BadInput(f"{path}, 'layout': {file.layout[:80]!r} is not {_LAYOUT!r}")
+    difference = describe_difference(file.steps, chain)
     if difference:
         raise BadInput(f"{path}: pairs of another chain: {difference}")
-    by_steps = {(pair.earlier, pair.later): pair.counts for pair in found.pairs}
-    every = tuple(itertools.combinations(range(chain.num_steps), 2))
-    expected = every if found.layout == _LAYOUT else pairs_of(chain.num_steps)
-    if len(found.pairs) != len(expected) or set(by_steps) != set(expected):
+    by_steps = {(pair.earlier, pair.later): pair.counts for pair in file.pairs}
+    all_pairs = tuple(itertools.combinations(range(chain.num_steps), 2))
+    expected = all_pairs if file.layout == _LAYOUT else pairs_of(chain.num_steps)
+    if len(file.pairs) != len(expected) or set(by_steps) != set(expected):
         raise BadInput(f"{path}, 'pairs': {sorted(by_steps)} are not {list(expected)}, each once")
-    return found, {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
+    return file, {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
 
 
 def _read_counts(
@@ -454,7 +454,7 @@ def _read_counts(
 #
 # The score of a chain is the sum over its steps of the answer's log probability, plus `transition_weight` times the
 # learned log share of each answer after the one before. Rules bind neighbouring steps, and step 1 with every later
-# one: given the answer of step 1, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
+# step. Given the answer of step 1, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
 
 
 _LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
@@ -475,7 +475,7 @@ def decode_consistent(
     _check_scores(log_probabilities, rules)
     if not 0 <= transition_weight < math.inf:
         raise ValueError(f"transition_weight must be 0 or more; got {transition_weight}")
-    scores = [np.maximum(own, _LEAST_LOG_PROBABILITY) for own in log_probabilities]
+    scores = [np.maximum(of_step, _LEAST_LOG_PROBABILITY) for of_step in log_probabilities]
     num_cases, num_steps = len(scores[0]), len(scores)
     best = np.full(num_cases, -np.inf)
     chains = np.zeros((num_cases, num_steps), dtype=np.int64)
@@ -499,8 +499,9 @@ def answer_and_decode(
     predictions: Predictions, chain: Chain, rules: Rules, *, model: str, transition_weight: float = 0.0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
-    scores = tuple(log_softmax(own, axis=1) for own in own_logits(predictions.logits[model], chain=chain, model=model))
-    before = np.stack([own.argmax(axis=1) for own in scores], axis=1)
+    logits = logits_by_step(predictions.logits[model], chain=chain, model=model)
+    scores = tuple(log_softmax(of_step, axis=1) for of_step in logits)
+    before = np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1)
     return before, decode_consistent(scores, rules, transition_weight=transition_weight)
 
 
@@ -515,8 +516,8 @@ def decoding_effect(
     once, effects = count_once(len(predictions.labels)), {}
     for model in predictions.logits:
         before, after = answer_and_decode(predictions, chain, rules, model=model, transition_weight=transition_weight)
-        found = decoding_figures(once, before=before, after=after, labels=predictions.labels, rules=rules)
-        effects[model] = {name: values[0].tolist() for name, values in found.items()}
+        figures = decoding_figures(once, before=before, after=after, labels=predictions.labels, rules=rules)
+        effects[model] = {name: values[0].tolist() for name, values in figures.items()}
     return effects
 
 
@@ -538,7 +539,8 @@ def decoding_figures(
     Returns:
       Shares in 0..1 [resample], NaN where undefined: `share_inconsistent` of the chains have a contradiction before,
       `share_changed` are changed by decoding (without a `transition_weight` the same ones); `accuracy` of each step
-      [resample, step], `mean_accuracy` over the steps with two or more answers (`metrics.mean_over_steps`) and
+      [resample, step], `mean_accuracy` over the steps with two or more answers (`chains.mean_over_steps`) and
+      `chain_accuracy`, each with `_before`, `_after` or `_difference` at the end of its name.
     """
     if not before.shape == after.shape == labels.shape:
         raise ValueError(
@@ -547,18 +549,18 @@ def decoding_figures(
         )
     chains = np.stack([inconsistent(before, rules), (before != after).any(axis=1)], axis=1)
     shares = weighted_mean(weights, values=chains, counted=np.ones(chains.shape, dtype=bool))
-    found = {"share_inconsistent": shares[:, 0], "share_changed": shares[:, 1]}
+    figures = {"share_inconsistent": shares[:, 0], "share_changed": shares[:, 1]}
     for when, answers in (("before", before), ("after", after)):
-        steps, whole = answer_accuracy(weights, answers=answers, labels=labels)
-        found[f"accuracy_{when}"], found[f"chain_accuracy_{when}"] = steps, whole
-        found[f"mean_accuracy_{when}"] = mean_over_steps(steps, left_out=find_one_answer(labels))
+        accuracies, chain_accuracy = answer_accuracy(weights, answers=answers, labels=labels)
+        figures[f"accuracy_{when}"], figures[f"chain_accuracy_{when}"] = accuracies, chain_accuracy
+        figures[f"mean_accuracy_{when}"] = mean_over_steps(accuracies, left_out=find_one_answer(labels))
     for kind in ("accuracy", "mean_accuracy", "chain_accuracy"):
-        found[f"{kind}_difference"] = found[f"{kind}_after"] - found[f"{kind}_before"]
-    return found
+        figures[f"{kind}_difference"] = figures[f"{kind}_after"] - figures[f"{kind}_before"]
+    return figures
 
 
 def _moves_after(first: int, rules: Rules, *, transition_weight: float) -> list[npt.NDArray[np.float64]] | None:
-    """Scores of the transitions between neighbours given the answer of step 1; minus infinity where forbidden.
+    """Return the scores of transitions between neighbours given the answer of step 1; minus infinity where forbidden.
 
     The first entry is from step 1, with one row. None if no consistent chain begins with this answer.
     """
@@ -566,22 +568,22 @@ def _moves_after(first: int, rules: Rules, *, transition_weight: float) -> list[
     reachable: npt.NDArray[np.bool_] = np.ones(1, dtype=bool)
     for later in range(1, len(rules.answers_per_step)):
         allowed = rules.allowed[later - 1, later] & rules.allowed[0, later][first]
-        own = np.where(allowed, transition_weight * rules.log_transitions[later - 1], -np.inf)
-        own = own[first : first + 1] if later == 1 else own
-        reachable = np.any(np.isfinite(own) & reachable[:, None], axis=0)
-        moves.append(own)
+        move = np.where(allowed, transition_weight * rules.log_transitions[later - 1], -np.inf)
+        move = move[first : first + 1] if later == 1 else move
+        reachable = np.any(np.isfinite(move) & reachable[:, None], axis=0)
+        moves.append(move)
     return moves if reachable.any() else None
 
 
 def _decode_rest(
     start: npt.NDArray[np.float64], scores: list[npt.NDArray[np.float64]], moves: list[npt.NDArray[np.float64]]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Score [case] and answers [case, later step] of the best path through the steps after the first."""
+    """Return score [case] and answers [case, later step] of the best path through the steps after the first."""
     reached, came_from = start[:, None], []
-    for own, move in zip(scores, moves, strict=True):
+    for of_step, move in zip(scores, moves, strict=True):
         ways = reached[:, :, None] + move
         came_from.append(ways.argmax(axis=1))
-        reached = ways.max(axis=1) + own
+        reached = ways.max(axis=1) + of_step
     rest = np.zeros((len(start), len(scores)), dtype=np.int64)
     answer = reached.argmax(axis=1)
     for later in reversed(range(len(scores))):
@@ -591,11 +593,11 @@ def _decode_rest(
 
 
 def _check_scores(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules) -> None:
-    found = [own.shape for own in log_probabilities]
+    shapes = [of_step.shape for of_step in log_probabilities]
     num_cases = len(log_probabilities[0]) if log_probabilities else 0
-    if found != [(num_cases, num_answers) for num_answers in rules.answers_per_step]:
+    if shapes != [(num_cases, num_answers) for num_answers in rules.answers_per_step]:
         raise ValueError(
-            f"log probabilities must be [case, answer] for {rules.answers_per_step} answers; got shapes {found}"
+            f"log probabilities must be [case, answer] for {rules.answers_per_step} answers; got shapes {shapes}"
         )
-    if any(np.isnan(own).any() or (own == np.inf).any() for own in log_probabilities):
+    if any(np.isnan(of_step).any() or (of_step == np.inf).any() for of_step in log_probabilities):
         raise ValueError("log probabilities must be numbers or minus infinity")

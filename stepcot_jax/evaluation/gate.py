@@ -3,7 +3,7 @@
 The score is the Mahalanobis distance of an image's encoder features to those of the training images, with Ledoit and
 Wolf's shrinkage of the covariance, divided by a limit; above 1 an image counts as unlike what the network was trained
 on. The limit is a rank of the validation images' distances, so that a chosen share of images like them exceeds it.
-docs/gate.md has what it finds and what it misses, measured.
+docs/gate.md has measurements of what it finds and what it misses.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Gate:
       whitening: a feature's difference to the mean, times this, has the Mahalanobis distance as its length.
       limit: distance from which an image is outside.
       false_alarms: share of images like the validation images that the limit leaves outside.
-      num_fitted: training images, and validation images.
+      num_fitted: number of training images and of validation images.
     """
 
     mean: Float32[np.ndarray, "feature"]
@@ -58,7 +58,7 @@ def fit_gate(
     *,
     false_alarms: float,
 ) -> Gate | None:
-    """Return the gate of a network; None if the validation images are too few for its limit, or nothing varies.
+    """Return the gate of a network; None with too few validation images for its limit, or if no feature varies.
 
     Args:
       false_alarms: wanted share of images like these that the gate leaves outside, above 0 and below 1.
@@ -89,7 +89,7 @@ def fit_gate(
 
 
 def write_gates(path: str | os.PathLike[str], gates: Mapping[str, Gate]) -> None:
-    """Write the gates of a run's networks, by name, to one file without pickle; it appears whole."""
+    """Write the gates of a run's networks, by name, to one file without pickle, atomically."""
     arrays = {f"{name}/{part}": np.asarray(getattr(gate, part)) for name, gate in gates.items() for part in _PARTS}
     with writing_whole(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -116,6 +116,11 @@ def read_gate(path: str | os.PathLike[str], model: str) -> Gate | None:
         or not limit > 0
     ):
         raise BadInput(f"{path}, {model!r}: its arrays are not those of a gate; {_EXPECTED}")
-    numbers = tuple(map(int, num_fitted))
-    whole = mean.astype(np.float32), whitening.astype(np.float32)
-    return Gate(*whole, float(limit), float(false_alarms), (numbers[0], numbers[1]))
+    num_training, num_validation = map(int, num_fitted)
+    return Gate(
+        mean=mean.astype(np.float32),
+        whitening=whitening.astype(np.float32),
+        limit=float(limit),
+        false_alarms=float(false_alarms),
+        num_fitted=(num_training, num_validation),
+    )

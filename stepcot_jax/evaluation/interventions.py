@@ -1,7 +1,7 @@
 """What given answers change: which step is worth asking, accuracy as steps are corrected, and reliance of steps.
 
-Everything here takes a network as a function from given answers to probabilities (`ReadGiven`) and knows nothing else
-of it. A correction is the true answer of a step, given in place of the network's own.
+A network is a function from given answers to probabilities (`ReadGiven`). A correction is the true answer of a step,
+given in place of the network's own.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ ReadGiven = Callable[[npt.NDArray[np.float32]], Probabilities]
 
 Policy = Literal["expected gain", "uncertainty", "chain order", "random"]
 POLICIES: tuple[Policy, ...] = ("expected gain", "uncertainty", "chain order", "random")
-"""Ways to choose the next step to check, the first by what its answer is expected to settle."""
+"""Ways to choose the next step to check; "expected gain" is `expected_gains`."""
 
 KINDS = ("own", "true", "another case's", "uniform")
 """Answers that reliance is measured with."""
 
 
-def give_logits(read_logits: Callable[[Any], Any], temperatures: Sequence[float] = ()) -> ReadGiven:
+def as_probabilities(read_logits: Callable[[Any], Any], temperatures: Sequence[float] = ()) -> ReadGiven:
     """Return a `ReadGiven` of a function from given answers to logits.
 
     Args:
@@ -48,11 +48,11 @@ def as_distributions(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArr
 
 
 def exchange(labels: npt.NDArray[np.integer], rng: np.random.Generator) -> npt.NDArray[np.integer]:
-    """Return for each case the labels [case, step] of another one, drawn so that each is used once."""
+    """Return for each case the labels [case, step] of another one; every case's labels are used once."""
     order = rng.permutation(len(labels))
-    found = np.empty_like(labels)
-    found[order] = labels[np.roll(order, 1)]
-    return found
+    exchanged = np.empty_like(labels)
+    exchanged[order] = labels[np.roll(order, 1)]
+    return exchanged
 
 
 def entropy(probabilities: Probabilities) -> Probabilities:
@@ -67,15 +67,17 @@ def expected_gains(
 
     The gain of asking a step is the mutual information of its answer and the last step's: each answer is given in turn,
     and the mean entropy of what follows is subtracted from the entropy of its mixture, both weighted by the probability
-    that the network gives each answer. The mixture stands for the reading as it is: a network that treats a given
-    answer as certain concludes more firmly from any answer, which is no information (docs/corrections.md has both).
+    that the network gives each answer. The mixture replaces the reading without the answer: a network that treats a
+    given answer as certain concludes more firmly from any answer, which is no information (docs/corrections.md has
+    both).
 
     Args:
-      given: [case, step, answer], what is given already.
+      given: [case, step, answer], the answers given already.
 
     Returns:
       Gains in nats [case, step], 0 or more, minus infinity for given steps and the last one; and the probabilities
       [1 + number of answers of all steps but the last, case, step, answer]: with nothing more given, then with each
+      answer of each step given too.
     """
     variants = [given]
     for position, num_answers in enumerate(chain.answers_per_step[:-1]):
@@ -83,18 +85,18 @@ def expected_gains(
             varied = given.copy()
             varied[:, position] = np.arange(given.shape[-1]) == answer
             variants.append(varied)
-    found = read(np.stack(variants))
-    last, after = found[:, :, -1], entropy(found[:, :, -1])
+    probabilities = read(np.stack(variants))
+    last, after = probabilities[:, :, -1], entropy(probabilities[:, :, -1])
     gains, start = np.full(given.shape[:2], -np.inf), 1
     for position, num_answers in enumerate(chain.answers_per_step[:-1]):
-        own = slice(start, start + num_answers)
-        weights = found[0, :, position, :num_answers].T
+        of_step = slice(start, start + num_answers)
+        weights = probabilities[0, :, position, :num_answers].T
         weights = weights / weights.sum(axis=0)
-        mixture = (weights[:, :, None] * last[own]).sum(axis=0)
+        mixture = (weights[:, :, None] * last[of_step]).sum(axis=0)
         is_open = given[:, position].sum(axis=-1) == 0
-        gains[is_open, position] = (entropy(mixture) - (weights * after[own]).sum(axis=0))[is_open]
+        gains[is_open, position] = (entropy(mixture) - (weights * after[of_step]).sum(axis=0))[is_open]
         start += num_answers
-    return gains, found
+    return gains, probabilities
 
 
 def choose_steps(
@@ -110,7 +112,7 @@ def choose_steps(
     """Return the step to check next in each case, -1 where none is left.
 
     Args:
-      given: [case, step, answer], what is given already.
+      given: [case, step, answer], the answers given already.
       can_ask: [case, step], steps that somebody can answer; the last step and given ones are never asked.
       costs: of asking each step, positive; gain and uncertainty are taken per cost. () for equal costs.
     """
@@ -146,25 +148,26 @@ def correct_in_turn(
 
     Returns:
       Probabilities [1 + corrections, case, step, answer] with 0, 1, ... steps corrected; and which steps were
+      corrected [1 + corrections, case, step].
     """
     truth, rng = as_distributions(labels, chain), np.random.default_rng(seed)
     given = np.zeros_like(truth)
-    found, corrected = [read(given[None])[0]], [np.zeros(labels.shape, bool)]
+    readings, corrected = [read(given[None])[0]], [np.zeros(labels.shape, bool)]
     cases = np.arange(len(labels))
     for _ in range(chain.num_steps - 1):
         chosen = choose_steps(policy, read, given, chain, can_ask=labels >= 0, costs=costs, rng=rng)
         asked = chosen >= 0
         given = given.copy()
         given[cases[asked], chosen[asked]] = truth[cases[asked], chosen[asked]]
-        found.append(read(given[None])[0])
+        readings.append(read(given[None])[0])
         corrected.append(given.sum(axis=-1) > 0)
-    return np.stack(found), np.stack(corrected)
+    return np.stack(readings), np.stack(corrected)
 
 
 def measure_reliance(
     read: ReadGiven, labels: npt.NDArray[np.integer], chain: Chain, *, seed: int = 0
 ) -> dict[str, Any]:
-    """Measure how far each step's answer moves each later one.
+    """Measure how far each step's answer moves each later step's probabilities.
 
     The movement is the total variation distance (half the sum of the absolute differences) between a later step's
     probabilities with one earlier step given and with none, averaged over the cases: 0 for a network that ignores its
@@ -179,11 +182,10 @@ def measure_reliance(
     """
     none = np.zeros((*labels.shape, max(chain.answers_per_step)), np.float32)
     before = read(none[None])[0]
-    own = as_distributions(before.argmax(axis=-1), chain)
     counts = np.asarray(chain.answers_per_step)[:, None]
     equal = (np.arange(none.shape[-1]) < counts) / counts
     answers = {
-        "own": own,
+        "own": as_distributions(before.argmax(axis=-1), chain),
         "true": as_distributions(labels, chain),
         "another case's": as_distributions(exchange(labels, np.random.default_rng(seed)), chain),
         "uniform": np.broadcast_to(equal, none.shape).astype(np.float32),
@@ -211,13 +213,17 @@ def measure_reliance(
 def describe_reliance(reliance: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return one sentence on each network: whether a true answer moves its later steps."""
     lines = []
-    for model, found in reliance.items():
-        moved = {(one, other): value for one, own in found["true"].items() for other, value in own.items()}
+    for model, movements in reliance.items():
+        moved = {
+            (one, other): value
+            for one, later_steps in movements["true"].items()
+            for other, value in later_steps.items()
+        }
         known = {pair: value for pair, value in moved.items() if value is not None}
         if known:
             (earlier, later), most = max(known.items(), key=lambda item: item[1])
             lines.append(
-                f"{model}: a true answer given at one step moves a later one by {100 * found['mean_movement']:.1f} "
+                f"{model}: a true answer given at one step moves a later one by {100 * movements['mean_movement']:.1f} "
                 f"points on average, at most {100 * most:.1f} ({earlier} → {later})"
             )
     return lines
@@ -225,8 +231,8 @@ def describe_reliance(reliance: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 # Perturbed questions, and how much answers vary under them (GEMeX-RMCoT, Section 5.3 and Table 5).
 #
-# Closed questions are negated, single-choice questions get their options in another order. A perturbed record is a
-# function of (seed, round, record id): neither the other records nor a library's generator have a part in it.
+# Closed questions are negated, single-choice questions get their options in another order. A perturbed record depends
+# on (seed, round, record id) alone, not on other records or on NumPy's generators.
 
 
 NegatedAnswer = Literal["flip", "keep"]
@@ -250,8 +256,8 @@ def perturb(
         raise ValueError(f"probability must be from 0 to 1 and round_number from 1; got {probability}, {round_number}")
     draw = f"{seed}/{round_number}/{record.id}"
     if record.kind == "single":
-        places = sorted(range(len(record.options)), key=lambda place: _hash(f"{draw}/option {place}"))
-        changed = reorder(record, places)
+        order = sorted(range(len(record.options)), key=lambda index: _hash(f"{draw}/option {index}"))
+        changed = reorder(record, order)
     elif record.kind == "closed" and _uniform(f"{draw}/change") < probability:
         changed = negate(record, prefer_is=_uniform(f"{draw}/mode") < 0.5, negated_answer=negated_answer)
     else:
@@ -270,7 +276,7 @@ def perturb_records(
     probability: float = 0.5,
     negated_answer: NegatedAnswer = "flip",
 ) -> list[Record]:
-    """Return the closed and the single-choice records of one round, perturbed, in their order."""
+    """Return the closed and the single-choice records of one round, perturbed; their order stays."""
     settings = {"seed": seed, "round_number": round_number, "probability": probability}
     return [
         perturb(record, negated_answer=negated_answer, **settings)  # type: ignore[arg-type]
@@ -282,8 +288,8 @@ def perturb_records(
 def negate(record: Record, *, prefer_is: bool, negated_answer: NegatedAnswer = "flip") -> Record:
     """Return a closed question with its leading "is" as "isn't", or its "abnormal" as "normal".
 
-    The paper does not say whether "isn't" turns the answer. Where the answer turns, the reasoning, which led to the
-    other one, is left out.
+    The paper does not say whether "isn't" turns the answer. Where the answer turns, the reasoning is left out, because
+    it led to the other one.
 
     Args:
       negated_answer: "flip" turns the answer of an "isn't" question, as the sentence reads; "keep" keeps it, as such
@@ -310,28 +316,28 @@ def negate(record: Record, *, prefer_is: bool, negated_answer: NegatedAnswer = "
     )
 
 
-def reorder(record: Record, places: Sequence[int]) -> Record:
+def reorder(record: Record, order: Sequence[int]) -> Record:
     """Return a choice question with its options in another order, and every letter that names an option moved.
 
     Letters are moved in the answer, and in question, thinking, preamble and stages where they follow "option", "choice"
     or "answer", stand in brackets, or stand before the option's text ("B: Mass").
     """
-    if sorted(places) != list(range(len(record.options))):
-        raise ValueError(f"places must be an order of {len(record.options)} options; got {list(places)}")
-    if list(places) == sorted(places):
+    if sorted(order) != list(range(len(record.options))):
+        raise ValueError(f"order must be an order of {len(record.options)} options; got {list(order)}")
+    if list(order) == sorted(order):
         return record
-    moved = {letter: record.letters[list(places).index(old)] for old, letter in enumerate(record.letters)}
+    moved = {letter: record.letters[list(order).index(old)] for old, letter in enumerate(record.letters)}
 
     lettered = [rf"\b{letter}(?=[.:)]\s+{re.escape(text)})" for letter, text in zip(moved, record.options, strict=True)]
     named = re.compile("|".join([_NAMED, *lettered]))
 
     def rename(text: str) -> str:
-        return named.sub(lambda found: _ALONE.sub(lambda letter: moved.get(letter[0], letter[0]), found[0]), text)
+        return named.sub(lambda match: _ALONE.sub(lambda letter: moved.get(letter[0], letter[0]), match[0]), text)
 
     stages = record.stages and Stages(**{name: rename(getattr(record.stages, name)) for name in STAGE_NAMES})
     return msgspec.structs.replace(
         record,
-        options=tuple(record.options[old] for old in places),
+        options=tuple(record.options[old] for old in order),
         answer=moved[record.answer]
         if isinstance(record.answer, str)
         else tuple(sorted(moved[letter] for letter in record.answer)),
@@ -366,5 +372,5 @@ def _hash(text: str) -> bytes:
 
 
 def _uniform(text: str) -> float:
-    """A number in [0, 1)."""
+    """Return a number in [0, 1)."""
     return int.from_bytes(_hash(text)[:6]) / 2**48

@@ -82,22 +82,22 @@ class Rule:
         num_positive, num_negative = hits[:, -1:], alarms[:, -1:]
         if self.name == "youden":
             # Times both numbers of cases: whole numbers, of which equal ones are equal.
-            place = (hits * num_negative - alarms * num_positive).argmax(axis=1)
+            level = (hits * num_negative - alarms * num_positive).argmax(axis=1)
         elif self.name == "cost":
-            place = (self.miss_cost * (num_positive - hits) + alarms).argmin(axis=1)
+            level = (self.miss_cost * (num_positive - hits) + alarms).argmin(axis=1)
         elif self.name == "sensitivity":
-            place = (hits >= self.target * num_positive - _ROUNDING).argmax(axis=1)
+            level = (hits >= self.target * num_positive - _ROUNDING).argmax(axis=1)
         else:
             last = (alarms <= (1 - self.target) * num_negative + _ROUNDING).sum(axis=1, keepdims=True) - 1
             called = hits + alarms  # levels of cases that do not count add nothing
-            place = (called >= np.take_along_axis(called, last, axis=1)).argmax(axis=1)
+            level = (called >= np.take_along_axis(called, last, axis=1)).argmax(axis=1)
         both = (num_positive > 0) & (num_negative > 0)
-        return np.where(both[:, 0], levels.thresholds[place], np.nan)
+        return np.where(both[:, 0], levels.thresholds[level], np.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """What lies at or above each threshold.
+    """Weights of the cases at or above each threshold.
 
     Attributes:
       thresholds: [level], falling: infinity, then the distinct scores.
@@ -121,8 +121,8 @@ def count_levels(weights: Weights, *, scores: npt.NDArray[np.float64], positive:
     ordered = weights[:, order]
     nothing = np.zeros((len(weights), 1))
     hits, alarms = (
-        np.concatenate([nothing, np.cumsum(ordered * own[order], axis=1)[:, last_of_level]], axis=1)
-        for own in (positive, ~positive)
+        np.concatenate([nothing, np.cumsum(ordered * counted[order], axis=1)[:, last_of_level]], axis=1)
+        for counted in (positive, ~positive)
     )
     return Levels(np.concatenate([[np.inf], scores[order][last_of_level]]), hits, alarms)
 
@@ -168,7 +168,7 @@ class OperatingPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Thresholds:
-    """What the validation split chose.
+    """Thresholds chosen on the validation split.
 
     Attributes:
       values: of the answers that some, but not all annotated validation cases have, with intervals over validation
@@ -183,17 +183,19 @@ class Thresholds:
 def choose_thresholds(
     validation: ValidationPredictions, chain: Chain, *, calibration: Calibration, rule: Rule, num_resamples: int
 ) -> Thresholds:
-    """Choose the thresholds of every model on the validation split."""
-    against = {name: own for name, own in _list_findings(validation, chain, calibration) if own.has_both}
+    """Choose thresholds for every model on the validation split."""
+    contrasts = {
+        name: contrast for name, contrast in _list_findings(validation, chain, calibration) if contrast.has_both
+    }
 
     def choose(weights: Weights) -> dict[Finding, npt.NDArray]:
-        return {finding: rule.choose(own.count(weights)) for finding, own in against.items()}
+        return {finding: rule.choose(contrast.count(weights)) for finding, contrast in contrasts.items()}
 
     chosen = choose(count_once(len(validation.predictions.labels)))
     spread = _resample(choose, validation, num_resamples)
     return Thresholds(
-        {finding: _interval(float(own[0]), spread.get(finding)) for finding, own in chosen.items()},
-        {finding: own.counts for finding, own in against.items()},
+        {finding: _interval(float(values[0]), spread.get(finding)) for finding, values in chosen.items()},
+        {finding: contrast.counts for finding, contrast in contrasts.items()},
     )
 
 
@@ -210,9 +212,9 @@ def measure_thresholds(
     _, patients = np.unique(name_patients(test.facts["patient_id"]), return_inverse=True)
 
     def intervals(finding: Finding, at: float) -> Iterator[Interval]:
-        for place, number in enumerate(of_test[finding].count_patients(patients, at)):
-            resampled = spreads[finding][:, place] if spreads else None
-            yield widen_agreement(_interval(float(measured[finding][0, place]), resampled), num_patients=number)
+        for column, number in enumerate(of_test[finding].count_patients(patients, at)):
+            resampled = spreads[finding][:, column] if spreads else None
+            yield widen_agreement(_interval(float(measured[finding][0, column]), resampled), num_patients=number)
 
     return {
         finding: OperatingPoint(
@@ -223,7 +225,7 @@ def measure_thresholds(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Against:
+class _Contrast:
     """One answer against the others of its step: the annotated cases with their scores."""
 
     cases: npt.NDArray[np.intp]
@@ -249,24 +251,24 @@ class _Against:
         return figures_at(weights[:, self.cases], scores=self.scores, positive=self.positive, threshold=threshold)
 
     def count_patients(self, patients: npt.NDArray[np.intp], threshold: float) -> list[int]:
-        """Return the number of patients behind each figure of `FIGURES`; `patients` has that of each case."""
-        above, own = self.scores >= threshold, patients[self.cases]
-        return [len(np.unique(own[counted])) for counted in (self.positive, ~self.positive, above, ~above)]
+        """Return the number of patients behind each figure of `FIGURES`; `patients` has the patient of each case."""
+        above, scored = self.scores >= threshold, patients[self.cases]
+        return [len(np.unique(scored[counted])) for counted in (self.positive, ~self.positive, above, ~above)]
 
 
 def _list_findings(
     split: SplitPredictions, chain: Chain, calibration: Calibration
-) -> Iterator[tuple[Finding, _Against]]:
+) -> Iterator[tuple[Finding, _Contrast]]:
     for model, logits in split.predictions.logits.items():
         probabilities = calibrated_probabilities(logits, model, calibration, chain)
-        for place, step in enumerate(chain.steps):
-            labels = split.predictions.labels[:, place]
+        for position, step in enumerate(chain.steps):
+            labels = split.predictions.labels[:, position]
             cases = np.flatnonzero(labels != NOT_ANNOTATED)
             for answer, option in enumerate(step.options):
-                scores = probabilities[cases, place, answer]
+                scores = probabilities[cases, position, answer]
                 order = np.argsort(-scores, kind="stable")  # sorted once; sorting it again in each block is fast
-                own = _Against(cases[order], scores[order], labels[cases[order]] == answer)
-                yield (model, step.name, option), own
+                contrast = _Contrast(cases[order], scores[order], labels[cases[order]] == answer)
+                yield (model, step.name, option), contrast
 
 
 def _resample(
@@ -284,12 +286,12 @@ def _interval(value: float, resampled: npt.NDArray[np.float64] | None) -> Interv
     defined = resampled[~np.isnan(resampled)]
     if not np.isinf(defined).any():
         return percentiles(value, resampled)
-    # A threshold above every score has no number: ends are resampled values, not means of two.
+    # A threshold above every score is infinite: ends are resampled values, not means of two.
     ends = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="higher")
     return Interval(value, float(ends[0]), float(ends[1]), undefined=1 - len(defined) / len(resampled))
 
 
-# Operating points in `statistics.json`, from which reports and readings elsewhere take them.
+# Operating points in `statistics.json`, which reports and readings read.
 
 
 _MAX_BYTES = 2**28
@@ -336,7 +338,7 @@ class OperatingPoints:
     """The operating points of a run.
 
     Attributes:
-      rule: by which they were chosen.
+      rule: the rule that chose them.
       points: by model, step and answer.
     """
 
@@ -349,38 +351,38 @@ class OperatingPoints:
 
     @functools.cached_property
     def _by_step(self) -> dict[tuple[str, str], dict[str, OperatingPoint]]:
-        found: dict[tuple[str, str], dict[str, OperatingPoint]] = {}
+        by_step: dict[tuple[str, str], dict[str, OperatingPoint]] = {}
         for (model, step, answer), point in self.points.items():
-            found.setdefault((model, step), {})[answer] = point
-        return found
+            by_step.setdefault((model, step), {})[answer] = point
+        return by_step
 
 
-def describe_points(found: OperatingPoints) -> dict[str, Any]:
+def describe_points(points: OperatingPoints) -> dict[str, Any]:
     """Return the points as plain types."""
     models: dict[str, dict[str, dict[str, Any]]] = {}
-    for (model, step, answer), point in found.points.items():
+    for (model, step, answer), point in points.points.items():
         models.setdefault(model, {}).setdefault(step, {})[answer] = as_plain(point)
-    return {"rule": as_plain(found.rule), "models": models}
+    return {"rule": as_plain(points.rule), "models": models}
 
 
 def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints | None:
     """Read the operating points of a `statistics.json`; None if the run chose none."""
     accepted = "expected the statistics.json of a run"
-    found = read_json(path, _Statistics, accepted=accepted, max_bytes=_MAX_BYTES).operating_points
-    if found is None:
+    stored = read_json(path, _Statistics, accepted=accepted, max_bytes=_MAX_BYTES).operating_points
+    if stored is None:
         return None
     known = {step.name: step.options for step in chain.steps}
     points = {}
-    for finding, point in _walk(found):
+    for finding, point in _walk(stored):
         model, step, answer = finding
         if answer not in known.get(step, ()):
             raise BadInput(f"{path}, operating points of {model}: {answer!r} at {step!r} is no answer of this chain")
         points[finding] = point.as_point()
-    return OperatingPoints(found.rule, points)
+    return OperatingPoints(stored.rule, points)
 
 
-def _walk(found: _FilePoints) -> Iterator[tuple[Finding, _FilePoint]]:
-    for model, steps in found.models.items():
+def _walk(points: _FilePoints) -> Iterator[tuple[Finding, _FilePoint]]:
+    for model, steps in points.models.items():
         for step, answers in steps.items():
             for answer, point in answers.items():
                 yield (model, step, answer), point

@@ -1,7 +1,6 @@
-"""Collect predictions on a split and compute the metrics of every model.
+"""Predictions on a split: collect them from batches, write and read them, join those of several runs.
 
-The evaluator knows no trainer and no parameters: it calls `predict` and keeps the results. Every case of the split
-counts exactly once, however the batches were padded or ordered.
+Every case of the split counts exactly once, however the batches were padded or ordered.
 """
 
 import dataclasses
@@ -19,14 +18,14 @@ from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
 
-# Each step's own logits and probabilities, without the padding of the answer axis.
+# Logits and probabilities of each step, without the padding of the answer axis.
 
 
 _Float = TypeVar("_Float", bound=np.floating)
 
 
 def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
-    """Return the softmax along an axis; importing SciPy's would take a tenth of the time to a first answer.
+    """Return the softmax along an axis; importing SciPy's takes a tenth of the time to a first answer.
 
     >>> softmax(np.log([[1.0, 3.0]])).round(6).tolist()
     [[0.25, 0.75]]
@@ -36,10 +35,10 @@ def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
     return weights
 
 
-def own_logits(
+def logits_by_step(
     logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """Cut the padding off each step's logits.
+    """Return each step's logits without padding.
 
     Args:
       logits: [case, step, answer], padded to the step with the most answers or wider.
@@ -52,25 +51,25 @@ def own_logits(
         raise ValueError(
             f"{model}: logits must have shape [case, {chain.num_steps}, {widest} or more]; got {logits.shape}"
         )
-    own = []
+    unpadded = []
     for position, step in enumerate(chain.steps):
         part = logits[:, position, : step.num_answers].astype(np.float64)
         if not np.isfinite(part).all():
             num_bad = int((~np.isfinite(part)).any(axis=1).sum())
             raise FloatingPointError(f"{model}, step {step.name!r}: logits of {num_bad} cases are not finite")
-        own.append(part)
-    return tuple(own)
+        unpadded.append(part)
+    return tuple(unpadded)
 
 
-def own_probabilities(
+def probabilities_by_step(
     logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return each step's distributions [case, answer]; arguments and errors are those of `own_logits`."""
-    return tuple(softmax(own, axis=1) for own in own_logits(logits, chain=chain, model=model))
+    """Return each step's distributions [case, answer]; arguments and errors are those of `logits_by_step`."""
+    return tuple(softmax(of_step, axis=1) for of_step in logits_by_step(logits, chain=chain, model=model))
 
 
-def describe_difference(found: list[tuple[str, tuple[str, ...]]], chain: Chain) -> str | None:
-    """Describe how the step names and options of a file differ from a chain's; None if they do not.
+def describe_difference(steps: list[tuple[str, tuple[str, ...]]], chain: Chain) -> str | None:
+    """Describe how the step names and options of a file differ from a chain's; None if they are the same.
 
     The wording of questions may differ: it does not change what a label means.
 
@@ -78,9 +77,9 @@ def describe_difference(found: list[tuple[str, tuple[str, ...]]], chain: Chain) 
     >>> describe_difference([("Size", ("Small", "Big"))], Chain((Step("Size", "How large?", ("Small", "Large")),)))
     "step 1 is 'Size' with options ['Small', 'Big'], not 'Size' with ['Small', 'Large']"
     """
-    if len(found) != chain.num_steps:
-        return f"it has {len(found)} steps, not {chain.num_steps}"
-    for number, ((name, options), step) in enumerate(zip(found, chain.steps, strict=True), start=1):
+    if len(steps) != chain.num_steps:
+        return f"it has {len(steps)} steps, not {chain.num_steps}"
+    for number, ((name, options), step) in enumerate(zip(steps, chain.steps, strict=True), start=1):
         if (name, options) != (step.name, step.options):
             return (
                 f"step {number} is {name!r} with options {list(options)}, not {step.name!r} with {list(step.options)}"
@@ -139,7 +138,7 @@ def collect(predict: Callable[[Any], Mapping[str, Any]], batches: Iterable[Mappi
 
 
 def _collect_batch(predict: Callable[[Any], Mapping[str, Any]], batch: Mapping[str, Any]) -> Predictions:
-    import jax  # takes a second to import, which those who score stored answers need not wait for
+    import jax  # takes a second to import, which scoring stored answers does not need
 
     predicted = predict(batch)
     on_host, labels, present, index = jax.device_get(
@@ -149,20 +148,20 @@ def _collect_batch(predict: Callable[[Any], Mapping[str, Any]], batch: Mapping[s
     labels = np.asarray(labels, dtype=np.int32)
     # `predicted` has the order of the models: a dict that went through a JAX tree comes back sorted.
     logits = {name: np.asarray(on_host[name], dtype=np.float32) for name in predicted}
-    for name, found in logits.items():
-        if found.ndim != 3 or found.shape[:2] != labels.shape:
-            raise ValueError(f"{name}: logits {found.shape} do not fit labels {labels.shape} [case, step]")
+    for name, values in logits.items():
+        if values.ndim != 3 or values.shape[:2] != labels.shape:
+            raise ValueError(f"{name}: logits {values.shape} do not fit labels {labels.shape} [case, step]")
     return Predictions(
         index=np.asarray(index, dtype=np.int32)[present],
         labels=labels[present],
-        logits={name: found[present] for name, found in logits.items()},
+        logits={name: values[present] for name, values in logits.items()},
     )
 
 
 # Predictions on a split with the facts that statistics need, as one .npz file without pickle.
 #
-# The file holds the patients (for the bootstrap) and the facts (for subgroups) with the logits, so that every figure
-# can be recomputed from it alone, without the data or the checkpoint.
+# The file holds the patients (for the bootstrap) and the facts (for subgroups) with the logits: every figure can be
+# recomputed from it without the data or the checkpoint.
 
 
 FACTS = ("case_id", "patient_id", "image_path", "origin", "view", "sex", "age")
@@ -186,7 +185,7 @@ class SplitPredictions:
 
 
 class ValidationPredictions(SplitPredictions):
-    """Predictions on the validation split, which may choose; those on the test split may not."""
+    """Predictions on the validation split, from which thresholds may be chosen; from the test split they may not."""
 
 
 def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, chain: Chain) -> None:
@@ -207,7 +206,7 @@ def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, cha
         **{f"facts/{fact}": np.asarray(split.facts[fact], dtype=np.str_) for fact in FACTS},
     }
     with writing_whole(path) as file:
-        # Not compressed, so that the size of a file bounds the memory that reading it takes.
+        # Not compressed: the size of a file bounds the memory that reading it takes.
         np.savez(file, allow_pickle=False, **arrays)
 
 
@@ -242,13 +241,13 @@ def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredi
     """Join models of several runs on the same cases for paired comparisons; cases are matched by `case_id`."""
     names = list(parts)
     base = parts[names[0]][0]
-    place = {case: position for position, case in enumerate(base.facts["case_id"].tolist())}
+    rows = {case: position for position, case in enumerate(base.facts["case_id"].tolist())}
     logits = {}
     for name, (split, model) in parts.items():
-        found = split.facts["case_id"].tolist()
-        if len(place) != len(base.facts["case_id"]) or set(found) != place.keys() or len(found) != len(place):
-            raise BadInput(f"{name}: its {len(found)} cases are not the {len(place)} of {names[0]}, each once")
-        order = np.argsort([place[case] for case in found])
+        cases = split.facts["case_id"].tolist()
+        if len(rows) != len(base.facts["case_id"]) or set(cases) != rows.keys() or len(cases) != len(rows):
+            raise BadInput(f"{name}: its {len(cases)} cases are not the {len(rows)} of {names[0]}, each once")
+        order = np.argsort([rows[case] for case in cases])
         if not np.array_equal(split.predictions.labels[order], base.predictions.labels):
             raise BadInput(f"{name}: its labels differ from those of {names[0]} for the same cases")
         if model not in split.predictions.logits:
@@ -283,12 +282,12 @@ def _find_problem(split: SplitPredictions, chain: Chain) -> str | None:
     if predictions.index.dtype.kind != "i" or labels.dtype.kind != "i":
         return f"index and labels must be integers; got {predictions.index.dtype} and {labels.dtype}"
     for position, step in enumerate(chain.steps):
-        own = labels[:, position]
-        wrong = (own != NOT_ANNOTATED) & ((own < 0) | (own >= step.num_answers))
+        truth = labels[:, position]
+        wrong = (truth != NOT_ANNOTATED) & ((truth < 0) | (truth >= step.num_answers))
         if wrong.any():
             return (
                 f"labels of step {step.name!r} must be 0 to {step.num_answers - 1} or {NOT_ANNOTATED}; "
-                f"got {own[wrong][0]}"
+                f"got {truth[wrong][0]}"
             )
     widest = max(chain.answers_per_step)
     for model, logits in predictions.logits.items():

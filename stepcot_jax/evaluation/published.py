@@ -29,7 +29,7 @@ _PRINTED: dict[str, Any] = json.loads(Path(__file__).with_name("published.json")
 
 def _by_pair(name: str) -> dict[tuple[str, str], Any]:
     """Return a table of rows in groups by group and row."""
-    return {(group, row): found for group, rows in _PRINTED[name].items() for row, found in rows.items()}
+    return {(group, row): cell for group, rows in _PRINTED[name].items() for row, cell in rows.items()}
 
 
 Rows = dict[str, dict[str, float]]
@@ -50,7 +50,7 @@ READER_ACCURACY: Rows = _PRINTED["reader_accuracy"]
 """Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures are not in the paper's text."""
 
 READER_F1: Rows = _PRINTED["reader_f1"]
-"""Table 10, as Section C.3 has it: F1, of which the paper says neither the average nor the positive answer."""
+"""Table 10, as Section C.3 has it: F1; the paper states neither the average nor the positive answer."""
 
 READER_SENSITIVITY: Rows = _PRINTED["reader_sensitivity"]
 """Table 10, as Section C.3 has it: sensitivity, likewise."""
@@ -134,7 +134,7 @@ def step_figures(model: str, step: str) -> dict[str, float]:
     accuracy = {known.casefold(): of_steps for known, of_steps in COMPONENT_ACCURACY.items()}.get(name, {}).get(step)
     figures = {} if accuracy is None else {"accuracy": accuracy}
     if step == DIAGNOSIS:
-        figures |= {known.casefold(): found for known, found in DIAGNOSIS_FIGURES.items()}.get(name, {})
+        figures |= {known.casefold(): row for known, row in DIAGNOSIS_FIGURES.items()}.get(name, {})
     return figures
 
 
@@ -171,7 +171,7 @@ def recompute_std(row: Mapping[str, float]) -> float:
     return statistics.pstdev(row[name] for name in ROUNDS[1:])
 
 
-# Results of `stepcot constrain` as a file: what the tables show of a large model beside networks.
+# Results of `stepcot constrain` as a file: figures of a large model for tables with networks.
 
 
 FILE_NAME = "constrained.json"
@@ -191,18 +191,18 @@ class Estimate(msgspec.Struct, frozen=True):
     @property
     def figure(self) -> Interval:
         """The figure as an entry of a table."""
-        value, low, high = (math.nan if end is None else end for end in (self.value, self.low, self.high))
+        value, low, high = (math.nan if number is None else number for number in (self.value, self.low, self.high))
         return Interval(value, low, high, undefined=float(math.isnan(low)))
 
     @staticmethod
     def of(interval: Interval) -> "Estimate":
         """Return an interval as a number that JSON can hold."""
-        ends = (interval.value, interval.low, interval.high)
-        return Estimate(*(None if math.isnan(end) else end for end in ends))
+        numbers = (interval.value, interval.low, interval.high)
+        return Estimate(*(None if math.isnan(number) else number for number in numbers))
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """How often the constraints of a kind are followed, strictly and loosely."""
+    """Shares of the constraints of a kind that are followed, strictly and loosely."""
 
     strict: Estimate
     loose: Estimate
@@ -237,7 +237,7 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class Constrained(msgspec.Struct, frozen=True, kw_only=True):
-    """A model put through the levels.
+    """Results of one model at all levels.
 
     Attributes:
       prompt: digest of the prompts' texts.
@@ -267,7 +267,7 @@ class Constrained(msgspec.Struct, frozen=True, kw_only=True):
     def find(self, variant: str, level: int) -> Level | None:
         """Return the results of a variant and level, if they were measured; level 0 is the same in all variants."""
         wanted = ("constraints", 0) if not level else (variant, level)
-        return next((each for each in self.levels if (each.variant, each.level) == wanted), None)
+        return next((result for result in self.levels if (result.variant, result.level) == wanted), None)
 
 
 def digest_cases(ids: Sequence[str]) -> str:
@@ -275,36 +275,36 @@ def digest_cases(ids: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(sorted(ids)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def write_constrained(folder: Path, found: Constrained) -> None:
+def write_constrained(folder: Path, results: Constrained) -> None:
     """Write `constrained.json`, atomically."""
-    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    write_whole(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
 
 
 def read_constrained(path: Path) -> Constrained:
     """Read a file of `write_constrained`, or that of a folder."""
     path = path / FILE_NAME if path.is_dir() else path
-    found = read_json(path, Constrained, accepted=_EXPECTED, max_bytes=_MAX_BYTES)
-    if found.format != FORMAT:
-        raise BadInput(f"{path}: format {found.format[:80]!r} is not {FORMAT!r}")
-    if found.find("constraints", 0) is None:
+    results = read_json(path, Constrained, accepted=_EXPECTED, max_bytes=_MAX_BYTES)
+    if results.format != FORMAT:
+        raise BadInput(f"{path}: format {results.format[:80]!r} is not {FORMAT!r}")
+    if results.find("constraints", 0) is None:
         raise BadInput(f"{path}: level 0 is missing; {_EXPECTED}")
-    for level in found.levels:
-        problem = _find_problem(level, found)
+    for level in results.levels:
+        problem = _find_problem(level, results)
         if problem:
             raise BadInput(f"{path}, {level.variant[:40]!r} at level {level.level}: {problem}; {_EXPECTED}")
-    return found
+    return results
 
 
-def _find_problem(level: Level, found: Constrained) -> str:
-    """What of a level does not fit the steps; "" if everything does."""
-    if not 0 <= level.level <= len(found.steps):
-        return f"level is not 0 to {len(found.steps)}"
+def _find_problem(level: Level, results: Constrained) -> str:
+    """Return how a level does not fit the steps; "" if it fits."""
+    if not 0 <= level.level <= len(results.steps):
+        return f"level is not 0 to {len(results.steps)}"
     figures = {"diagnosis": level.diagnosis, **({"differences": level.differences} if level.level else {})}
     figures |= {f"steps, {name!r}"[:60]: of_step for name, of_step in level.steps.items()}
-    lacking = [name for name, own in figures.items() if not set(FIGURES) <= own.keys()]
+    lacking = [name for name, by_figure in figures.items() if not set(FIGURES) <= by_figure.keys()]
     if lacking:
         return f"{lacking[0]} lacks one of {', '.join(FIGURES)}"
-    missing = {name for name, _ in found.steps[: level.level]} - level.steps.keys()
+    missing = {name for name, _ in results.steps[: level.level]} - level.steps.keys()
     if level.variant == "constraints" and missing:
         return f"steps {sorted(missing)} are missing"
     return ""

@@ -58,11 +58,11 @@ HEADED_FIGURES: tuple[tuple[str, tuple[str, str]], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoredReplies:
-    """Columns [reply] of one model's scored replies. NaN in a column: the reply takes no part in its figures.
+    """Columns [reply] of one model's scored replies. NaN in a column: its figures leave the reply out.
 
     Attributes:
       kinds: of the questions, of `record.KINDS`.
-      patients: "" for a patient of its own.
+      patients: "" where unknown; such a reply counts as another patient.
       references: what the true boxes show: "findings", "regions", "both", or "" without boxes.
       a_score: of the answer, 0 to 1; 0 if it could not be read, NaN if a judge gave no usable score.
       v_score: mean IoU of the reply, 0 to 1.
@@ -84,15 +84,19 @@ class ScoredReplies:
 
     def groups(self) -> dict[str, npt.NDArray[np.bool_]]:
         """Return the replies [reply] of each kind that occurs, of all, and of each kind of reference that occurs."""
-        found: dict[str, npt.NDArray[np.bool_]] = {kind: self.kinds == kind for kind in KINDS}
-        found["all"] = np.ones(len(self.kinds), bool)
-        found |= {name: self.references == name for name in (FINDINGS, REGIONS)}
-        return {name: members for name, members in found.items() if members.any()}
+        groups: dict[str, npt.NDArray[np.bool_]] = {kind: self.kinds == kind for kind in KINDS}
+        groups["all"] = np.ones(len(self.kinds), bool)
+        groups |= {name: self.references == name for name in (FINDINGS, REGIONS)}
+        return {name: members for name, members in groups.items() if members.any()}
 
 
 def find_scored_kinds(*models: ScoredReplies) -> tuple[str, ...]:
     """Return the kinds of which every model has a scored answer, in the order of `record.KINDS`."""
-    return tuple(kind for kind in KINDS if all((~np.isnan(each.a_score[each.kinds == kind])).any() for each in models))
+
+    def has_scores(scored: ScoredReplies, kind: str) -> bool:
+        return not np.isnan(scored.a_score[scored.kinds == kind]).all()
+
+    return tuple(kind for kind in KINDS if all(has_scores(scored, kind) for scored in models))
 
 
 OpenScore = Literal["relative", "within_two", "exact", "token_f1"]
@@ -137,19 +141,21 @@ def prepare_figures(
     counted = counted & ~np.isnan(values)
 
     def compute(weights: Weights) -> Figures:
-        found = dict(zip(keys, weighted_mean(weights, values=values, counted=counted).T, strict=True))
+        figures = dict(zip(keys, weighted_mean(weights, values=values, counted=counted).T, strict=True))
         if open_score == "relative" and "open" in kinds:
-            found[A_SCORE, "open"] = _relative(weights, scored, judged)
+            figures[A_SCORE, "open"] = _relative(weights, scored, judged)
         mean = (
-            np.mean([found[A_SCORE, kind] for kind in averaged], axis=0) if averaged else np.full(len(weights), np.nan)
+            np.mean([figures[A_SCORE, kind] for kind in averaged], axis=0)
+            if averaged
+            else np.full(len(weights), np.nan)
         )
-        return {**{(A_SCORE, kind): found[A_SCORE, kind] for kind in kinds}, (A_SCORE, "mean"): mean, **found}
+        return {**{(A_SCORE, kind): figures[A_SCORE, kind] for kind in kinds}, (A_SCORE, "mean"): mean, **figures}
 
     return compute
 
 
 def _relative(weights: Weights, scored: ScoredReplies, judged: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Ratio of the sums of scores, times the share of the replies that could be read."""
+    """Return the ratio of the sums of scores, times the share of the replies that could be read."""
     judged = judged & (scored.kinds == "open")
     unread = (scored.kinds == "open") & ~judged & ~np.isnan(scored.a_score)
     sums = [weights @ np.where(judged, column, 0.0) for column in (scored.judged_reply, scored.judged_reference)]
@@ -187,7 +193,7 @@ def score_difference(
 ) -> dict[Key, Interval]:
     """Compute every figure of the first model less that of the second, in the same resamples of patients.
 
-    A reply that takes no part in a figure of one model takes no part in that of the other.
+    A reply that a figure of one model leaves out is left out for both.
     """
     for column in ("kinds", "patients", "references"):
         if not np.array_equal(getattr(first, column), getattr(second, column)):
@@ -200,19 +206,19 @@ def score_difference(
 def compare_answers(*, first: ScoredReplies, second: ScoredReplies) -> dict[str, McNemar]:
     """Run McNemar's test on the right answers of two models, for each kind and for "all" kinds together.
 
-    Replies that a model was not scored on take no part; a kind with scores between 0 and 1 is left out. The test takes
-    questions as independent although a patient has several: the interval of the difference goes by patient.
+    Replies that a model was not scored on are left out, like a kind with scores between 0 and 1. The test takes
+    questions as independent although a patient has several: the interval of the difference is by patient.
     """
     pair = _share_missing(first, second), _share_missing(second, first)
     kinds = {name: members for name, members in first.groups().items() if name in (*KINDS, "all")}
-    found = {}
+    tests = {}
     for name, members in kinds.items():
         answers = [one.a_score[members & ~np.isnan(one.a_score)] for one in pair]
         if all(np.isin(column, (0, 1)).all() for column in answers):
-            found[name] = compare_accuracy(
+            tests[name] = compare_accuracy(
                 labels=np.ones(len(answers[0]), int), first=answers[0] == 1, second=answers[1] == 1
             )
-    return found
+    return tests
 
 
 def _share_missing(one: ScoredReplies, other: ScoredReplies) -> ScoredReplies:
@@ -230,7 +236,7 @@ def _bootstrap(
     num_resamples: int,
     seed: int,
 ) -> dict[Key, Interval]:
-    """Intervals of a model's figures or, of two models, of their differences."""
+    """Return intervals of a model's figures or, of two models, of their differences."""
     computes = [prepare_figures(scored, open_score=open_score, mean_kinds=mean_kinds) for scored in models]
 
     def compute(weights: Weights) -> Figures:
@@ -250,14 +256,14 @@ CHECKED_STAGES = {"lvkc": STAGE_NAMES, "lvkc_released": ("visual", "knowledge")}
 """Stages in words, by dialect; the released code's localisation is boxes and its conclusion the answer."""
 UNKNOWN = (math.nan,) * len(STAGE_NAMES)
 
-_PLACES = r"(?:(?:right|left|bilateral|both) )?(?:(?:upper|middle|mid|lower) )?"
+_SIDE_AND_ZONE = r"(?:(?:right|left|bilateral|both) )?(?:(?:upper|middle|mid|lower) )?"
 _PARTS = (  # of GEMeX and Chest ImaGenome, and of the phantom
     r"lungs?(?: zones?)?|zones?|apical zone|hilum|hilar structures|hemidiaphragms?|costophrenic angles?|"
     r"cardiophrenic angles?|pleura|cardiac region|cardiac silhouette|heart|atrium|cavoatrial junction|svc|carina|"
     r"trachea|upper mediastinum|mediastinum|aortic arch|descending aorta|abdomen|spine|clavicles?|chest wall|"
     r"whole (?:pictur|imag)e"
 )
-_REGION = re.compile(_PLACES + f"(?:{_PARTS})")
+_REGION = re.compile(_SIDE_AND_ZONE + f"(?:{_PARTS})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +295,7 @@ class ReplyScore:
 
     Attributes:
       text: what the model wrote; None for a missing reply, and for the baseline, which writes none.
-      answer: as it was read, in words for the page; None if no answer could be read.
+      answer: the answer that was read, in words for the page; None if none could be read.
       boxes: of the reply, in pixels of the record's image.
       a_score: of the answer, 0 to 1.
       grounding: 1 if the boxes pass.
@@ -316,7 +322,7 @@ class ReplyScore:
 def score_text(
     text: str | None, record: Record, settings: ScoringSettings, *, judged: Judged | None = None
 ) -> ReplyScore:
-    """Score one reply; None is a missing one, wrong in every part or, with `missing` "skip", not scored."""
+    """Score one reply. None is a missing reply: wrong in every part or, with `missing` "skip", not scored."""
     if text is None:
         if settings.missing == "skip":
             return ReplyScore(record.id, None, None, (), *(4 * (math.nan,)), problems=(MISSING,))
@@ -333,12 +339,15 @@ def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, 
 
 
 def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings) -> tuple[float, ...]:
-    """Values of the stages; without any, each is worth 0 that could be checked in the record's own, NaN otherwise."""
+    """Return the values of the stages.
+
+    Without stages, 0 for each stage that can be checked in the record's true stages, else NaN.
+    """
     checked = CHECKED_STAGES.get(settings.dialect, ())
     if not record.facts or not checked:
         return UNKNOWN
-    own = dict.fromkeys(STAGE_NAMES, "") if record.stages is None else msgspec.structs.asdict(record.stages)
-    values = label_stages(stages or own, record.facts)
+    true_stages = dict.fromkeys(STAGE_NAMES, "") if record.stages is None else msgspec.structs.asdict(record.stages)
+    values = label_stages(stages or true_stages, record.facts)
     worth = values if stages else [0.0 * value for value in values]
     return tuple(value if name in checked else math.nan for name, value in zip(STAGE_NAMES, worth, strict=True))
 
@@ -387,7 +396,7 @@ def score_all(
 ) -> list[ReplyScore]:
     """Score a model's replies in the order of the records."""
     scores = judged or {}
-    return [score_text(replies.get(each.id), each, settings, judged=scores.get(each.id)) for each in records]
+    return [score_text(replies.get(record.id), record, settings, judged=scores.get(record.id)) for record in records]
 
 
 def as_columns(records: Sequence[Record], scores: Sequence[ReplyScore]) -> ScoredReplies:
@@ -401,8 +410,8 @@ def as_columns(records: Sequence[Record], scores: Sequence[ReplyScore]) -> Score
         kinds=np.array([record.kind for record in records]),
         patients=np.array([record.patient for record in records]),
         references=np.array([reference_kind(record) for record in records]),
-        judged_reply=np.array([each.reply for each in judged], np.float64),
-        judged_reference=np.array([each.reference for each in judged], np.float64),
+        judged_reply=np.array([scores_of_judge.reply for scores_of_judge in judged], np.float64),
+        judged_reference=np.array([scores_of_judge.reference for scores_of_judge in judged], np.float64),
         **{name: column(name) for name in ("a_score", "v_score", "grounding", "format")},
     )
 
@@ -410,9 +419,9 @@ def as_columns(records: Sequence[Record], scores: Sequence[ReplyScore]) -> Score
 def reference_kind(record: Record) -> str:
     """Return what a record's boxes show: "findings", "regions", "both", or "" without boxes.
 
-    The record's provenance says so under "references"; else the boxes show regions if each label is the name of an
-    anatomical region. Questions that are answered with no, and those of normal pictures, refer to regions, whose boxes
-    hardly vary: a model that ignores the picture gets them nearly right.
+    The record's provenance has it under "references"; else the boxes show regions if each label is the name of an
+    anatomical region. Questions that are answered with no, and those of normal images, refer to regions, whose boxes
+    hardly vary: a model that ignores the image gets them nearly right.
 
     >>> from stepcot_jax.record import Box
     >>> reference_kind(Record(
@@ -441,10 +450,10 @@ class Results:
     """Figures of every row.
 
     Attributes:
-      counts: by model, counts of replies by kind and by what happened to them.
+      counts: by model, counts of replies by kind and outcome (`count_replies`).
       figures: by model, with intervals; the baseline's first, where there is one.
       stages: by model whose replies have stages.
-      num_stages: by model, number of scored stages of each name, those worth 0 of replies that do not count among them.
+      num_stages: by model, number of scored stages of each name, including those worth 0 of replies that do not count.
       differences: by model, its figures less those of the first model.
       tests: by model, McNemar's test against the first model, by kind.
       notes: what a reader of the tables must know.
@@ -477,27 +486,27 @@ def summarise(
     """Compute every figure with its interval by patient.
 
     Args:
-      models: scores by name, in the order of the records; the first is what the others are compared with.
+      models: scores by name, in the order of the records; the others are compared with the first.
     """
-    everyone = {**({} if baseline is None else {BASELINE: baseline}), **models}
-    replies = {name: as_columns(records, scores) for name, scores in everyone.items()}
+    rows = {**({} if baseline is None else {BASELINE: baseline}), **models}
+    replies = {name: as_columns(records, scores) for name, scores in rows.items()}
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}
     first, mean_kinds = next(iter(models)), find_scored_kinds(*replies.values())
-    others = {name: own for name, own in replies.items() if name != first}
+    others = {name: columns for name, columns in replies.items() if name != first}
     differences = {
         name: score_difference(
-            first=own, second=replies[first], open_score=settings.open_score, mean_kinds=mean_kinds, **how
+            first=columns, second=replies[first], open_score=settings.open_score, mean_kinds=mean_kinds, **how
         )
-        for name, own in others.items()
+        for name, columns in others.items()
     }
-    tests = {name: compare_answers(first=own, second=replies[first]) for name, own in others.items()}
+    tests = {name: compare_answers(first=columns, second=replies[first]) for name, columns in others.items()}
     patients = replies[first].patients
-    counts = {name: count_replies(records, scores) for name, scores in everyone.items()}
+    counts = {name: count_replies(records, scores) for name, scores in rows.items()}
     unscored = [
-        f"{name}: {own[kind]['unscored']} {kind} unscored."
-        for name, own in counts.items()
+        f"{name}: {by_kind[kind]['unscored']} {kind} unscored."
+        for name, by_kind in counts.items()
         for kind in KINDS
-        if kind in own and own[kind]["unscored"]
+        if kind in by_kind and by_kind[kind]["unscored"]
     ]
     judged = [_describe_judged(name, records, scores) for name, scores in models.items()]
     return Results(
@@ -517,7 +526,7 @@ def summarise(
 
 
 def _describe_judged(name: str, records: Sequence[Record], scores: Sequence[ReplyScore]) -> str:
-    """Say how many open answers a judge's figure rests on; "" if the judge scored all that could be read."""
+    """Describe how many open answers a judge's figure rests on; "" if the judge scored all that could be read."""
     opened = [score for record, score in zip(records, scores, strict=True) if record.kind == "open"]
     num_unscored = sum(math.isnan(score.a_score) and MISSING not in score.problems for score in opened)
     num_judged = sum(score.judged is not None for score in opened)
@@ -531,8 +540,8 @@ def _describe_judged(name: str, records: Sequence[Record], scores: Sequence[Repl
 def _score_stages(
     models: Mapping[str, Sequence[ReplyScore]], patients: np.ndarray, **how: int
 ) -> dict[str, dict[Key, Interval]]:
-    """Quality of the stages of each model that has any, with the judge's scores ("rated") if there are any."""
-    found = {}
+    """Return the quality of each model's stages, if it has any, with the judge's scores ("rated") if there are any."""
+    stages = {}
     for name, scores in models.items():
         labels = np.array([score.stages for score in scores], np.float64)
         rated = np.array([score.rated_stages for score in scores], np.float64)
@@ -543,8 +552,8 @@ def _score_stages(
             return {**stage_figures(weights, labels=labels), **dict(zip(keys, of_judge, strict=True))}
 
         figures = bootstrap(compute, patients, **how)
-        found[name] = {key: interval for key, interval in figures.items() if not math.isnan(interval.value)}
-    return {name: figures for name, figures in found.items() if figures}
+        stages[name] = {key: interval for key, interval in figures.items() if not math.isnan(interval.value)}
+    return {name: figures for name, figures in stages.items() if figures}
 
 
 def _count_stages(scores: Sequence[ReplyScore]) -> dict[str, int]:

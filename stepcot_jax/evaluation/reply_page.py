@@ -17,7 +17,7 @@ from stepcot_jax.record import Record
 MOST_SHOWN = 10_000
 """Default for the most records on a page."""
 
-_MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as files beside it
+_MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as separate files
 _LONGEST_SHOWN = 4000  # characters of a reply
 
 
@@ -59,7 +59,7 @@ def write_page(
     sections: Sequence[Section] = (),
     closing: Sequence[Section] = (),
 ) -> tuple[int, int]:
-    """Write the page, and the pictures beside it if they are too many to embed.
+    """Write the page, and the pictures as separate files if they are too many to embed.
 
     Args:
       read_picture: image path of a record -> data URI, or None where it cannot be read; None leaves pictures out.
@@ -68,17 +68,17 @@ def write_page(
       Size of the page in bytes, and number of pictures that could not be read.
     """
     shown = records[:num_shown]
-    places, pictures = _read_pictures(shown, read_picture)
+    positions, pictures = _read_pictures(shown, read_picture)
     as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
     data = {
-        "records": [_describe_record(record, places) for record in shown],
+        "records": [_describe_record(record, positions) for record in shown],
         "models": _describe_models(models, num_shown),
         "pictures": _write_files(folder, pictures) if as_files else pictures,
     }
-    style, own_style, shared, script = map(read_part, _PARTS)
+    style, browse_style, shared, script = map(read_part, _PARTS)
     page = render_page(
         SHARED.get_template("browse.html.j2"),
-        style=style + own_style,
+        style=style + browse_style,
         script=shared + script,
         images="'self' file:" if as_files else "",
         title=title,
@@ -106,25 +106,25 @@ def _describe_models(models: Mapping[str, Sequence[ReplyScore]], num_shown: int)
 def _read_pictures(
     records: Sequence[Record], read_picture: Callable[[str], str | None] | None
 ) -> tuple[dict[str, int], list[str | None]]:
-    """Return the place of each image path among the pictures, and the pictures as data URIs."""
+    """Return the position of each image path among the pictures, and the pictures as data URIs."""
     if read_picture is None:
         return {}, []
     paths = list(dict.fromkeys(record.image for record in records))
     pictures = [picture for _, picture in map_in_threads(read_picture, paths, num_threads=2, num_ahead=64)]
-    return {path: place for place, path in enumerate(paths)}, pictures
+    return {path: position for position, path in enumerate(paths)}, pictures
 
 
 def _write_files(folder: Path, pictures: Sequence[str | None]) -> list[str | None]:
     """Write pictures given as data URIs to files, and return their names; None where there is no picture."""
     names: list[str | None] = []
-    for place, picture in enumerate(pictures):
-        names.append(f"pictures/{place:06}.jpg" if picture else picture)
+    for position, picture in enumerate(pictures):
+        names.append(f"pictures/{position:06}.jpg" if picture else picture)
         if picture:
-            write_whole(folder / f"pictures/{place:06}.jpg", base64.b64decode(picture.partition(",")[2]))
+            write_whole(folder / f"pictures/{position:06}.jpg", base64.b64decode(picture.partition(",")[2]))
     return names
 
 
-def _describe_record(record: Record, places: Mapping[str, int]) -> dict[str, Any]:
+def _describe_record(record: Record, positions: Mapping[str, int]) -> dict[str, Any]:
     return {
         "id": _shorten(record.id),
         "kind": record.kind,
@@ -132,7 +132,7 @@ def _describe_record(record: Record, places: Mapping[str, int]) -> dict[str, Any
         "choices": [f"{letter}: {_shorten(text)}" for letter, text in zip(record.letters, record.options, strict=True)],
         "truth": _shorten(_join(record.answer)),
         "size": record.image_size,
-        "picture": places.get(record.image, -1),
+        "picture": positions.get(record.image, -1),
         "boxes": [[name_unseen(box.label), *_round(box.corners)] for box in record.references],
     }
 
@@ -151,7 +151,7 @@ def _describe_score(score: ReplyScore) -> dict[str, Any]:
 
 
 def _shorten(text: str) -> str:
-    """The text as the page shows it: not too long, nothing unseen."""
+    """Return the text as the page shows it: cut to a length, unprintable characters named."""
     cut = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} … ({len(text)} characters)"
     return cut if cut.replace("\n", "").isprintable() else name_unseen(cut)
 

@@ -1,4 +1,4 @@
-"""What the stages of a reply claim of side, zone, look and diagnosis; whether that fits the facts, or each other."""
+"""Claims of a reply's stages on side, zone, look and diagnosis: do they fit the facts, and each other?"""
 
 import dataclasses
 import re
@@ -83,7 +83,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
 _COMPILED = {
     name: {value: re.compile(rf"\b(?:{words})\b") for value, words in values.items()} for name, values in _WORDS.items()
 }
-_PLACES = ("side", "zone")  # where nothing lies nowhere, no place is claimed or denied
+_LOCATIONS = ("side", "zone")  # without a finding there is no location to claim or deny
 _ANSWER = re.compile(r"\banswer\b")  # the answer has a score of its own
 _CLAUSE = re.compile(r"[.;:!?\n]|, (?=but\b)|\bbut\b")
 _DENIED = re.compile(r"\b(?:no|not|without|neither|nor|excludes?|rather than|absence of)\b")
@@ -95,8 +95,9 @@ class Claims:
     """Claims of a stage's text.
 
     Attributes:
-      agreeing: number that the facts bear out.
-      unsupported: number about which nothing is known.
+      agreeing: number that the facts confirm.
+      contradicting: number that the facts contradict.
+      unsupported: number whose fact is not known.
     """
 
     agreeing: int = 0
@@ -110,7 +111,7 @@ class Claims:
 
 
 def find_claims(text: str, *, stage: str, facts: Mapping[str, str]) -> Claims:
-    """Find what a stage's text claims of side, zone, look or diagnosis, and compare it with the facts.
+    """Count a stage's claims on side, zone, look or diagnosis that agree with the facts, contradict them or neither.
 
     A value counts once a stage. It is denied if a word of negation precedes it in its clause, or "is absent" and the
     like follow it; a denied value agrees with the facts if they do not hold it.
@@ -147,11 +148,11 @@ def stage_consistency(record: Record, reply: Reply) -> float:
     del record
     agreed = []
     for name, stages in _COMPARED.items():
-        found = [_find_values(reply.stages.get(stage, ""), name, _COMPILED[name]) for stage in stages]
-        said = [{value for value, is_affirmed in values.items() if is_affirmed} for values in found]
-        said = [values for values in said if values]
-        if len(said) > 1:
-            agreed.append(bool(set.intersection(*said)))
+        named = [_find_values(reply.stages.get(stage, ""), name, _COMPILED[name]) for stage in stages]
+        affirmed = [{value for value, is_affirmed in values.items() if is_affirmed} for values in named]
+        affirmed = [values for values in affirmed if values]
+        if len(affirmed) > 1:
+            agreed.append(bool(set.intersection(*affirmed)))
     return float(np.mean(agreed)) if agreed else np.nan
 
 
@@ -160,20 +161,20 @@ def _find_values(text: str, name: str, words_of: Mapping[str, re.Pattern[str]]) 
     clauses = [clause for clause in _CLAUSE.split(_fold_lines(text)) if not _ANSWER.search(clause)]
     values = {}
     for value, words in words_of.items():
-        said = []
-        for place, clause in enumerate(clauses):
-            found = words.search(clause)
-            if found:
-                said.append(not _is_denied(clause, found))
-                if name not in _PLACES:  # "bilateral" claims two sides, "mixed opacity" no opacity besides
-                    clauses[place] = words.sub("*", clause)
-        if said:
-            values[value] = any(said)
+        affirmations = []
+        for index, clause in enumerate(clauses):
+            match = words.search(clause)
+            if match:
+                affirmations.append(not _is_denied(clause, match))
+                if name not in _LOCATIONS:  # "bilateral" claims two sides, "mixed opacity" claims no other opacity
+                    clauses[index] = words.sub("*", clause)
+        if affirmations:
+            values[value] = any(affirmations)
     return values
 
 
-def _is_denied(clause: str, place: re.Match[str]) -> bool:
-    return bool(_DENIED.search(clause[: place.start()]) or _DENIED_AFTER.match(clause, place.end()))
+def _is_denied(clause: str, match: re.Match[str]) -> bool:
+    return bool(_DENIED.search(clause[: match.start()]) or _DENIED_AFTER.match(clause, match.end()))
 
 
 def _fold_lines(text: str) -> str:
@@ -184,16 +185,16 @@ UNCHECKED: dict[str, re.Pattern[str]] = {}
 
 
 def read_fact(name: str, fact: str | None) -> dict[str, re.Pattern[str]] | None:
-    """Return the values that a fact's text holds, with their words; the text itself where no word of ours is in it.
+    """Return the values that a fact's text holds, with their words; the text itself if it has none of these words.
 
-    None if the fact is not known, `UNCHECKED` for a place where there is none.
+    None if the fact is not known, `UNCHECKED` for a location where there is no finding.
     """
     if fact is None:
         return None
     text = fold(fact)
     if text in ("", "n/a", "none"):
-        return UNCHECKED if name in _PLACES else {}
+        return UNCHECKED if name in _LOCATIONS else {}
     if text == "no abnormality":
         text = "normal" if name == "diagnosis" else "clear"
-    found = {value: words for value, words in _COMPILED[name].items() if words.search(text)}
-    return found or {text: re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")}
+    values = {value: words for value, words in _COMPILED[name].items() if words.search(text)}
+    return values or {text: re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")}

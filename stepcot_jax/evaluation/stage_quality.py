@@ -1,4 +1,4 @@
-"""Quality of MEDSAGE's stages L, V, K and C, from what is known of the image or from a judge.
+"""Quality of MEDSAGE's stages L, V, K and C, from the facts of the image or from a judge.
 
 MEDSAGE's appendix names MiCEval's correctness without a formula. Ours: localisation and visual analysis are
 descriptions, worth 1 (fully correct), 0.5 (partially) or 0 (unsupported); knowledge and conclusion are reasoning, worth
@@ -41,8 +41,8 @@ def label_stages(stages: Mapping[str, str], facts: Mapping[str, str]) -> tuple[f
 
     Returns:
       A value for each of `record.STAGE_NAMES`; NaN without a fact to check it by. A missing stage is worth 0, like one
-      that claims nothing; a conclusion that states the answer alone is NaN. Knowledge is worth 1 if it states the rule
-      of the facts' diagnosis in a wording of `reasoning.rules`, without another's rule or name.
+      without claims; a conclusion that states the answer alone is NaN. Knowledge is worth 1 if it states the rule of
+      the facts' diagnosis in a wording of `reasoning.rules`, without the rule or name of another diagnosis.
     """
     if "asked" in facts:
         return (np.nan,) * len(STAGE_NAMES)

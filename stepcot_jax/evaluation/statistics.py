@@ -8,7 +8,7 @@ itself is one resample in which every case counts once (`count_once`): a figure 
 code. A resample in which a figure is undefined does not count for its interval, which `Interval.undefined` counts.
 
 McNemar's test takes cases as independent. Where patients have several radiographs they are not: the test rejects too
-often, and the bootstrap, which goes by patient, is the one to believe. Neither looks beyond one trained model.
+often; rely on the bootstrap, which draws patients. Neither covers other training runs.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def count_once(num_cases: int) -> Weights:
 
 
 def name_patients(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    """Return a name for the patient of each case; a case without one ("") is a patient of its own."""
+    """Return a name for the patient of each case; a case without one ("") counts as another patient."""
     return np.array([patient or f"\n{case}" for case, patient in enumerate(patients.tolist())], dtype=np.str_)
 
 
@@ -83,7 +83,7 @@ def resample(
 
 
 def count_patients(patients: npt.NDArray[np.str_]) -> int:
-    """Return the number of patients; a case without one ("") is a patient of its own.
+    """Return the number of patients; a case without one ("") counts as another patient.
 
     >>> count_patients(np.array(["a", "b", "a", "", ""]))
     4
@@ -92,9 +92,9 @@ def count_patients(patients: npt.NDArray[np.str_]) -> int:
     return len(np.unique(patients[~unknown])) + int(unknown.sum())
 
 
-def divide(part: npt.NDArray, whole: npt.NDArray) -> npt.NDArray[np.float64]:
+def divide(part: npt.NDArray, total: npt.NDArray) -> npt.NDArray[np.float64]:
     """Return the quotient, NaN where the divisor is 0."""
-    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)
+    return np.divide(part, total, out=np.full(np.broadcast(part, total).shape, np.nan), where=total != 0)
 
 
 def mean_where(values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
@@ -141,14 +141,14 @@ def bootstrap(
         raise ValueError(f"level must be above 0 and below 1; got {level}")
     values = compute(count_once(len(patients)))
     resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
-    return {key: intervals(found[0], resampled[key], level=level) for key, found in values.items()}
+    return {key: intervals(value[0], resampled[key], level=level) for key, value in values.items()}
 
 
 def intervals(values: npt.NDArray, resampled: npt.NDArray, *, level: float = LEVEL) -> Any:
     """Return the interval of a figure; of figures [...], resampled [resample, ...], (nested) lists of them."""
     if resampled.ndim == 1:
         return percentiles(float(values), resampled, level=level)
-    return [intervals(value, resampled[:, place], level=level) for place, value in enumerate(values)]
+    return [intervals(value, resampled[:, index], level=level) for index, value in enumerate(values)]
 
 
 def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float = LEVEL) -> Interval:
@@ -161,32 +161,33 @@ def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: floa
     return Interval(value, float(low), float(high), undefined=undefined)
 
 
-def widen_agreement(found: Interval, *, num_patients: int, level: float = LEVEL) -> Interval:
+def widen_agreement(interval: Interval, *, num_patients: int, level: float = LEVEL) -> Interval:
     """Return the exact interval of Clopper and Pearson for a share of 0 or 1, of which all resamples are alike.
 
     Args:
-      found: of a share, from a bootstrap; any other share, and one without ends, is returned as it is.
+      interval: of a share, from a bootstrap; of any other share, or without ends, it is returned unchanged.
 
     >>> round(widen_agreement(Interval(1.0, 1.0, 1.0), num_patients=17, level=0.95).low, 3)
     0.805
     """
-    if found.value not in (0, 1) or math.isnan(found.low + found.high):
-        return found
+    if interval.value not in (0, 1) or math.isnan(interval.low + interval.high):
+        return interval
     margin = 1 - ((1 - level) / 2) ** (1 / num_patients)
-    ends = {"high": margin} if found.value == 0 else {"low": 1 - margin}
-    return dataclasses.replace(found, **ends)
+    ends = {"high": margin} if interval.value == 0 else {"low": 1 - margin}
+    return dataclasses.replace(interval, **ends)
 
 
-def summarise(found: Sequence[Interval]) -> Interval:
+def summarise(seeds: Sequence[Interval]) -> Interval:
     """Summarise the intervals of all seeds as one: means, with the values' deviation.
 
     >>> summarise([Interval(0.5, 0.4, 0.6), Interval(0.5, 0.2, 0.8)])
     Interval(value=0.5, low=0.30000000000000004, high=0.7, deviation=0.0, undefined=0.0)
     """
     value, low, high, undefined = (
-        math.fsum(getattr(each, part) for each in found) / len(found) for part in ("value", "low", "high", "undefined")
+        math.fsum(getattr(interval, part) for interval in seeds) / len(seeds)
+        for part in ("value", "low", "high", "undefined")
     )
-    return Interval(value, low, high, mean_of_seeds([each.value for each in found]).deviation, undefined)
+    return Interval(value, low, high, mean_of_seeds([interval.value for interval in seeds]).deviation, undefined)
 
 
 def mean_of_seeds(values: Sequence[float]) -> Interval:
@@ -267,8 +268,8 @@ def compare_accuracy(*, labels: npt.ArrayLike, first: npt.ArrayLike, second: npt
 def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
     """Return the exact two-sided p of a sum of differences under random signs (Fisher's randomisation test of pairs).
 
-    With one reader and one case per patient it is the exact McNemar test; unlike that test it goes by patient and
-    takes several readers together.
+    With one reader and one case per patient it is the exact McNemar test; unlike that test it is by patient and takes
+    several readers together.
 
     >>> flip_signs(np.array([1, 1, 1, 0, 0]))
     0.25
@@ -287,9 +288,9 @@ def correct(p_values: Sequence[float]) -> list[float]:
     >>> [round(p, 3) for p in correct([0.02, 0.01, 0.04, math.nan])]
     [0.04, 0.03, 0.04, nan]
     """
-    order = sorted((place for place, p in enumerate(p_values) if not math.isnan(p)), key=lambda place: p_values[place])
+    order = sorted((index for index, p in enumerate(p_values) if not math.isnan(p)), key=lambda index: p_values[index])
     corrected, largest = list(p_values), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * p_values[place]))
-        corrected[place] = largest
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[index]))
+        corrected[index] = largest
     return corrected

@@ -2,7 +2,7 @@
 
 Values and intervals come from the same functions, and all intervals from the same resamples. An expected calibration
 error is a sum of distances, to which the noise of a resample only adds: its interval lies high, and a small error can
-lie below its whole interval. The coverage of answer sets by true answer has few cases where an answer is rare: read it
+lie below the interval. The coverage of answer sets by true answer rests on few cases where an answer is rare: read it
 with `num_cases_by_answer` and its interval.
 """
 
@@ -80,9 +80,9 @@ def score_subgroups(
 ) -> tuple[Subgroup, ...]:
     """Compute the figures of every group, each with its own bootstrap by patient.
 
-    Means over steps are over the same steps in every group: those with two or more answers in the whole split. The
-    groups are many and small: one that stands out may do so by chance, and the answers of one group may be easier
-    than those of another. The cases whose fact is unknown are a group too.
+    Means over steps are over the same steps in every group: those with two or more answers in the split. The groups are
+    many and small: one may stand out by chance, and the answers of one group may be easier than those of another. The
+    cases whose fact is unknown are a group too.
 
     Returns:
       The groups by grouping, then by name, with ages rising and the unknown last.
@@ -90,7 +90,7 @@ def score_subgroups(
     wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
     if wrong:
         raise BadInput(f"subgroups: {wrong[0]!r} is not one of {', '.join(GROUPINGS)}")
-    left_out, found = find_one_answer(split.predictions.labels), []
+    left_out, groups = find_one_answer(split.predictions.labels), []
     for grouping in groupings:
         names = _name_groups(grouping, split.facts[grouping])
         for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, _age_order(name), name)):
@@ -99,8 +99,8 @@ def score_subgroups(
             models = None
             if num_patients >= min_patients:
                 models = bootstrap(part, chain, num_resamples=num_resamples, seed=seed, left_out=left_out)
-            found.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
-    return tuple(found)
+            groups.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
+    return tuple(groups)
 
 
 def age_band(age: str) -> str:
@@ -162,6 +162,7 @@ def summarise(
 
     Returns:
       Plain types by model name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals` next to
+      them has their intervals by the same names.
     """
     compute = prepare_statistics(split, chain, calibration=calibration, rules=rules)
     values, resampled, of_models = compute(count_once(len(split.predictions.labels))), None, {}
@@ -172,17 +173,17 @@ def summarise(
     options = {step.name: step.options for step in chain.steps}
 
     def describe_figures(model: str, step: str, names: tuple[str, ...] | None = None) -> dict[str, Any]:
-        own = {key[2]: values[key] for key in values if key[:2] == (model, step)}
+        figures = {key[2]: values[key] for key in values if key[:2] == (model, step)}
         keys = {SUREST: [f"{share:.0%}" for share in COVERAGES], BY_ANSWER: options.get(step)}
-        found = {name: _name_numbers(own[name][0].tolist(), keys.get(name)) for name in names or own}
+        numbers = {name: _name_numbers(figures[name][0].tolist(), keys.get(name)) for name in names or figures}
         ends = resampled and {
             name: _name_numbers(intervals(value[0], resampled[model, step, name]), keys.get(name))
-            for name, value in own.items()
+            for name, value in figures.items()
         }
-        return {**found, "intervals": ends}
+        return {**numbers, "intervals": ends}
 
     metrics = evaluate(split.predictions, chain)
-    found = {
+    summary = {
         **_count_answers(split.predictions.labels, chain),
         "num_resamples": num_resamples,
         **describe_figures("", ""),
@@ -199,8 +200,8 @@ def summarise(
     }
     if num_resamples:
         groups = score_subgroups(split, chain, num_resamples=num_resamples, seed=_SEED)
-        found["subgroups"] = [_describe_subgroup(group) for group in groups]
-    return as_plain(found)
+        summary["subgroups"] = [_describe_subgroup(group) for group in groups]
+    return as_plain(summary)
 
 
 def _count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, Any]:
@@ -208,8 +209,8 @@ def _count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, A
     return {
         "num_cases": len(labels),
         "num_cases_by_answer": {
-            step.name: {option: int((own == answer).sum()) for answer, option in enumerate(step.options)}
-            for step, own in zip(chain.steps, labels.T, strict=True)
+            step.name: {option: int((truth == answer).sum()) for answer, option in enumerate(step.options)}
+            for step, truth in zip(chain.steps, labels.T, strict=True)
         },
         "steps_with_one_answer": [
             step.name for step, has_one in zip(chain.steps, find_one_answer(labels), strict=True) if has_one
@@ -230,13 +231,15 @@ def prepare_statistics(
     }
 
     def compute(weights: Weights) -> Statistics:
-        found = {("", "", TRUE_CHAINS): weighted_mean(weights, values=broken, counted=complete)[:, 0]}
+        statistics = {("", "", TRUE_CHAINS): weighted_mean(weights, values=broken, counted=complete)[:, 0]}
         for model, (before, after) in answers.items():
             for step in cases[model]:
-                found |= {(model, step.name, name): own for name, own in step_statistics(weights, step).items()}
+                statistics |= {
+                    (model, step.name, name): values for name, values in step_statistics(weights, step).items()
+                }
             decoded = decoding_figures(weights, before=before, after=after, labels=labels, rules=rules)
-            found |= {(model, "", name): own for name, own in decoded.items()}
-        return found
+            statistics |= {(model, "", name): values for name, values in decoded.items()}
+        return statistics
 
     return compute
 
@@ -247,30 +250,30 @@ def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
     left_out = summary["steps_with_one_answer"]
     if left_out:
         lines.append(f"every test case has the same answer at {', '.join(left_out)}: not in the mean over the steps")
-    for model, found in summary["models"].items():
-        if found["intervals"] is not None:
-            mean = found["intervals"]["mean_accuracy"]
+    for model, figures in summary["models"].items():
+        if figures["intervals"] is not None:
+            mean = figures["intervals"]["mean_accuracy"]
             value, low, high = (_percent(mean[name]) for name in ("value", "low", "high"))
-            majority = _percent(found["mean_majority_accuracy"])
+            majority = _percent(figures["mean_majority_accuracy"])
             lines.append(
                 f"{model}: mean step accuracy {value} %, 95 % interval by patient {low} to {high}; "
                 f"most frequent answers {majority} %"
             )
         if decoded:
-            effect = found["consistent_decoding"]
+            effect = figures["consistent_decoding"]
             shares = (effect["share_inconsistent"], effect["chain_accuracy_before"], effect["chain_accuracy_after"])
-            contradictory, whole_before, whole_after = map(_percent, shares)
+            contradictory, chains_before, chains_after = map(_percent, shares)
             before, after = (_percent(effect[f"mean_accuracy_{when}"]) for when in ("before", "after"))
             lines.append(
                 f"{model}: {contradictory} % of the chains contradict themselves; decoded to the most probable "
                 f"consistent chains, mean step accuracy goes from {before} to {after} %, whole chains correct from "
-                f"{whole_before} to {whole_after} %"
+                f"{chains_before} to {chains_after} %"
             )
     return lines
 
 
 def _name_numbers(value: Any, keys: Sequence[str] | None) -> Any:
-    """The numbers of a figure by their keys; unchanged without keys."""
+    """Return the numbers of a figure by their keys; unchanged without keys."""
     return value if keys is None else dict(zip(keys, value, strict=True))
 
 
@@ -278,15 +281,15 @@ def _describe_subgroup(group: Subgroup) -> dict[str, Any]:
     models = group.models or {}
     kept = ("num_cases", "accuracy", "auc", "share_incomplete")
     steps = {
-        model: {step.name: {name: getattr(step, name) for name in kept} for step in own.steps}
-        for model, own in models.items()
+        model: {step.name: {name: getattr(step, name) for name in kept} for step in figures.steps}
+        for model, figures in models.items()
     }
     return {
         "grouping": group.grouping,
         "name": group.name,
         "num_cases": group.num_cases,
         "num_patients": group.num_patients,
-        "mean_accuracy": {model: own.mean_accuracy for model, own in models.items()} or None,
+        "mean_accuracy": {model: figures.mean_accuracy for model, figures in models.items()} or None,
         "steps": steps or None,
     }
 
@@ -340,7 +343,7 @@ def report_dict(
 
 
 def _teacher_first(metrics: Mapping[str, ModelMetrics]) -> dict[str, ModelMetrics]:
-    """The paper's order, which a dict from a jitted function loses because JAX sorts its keys."""
+    """Restore the paper's order, which a dict from a jitted function loses because JAX sorts its keys."""
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "teacher")}
 
 

@@ -1,7 +1,7 @@
-"""Convert parameters between the authors' PyTorch networks and ours, by the table of `torch_names`.
+"""Convert parameters between the authors' PyTorch networks and ours, by the table of `entries`.
 
-Sizes are read from the tensors: every axis has a name ("teacher_width"), each tensor gives its length, and the majority
-decides. So the refused tensor is the odd one out. Networks converted together must agree with one another.
+Sizes are read from the tensors: every axis has a name ("teacher_width"), each tensor votes for its length, and the
+majority decides; a tensor that disagrees is refused. Networks converted together must agree with one another.
 """
 
 import collections
@@ -19,11 +19,11 @@ from stepcot_jax.training.state import flatten, unflatten
 # The authors' PyTorch parameter names and our paths: one entry per tensor.
 #
 # Layouts: torch stores a linear map as [out, in], Flax as [in, out]; the authors have one model per step, we stack the
-# heads of all steps on a leading axis; the memory's start is [1, width] in torch and [width] here.
+# heads of all steps on a leading axis; the memory's start is [1, width] in torch and [width] in Flax.
 
 
 Axis = str | int
-"""A named length, a multiple of one such as "3*teacher_width", or a fixed length."""
+"""A named length, a multiple such as "3*teacher_width", or a fixed length."""
 
 NETWORKS: dict[str, str] = {
     "teacher": "teacher",
@@ -144,7 +144,9 @@ def from_torch_networks(networks: Mapping[str, Tensors]) -> dict[str, dict[str, 
     """Convert the authors' tensors to Flax parameters."""
     tables = _match_torch(networks)
     _refuse_misshapen(*_torch_shapes(networks, tables))
-    check_numbers({f"{network}/{name}": array for network, found in networks.items() for name, array in found.items()})
+    check_numbers(
+        {f"{network}/{name}": array for network, tensors in networks.items() for name, array in tensors.items()}
+    )
     params: dict[str, dict[str, Any]] = {}
     for network, table in tables.items():
         by_path: dict[tuple[str, ...], list[np.ndarray]] = {}
@@ -170,11 +172,11 @@ def to_torch_networks(params: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
     _refuse_misshapen(shapes, axes)
     tensors: dict[str, dict[str, np.ndarray]] = {}
     for name, table in tables.items():
-        found = tensors.setdefault(theirs[name], {})
+        of_network = tensors.setdefault(theirs[name], {})
         for entry in table:
             leaf = np.asarray(flat[name]["/".join(entry.path)])
             leaf = leaf if entry.step is None else leaf[entry.step]
-            found[entry.torch_name] = np.ascontiguousarray(entry.to_torch(leaf))
+            of_network[entry.torch_name] = np.ascontiguousarray(entry.to_torch(leaf))
     return tensors
 
 
@@ -187,13 +189,13 @@ def find_sizes(networks: Mapping[str, Tensors]) -> dict[str, int]:
 def check_numbers(tensors: Mapping[str, Any]) -> None:
     """Require arrays of finite floating-point numbers."""
     refused = []
-    for name, found in tensors.items():
-        dtype = getattr(found, "dtype", None)
+    for name, array in tensors.items():
+        dtype = getattr(array, "dtype", None)
         if dtype is None:
-            refused.append(f"{name} ({type(found).__name__})")
+            refused.append(f"{name} ({type(array).__name__})")
         elif not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):
             refused.append(f"{name} ({dtype})")
-        elif not np.isfinite(np.asarray(found, np.float32)).all():
+        elif not np.isfinite(np.asarray(array, np.float32)).all():
             refused.append(f"{name} (not finite)")
     if refused:
         raise BadInput(f"{list_problems(refused)}: expected arrays of finite floating-point numbers")
@@ -205,9 +207,9 @@ def list_problems(problems: Iterable[str], separator: str = "; ") -> str:
     >>> list_problems(["a", "b"])
     'a; b'
     """
-    found = list(problems)
-    more = [f"and {len(found) - _NUM_LISTED} more"] if len(found) > _NUM_LISTED else []
-    return separator.join([*(problem[:_LONGEST_PROBLEM] for problem in found[:_NUM_LISTED]), *more])
+    listed = list(problems)
+    more = [f"and {len(listed) - _NUM_LISTED} more"] if len(listed) > _NUM_LISTED else []
+    return separator.join([*(problem[:_LONGEST_PROBLEM] for problem in listed[:_NUM_LISTED]), *more])
 
 
 def _match_torch(networks: Mapping[str, Iterable[str]]) -> dict[str, tuple[Entry, ...]]:
@@ -216,10 +218,10 @@ def _match_torch(networks: Mapping[str, Iterable[str]]) -> dict[str, tuple[Entry
     for network, names in networks.items():
         if network not in NETWORKS:
             raise BadInput(f"{network!r} is not one of the networks {', '.join(NETWORKS)}")
-        found = set(names)
-        memory = bool(found & {"memory_init", "mem_gru.weight_ih", "mem_gru.weight_hh"})
-        tables[network] = entries(network, **_counts(found), memory=memory)
-        problems += _compare_names(network, found, {entry.torch_name for entry in tables[network]})
+        present = set(names)
+        memory = bool(present & {"memory_init", "mem_gru.weight_ih", "mem_gru.weight_hh"})
+        tables[network] = entries(network, **_counts(present), memory=memory)
+        problems += _compare_names(network, present, {entry.torch_name for entry in tables[network]})
     steps = {network: _counts(names)["num_steps"] for network, names in networks.items()}
     if "teacher" in steps and "student" in steps and steps["teacher"] != steps["student"]:
         problems.append(f"teacher has {steps['teacher']} steps and student {steps['student']}; expected equal numbers")
@@ -230,22 +232,22 @@ def _match_torch(networks: Mapping[str, Iterable[str]]) -> dict[str, tuple[Entry
 
 def _match_flax(network: str, leaves: Iterable[str]) -> tuple[Entry, ...]:
     """Return the table of a network, checked against the leaves' paths."""
-    found = set(leaves)
+    paths = set(leaves)
     table = entries(
         network,
-        num_steps=_count(found, r"(?:classifier|head)_(\d+)/"),
-        num_layers=_count(found, r"graph_attention/attention_(\d+)/"),
-        memory=any(path.startswith("memory_") for path in found),
+        num_steps=_count(paths, r"(?:classifier|head)_(\d+)/"),
+        num_layers=_count(paths, r"graph_attention/attention_(\d+)/"),
+        memory=any(path.startswith("memory_") for path in paths),
     )
-    problems = _compare_names(NETWORKS[network], found, {"/".join(entry.path) for entry in table})
+    problems = _compare_names(NETWORKS[network], paths, {"/".join(entry.path) for entry in table})
     if problems:
         raise BadInput("; ".join(problems))
     return table
 
 
-def _compare_names(network: str, found: set[str], expected: set[str]) -> list[str]:
+def _compare_names(network: str, actual: set[str], expected: set[str]) -> list[str]:
     missing, unknown = (
-        list_problems(map(shorten, sorted(names)), ", ") for names in (expected - found, found - expected)
+        list_problems(map(shorten, sorted(names)), ", ") for names in (expected - actual, actual - expected)
     )
     if not missing and not unknown:
         return []
@@ -262,16 +264,16 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def _count(names: Iterable[str], pattern: str) -> int:
-    found = len({match[1] for name in names if (match := re.match(pattern, name))})
-    if found > _MOST_PARTS_OF_A_KIND:
-        raise BadInput(f"names count {found} steps or layers; at most {_MOST_PARTS_OF_A_KIND} are accepted")
-    return found
+    number = len({match[1] for name in names if (match := re.match(pattern, name))})
+    if number > _MOST_PARTS_OF_A_KIND:
+        raise BadInput(f"names count {number} steps or layers; at most {_MOST_PARTS_OF_A_KIND} are accepted")
+    return number
 
 
 def _torch_shapes(networks: Mapping[str, Tensors], tables: Mapping[str, tuple[Entry, ...]]) -> tuple[Shapes, Axes]:
     """Return shape and axes of every tensor, by NETWORK/NAME."""
     shapes = {
-        f"{network}/{name}": np.shape(array) for network, found in networks.items() for name, array in found.items()
+        f"{network}/{name}": np.shape(array) for network, tensors in networks.items() for name, array in tensors.items()
     }
     axes = {f"{network}/{entry.torch_name}": entry.axes for network, table in tables.items() for entry in table}
     return shapes, axes
@@ -300,7 +302,7 @@ def _parse(axis: Axis) -> tuple[int, str]:
 
 def _refuse_misshapen(shapes: Shapes, axes: Axes) -> None:
     sizes = _find_lengths(shapes, axes)
-    if {"num_heads", "teacher_width"} <= set(sizes):  # the heads share the width, whatever a_src and a_dst say
+    if {"num_heads", "teacher_width"} <= set(sizes):  # the heads share the width; a_src and a_dst are not trusted
         sizes["head_width"] = sizes["teacher_width"] // sizes["num_heads"]
     problems = []
     for name, shape in shapes.items():
@@ -346,12 +348,12 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
         )
     if not tensors:
         raise BadInput("the source holds no tensors")
-    found = to_torch_networks(unflatten(tensors))
+    networks = to_torch_networks(unflatten(tensors))
     if network is None:
-        return flatten(found)
-    if set(found) != {network}:
-        raise BadInput(f"--network {network}: the source holds {', '.join(found)}")
-    return found[network]
+        return flatten(networks)
+    if set(networks) != {network}:
+        raise BadInput(f"--network {network}: the source holds {', '.join(networks)}")
+    return networks[network]
 
 
 def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -372,8 +374,8 @@ def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[
 
 def _split_torch_name(name: str) -> tuple[str, str]:
     for separator in ("/", "."):
-        network, found, rest = name.partition(separator)
-        if found and network in NETWORKS:
+        network, sign, rest = name.partition(separator)
+        if sign and network in NETWORKS:
             return network, rest
     raise BadInput(
         f"{shorten(name)} does not start with a network ({', '.join(NETWORKS)}) and '/' or '.'; pass --network for a "

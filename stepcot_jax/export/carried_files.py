@@ -38,8 +38,8 @@ def write_carried(folder: pathlib.Path, trained: Trained) -> None:
 def read_kept_statistics(workdir: pathlib.Path) -> dict[str, Any]:
     """Return the parts of a run's statistics that an export carries."""
     path = workdir / STATISTICS_FILE
-    found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run") if path.exists() else {}
-    return {key: found[key] for key in STATISTICS if found.get(key)}
+    stored = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run") if path.exists() else {}
+    return {key: stored[key] for key in STATISTICS if stored.get(key)}
 
 
 def name_encoder(encoder: FrozenImageEncoder) -> str:
@@ -48,15 +48,15 @@ def name_encoder(encoder: FrozenImageEncoder) -> str:
     return f"{kind} of {hide_folder(source)}" if source else hide_folder(kind)
 
 
-def describe_encoder(found: FrozenImageEncoder | None, workdir: pathlib.Path) -> dict[str, Any] | None:
+def describe_encoder(encoder: FrozenImageEncoder | None, workdir: pathlib.Path) -> dict[str, Any] | None:
     """Return a run's frozen image encoder as `CarriedEncoder` reads it; None if the run trained its own."""
-    if found is None:
+    if encoder is None:
         return None
-    if not isinstance(found, ImageEncoder):
-        raise BadInput(f"{workdir}: {found.name} runs in PyTorch and cannot be exported")
+    if not isinstance(encoder, ImageEncoder):
+        raise BadInput(f"{workdir}: {encoder.name} runs in PyTorch and cannot be exported")
     return {
-        "name": name_encoder(found),
-        "width": found.width,
-        "digest": found.digest,
-        "network": describe_network(found.network),
+        "name": name_encoder(encoder),
+        "width": encoder.width,
+        "digest": encoder.digest,
+        "network": describe_network(encoder.network),
     }

@@ -75,8 +75,8 @@ class Files:
             names_file = str(self._folder) in str(error)
             raise RefusedExport(str(error) if names_file else f"{self._folder / name}: {error}") from None
         except (LookupError, TypeError, AttributeError, ValueError, RecursionError, StopIteration) as error:
-            found = f"{type(error).__name__}: {str(error)[:80]}"
-            raise RefusedExport(f"{self._folder / name} cannot be used ({found}); expected {kind}") from None
+            reason = f"{type(error).__name__}: {str(error)[:80]}"
+            raise RefusedExport(f"{self._folder / name} cannot be used ({reason}); expected {kind}") from None
 
     def _compare(self, name: str) -> memoryview:
         path = self._folder / name
@@ -91,11 +91,11 @@ class Files:
 
 
 def _require_regular(path: pathlib.Path) -> os.stat_result:
-    """Refuse a pipe, a device or a folder before anything waits for it; return the file's status."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    """Refuse a pipe, a device or a folder, which could block a reader; return the file's status."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("not a regular file")
-    return found
+    return status
 
 
 def _read_text(path: pathlib.Path, *, most: int) -> str:
@@ -122,8 +122,8 @@ def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
                 continue
             (first, last), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
             if not 0 <= first <= last <= len(data) or math.prod(shape) * dtype.itemsize != last - first:
-                raise ValueError(f"{name} does not fit its place")
+                raise ValueError(f"{name} does not fit its offsets")
             yield name, np.frombuffer(data[first:last], dtype).reshape(shape)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        found = str(error)[:200]
-        raise RefusedExport(f"the tensors cannot be read ({found}); expected a complete .safetensors file") from None
+        reason = str(error)[:200]
+        raise RefusedExport(f"the tensors cannot be read ({reason}); expected a complete .safetensors file") from None

@@ -1,4 +1,4 @@
-"""What an export says of its models: questions, pixels, answers, check. Needs numpy alone; load.py imports it.
+"""The models of an export: questions, pixels, answers, check. Needs numpy alone; load.py imports it.
 
 Every export has a copy of this file.
 """
@@ -19,7 +19,7 @@ else:  # in the folder of an export
     from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]
 
 FORMAT = 1
-"""Of the manifests of networks."""
+"""Format of the manifests of networks."""
 
 _OF_A_POINT = ("threshold", "sensitivity", "specificity")
 
@@ -75,21 +75,21 @@ def read_steps(files: Files) -> tuple[Step, ...]:
 def read_manifest(files: Files, manifest: str, name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the manifest of an export, and the facts of one of its models with its "name"; None names the first."""
     with files.expecting(manifest, f"format {FORMAT} and models"):
-        found = files.read_json(manifest)
-        if found.get("format") != FORMAT:
-            raise RefusedExport(f"format {str(found.get('format'))[:80]} is not supported; expected {FORMAT}")
-        models = found["models"]
+        content = files.read_json(manifest)
+        if content.get("format") != FORMAT:
+            raise RefusedExport(f"format {str(content.get('format'))[:80]} is not supported; expected {FORMAT}")
+        models = content["models"]
         name = next(iter(models)) if name is None else name
         if name not in models:
             raise RefusedExport(f"no model {name!r}; it has {', '.join(models)[:80]}")
-        return found, {**models[name], "name": name}
+        return content, {**models[name], "name": name}
 
 
 def read_pixel_rules(files: Files) -> Preprocessing:
     """Return size and normalisation of preprocessing.json."""
     with files.expecting("preprocessing.json", "size, mean and std"):
-        found = files.read_json("preprocessing.json")
-        return Preprocessing(found["size"], tuple(found["mean"]), tuple(found["std"]))
+        rules = files.read_json("preprocessing.json")
+        return Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
 
 
 def to_answers(
@@ -99,25 +99,26 @@ def to_answers(
 
     Returns:
       By the name of the step: the most probable answer of each image, and the probabilities of the step's options
+      [case, option].
     """
-    found = {}
+    by_step = {}
     for position, (step, temperature) in enumerate(zip(steps, temperatures, strict=True)):
-        own = logits[:, position, : len(step.options)].astype(np.float64) / temperature
-        weights = np.exp(own - own.max(axis=-1, keepdims=True))
-        answers = [step.options[best] for best in own.argmax(axis=-1)]
-        found[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
-    return found
+        scaled = logits[:, position, : len(step.options)].astype(np.float64) / temperature
+        weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+        answers = [step.options[best] for best in scaled.argmax(axis=-1)]
+        by_step[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
+    return by_step
 
 
 def read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return those of statistics.json, or of export.json, where earlier versions wrote them; {} without any."""
+    """Return the points of statistics.json, or of export.json in exports of earlier versions; {} without any."""
     if "operating_points" in facts:
         return dict(facts["operating_points"])
     if "statistics.json" not in files:
         return {}
     with files.expecting("statistics.json", "operating points"):
-        found = files.read_json("statistics.json").get("operating_points")
-        of_steps = {} if found is None else found["models"].get(name, {})
+        stored = files.read_json("statistics.json").get("operating_points")
+        of_steps = {} if stored is None else stored["models"].get(name, {})
         return {
             step: {answer: {part: point[part]["value"] for part in _OF_A_POINT} for answer, point in answers.items()}
             for step, answers in of_steps.items()
@@ -132,20 +133,20 @@ def find_above(
     Returns:
       By the name of each step with operating points: for each image the answers, in the order of the options.
     """
-    found = {}
+    above = {}
     for step in steps:
         of_step = points.get(step.name, {})
         limits = [of_step.get(option, {}).get("threshold") for option in step.options]
         if of_step:
             rows = answers[step.name][1] >= np.array([np.inf if limit is None else limit for limit in limits])
-            found[step.name] = [[step.options[place] for place in np.flatnonzero(row)] for row in rows]
-    return found
+            above[step.name] = [[step.options[index] for index in np.flatnonzero(row)] for row in rows]
+    return above
 
 
-def compare_logits(found: np.ndarray, expected: np.ndarray) -> tuple[float, bool]:
+def compare_logits(computed: np.ndarray, expected: np.ndarray) -> tuple[float, bool]:
     """Return the largest difference, the smaller of absolute and relative, and whether all answers are the same."""
-    error = float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
-    return error, bool((found.argmax(axis=-1) == expected.argmax(axis=-1)).all())
+    error = float(np.max(np.abs(computed - expected) / np.maximum(1, np.abs(expected))))
+    return error, bool((computed.argmax(axis=-1) == expected.argmax(axis=-1)).all())
 
 
 def check_models(

@@ -25,7 +25,7 @@ _HARMLESS_CALLS = ("custom_call @shape_assertion",)
 
 
 def read_program(content: memoryview, folder: str | pathlib.Path) -> jax.export.Exported:
-    """Return the program; one with custom calls is refused, and one that this version of jax cannot read."""
+    """Return the program; programs with custom calls and programs that this jax cannot read are refused."""
     try:
         with _FlatBuffersIfAbsent():
             exported = jax.export.deserialize(bytearray(content))
@@ -46,7 +46,7 @@ def require_fit(program: jax.export.Exported, tensors: Mapping[str, Any], where:
     first = tree.children()[0].children()[0]
     leaves, structure = jax.tree.flatten(dict(tensors))
     shapes = [leaf.shape for leaf in leaves]
-    if structure != first or shapes != [each.shape for each in program.in_avals[: len(shapes)]]:
+    if structure != first or shapes != [aval.shape for aval in program.in_avals[: len(shapes)]]:
         raise RefusedExport(f"{where}: names or shapes of {len(leaves)} tensors are not those that the program reads")
 
 

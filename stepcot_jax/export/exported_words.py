@@ -29,7 +29,7 @@ class ClosedWords:
             vocabulary = files.read_json(VOCABULARY)
             merges = [(first, second) for first, second in vocabulary["merges"]]
             self._pieces = list(dict.fromkeys([*vocabulary["pieces"], *(first + second for first, second in merges)]))
-        self._tokens = {piece: place for place, piece in enumerate(self._pieces, start=_NUM_SPECIAL)}
+        self._tokens = {piece: token for token, piece in enumerate(self._pieces, start=_NUM_SPECIAL)}
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
 
     def encode(self, text: str) -> list[int]:

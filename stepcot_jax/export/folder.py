@@ -1,4 +1,4 @@
-"""Write the folder of an export: whole or not at all, and only after reading it back and comparing its logits."""
+"""Write the folder of an export, atomically, after reading it back and comparing its logits."""
 
 import contextlib
 import dataclasses
@@ -60,10 +60,10 @@ def export_model(
     torch_names: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write networks of a run to a folder that works without this package; of a policy see `policy_folder`.
+    """Write networks of a run to a folder that works without this package; for a policy see `policy_folder`.
 
     Args:
-      workdir: of the run, or the loaded run.
+      workdir: the run's workdir, or the loaded run.
       out: the folder; it must not exist or be empty.
       models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
       torch_names: also write the parameters under the authors' PyTorch names.
@@ -100,14 +100,14 @@ def describe_models(programs: Sequence[Program], results: Sequence[Mapping[str, 
 
 
 def require_new(out: pathlib.Path) -> None:
-    """Refuse a folder that holds something."""
+    """Refuse a folder that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} already exists; expected a new or an empty folder")
 
 
 @contextlib.contextmanager
 def writing_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Give a temporary folder that takes the name `out` when the block ends; if the block fails, nothing is left."""
+    """Yield a temporary folder that is renamed to `out` when the block ends, and removed if it fails."""
     require_new(out)
     make_workdir(out.parent)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
@@ -159,9 +159,9 @@ def _write(
             "best_step": trained.best_steps[program.name],
             "gate": None if gate is None else _write_gate(folder, gate),
         }
-        for kind, each in (("logits", program), ("gate", gate)):
-            if each is not None:
-                check[f"{kind}/{program.name}"] = np.asarray(jax.jit(each.read)(each.tensors, pixels.normalise(images)))
+        for kind, part in (("logits", program), ("gate", gate)):
+            if part is not None:
+                check[f"{kind}/{program.name}"] = np.asarray(jax.jit(part.read)(part.tensors, pixels.normalise(images)))
     save_tensors(folder / "check.safetensors", check)
     if torch_tensors:
         save_tensors(folder / TORCH_NAMES, torch_tensors)
@@ -182,11 +182,11 @@ def _write(
 
 
 def _write_gate(folder: pathlib.Path, program: Program) -> dict[str, str]:
-    """Write the gate of a network, whose encoder's tensors are those of the network, and return its files."""
+    """Write the gate of a network without its encoder's tensors, which are the network's; return its files."""
     files = {"program": f"{program.name}.stablehlo", "tensors": f"{program.name}.safetensors"}
     (folder / files["program"]).write_bytes(export_program(program).serialize())
-    own = {key: array for key, array in program.tensors.items() if key.startswith(f"{GATE}/")}
-    save_tensors(folder / files["tensors"], own)
+    tensors = {key: array for key, array in program.tensors.items() if key.startswith(f"{GATE}/")}
+    save_tensors(folder / files["tensors"], tensors)
     return files
 
 
@@ -210,7 +210,7 @@ def save_tensors(path: pathlib.Path, tensors: Tensors) -> None:
 
 
 def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the parameters of networks under the authors' names, without image encoders, which have none."""
+    """Return the parameters of networks under the authors' names, without image encoders, which the authors lack."""
     networks: dict[str, Any] = {}
     for name in names:
         parts = (name, f"{name}_projection")

@@ -1,4 +1,4 @@
-"""Write the part of an export's README that says how to use it, with a table of its files."""
+"""Write the part of an export's README on its use, with a table of its files."""
 
 import json
 import pathlib
@@ -42,19 +42,19 @@ _OPTIONAL = {
 
 
 def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, written: Collection[str]) -> str:
-    """Return the README as Markdown.
+    """Return this part of the README as Markdown.
 
     Args:
-      written: names of the files in the folder; those that only some exports have are listed if they are among them.
+      written: names of the files in the folder; `_OPTIONAL` files are listed if they are among them.
     """
     models = manifest["models"]
     tensors = sorted({file for model in models.values() for file in model["tensors"]})
     gates = {name: model["gate"] for name, model in models.items() if model.get("gate")}
     files = {
         "load.py": "the loader",
-        "exported_files.py": "what it reads files with",
-        "exported_models.py": "what it reads and checks models with",
-        "exported_programs.py": "what it reads programs with",
+        "exported_files.py": "reads files for the loader",
+        "exported_models.py": "reads and checks models for the loader",
+        "exported_programs.py": "reads programs for the loader",
         **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
         **dict.fromkeys(tensors, "parameters"),
         **{gate["program"]: f"the gate of the {name}: `gate_scores`" for name, gate in gates.items()},

@@ -110,6 +110,7 @@ class Model:
 
         Returns:
           By the name of the step: the most probable answer of each image, and the probabilities of the step's options
+          [case, option].
         """
         return to_answers(self.logits(images), self.steps, self.temperatures)
 
@@ -127,7 +128,7 @@ class Model:
 
 
 def _read_temperatures(files: Files, name: str, facts: dict[str, Any], num_steps: int) -> tuple[float, ...]:
-    """Return those of calibration.json, or of export.json, where earlier versions wrote them; 1 without calibration."""
+    """Return the temperatures of calibration.json, or of export.json in older exports; 1 without calibration."""
     if "temperatures" in facts:
         return tuple(facts["temperatures"])
     if "calibration.json" not in files:

@@ -39,7 +39,7 @@ def write_front_matter(task: str) -> str:
 
 
 def write_lifetime() -> str:
-    """Return the section of a card that says which JAX reads the programs."""
+    """Return the section of a card on the versions of JAX that read the programs."""
     return (
         f"## Lifetime\n\njax {jax.__version__} with jaxlib {jaxlib.__version__} wrote the programs (`*.stablehlo`). "
         "[JAX promises](https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees) to read them with "
@@ -49,7 +49,7 @@ def write_lifetime() -> str:
 
 
 def require_readable(trained: Trained) -> None:
-    """Read the files of a run that an export uses last, so that a damaged one is refused before the work."""
+    """Read the files of a run that an export uses last, so that damaged files are refused before the work."""
     _read_report(trained.workdir)
     _read_conversion(trained.workdir)
     read_kept_statistics(trained.workdir)
@@ -116,9 +116,9 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
         lines.append(f"- Image encoder: {name}, trained from scratch on these cases only.")
     if text := run.prompt_source:
         lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")
-    found = _read_conversion(trained.workdir)
-    if found is not None:
-        lines.append(f"- Training: elsewhere; converted from {plain(found.source)} (SHA-256 {plain(found.sha256)}).")
+    origin = _read_conversion(trained.workdir)
+    if origin is not None:
+        lines.append(f"- Training: elsewhere; converted from {plain(origin.source)} (SHA-256 {plain(origin.sha256)}).")
     else:
         best = ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
         lines.append(f"- Training: job {run.settings.trains}, seed {run.settings.seed}; best updates {best}.")
@@ -149,22 +149,28 @@ def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | 
         lines += ["In percent; without intervals, as the run kept no predictions.", ""]
     for name in names:
         reported = {} if report is None else report.test.get(name, {})
-        found = intervals.get(name, reported)
-        lines += _table(name, found, metrics.get(name, reported)) if found else [f"{name}: not measured.", ""]
+        figures = intervals.get(name, reported)
+        lines += _table(name, figures, metrics.get(name, reported)) if figures else [f"{name}: not measured.", ""]
     return "\n".join(lines).rstrip()
 
 
-def _table(name: str, found: ModelIntervals | Mapping[str, Any], beside: ModelMetrics | Mapping[str, Any]) -> list[str]:
-    """The figures of a model, from intervals or from a report; `beside` has those of the most frequent answers."""
-    get: Callable[[Any, str], Any] = getattr if isinstance(found, ModelIntervals) else operator.getitem
+def _table(
+    name: str, figures: ModelIntervals | Mapping[str, Any], metrics: ModelMetrics | Mapping[str, Any]
+) -> list[str]:
+    """Return the figures of a model as a table, from intervals or from a report.
+
+    Args:
+      metrics: the figures of the most frequent answers.
+    """
+    get: Callable[[Any, str], Any] = getattr if isinstance(figures, ModelIntervals) else operator.getitem
     lines = [f"| {name} | cases | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
-    for step in get(found, "steps"):
-        cells = [plain(get(step, "name")), str(get(step, "num_cases")), *(_show(get(step, each)) for each in _COLUMNS)]
+    for step in get(figures, "steps"):
+        cells = [plain(get(step, "name")), str(get(step, "num_cases")), *(_show(get(step, key)) for key in _COLUMNS)]
         lines.append(f"| {' | '.join(cells)} |")
-    mean, chain = (_show(get(found, figure)) for figure in ("mean_accuracy", "chain_accuracy"))
+    mean, chain = (_show(get(figures, figure)) for figure in ("mean_accuracy", "chain_accuracy"))
     majority, constant = (
-        _show(beside.get(each) if isinstance(beside, Mapping) else getattr(beside, each))
-        for each in ("mean_majority_accuracy", "majority_chain_accuracy")
+        _show(metrics.get(figure) if isinstance(metrics, Mapping) else getattr(metrics, figure))
+        for figure in ("mean_majority_accuracy", "majority_chain_accuracy")
     )
     text = (
         f"Mean over the steps: accuracy {mean} (most frequent answers: {majority}); all steps right: {chain} (most "
@@ -191,19 +197,19 @@ def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
     header = [plain(step.name) for step in trained.chain.steps]
     lines += [f"| | {' | '.join(header)} |", f"|---|{'---|' * len(header)}"]
     for name in names:
-        found = calibration.temperatures.get(name)
-        cells = ["-"] * len(header) if found is None else [f"{temperature:.2f}" for temperature in found]
+        temperatures = calibration.temperatures.get(name)
+        cells = ["-"] * len(header) if temperatures is None else [f"{temperature:.2f}" for temperature in temperatures]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _describe_points(trained: Trained, names: Sequence[str]) -> str:
-    lines, found = ["## Operating points", ""], trained.operating_points
-    if found is None:
+    lines, points = ["## Operating points", ""], trained.operating_points
+    if points is None:
         return "\n".join([*lines, "None: the run chose none."])
     lines += [
         "An answer lies above its operating point if its calibrated probability is the threshold or more. Thresholds: "
-        f"{found.rule.describe()}. Figures: of the test cases, in percent, with 95 % intervals from a bootstrap over "
+        f"{points.rule.describe()}. Figures: of the test cases, in percent, with 95 % intervals from a bootstrap over "
         "patients, exact ones where all cases agree; cases: those of the test split that have the answer. PPV and NPV "
         "depend on its prevalence there.",
         "",
@@ -213,7 +219,7 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
             f"| {name} | answer | cases | threshold | sensitivity | specificity | PPV | NPV |",
             f"|---|{'---|' * 7}",
         ]
-        for (model, step, answer), point in found.points.items():
+        for (model, step, answer), point in points.points.items():
             if model == name:
                 threshold = "never" if math.isinf(point.threshold.value) else _show(point.threshold)
                 cells = [plain(step), plain(answer), str(point.test[0]), threshold]

@@ -1,4 +1,4 @@
-"""Write the folder of an exported policy: whole or not at all, and only after it generated the run's own tokens."""
+"""Write the folder of an exported policy, atomically, after comparing its tokens with the run's."""
 
 import dataclasses
 import pathlib
@@ -58,10 +58,10 @@ class PolicyPrograms:
     """The programs of a policy.
 
     Attributes:
-      prefill: (tensors, images float32 [rollout, size, size, 3], prompts int32 [rollout, token], lengths int32
-        [rollout]) -> scores of the first token float32 [rollout, word], caches of the prompt, empty ones of the reply.
-      extend: (tensors, tokens int32 [rollout], place int32 [], lengths, caches of the prompt, caches of the reply) ->
-        scores of the next token, caches of the reply.
+      prefill: (tensors, images float32 [rollout, size, size, 3], prompts int32 [rollout, token],
+        lengths int32 [rollout]) -> scores of the first token float32 [rollout, word], caches of the prompt, empty caches of the reply.
+      extend: (tensors, tokens int32 [rollout], position int32 [], lengths, caches of the prompt, caches of the reply)
+        -> scores of the next token, caches of the reply.
       size: height and width of an image in pixels.
       prompt_length: tokens that prompts are padded to.
     """
@@ -74,7 +74,7 @@ class PolicyPrograms:
 
 
 def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
-    """Return the programs of a trained policy with the small decoder; a frozen encoder is part of the first."""
+    """Return the programs of a trained policy with the small decoder; `prefill` includes a frozen encoder."""
     network, lengths_of = trained.network, trained.lengths
     if not isinstance(network, PrefixVlm):
         raise TypeError(f"trained: {type(network).__name__} has no programs; expected a PrefixVlm")
@@ -88,10 +88,10 @@ def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
         empty = empty_cache(
             network.sizes, num_rollouts=lengths.shape[0], num_slots=lengths_of.reply_length, dtype=network.dtype
         )
-        return scores, [part for each in prefix for part in each.layer], [part for layer in empty for part in layer]
+        return scores, [part for entry in prefix for part in entry.layer], [part for layer in empty for part in layer]
 
     def extend(
-        tensors: Tensors, tokens: Array, place: Array, lengths: Array, prompt: Caches, reply: Caches
+        tensors: Tensors, tokens: Array, position: Array, lengths: Array, prompt: Caches, reply: Caches
     ) -> tuple[Array, Caches]:
         variables = {"params": unflatten(tensors)}
         variables["params"].pop(FROZEN_ENCODER, None)
@@ -99,7 +99,7 @@ def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
         scores, layers = network.apply(
             variables,
             tokens,
-            place,
+            position,
             lengths,
             _pair(reply),
             prefix=tuple(Prefix(layer, is_real) for layer in _pair(prompt)),
@@ -132,10 +132,10 @@ def _frozen_encoder(trained: TrainedPolicy) -> tuple[Callable[[Any, Array], Arra
         )
 
     def see(params: Any, images: Array) -> Array:
-        found: Array = encoder.network.apply({"params": params}, images)[1]
-        # Computed as in the run, apart from what reads it: below float32 other fusions round otherwise.
-        found = jax.lax.optimization_barrier(found)
-        return found.astype(dtype).astype(jnp.float32)
+        features: Array = encoder.network.apply({"params": params}, images)[1]
+        # The barrier separates encoder and decoder, as in the run: below float32, other fusions round differently.
+        features = jax.lax.optimization_barrier(features)
+        return features.astype(dtype).astype(jnp.float32)
 
     return see, {FROZEN_ENCODER: encoder.params}
 
@@ -205,7 +205,7 @@ def export_policy(
 ) -> dict[str, Any]:
     """Write the policy of a run to a folder that generates replies without this package.
 
-    That of a Qwen2.5-VL is a checkpoint folder; see `qwen_folder.export_qwen`.
+    A Qwen2.5-VL becomes a checkpoint folder; see `export_qwen`.
     """
     trained, out = load_policy(pathlib.Path(workdir)), pathlib.Path(out)
     if trained.source is not None:
@@ -271,14 +271,14 @@ def _write_words(folder: pathlib.Path, tokenizer: AnyTokenizer) -> dict[str, Any
 
 
 def list_instructions(dialect: str, *, with_thinking: bool) -> dict[str, str]:
-    """Return the last line of a prompt by kind of question: the kind, and the form that the reply is to have."""
-    found: dict[str, str] = {}
+    """Return the last line of a prompt by kind of question: the kind, and the required form of the reply."""
+    instructions: dict[str, str] = {}
     for kind in KINDS:
         choices = ("a", "b") if kind in ("single", "multi") else ()
         record = ask_question("?", image_size=(1, 1), choices=choices, kind=kind)
         prompt = write_question(record, dialect, with_thinking=with_thinking)
-        found[kind] = prompt.split("\n", 2 if choices else 1)[-1]
-    return found
+        instructions[kind] = prompt.split("\n", 2 if choices else 1)[-1]
+    return instructions
 
 
 def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
@@ -322,7 +322,7 @@ def _describe(trained: TrainedPolicy) -> dict[str, Any]:
 
 
 def _describe_encoder(trained: TrainedPolicy) -> dict[str, str]:
-    """Return what the card says of a frozen encoder; nothing of one that was trained along."""
+    """Return the card's fields on a frozen encoder; "" if the encoder was trained with the policy."""
     if trained.patches is None:
         return {"encoder": "", "of_encoder": ""}
     encoder = trained.patches.encoder
@@ -336,8 +336,8 @@ def _describe_encoder(trained: TrainedPolicy) -> dict[str, str]:
 def _describe_figures(trained: TrainedPolicy) -> str:
     """Return the run's figures of the test split, as its report has them."""
     path = trained.workdir / "report.json"
-    found = read_json(path, dict[str, Any], accepted="expected the report of a run") if path.exists() else {}
-    test = found.get("test") or {}
+    report = read_json(path, dict[str, Any], accepted="expected the report of a run") if path.exists() else {}
+    test = report.get("test") or {}
     figures = test.get(trained.phase) if isinstance(test, dict) else None
     if not figures:
         return "None: the run had measured nothing when it was exported."

@@ -56,9 +56,9 @@ class Policy:
         files = Files(pathlib.Path(folder))
         with files.expecting("export.json", "kind and format"):
             self.facts = files.read_json("export.json")
-            found = (self.facts.get("kind"), self.facts.get("format"))
-        if found != (KIND, FORMAT):
-            raise RefusedExport(f"{folder}: kind and format {found} are not supported; expected {(KIND, FORMAT)}")
+            layout = (self.facts.get("kind"), self.facts.get("format"))
+        if layout != (KIND, FORMAT):
+            raise RefusedExport(f"{folder}: kind and format {layout} are not supported; expected {(KIND, FORMAT)}")
         self.preprocessing = read_pixel_rules(files)
         special = self.facts.get("special_tokens")
         self._words = ClosedWords(files) if special is None else PretrainedWords(files, special)
@@ -114,8 +114,8 @@ class Policy:
         prompts = np.full((len(pixels), longest), self.facts["pad"], np.int32)
         prompts[:, : len(tokens)] = tokens
         lengths = np.full(len(pixels), len(tokens), np.int32)
-        found = self.generate(pixels, prompts, lengths, greedy=greedy, seed=seed, temperature=temperature)
-        return [self.decode(row) for row in found.tolist()]
+        replies = self.generate(pixels, prompts, lengths, greedy=greedy, seed=seed, temperature=temperature)
+        return [self.decode(row) for row in replies.tolist()]
 
     def generate(
         self,
@@ -142,22 +142,22 @@ class Policy:
         stop, longest = self.facts["stop"], self.facts["reply_length"]
         replies = np.full((len(lengths), longest), stop, np.int32)
         ended = np.zeros(len(lengths), bool)
-        for place in range(longest):
-            drawn = np.asarray(_draw(keys, scores / temperature, place, greedy=greedy))
-            replies[:, place] = np.where(ended, stop, drawn)
-            ended |= replies[:, place] == stop
-            if ended.all() or place + 1 == longest:
+        for position in range(longest):
+            drawn = np.asarray(_draw(keys, scores / temperature, position, greedy=greedy))
+            replies[:, position] = np.where(ended, stop, drawn)
+            ended |= replies[:, position] == stop
+            if ended.all() or position + 1 == longest:
                 break
-            token = jnp.asarray(replies[:, place])
-            scores, caches = self._extend(self._tensors, token, jnp.int32(place), lengths, of_prompt, caches)
+            token = jnp.asarray(replies[:, position])
+            scores, caches = self._extend(self._tensors, token, jnp.int32(position), lengths, of_prompt, caches)
         return replies
 
 
-def _draw(keys: jax.Array, scores: jax.Array, place: int, *, greedy: bool) -> jax.Array:
+def _draw(keys: jax.Array, scores: jax.Array, position: int, *, greedy: bool) -> jax.Array:
     """Return a token of each rollout, int32 [rollout]."""
     if greedy:
         return jnp.argmax(scores, axis=-1).astype(jnp.int32)
-    draw = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, place), row))
+    draw = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, position), row))
     return draw(keys, scores).astype(jnp.int32)
 
 

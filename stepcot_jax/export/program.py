@@ -62,7 +62,7 @@ def make_program(trained: Trained, name: str) -> Program:
 
 
 def make_gate_program(trained: Trained, name: str) -> Program | None:
-    """Return the program of a network's gate, which gives `evaluation.gate` scores [case]; None if the run stored none.
+    """Return the program of a network's gate, which computes scores [case]; None if the run stored no gate.
 
     Raises:
       BadInput: the gate is damaged, or the image encoder does not run in JAX.
@@ -76,14 +76,14 @@ def make_gate_program(trained: Trained, name: str) -> Program | None:
         params = unflatten(tensors)
         return measure_distance(look(params[ENCODER], images), params[GATE]["mean"], params[GATE]["whitening"])
 
-    own = {"mean": gate.mean, "whitening": gate.whitening / np.float32(gate.limit)}
-    arrays = flatten({ENCODER: encoder_params, GATE: own})
+    gate_params = {"mean": gate.mean, "whitening": gate.whitening / np.float32(gate.limit)}
+    arrays = flatten({ENCODER: encoder_params, GATE: gate_params})
     tensors = {key: np.asarray(value) for key, value in sorted(arrays.items())}
     return Program(f"{name}_gate", read, tensors, trained.preprocessing.size)
 
 
 def export_program(program: Program) -> jax.export.Exported:
-    """Export a program for any number of images and all `PLATFORMS`, whatever this machine has."""
+    """Export a program for any number of images and all `PLATFORMS`, independent of this machine."""
     (num_cases,) = jax.export.symbolic_shape("case")
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in program.tensors.items()}
     images = jax.ShapeDtypeStruct((num_cases, program.size, program.size, 3), jnp.float32)
@@ -96,16 +96,16 @@ def _image_encoder(trained: Trained, name: str) -> tuple[Callable[[Any, Array], 
     if network is not None:
         return (lambda params, images: network.apply({"params": params}, images)), trained.params[name][ENCODER]
     if not isinstance(frozen, ImageEncoder):
-        found = "imported features" if frozen is None else f"{frozen.name}, which runs in PyTorch"
+        source = "imported features" if frozen is None else f"{frozen.name}, which runs in PyTorch"
         raise BadInput(
-            f"{trained.workdir}: the {name} reads {found}; an export needs an image encoder of this package: "
+            f"{trained.workdir}: the {name} reads {source}; an export needs an image encoder of this package: "
             "resnet_small, resnet18, or pretrained weights that docs/encoders.md lists"
         )
     return (lambda params, images: frozen.network.apply({"params": params}, images)[0]), frozen.params
 
 
 def _gate_features(trained: Trained, name: str) -> tuple[Callable[[Any, Array], Array], Any]:
-    """Return the function from parameters and normalised images to what the gate looks at, and the parameters."""
+    """Return the function from parameters and normalised images to the gate's features, and the parameters."""
     network = trained.networks.image_encoder
     if network is None:
         return _image_encoder(trained, name)

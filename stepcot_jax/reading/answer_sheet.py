@@ -1,4 +1,4 @@
-"""Readings as a sheet: one row an image, in the order of the images; an image that cannot be read is a row as well."""
+"""Readings as a sheet: one row an image, in the order of the images; an image that cannot be read has a row too."""
 
 import contextlib
 import csv
@@ -18,14 +18,14 @@ from stepcot_jax.reading.readings import ChainReading
 PROBLEM, WARNINGS, GATE_SCORE, REPORT = "problem", "warnings", "gate score", "structured report"
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 _REFUSED_SUFFIXES = {".xlsx", ".xlsm", ".xls", ".ods", ".tsv", ".feather", ".gz", ".bz2", ".xz", ".zst", ".zip"}
-"""Of sheets of other formats and of compressed ones: a file of text with such a name could not be opened."""
+"""Suffixes of other sheets and of compressed files: a text file with such a name could not be opened."""
 
 _ROWS_AT_ONCE = 1000
 Row = dict[str, Any]
 
 
 def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
-    """Return whether a file gets one row an image, as its ending says; upper and lower case are the same.
+    """Return whether a file is a sheet with one row an image, by its suffix in upper or lower case.
 
     Args:
       flag: "--json" or "--ask", which write lines or text in place of a sheet; "" without.
@@ -50,10 +50,10 @@ def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
 
 
 def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
-    """Return the columns, and whether each holds texts or numbers."""
+    """Return the columns with the type of their cells."""
     of_step = {"": str, " probability": float, " probabilities": str, " set": str, " above": str, " thresholds": str}
     columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
-    columns |= {f"{step.name}{kind}": holds for step in chain.steps for kind, holds in of_step.items()}
+    columns |= {f"{step.name}{kind}": cell for step in chain.steps for kind, cell in of_step.items()}
     return columns | ({REPORT: str} if with_reports else {})
 
 
@@ -67,13 +67,13 @@ def as_row(reading: ChainReading) -> Row:
     """
     row: Row = {"image": reading.source, PROBLEM: ""}
     row |= {WARNINGS: "; ".join(reading.warnings), GATE_SCORE: reading.check.gate_score}
-    for each in reading.steps:
-        name = each.step.name
-        row[name], row[f"{name} probability"] = each.answer, each.probability
-        row[f"{name} probabilities"] = _join(zip(each.step.options, each.probabilities, strict=True))
-        row[f"{name} set"] = None if each.answer_set is None else "; ".join(each.answer_set)
-        row[f"{name} above"] = "; ".join(each.above) if each.points else None
-        thresholds = tuple((option, threshold) for option, threshold, *_ in each.points.values())
+    for answer in reading.steps:
+        name = answer.step.name
+        row[name], row[f"{name} probability"] = answer.answer, answer.probability
+        row[f"{name} probabilities"] = _join(zip(answer.step.options, answer.probabilities, strict=True))
+        row[f"{name} set"] = None if answer.answer_set is None else "; ".join(answer.answer_set)
+        row[f"{name} above"] = "; ".join(answer.above) if answer.points else None
+        thresholds = tuple((option, threshold) for option, threshold, *_ in answer.points.values())
         row[f"{name} thresholds"] = _join(thresholds) if thresholds else None
     return row | ({REPORT: reading.report} if reading.report else {})
 
@@ -91,7 +91,7 @@ def in_order(
     """Yield for every path, in order, its reading or a row with its problem.
 
     Args:
-      read: called with what takes the message of an unreadable file; yields the readings of the others in order.
+      read: called with a function that takes the message of an unreadable file; yields the other readings in order.
     """
     problems: list[str] = []
 
@@ -116,7 +116,7 @@ def in_order(
 def write_sheet(
     path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain, *, with_reports: bool = False
 ) -> None:
-    """Write readings and problems, as the file's ending says; it appears once complete.
+    """Write readings and problems in the format of the file's suffix, atomically.
 
     `.csv` and `.parquet` have the columns of `column_names`; a line of `.jsonl` is `ChainReading.as_dict`, or the image
     and its problem. Cells of a CSV that a spreadsheet would run as formulas get an apostrophe.
@@ -154,10 +154,10 @@ def _write_parquet(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: 
     except ImportError:
         raise BadInput(f"--out: .parquet needs pyarrow: {install_extra('parquet')}") from None
     kinds = {str: pyarrow.string(), float: pyarrow.float64()}
-    schema = pyarrow.schema([(name, kinds[holds]) for name, holds in columns.items()])
+    schema = pyarrow.schema([(name, kinds[cell]) for name, cell in columns.items()])
     with contextlib.closing(parquet.ParquetWriter(file, schema)) as writer:
-        for some in _in_chunks(as_row(row) if isinstance(row, ChainReading) else row for row in rows):
-            writer.write_table(pyarrow.Table.from_pylist(some, schema=schema))
+        for chunk in _in_chunks(as_row(row) if isinstance(row, ChainReading) else row for row in rows):
+            writer.write_table(pyarrow.Table.from_pylist(chunk, schema=schema))
 
 
 def _in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

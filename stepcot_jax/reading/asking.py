@@ -1,4 +1,4 @@
-"""Which step of a reading is worth checking, and a terminal dialogue that asks one step after another."""
+"""The step of a reading that is worth checking, and a terminal dialogue that asks one step after another."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from stepcot_jax.reading.readings import ChainReading, percent
 
 
 class AskingReader(Protocol):
-    """What the dialogue needs of an `ImageReader`."""
+    """The methods of an `ImageReader` that the dialogue calls."""
 
     def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> ChainReading:
         """Read one radiograph, with answers given by step."""
@@ -27,11 +27,12 @@ class AskingReader(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one answer to a step would make of the last step.
+    """The last step's answer if a step gets one answer.
 
     Attributes:
-      probability: the network's, of this answer.
-      last_answer: the last step's most probable answer if it is given.
+      answer: the step's answer.
+      probability: the network's probability of it.
+      last_answer: the last step's most probable answer with it.
     """
 
     answer: str
@@ -46,9 +47,9 @@ class NextStep:
 
     Attributes:
       step: the question with its options.
-      gain: what its answer is expected to tell of the last step's, in nats (`interventions.expected_gains`).
+      gain: expected information of its answer on the last step's, in nats (`interventions.expected_gains`).
       gains: the same for every step that can be asked, by name.
-      last_answer: the last step's most probable answer as read.
+      last_answer: the last step's most probable answer without it.
       outcomes: by option, the most probable first.
     """
 
@@ -65,10 +66,11 @@ class NextStep:
         return tuple(outcome for outcome in self.outcomes if outcome.last_answer != self.last_answer)
 
     def describe(self, *, num_shown: int = 3) -> str:
-        """Return what the most probable answers to the step would make of the last one, in a sentence."""
+        """Return the last step's answers with the most probable answers to the step, in a sentence."""
         named = "; ".join(
-            f"{each.answer} ({percent(each.probability)}) → {each.last_answer} {percent(each.last_probability)}"
-            for each in self.outcomes[:num_shown]
+            f"{outcome.answer} ({percent(outcome.probability)}) → {outcome.last_answer} "
+            f"{percent(outcome.last_probability)}"
+            for outcome in self.outcomes[:num_shown]
         )
         return f"Worth checking: {self.step.name}. {named}."
 
@@ -84,47 +86,47 @@ def find_next_steps(
     """Return the step worth checking in each case, by expected gain per cost; None where all steps are given.
 
     Args:
-      given: [case, step, answer], distributions that were given, zeros where none was.
+      given: [case, step, answer], distributions of given answers, zeros for steps without one.
     """
     if costs and len(costs) != chain.num_steps:
         raise BadInput(
             f"config.evaluation.step_costs: {len(costs)} costs are not one for each of {chain.num_steps} steps"
         )
-    gains, found = expected_gains(read, given.astype(np.float32), chain)
+    gains, readings = expected_gains(read, given.astype(np.float32), chain)
     gains[:, [step.name in leave_out for step in chain.steps]] = -np.inf
     weights = np.asarray(costs or [1.0] * chain.num_steps)
     scores = gains / weights
     starts = np.concatenate([[1], 1 + np.cumsum(chain.answers_per_step[:-1])])
     chosen: list[NextStep | None] = []
     for case in range(len(given)):
-        place = int(scores[case].argmax())
-        if not np.isfinite(gains[case, place]):
+        position = int(scores[case].argmax())
+        if not np.isfinite(gains[case, position]):
             chosen.append(None)
             continue
-        chosen.append(_describe(found[:, case], place, int(starts[place]), gains[case], chain))
+        chosen.append(_describe(readings[:, case], position, int(starts[position]), gains[case], chain))
     return chosen
 
 
-def _describe(found: npt.NDArray, place: int, start: int, gains: npt.NDArray, chain: Chain) -> NextStep:
-    step, last = chain.steps[place], chain.steps[-1]
+def _describe(readings: npt.NDArray, position: int, start: int, gains: npt.NDArray, chain: Chain) -> NextStep:
+    step, last = chain.steps[position], chain.steps[-1]
 
     def conclude(probabilities: npt.NDArray) -> tuple[str, float]:
-        own = probabilities[-1, : last.num_answers]
-        return last.options[int(own.argmax())], float(own.max())
+        of_last = probabilities[-1, : last.num_answers]
+        return last.options[int(of_last.argmax())], float(of_last.max())
 
     outcomes = [
-        Outcome(option, float(found[0, place, answer]), *conclude(found[start + answer]))
+        Outcome(option, float(readings[0, position, answer]), *conclude(readings[start + answer]))
         for answer, option in enumerate(step.options)
     ]
     known = {other.name: float(gain) for other, gain in zip(chain.steps, gains, strict=True) if np.isfinite(gain)}
     outcomes.sort(key=lambda outcome: -outcome.probability)
-    return NextStep(step, float(gains[place]), known, *conclude(found[0]), tuple(outcomes))
+    return NextStep(step, float(gains[position]), known, *conclude(readings[0]), tuple(outcomes))
 
 
 def ask_in_turn(
     reader: AskingReader, image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
 ) -> ChainReading:
-    """Ask the steps one by one, the most useful first, and show how the last step's answer moves.
+    """Ask the steps one by one, the most useful first, and show how the last step's answer changes.
 
     Args:
       answer: shows a prompt and returns what was typed; raises EOFError at the end of the input.
@@ -135,9 +137,10 @@ def ask_in_turn(
     say(_conclusion(reading))
     while (asked := reader.ask_next(reading, leave_out=skipped)) is not None:
         say(f"\n{asked.step.name}: {asked.step.question}")
-        for each in asked.outcomes:
-            option = asked.step.lettered_options[asked.step.options.index(each.answer)]
-            say(f"  {option} ({percent(each.probability)}) → {each.last_answer} {percent(each.last_probability)}")
+        for outcome in asked.outcomes:
+            option = asked.step.lettered_options[asked.step.options.index(outcome.answer)]
+            last = f"{outcome.last_answer} {percent(outcome.last_probability)}"
+            say(f"  {option} ({percent(outcome.probability)}) → {last}")
         try:
             typed = answer("letter or answer, Enter to skip, q to end: ").strip()
         except EOFError:

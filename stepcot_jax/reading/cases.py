@@ -31,7 +31,7 @@ class CaseSource:
 
     Attributes:
       cases: the cases, including those whose last step is unannotated.
-      picture: from the place of a case to its upright picture, mode "L" or "RGB".
+      picture: from the position of a case to its upright picture, mode "L" or "RGB".
     """
 
     name: str
@@ -41,8 +41,8 @@ class CaseSource:
 
     @property
     def diagnosed(self) -> tuple[int, ...]:
-        """Places of the cases whose last step is annotated."""
-        return tuple(place for place, case in enumerate(self.cases) if case.answers[-1] != NOT_ANNOTATED)
+        """Positions of the cases whose last step is annotated."""
+        return tuple(position for position, case in enumerate(self.cases) if case.answers[-1] != NOT_ANNOTATED)
 
 
 def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
@@ -62,19 +62,19 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
     if run.settings.data.source == "phantom" and root is None:
         predictions = read_predictions(path, DEFAULT_CHAIN)
         cases = tuple(_predicted_cases(predictions))
-        return CaseSource(name, DEFAULT_CHAIN, cases, lambda place: _draw(cases[place], run, path))
+        return CaseSource(name, DEFAULT_CHAIN, cases, lambda position: _draw(cases[position], run, path))
     data = _open_data_of(run, root)
     predictions = read_predictions(path, data.chain)
-    places = {case.image: place for place, case in enumerate(data.cases)}
+    positions = {case.image: position for position, case in enumerate(data.cases)}
     chosen = []
     for case in _predicted_cases(predictions):
         where = _name(path, case)
-        if case.image not in places:
+        if case.image not in positions:
             raise BadInput(f"{where} is missing in {data.name}; expected the data of the run")
-        chosen.append(places[case.image])
+        chosen.append(positions[case.image])
         _require_same(case, data.cases[chosen[-1]], f"{where} in {data.name}")
-    cases = tuple(data.cases[place] for place in chosen)
-    return CaseSource(name, data.chain, cases, lambda place: data.picture(chosen[place]))
+    cases = tuple(data.cases[position] for position in chosen)
+    return CaseSource(name, data.chain, cases, lambda position: data.picture(chosen[position]))
 
 
 def _open_data_of(run: StoredRun, root: Path | None) -> CaseSource:
@@ -82,7 +82,7 @@ def _open_data_of(run: StoredRun, root: Path | None) -> CaseSource:
     is_prepared = data.source == "tfds" and root is None
     root = find_path(data.root, "config.data.root") if root is None else root
     if is_prepared:
-        from stepcot_jax.data.tfds.source import open_prepared  # here, because it needs an optional library
+        from stepcot_jax.data.tfds.source import open_prepared  # needs an optional library
 
         prepared = open_prepared(root, max_pixels=max_pixels)
         return _with_files(data.root, prepared.collection, prepared.images, max_pixels)
@@ -97,14 +97,14 @@ def _open_data_of(run: StoredRun, root: Path | None) -> CaseSource:
 
 
 def _with_files(name: str, collection: Collection, images: ImageFiles, max_pixels: int) -> CaseSource:
-    def decode(place: int) -> Image.Image:
-        return decode_picture(images.read(place), name=images.name(place), max_pixels=max_pixels)
+    def decode(position: int) -> Image.Image:
+        return decode_picture(images.read(position), name=images.name(position), max_pixels=max_pixels)
 
     return CaseSource(name, collection.chain, tuple(collection.cases), decode)
 
 
 def _predicted_cases(predictions: SplitPredictions) -> Sequence[Record]:
-    """The cases of a predictions file, which has no reports and no reasoning."""
+    """Return the cases of a predictions file, which has no reports and no reasoning."""
     labels = predictions.predictions.labels.tolist()
     patients, paths, origins = (predictions.facts[name].tolist() for name in ("patient_id", "image_path", "origin"))
     return [
@@ -127,7 +127,7 @@ def _draw(case: Record, run: StoredRun, path: Path) -> Image.Image:
     return Image.fromarray(np.asarray(drawn.image))
 
 
-def _require_same(expected: Record, found: Record, where: str) -> None:
+def _require_same(expected: Record, actual: Record, where: str) -> None:
     for field, name in (("patient_id", "patient"), ("labels", "answers")):
-        if getattr(expected, name) != getattr(found, name):
+        if getattr(expected, name) != getattr(actual, name):
             raise BadInput(f"{where} has another {field} than in the run; expected the data of the run")

@@ -1,4 +1,4 @@
-"""Answers that a person gives in place of the network's: from "STEP=ANSWER" to distributions; what a network takes."""
+"""Answers that a person gives in place of the network's: from "STEP=ANSWER" to distributions."""
 
 import contextlib
 import difflib
@@ -27,7 +27,7 @@ _TOLERANCE = 1e-3
 
 
 class _SavedStep(msgspec.Struct):
-    """A step of `ChainReading.as_dict`, as far as it says what a person gave."""
+    """The fields of a step of `ChainReading.as_dict` about a person's answer."""
 
     step: str
     given: bool
@@ -42,16 +42,15 @@ _SAVED = "expected a reading as the demo saves it, or one line of predict's --js
 
 
 def read_corrections(texts: Iterable[str]) -> dict[str, str | Mapping[str, float]]:
-    """Return the answers that texts give: "STEP=ANSWER", or the path of a saved reading, which ends in .json.
+    """Return the answers of texts: "STEP=ANSWER", or the path of a saved reading, which ends in .json.
 
     Args:
-      texts: such as "Anatomical location=Lower lung zone". Of a saved reading (`ChainReading.as_dict` as a file) only
-        the answers that a person gave are taken.
+      texts: such as "Anatomical location=Lower lung zone". A saved reading is `ChainReading.as_dict` as a file; its
+        given answers are read.
     """
     given: dict[str, str | Mapping[str, float]] = {}
     for text in texts:
-        found = _read_saved(text) if text.endswith(".json") else [_split(text)]
-        for name, answer in found:
+        for name, answer in _read_saved(text) if text.endswith(".json") else [_split(text)]:
             if fold(name) in {fold(other) for other in given}:
                 raise BadInput(f"--given: step {name[:80]!r} occurs twice")
             given[name] = answer
@@ -67,44 +66,44 @@ def _split(text: str) -> tuple[str, str]:
 
 def _read_saved(path: str) -> Sequence[tuple[str, Mapping[str, float]]]:
     saved = read_json(path, _SavedReading, accepted=_SAVED)
-    found: list[tuple[str, Mapping[str, float]]]
-    found = [(each.step, each.given_probabilities) for each in saved.steps if each.given]
-    if not found:
+    answers: list[tuple[str, Mapping[str, float]]]
+    answers = [(step.step, step.given_probabilities) for step in saved.steps if step.given]
+    if not answers:
         raise BadInput(f"{path}: no answer was given in this reading; {_SAVED} with a correction")
-    return found
+    return answers
 
 
-def give_answers(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer"]:
+def given_distributions(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer"]:
     """Return given answers as distributions over each step's answers, zeros where the network answers.
 
     Args:
-      given: answers by step: its name or its number from 1 -> an option's text or letter, "Nodular 70 %" for one that
-        is not certain, or options with their probabilities, the most probable among them. What is left of 1 is spread
+      given: answers by step: its name or its number from 1 -> an option's text or letter, "Nodular 70 %" for an
+        uncertain one, or options with their probabilities, the most probable among them. The rest up to 1 is spread
         evenly over the options that are not named. Case and spacing are ignored.
     """
     shares = np.zeros((chain.num_steps, max(chain.answers_per_step)), np.float32)
     for name, answer in given.items():
-        place = _find_step(name, chain)
-        if shares[place].any():
-            raise BadInput(f"given answers: step {chain.steps[place].name!r} occurs twice")
-        named = _read_percent(answer, chain, place) if isinstance(answer, str) else answer
-        shares[place, : chain.steps[place].num_answers] = _spread(named, chain, place)
+        position = _find_step(name, chain)
+        if shares[position].any():
+            raise BadInput(f"given answers: step {chain.steps[position].name!r} occurs twice")
+        named = _read_percent(answer, chain, position) if isinstance(answer, str) else answer
+        shares[position, : chain.steps[position].num_answers] = _spread(named, chain, position)
     return shares
 
 
-def _read_percent(answer: str, chain: Chain, place: int) -> dict[str, float]:
+def _read_percent(answer: str, chain: Chain, position: int) -> dict[str, float]:
     """Split "Nodular 70 %" into option and probability; 1 without a percentage, also where an option ends with one."""
-    found = _PERCENT.fullmatch(answer.strip())
+    match = _PERCENT.fullmatch(answer.strip())
     with contextlib.suppress(BadInput):
-        found = None if chain.steps[place].read_answer(answer) != NOT_ANNOTATED else found
-    return {answer: 1.0} if found is None else {found["option"]: float(found["percent"]) / 100}
+        match = None if chain.steps[position].read_answer(answer) != NOT_ANNOTATED else match
+    return {answer: 1.0} if match is None else {match["option"]: float(match["percent"]) / 100}
 
 
-def _spread(named: Mapping[str, float], chain: Chain, place: int) -> Float[np.ndarray, "answer"]:
-    """Return the probabilities of all options of a step, of which some are named."""
-    step, shares = chain.steps[place], np.full(chain.steps[place].num_answers, np.nan)
+def _spread(named: Mapping[str, float], chain: Chain, position: int) -> Float[np.ndarray, "answer"]:
+    """Return the probabilities of all options of a step from those of some."""
+    step, shares = chain.steps[position], np.full(chain.steps[position].num_answers, np.nan)
     for option, share in named.items():
-        label = _find_answer(option, chain, place)
+        label = _find_answer(option, chain, position)
         if not 0 <= share <= 1:
             raise BadInput(f"given answers, {step.name}, {option[:80]!r}: probability {share} is not from 0 to 1")
         if not np.isnan(shares[label]):
@@ -153,53 +152,53 @@ def check_given(
             f"zeros for none; got {list(given.shape)}"
         )
     if given.any():
-        check_takes_answers(trained, model=model)
+        check_accepts_answers(trained, model=model)
     return given
 
 
 def _are_distributions(given: Float32[np.ndarray, "case step answer"], most: Int[np.ndarray, "step"]) -> bool:
     sums, padding = given.sum(axis=-1), np.arange(given.shape[-1]) >= most[:, None]
-    whole = (np.abs(sums - 1) < _TOLERANCE) | (sums == 0)
-    return bool(whole.all() and (given >= 0).all() and not given[:, padding].any())
+    complete = (np.abs(sums - 1) < _TOLERANCE) | (sums == 0)
+    return bool(complete.all() and (given >= 0).all() and not given[:, padding].any())
 
 
-def check_takes_answers(trained: Trained, *, model: str) -> None:
+def check_accepts_answers(trained: Trained, *, model: str) -> None:
     """Refuse given answers for a network whose later steps cannot follow them."""
-    if not takes_answers(trained, model=model):
+    if not accepts_answers(trained, model=model):
         raise BadInput(
             "given answers need config.teacher.memory=True and write_back=True; this run has "
             "memory={}, write_back={}".format(*trained.run.memory)
         )
 
 
-def takes_answers(trained: Trained, *, model: str) -> bool:
-    """Return whether a network takes given answers; a teacher without memory or write-back does not."""
+def accepts_answers(trained: Trained, *, model: str) -> bool:
+    """Return whether a network accepts given answers; a teacher without memory or write-back does not."""
     return model != "teacher" or all(trained.run.memory)
 
 
 LEAST_MOVEMENT = 0.01
-"""Mean movement of later steps (`evaluation.interventions.measure_reliance`) from which corrections are promised."""
+"""Mean movement of later steps (`interventions.measure_reliance`) from which a network follows given answers."""
 
 
 def follows_corrections(trained: Trained, *, model: str) -> bool:
-    """Return whether the run measured that given answers move the network's later ones; False if it did not measure."""
+    """Return whether given answers moved the network's later ones when the run measured it; False without a measure."""
     return (trained.reliance.get(model) or 0.0) >= LEAST_MOVEMENT
 
 
 def _find_step(name: str, chain: Chain) -> int:
     name = str(name)
-    names = {fold(step.name): place for place, step in enumerate(chain.steps)}
-    numbers = {str(place + 1): place for place in range(chain.num_steps)}
-    places = numbers | names
-    if fold(name) in places:
-        return places[fold(name)]
+    names = {fold(step.name): position for position, step in enumerate(chain.steps)}
+    numbers = {str(position + 1): position for position in range(chain.num_steps)}
+    positions = numbers | names
+    if fold(name) in positions:
+        return positions[fold(name)]
     expected = ", ".join(step.name for step in chain.steps)
-    nearest = chain.steps[places[_nearest(fold(name), names)]].name
+    nearest = chain.steps[positions[_nearest(fold(name), names)]].name
     raise BadInput(f"given answers: step {name[:80]!r} is not one of {expected} (nearest: {nearest})")
 
 
-def _find_answer(answer: str, chain: Chain, place: int) -> int:
-    step = chain.steps[place]
+def _find_answer(answer: str, chain: Chain, position: int) -> int:
+    step = chain.steps[position]
     try:
         label = step.read_answer(answer)
     except BadInput:
@@ -213,5 +212,5 @@ def _find_answer(answer: str, chain: Chain, place: int) -> int:
     return label
 
 
-def _nearest(found: str, accepted: Iterable[str]) -> str:
-    return difflib.get_close_matches(found[:200], list(accepted), n=1, cutoff=0.0)[0]
+def _nearest(text: str, accepted: Iterable[str]) -> str:
+    return difflib.get_close_matches(text[:200], list(accepted), n=1, cutoff=0.0)[0]

@@ -2,15 +2,14 @@
 
 Vision transformers: attention times its gradient, positive parts averaged over heads, rolled out through all blocks
 from the class token (Chefer et al., "Generic attention-model explainability", ICCV 2021, the rule for self-attention).
-It follows the class token through every block; the last block's attention alone ignores how earlier blocks mixed the
-patches.
+The last block's attention alone would ignore how earlier blocks mixed the patches.
 
 Convolutional networks: Grad-CAM (Selvaraju et al., ICCV 2017) in its element-wise form: activation times gradient,
 summed over channels, positive part (Draelos and Carin, HiResCAM, 2020). After a global average both are the same; after
 an average over cells (resnet_small) Grad-CAM's mean gradient no longer distinguishes the cells. The map is the last
-one with at least `LEAST_ROWS` rows: a 64 px image ends at 2 x 2, too coarse to locate anything. On 200 phantoms, a
-quickstart's student and boxes of 21 % of the area, the mean gradient had 23 % of the map inside and its highest cell
-there in 27 %, the element-wise form 28 % and 36 %.
+one with at least `LEAST_ROWS` rows: a 64 px image ends at 2 x 2, too coarse to locate anything. Measured with a
+quickstart's student on 200 phantoms with boxes of 21 % of the area: the mean gradient has 23 % of the map in the boxes
+and its highest cell there in 27 % of the phantoms, the element-wise form 28 % and 36 %.
 """
 
 import dataclasses
@@ -125,7 +124,7 @@ def step_gradients(
     def follow(step: Array) -> Taps:
         return pull_back(jnp.broadcast_to(step[None], chosen.shape))[0]
 
-    # Cases are independent in an encoder, so that one pass serves the whole batch; each step takes its own pass.
+    # Cases are independent in an encoder: one backward pass serves the batch, and each step needs a pass.
     return outputs, followed, values, jax.vmap(follow)(jnp.eye(chosen.shape[1], dtype=chosen.dtype))
 
 
@@ -142,7 +141,7 @@ class Explanation:
 
     Attributes:
       labels: the answer that each map explains.
-      maps: not negative, summing to 1 over rows and columns; even if nothing supports the answer.
+      maps: not negative, summing to 1 over rows and columns; constant if nothing supports the answer.
     """
 
     reading: Reading
@@ -179,7 +178,7 @@ class Explainer:
             num_cases = len(batch[0])
             missing = self.batch_size - num_cases
             padded = [np.concatenate([rows, np.repeat(rows[:1], missing, axis=0)]) for rows in batch]
-            found = _explain(
+            outputs = _explain(
                 self._encoder_params,
                 self.reader.params,
                 self.reader.text_features,
@@ -188,9 +187,9 @@ class Explainer:
                 networks=self.trained.networks,
                 model=self.model,
             )
-            parts.append(jax.tree.map(lambda rows, num=num_cases: np.asarray(rows)[:num], found))
-        whole: Any = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
-        logits, attention, followed, maps = whole
+            parts.append(jax.tree.map(lambda rows, num=num_cases: np.asarray(rows)[:num], outputs))
+        joined: Any = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+        logits, attention, followed, maps = joined
         scores = self.reader.gate_scores(images)
         return Explanation(self.reader.interpret(logits, attention, scores), followed, maps)
 
@@ -240,7 +239,7 @@ def _explain(
         )
 
     choose = choose_modules(network)
-    found = find_values(network, encoder_params, images, choose)
+    shapes = find_values(network, encoder_params, images, choose)
     (logits, attention), followed, values, gradients = step_gradients(
         network=network,
         params=encoder_params,
@@ -248,7 +247,7 @@ def _explain(
         read=read,
         labels=labels,
         choose=choose,
-        tapped=choose_taps(network, found, least_rows=LEAST_ROWS),
+        tapped=choose_taps(network, shapes, least_rows=LEAST_ROWS),
     )
     maps = make_maps(network, values, gradients)
     return logits, attention, followed, normalise_maps(jnp.moveaxis(maps, 0, 1))
@@ -269,15 +268,15 @@ def choose_modules(network: nn.Module) -> Any:
     return of_transformer if isinstance(network, VisionTransformer) else of_convolutions
 
 
-def choose_taps(network: nn.Module, found: dict[str, Any], *, least_rows: int) -> dict[str, Any]:
+def choose_taps(network: nn.Module, shapes: dict[str, Any], *, least_rows: int) -> dict[str, Any]:
     """Return the values to differentiate by: the outputs of all attentions, or the last fine enough feature map."""
     if isinstance(network, VisionTransformer):
-        return {name: shape for name, shape in found.items() if name.endswith("/out")}
-    if not found:
+        return {name: shape for name, shape in shapes.items() if name.endswith("/out")}
+    if not shapes:
         raise TypeError(f"{type(network).__name__} has no known feature maps; expected one of the package's encoders")
-    fine = [name for name, shape in found.items() if min(shape.shape[1:3]) >= least_rows]
-    name = fine[-1] if fine else max(found, key=lambda each: found[each].shape[1])
-    return {name: found[name]}
+    fine = [name for name, shape in shapes.items() if min(shape.shape[1:3]) >= least_rows]
+    name = fine[-1] if fine else max(shapes, key=lambda layer: shapes[layer].shape[1])
+    return {name: shapes[name]}
 
 
 def make_maps(network: nn.Module, values: Taps, gradients: Taps) -> Float[Array, "step case row column"]:
@@ -327,7 +326,7 @@ def _attend(fused: Float[Array, "case token three_widths"], num_heads: int) -> t
 
 
 def normalise_maps(maps: Float[Array, "case step row column"]) -> Float[Array, "case step row column"]:
-    """Return maps that sum to 1; a map without positive values becomes even."""
+    """Return maps that sum to 1; a map without positive values becomes constant."""
     largest = jnp.max(maps, axis=(2, 3), keepdims=True)
     is_empty = ~(largest > 0)
     # Divided by the largest first: the sum of very small numbers would underflow.

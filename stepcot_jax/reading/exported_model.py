@@ -1,7 +1,7 @@
 """The parts of a trained model as an export holds them: JSON and safetensors, read without running its programs.
 
-An export carries `settings.json`, `calibration.json`, `pairs.json` and `statistics.json` under the names of a workdir,
-so that what reads those from a run reads them from an export.
+An export has `settings.json`, `calibration.json`, `pairs.json` and `statistics.json` under the names of a workdir: the
+same functions read them from a run and from an export.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _ACCEPTED = "expected a file that stepcot export wrote"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredParts:
-    """What a run or an export holds of its networks.
+    """The networks of a run or of an export, with what they need.
 
     Attributes:
       text_features: float32 [step, width]; None without text.

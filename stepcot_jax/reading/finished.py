@@ -1,4 +1,4 @@
-"""Load what a finished run left in its workdir, as far as its report page needs it."""
+"""Load the files of a finished run that its report page needs."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
 from stepcot_jax.evaluation.operating_points import OperatingPoints, read_points
-from stepcot_jax.evaluation.predictions import SplitPredictions, own_probabilities, read_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, probabilities_by_step, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
@@ -58,10 +58,10 @@ class FinishedRun:
         logits = self.split.predictions.logits[model]
         if self.calibration is not None and model in self.calibration.temperatures:
             return calibrated_probabilities(logits, model, self.calibration, self.chain)
-        found = np.zeros(logits.shape)
-        for place, own in enumerate(own_probabilities(logits, chain=self.chain, model=model)):
-            found[:, place, : own.shape[1]] = own
-        return found
+        probabilities = np.zeros(logits.shape)
+        for position, of_step in enumerate(probabilities_by_step(logits, chain=self.chain, model=model)):
+            probabilities[:, position, : of_step.shape[1]] = of_step
+        return probabilities
 
     def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"] | None:
         """Return the conformal answer sets; None without calibration."""

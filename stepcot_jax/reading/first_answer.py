@@ -1,4 +1,4 @@
-"""Compile at the end of a run what a first answer needs, so that nobody waits for it in front of an image."""
+"""Compile the programs of a first answer at the end of a run, so that readers do not wait for them."""
 
 import pathlib
 

@@ -18,7 +18,7 @@ from stepcot_jax.evaluation.consistency import read_pair_ratios
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import PROBLEM, as_row
 from stepcot_jax.reading.asking import NextStep, find_next_steps
-from stepcot_jax.reading.corrections import Given, check_takes_answers, follows_corrections, give_answers
+from stepcot_jax.reading.corrections import Given, check_accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import Pixels, Scale, find_images, read_pictures, read_radiograph, to_input
 from stepcot_jax.reading.readings import ChainReading, make_readings
@@ -44,7 +44,7 @@ class ReportingNetwork:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What a UID of this observer is derived from."""
+        """The parts that a UID of this observer is derived from."""
         return self.name, self.version, self.digest
 
     @property
@@ -67,16 +67,16 @@ class Readings(list[ChainReading]):
         self.problems: dict[str, str] = {}
         self._unread: list[tuple[int, str]] = []
 
-    def refuse(self, place: int, name: str, problem: str) -> None:
-        """Note an image that could not be read; `place` counts all images, from 0, and rises from call to call."""
+    def refuse(self, index: int, name: str, problem: str) -> None:
+        """Note an image that could not be read; `index` counts all images, from 0, and rises from call to call."""
         self.problems[name] = problem
-        self._unread.append((place, name))
+        self._unread.append((index, name))
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Return a row for each image, in order: of its reading (`answer_sheet.as_row`), or with its problem."""
         rows = [as_row(reading) for reading in self]
-        for place, name in self._unread:
-            rows.insert(place, {"image": name, PROBLEM: self.problems[name]})
+        for index, name in self._unread:
+            rows.insert(index, {"image": name, PROBLEM: self.problems[name]})
         return rows
 
 
@@ -91,8 +91,8 @@ def load(
     """Load a trained network as a reader of radiographs.
 
     Args:
-      pairs: whether steps after a given one also follow what the run counted in its training labels
-        (`evaluation.consistency`); for a network trained as published, which hardly follows by itself.
+      pairs: whether steps after a given one also follow the pairs of answers that the run counted in its training
+        labels (`evaluation.consistency`); for a network trained as published, which hardly follows given answers.
       system: see `load_trained`.
     """
     workdir = pathlib.Path(workdir)
@@ -135,7 +135,7 @@ class ImageReader:
 
     @property
     def image_size(self) -> int:
-        """Height and width in pixels of what the image encoder takes."""
+        """Height and width in pixels of the image encoder's input."""
         return self.trained.preprocessing.size
 
     @overload
@@ -152,39 +152,39 @@ class ImageReader:
         Args:
           image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
             [height, width, 3], uint8 or with `scale`; a list of these, or a folder, gives `Readings`.
-          scale: values of an array that are black and white, such as (0, 1); what lies beyond is cut.
-          given: answers in place of the network's, by step: its name or number -> an option or its letter; not certain
-            ones as "Nodular 70 %" or {"Nodular": 0.7, "Cavity": 0.3} (`corrections.give_answers`).
+          scale: values of an array that are black and white, such as (0, 1); values beyond are clipped.
+          given: answers in place of the network's, by step: its name or number -> an option or its letter; uncertain
+            ones as "Nodular 70 %" or {"Nodular": 0.7, "Cavity": 0.3} (`corrections.given_distributions`).
         """
-        taken = self.take(given)
+        shares = self.distributions(given)
         if isinstance(image, list | tuple):
-            return self._read_many(image, taken, scale)
+            return self._read_many(image, shares, scale)
         if isinstance(image, str | os.PathLike) and pathlib.Path(image).is_dir():
-            return self._read_many(find_images([pathlib.Path(image)], refuse=_raise), taken, scale)
+            return self._read_many(find_images([pathlib.Path(image)], refuse=_raise), shares, scale)
         picture, projection = self._read_picture(image, scale)
-        return self._read_pictures([_name_image(image)], [picture], [projection], taken)[0]
+        return self._read_pictures([_name_image(image)], [picture], [projection], shares)[0]
 
     def _read_picture(self, image: Any, scale: Scale | None) -> tuple[Pixels, Projection]:
         return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
 
     def _read_many(
-        self, images: Sequence[Any], taken: Float32[np.ndarray, "step answer"] | None, scale: Scale | None
+        self, images: Sequence[Any], given: Float32[np.ndarray, "step answer"] | None, scale: Scale | None
     ) -> Readings:
-        found = Readings()
+        readings = Readings()
         for first in range(0, len(images), self._reader.batch_size):
             names, pictures, projections = list[str](), list[Pixels](), list[Projection]()
-            for place in range(first, min(first + self._reader.batch_size, len(images))):
-                name = _name_image(images[place], place)
+            for index in range(first, min(first + self._reader.batch_size, len(images))):
+                name = _name_image(images[index], index)
                 try:
-                    picture, projection = self._read_picture(images[place], scale)
+                    picture, projection = self._read_picture(images[index], scale)
                 except BadInput as error:
-                    found.refuse(place, name, str(error))
+                    readings.refuse(index, name, str(error))
                 else:
                     names.append(name)
                     pictures.append(picture)
                     projections.append(projection)
-            found += self._read_pictures(names, pictures, projections, taken) if names else []
-        return found
+            readings += self._read_pictures(names, pictures, projections, given) if names else []
+        return readings
 
     def read_files(
         self,
@@ -198,7 +198,7 @@ class ImageReader:
         Args:
           refuse: called with a message for each file that cannot be read; the file is skipped.
         """
-        taken = self.take(given)
+        shares = self.distributions(given)
         batches = read_pictures(
             paths,
             self.trained.preprocessing,
@@ -208,29 +208,29 @@ class ImageReader:
             refuse=refuse,
         )
         for names, pictures, projections in batches:
-            yield from self._read_pictures([str(name) for name in names], pictures, projections, taken)
+            yield from self._read_pictures([str(name) for name in names], pictures, projections, shares)
 
     def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
         """Return the step whose answer is expected to settle the last step most, at the run's costs.
 
         Returns:
-          The step with what each answer to it would change; None if there is none left to ask.
+          The step with the last step's answer for each of its answers; None if there is none left to ask.
         """
         images = to_input([reading.picture], self.trained.preprocessing)
         most = max(self.trained.chain.answers_per_step)
         given = np.zeros((1, len(reading.steps), most), np.float32)
-        for place, each in enumerate(reading.steps):
-            given[0, place, : len(each.given_shares)] = each.given_shares
+        for position, answer in enumerate(reading.steps):
+            given[0, position, : len(answer.given_shares)] = answer.given_shares
         costs = self.trained.run.step_costs
         read = self._reader.given_reader(images)
         return find_next_steps(read, given, self.trained.chain, costs=costs, leave_out=leave_out)[0]
 
-    def take(self, given: Given | None) -> Float32[np.ndarray, "step answer"] | None:
+    def distributions(self, given: Given | None) -> Float32[np.ndarray, "step answer"] | None:
         """Return given answers as distributions; None without any."""
         if not given:
             return None
-        shares = give_answers(given, self.trained.chain)
-        check_takes_answers(self.trained, model=self.model)
+        shares = given_distributions(given, self.trained.chain)
+        check_accepts_answers(self.trained, model=self.model)
         return shares
 
     def _read_pictures(
@@ -262,10 +262,10 @@ class ImageReader:
         )
 
 
-def _name_image(image: Any, place: int | None = None) -> str:
+def _name_image(image: Any, index: int | None = None) -> str:
     if isinstance(image, str | os.PathLike):
         return str(os.fspath(image))
-    return "image" if place is None else f"image {place + 1}"
+    return "image" if index is None else f"image {index + 1}"
 
 
 def _raise(message: str) -> None:

@@ -17,17 +17,17 @@ def load(
     pairs: bool = False,
     system: Any = None,
 ) -> Any:
-    """Load what a run has trained as a reader of radiographs.
+    """Load a run's trained network or policy as a reader of radiographs.
 
     Args:
-      workdir: what `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
+      workdir: a folder that `stepcot_jax.main` or `stepcot export` wrote, also on a store, "gs://BUCKET/FOLDER" or
         "s3://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
         whose JSON and safetensors are downloaded and not run.
-      model: "teacher" or "student"; None loads the student if the run has one. Of a policy, "sft" or "grpo": whose best
-        weights; None for the last phase.
-      batch_size: images that `ImageReader.read_files` reads at once; no policy takes it.
-      pairs: whether steps after a given one also follow what the run counted in its training labels; see
-        `image_reader.load`; no policy takes it.
+      model: "teacher" or "student"; None loads the student if the run has one. Of a policy, the phase with the wanted
+        weights, "sft" or "grpo"; None for the last phase.
+      batch_size: images that `ImageReader.read_files` reads at once; not for a policy.
+      pairs: whether steps after a given one also follow the pairs of answers that the run counted in its training
+        labels; see `image_reader.load`; not for a policy.
       system: of a run that `fit` trained with networks of its caller: a system with the same networks.
 
     Returns:

@@ -30,7 +30,7 @@ from stepcot_jax.reasoning.replies import Reply, read_answer
 from stepcot_jax.record import Kind, Record
 from stepcot_jax.run.stored import StoredRun
 
-# A question as a user asks it: its kind, its prompt, and words that a closed vocabulary does not have.
+# A user's question: its kind, its prompt, and the message on words that a closed vocabulary lacks.
 
 
 QUESTIONS_FILE = "records/test.jsonl"
@@ -145,7 +145,8 @@ def _known_words(tokenizer: Vocabulary) -> list[str]:
 
 def _similar_questions(record: Record, workdir: pathlib.Path) -> list[str]:
     """Return the most similar questions of the run's test records that have the same kind."""
-    known = {each.question.casefold(): each.question for each in _read_questions(workdir) if each.kind == record.kind}
+    same_kind = [other for other in _read_questions(workdir) if other.kind == record.kind]
+    known = {other.question.casefold(): other.question for other in same_kind}
     near = difflib.get_close_matches(record.question.casefold(), known, n=_NUM_NEAR - 1, cutoff=0.0)
     return [make_printable(known[question]) for question in near]
 
@@ -155,11 +156,9 @@ class Answered:
     """A policy's reply to a question.
 
     Attributes:
-      question: as asked.
-      kind: of the question, of `record.KINDS`.
-      choices: of the question.
-      text: the whole reply.
-      reply: the reply as its dialect reads it; `.problems` says why it is not well formed.
+      kind: kind of the question, of `record.KINDS`.
+      text: the reply as generated.
+      reply: the reply as its dialect reads it; `.problems` lists why it is not well formed.
       answer: "Yes" or "No", a letter, several letters or folded text, by the kind; None if no answer could be read.
       boxes: named boxes of the answer, corners in pixels of the image as given.
       image_size: width and height of the image as given.
@@ -204,7 +203,7 @@ class Answered:
         }
 
     def __str__(self) -> str:
-        """The reply, the answer that was read from it, and its boxes."""
+        """Return the reply, the answer that was read from it, and its boxes."""
         lines = [self.text, "", f"answer: {self.answer_text or 'none could be read'}"]
         width, height = self.image_size
         for region in self.boxes:
@@ -249,8 +248,8 @@ class PolicyReader:
           kind: "open", "closed", "single" or "multi"; None guesses: "single" with choices, "closed" if the question
             begins as one for yes or no, else "open".
           greedy: take the likeliest token each time; False samples.
-          seed: of the sample.
-          temperature: of the sample, > 0.
+          seed: seed of the sample.
+          temperature: temperature of the sample, > 0.
 
         Raises:
           BadInput: the image cannot be read, a word is unknown to the run's vocabulary, or kind and choices do not fit.

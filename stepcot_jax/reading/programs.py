@@ -2,7 +2,7 @@
 
 For a handful of cases the teacher's time is the time to read its weights. Its scan over steps copies each step's head
 out of the stacked heads, which for one case doubles that time; `split_heads` avoids the copy. Training keeps the stack:
-its copies are small beside a batch's arithmetic, and it compiles once for all steps.
+its copies take little time compared with a batch's arithmetic, and it compiles once for all steps.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.evaluation.consistency import PairRatios
-from stepcot_jax.evaluation.interventions import ReadGiven, give_logits
+from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities
 from stepcot_jax.evaluation.predictions import softmax
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.teacher import join_heads, split_heads
@@ -36,11 +36,11 @@ from stepcot_jax.systems.networks import (
 )
 from stepcot_jax.training.state import Params
 
-# What is compiled to read a batch of images: encoder, gate's distance, and the network's steps.
+# The compiled program that reads a batch of images: encoder, gate's distance, and the network's steps.
 
 
 GateArrays = tuple[jax.Array, jax.Array]
-"""Mean and whitening of a gate, the limit divided out."""
+"""Mean and whitening of a gate, divided by its limit."""
 
 
 @functools.partial(jax.jit, static_argnames=("networks", "model", "with_attention"))
@@ -55,7 +55,7 @@ def read_batch(
     model: str,
     with_attention: bool,
 ) -> tuple[jax.Array, Any, Any]:
-    """Return logits, the teacher's attention and the gate's scores of a batch; None for what was not asked for."""
+    """Return logits, the teacher's attention and the gate's scores of a batch; None for parts not requested."""
     scores = None
     if gate is None:
         features = encode_images(networks, params, batch)
@@ -77,7 +77,7 @@ def read_batch(
 
 
 class OtherEncoder(Exception):
-    """A gate has another number of features than this encoder."""
+    """A gate has another number of features than its encoder."""
 
 
 def _measure(moments: jax.Array, gate: GateArrays) -> jax.Array:
@@ -136,8 +136,8 @@ class Reading:
       probabilities: calibrated if the run fitted temperatures, else the softmax of the logits.
       answer_sets: answers in the conformal sets; None without calibration. Their coverage was measured without given
         answers and does not hold for steps after a given one.
-      attention: of the teacher's graph, [case, step, layer, head, node i, node j]; None for the student, or if not
-        requested.
+      attention: of the teacher's graph, [case, step, layer, head, node i, node j]; None for the student or without
+        `with_attention`.
       gate_scores: distance of each image to the training images, above 1 outside of them (`evaluation.gate`); None if
         the run stored no gate.
     """
@@ -150,7 +150,7 @@ class Reading:
 
 
 class _Part(NamedTuple):
-    """What a network gives for one batch; None for what was not asked for."""
+    """A network's output for one batch; None for parts not requested."""
 
     logits: Any
     attention: Any
@@ -183,7 +183,7 @@ class Reader:
         self.text_features = trained.text_features if model == "teacher" else None
         self._networks = trained.networks
         gate = trained.gate(model)
-        # On the device: NumPy's threads would wait for a core beside those that decode.
+        # On the device: NumPy's threads would compete with those that decode for a core.
         self._gate = None if gate is None else jax.device_put((gate.mean, gate.whitening / np.float32(gate.limit)))
         if (
             model == "teacher"
@@ -220,8 +220,8 @@ class Reader:
         """Read images.
 
         Args:
-          given_answers: labels [case, step], -1 where the network answers, or distributions [case, step, answer], zeros
-            where it does.
+          given_answers: labels [case, step], -1 where the network answers; or distributions [case, step, answer], zeros
+            where it answers.
         """
         images = np.asarray(images, np.float32)
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
@@ -269,7 +269,7 @@ class Reader:
     def given_reader(self, images: Float32[np.ndarray, "case height width 3"]) -> ReadGiven:
         """Return a function from given answers to probabilities of the images, which are encoded once.
 
-        The probabilities are calibrated if the run fitted temperatures, which was done without given answers.
+        The probabilities are calibrated if the run fitted temperatures, which it does without given answers.
         """
         frozen, calibration = self.trained.frozen_encoder, self.trained.calibration
         if frozen is None:
@@ -279,12 +279,12 @@ class Reader:
         read = make_read_given(self.trained.networks, self.model, self.params, features, self.text_features)
         if self._pairs is not None:
             read = self._pairs.follow(read)
-        return give_logits(read, () if calibration is None else calibration.temperatures[self.model])
+        return as_probabilities(read, () if calibration is None else calibration.temperatures[self.model])
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> _Part:
         num_images = len(images)
         with self._naming_gate():
-            found = read_batch(
+            outputs = read_batch(
                 self._laid_out,
                 self._make_batch(_pad(images, self.batch_size)),
                 self.text_features,
@@ -294,7 +294,7 @@ class Reader:
                 model=self.model,
                 with_attention=self._with_attention,
             )
-        return _Part(*(None if rows is None else np.asarray(rows)[:num_images] for rows in found))
+        return _Part(*(None if rows is None else np.asarray(rows)[:num_images] for rows in outputs))
 
     def interpret(
         self, logits: Float32[np.ndarray, "case step answer"], attention: Any = None, gate_scores: Any = None

@@ -1,4 +1,4 @@
-"""From image files and folders to an encoder's input."""
+"""Read image files, folders and arrays as an encoder's input."""
 
 import io
 import os
@@ -50,7 +50,7 @@ class Complaints:
         self.note(line)
 
     def note(self, line: str) -> None:
-        """Report anything else."""
+        """Report any other message."""
         print(make_printable(line), file=sys.stderr, flush=True)
 
 
@@ -63,20 +63,20 @@ def find_images(
       paths: files and folders. In a folder, PNG, JPEG and DICOM files are recognised by their first bytes or by their
         suffix, so that a damaged image is reported when it is read. Links that lead out of the folder are skipped.
     """
-    found: dict[pathlib.Path, None] = {}
+    images: dict[pathlib.Path, None] = {}
     for path in paths:
         if not path.is_dir():
-            found[path] = None
+            images[path] = None
             continue
         below, num_others = _look_below(path)
-        found |= dict.fromkeys(below)
+        images |= dict.fromkeys(below)
         if not below:
             refuse(f"{path} holds no PNG, JPEG or DICOM file")
         elif num_others:
             note(
                 f"note: {path}: skipped {num_others} files that are not PNG, JPEG or DICOM, or links that lead outside"
             )
-    return list(found)
+    return list(images)
 
 
 def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int]:
@@ -94,7 +94,7 @@ def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int]:
 
 
 def _is_image(path: pathlib.Path) -> bool:
-    """Whether a file is an image by its first bytes, or by its suffix, which a damaged one keeps."""
+    """Return whether a file is an image by its first bytes, or by its suffix, which a damaged file keeps."""
     try:
         if not path.is_file():  # opening a pipe would block
             return False
@@ -105,7 +105,7 @@ def _is_image(path: pathlib.Path) -> bool:
             start = file.read(_NUM_SIGN_BYTES)
     except (OSError, BadInput):
         return False
-    return any(start[place : place + len(sign)] == sign for place, sign in _SIGNS)
+    return any(start[offset : offset + len(sign)] == sign for offset, sign in _SIGNS)
 
 
 def read_picture(
@@ -118,12 +118,12 @@ def read_picture(
 def read_radiograph(
     image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None
 ) -> tuple[UInt8[np.ndarray, "size size 3"], Projection]:
-    """Return a radiograph at the encoder's size, and its projection by the DICOM header ("" if that does not say).
+    """Return a radiograph at the encoder's size, and its projection by the DICOM header ("" if that has none).
 
     Args:
       image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
         [height, width, 3]: uint8, or any numbers with `scale`.
-      scale: values of an array that are black and white; what lies beyond is cut.
+      scale: values of an array that are black and white; values beyond are clipped.
     """
     if scale is not None:
         image = apply_scale(image, scale)
@@ -136,16 +136,16 @@ def read_radiograph(
 
 
 def apply_scale(image: Any, scale: Scale) -> UInt8[np.ndarray, "..."]:
-    """Return numbers as uint8: `scale` names those that become 0 and 255; what lies beyond is cut.
+    """Return numbers as uint8: those of `scale` become 0 and 255, and numbers beyond are clipped.
 
     >>> apply_scale(np.array([-1.0, 0.0, 0.5, 2.0]), (0, 1)).tolist()
     [0, 0, 128, 255]
     """
     numbers = image if isinstance(image, np.ndarray) else None
     if numbers is None or numbers.dtype.kind not in "buif" or np.isnan(numbers).any():
-        found = type(image).__name__ if numbers is None else f"{numbers.dtype} {numbers.shape}"
-        raise BadInput(f"image: a scale needs an array of numbers without NaN; got {found}")
-    black, white = (float(each) for each in scale)
+        kind = type(image).__name__ if numbers is None else f"{numbers.dtype} {numbers.shape}"
+        raise BadInput(f"image: a scale needs an array of numbers without NaN; got {kind}")
+    black, white = map(float, scale)
     if not np.isfinite([black, white]).all() or black == white:
         raise BadInput(f"scale: {scale} is not two different numbers (black, white)")
     shares = np.clip((numbers.astype(np.float64) - black) / (white - black), 0.0, 1.0)
@@ -212,7 +212,7 @@ def read_pictures(
     num_threads: int,
     refuse: Callable[[str], None],
 ) -> Iterator[tuple[list[pathlib.Path], list[Pixels], list[Projection]]]:
-    """Yield batches of files, pixels and projections; threads read some batches ahead of the one that is worked on.
+    """Yield batches of files, pixels and projections; threads read some batches ahead.
 
     An unreadable file is skipped and reported to `refuse`, in the order of the files.
     """
@@ -226,11 +226,11 @@ def read_pictures(
     names: list[pathlib.Path] = []
     pictures: list[Pixels] = []
     projections: list[Projection] = []
-    for path, found in map_in_threads(read, paths, num_threads=num_threads, num_ahead=_BATCHES_AHEAD * batch_size):
-        if isinstance(found, BadInput):
-            refuse(str(found))
+    for path, result in map_in_threads(read, paths, num_threads=num_threads, num_ahead=_BATCHES_AHEAD * batch_size):
+        if isinstance(result, BadInput):
+            refuse(str(result))
             continue
-        picture, projection = found
+        picture, projection = result
         names.append(path)
         pictures.append(picture)
         projections.append(projection)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
     from stepcot_jax.evaluation.operating_points import OperatingPoints
 
-# What given answers changed in later steps.
+# Changes that given answers cause in later steps.
 
 
 _LEAST_SHIFT = 0.001
-"""Smaller changes of a probability are below the precision that readings are shown with."""
+"""Smaller changes of a probability are below the precision of a printed reading."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,26 +56,26 @@ def describe_shifts(shifts: Sequence[Shift]) -> str:
 def find_changes(
     steps: Sequence["StepAnswer"], before: Float[np.ndarray, "step answer"]
 ) -> tuple[tuple[Flip, ...], tuple[Shift, ...]]:
-    """Return the network's answers and probabilities that differ from those without given answers, `before`."""
+    """Return the changes of later answers and probabilities against those without given answers, `before`."""
     flips, shifts, has_given = [], [], False
     for answer, row in zip(steps, before, strict=True):
         has_given = has_given or answer.given
         if answer.given or not has_given:
             continue
-        own = row[: answer.step.num_answers]
-        without = answer.step.options[int(own.argmax())]
+        uncorrected = row[: answer.step.num_answers]
+        without = answer.step.options[int(uncorrected.argmax())]
         if without != answer.answer:
             flips.append(Flip(answer.step.name, without, answer.answer))
-        shifts.append(Shift(answer.step.name, float(np.abs(np.asarray(answer.probabilities) - own).max())))
+        shifts.append(Shift(answer.step.name, float(np.abs(np.asarray(answer.probabilities) - uncorrected).max())))
     return tuple(flips), tuple(shifts)
 
 
-# Which answers of a reading lie at or above their operating points, with the figures that the points have on test.
+# Answers of a reading at or above their operating points, with the points' figures on the test split.
 
 
 _FIGURES = ("threshold", "sensitivity", "specificity")
 Points = Mapping[int, tuple[str, float, float, float]]
-"""Of a step: by label the answer, its threshold, and the sensitivity and specificity on test."""
+"""A step's operating points: by label the answer, its threshold, and its sensitivity and specificity on test."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Finding:
     """An answer with an operating point.
 
     Attributes:
-      threshold: probability from which the finding is called; infinite: it never is.
-      sensitivity: at the threshold, of the test cases; NaN where no test case has the answer.
-      specificity: the same; NaN where every test case has it.
+      threshold: probability from which the finding is called; infinite if it never is.
+      sensitivity: of the test cases at the threshold; NaN where no test case has the answer.
+      specificity: of the test cases at the threshold; NaN where every test case has the answer.
     """
 
     answer: str
@@ -123,7 +123,9 @@ def find_points(step: Step, points: "OperatingPoints | None", model: str) -> Poi
 
 def find_called(points: Points, probabilities: Sequence[float]) -> tuple[Finding, ...]:
     """Return the answers with an operating point, most probable first, equal ones in the order of the options."""
-    chosen = ((probabilities[label], points[label]) for label in sorted(points, key=lambda each: -probabilities[each]))
+    chosen = (
+        (probabilities[label], points[label]) for label in sorted(points, key=lambda label: -probabilities[label])
+    )
     return tuple(Finding(answer, share, *figures) for share, (answer, *figures) in chosen)
 
 
@@ -132,13 +134,13 @@ def describe_called(findings: Mapping[str, Sequence[Finding]], rule: str) -> lis
     if not any(findings.values()):
         return []
     lines = [f"above the operating point ({rule}; figures of the test cases):"]
-    for step, own in findings.items():
-        called = [str(each) for each in own if each.is_above]
-        lines += [f"  {step}: {', '.join(called) or 'none'}"] if own else []
+    for step, of_step in findings.items():
+        called = [str(finding) for finding in of_step if finding.is_above]
+        lines += [f"  {step}: {', '.join(called) or 'none'}"] if of_step else []
     return lines
 
 
-# Whether an image is of the kind that a network was trained on: by its gate, and by the DICOM header.
+# Check by gate and DICOM header whether an image is like those that a network was trained on.
 
 
 NO_GATE = "no gate stored"
@@ -147,13 +149,13 @@ _LIMIT = "1 is the limit"
 
 @dataclasses.dataclass(frozen=True)
 class ImageCheck:
-    """What is known of an image beside the images that a network was trained on.
+    """An image compared with the images that a network was trained on.
 
     Attributes:
       trained_on: the training data in a few words; "" if unknown.
       gate_score: distance to the training images, above 1 outside of them (`evaluation.gate`); None if the run stored
         no gate.
-      projection: by the DICOM header; "" if it does not say.
+      projection: projection by the DICOM header; "" if it has none.
     """
 
     trained_on: str = ""
@@ -167,16 +169,16 @@ class ImageCheck:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against the answers, a sentence each; empty if nothing does."""
-        found = []
+        """Reasons to distrust the answers, one sentence for each; empty without any."""
+        lines = []
         if self.outside:
-            found.append(f"outside of what it was trained on: score {self.gate_score:.2f} ({_LIMIT})")
+            lines.append(f"outside of what it was trained on: score {self.gate_score:.2f} ({_LIMIT})")
         if self.projection not in ("frontal", ""):
-            found.append(f"the DICOM header names {_article(self.projection)} view; the network expects a frontal one")
-        return tuple(found)
+            lines.append(f"the DICOM header names {_article(self.projection)} view; the network expects a frontal one")
+        return tuple(lines)
 
     def __str__(self) -> str:
-        """The training data and the score, in one line."""
+        """Return the training data and the score in one line."""
         score = NO_GATE if self.gate_score is None else f"score of this image {self.gate_score:.2f} ({_LIMIT})"
         return f"trained on: {self.trained_on or 'unknown'}; {score}"
 
@@ -250,8 +252,8 @@ def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
 
 def percent(share: float) -> str:
     """Return a share in whole percent, never 0 % or 100 %: no network is certain."""
-    whole = round(100 * share)
-    return "more than 99 %" if whole == 100 else "less than 1 %" if whole == 0 else f"{whole} %"
+    rounded = round(100 * share)
+    return "more than 99 %" if rounded == 100 else "less than 1 %" if rounded == 0 else f"{rounded} %"
 
 
 def _soften(text: str) -> str:
@@ -269,13 +271,13 @@ class StepAnswer:
 
     Attributes:
       step: the question with its options.
-      label: of the most probable answer: the person's if one was given, else the network's.
-      probabilities: the network's, one for each option, also if an answer was given.
+      label: label of the most probable answer: the person's if one was given, else the network's.
+      probabilities: the network's probability of each option, also if an answer was given.
       given_shares: the person's probability of each option; () if no answer was given.
       answer_set: the options of the conformal set, most probable first; None without calibration.
       coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
-      points: operating points by label (`called_findings.find_points`), the same mapping for all images; empty without,
-        and from a given answer on.
+      points: operating points by label (`find_points`), the same mapping for all images; empty without, and from a
+        given answer on.
     """
 
     step: Step
@@ -326,7 +328,7 @@ def answer_step(
     step: Step,
     probabilities: Float[np.ndarray, "case answer"],
     given: Float[np.ndarray, "step answer"],
-    place: int,
+    position: int,
     sets: Bool[np.ndarray, "case answer"] | None,
     points: "OperatingPoints | None",
     model: str,
@@ -335,17 +337,19 @@ def answer_step(
     """Return the answers of all cases to a step.
 
     Args:
-      given: distributions that a person gave, the same for all cases, zeros for the network's own.
+      probabilities: the network's, padded beyond the step's answers.
+      given: distributions that a person gave, the same for all cases, zeros where the network answers.
     """
-    own = probabilities[:, : step.num_answers]
-    shares = tuple(given[place, : step.num_answers].tolist()) if given[place].any() else ()
-    labels = [int(np.argmax(shares))] * len(own) if shares else own.argmax(axis=1).tolist()
-    numbers = [tuple(row) for row in own.tolist()]
-    if given[: place + 1].any():  # sets and operating points were fitted without given answers
+    probabilities = probabilities[:, : step.num_answers]
+    shares = tuple(given[position, : step.num_answers].tolist()) if given[position].any() else ()
+    labels = [int(np.argmax(shares))] * len(probabilities) if shares else probabilities.argmax(axis=1).tolist()
+    numbers = [tuple(row) for row in probabilities.tolist()]
+    if given[: position + 1].any():  # sets and operating points were fitted without given answers
         pairs = zip(labels, numbers, strict=True)
         return [StepAnswer(step, label, row, shares, None, spread) for label, row in pairs]
-    orders, chosen = np.argsort(-own, axis=1, kind="stable").tolist(), find_points(step, points, model)
-    included = [None] * len(own) if sets is None else sets.tolist()
+    orders = np.argsort(-probabilities, axis=1, kind="stable").tolist()
+    chosen = find_points(step, points, model)
+    included = [None] * len(probabilities) if sets is None else sets.tolist()
     return [
         StepAnswer(
             step,
@@ -373,13 +377,13 @@ class ChainReading:
       steps: the answers, in the chain's order.
       flipped: later answers that the given ones changed; empty without given answers.
       shifted: the change in each later step; empty without given answers.
-      picture: uint8 [size, size, 3] as read, for reading it again; None if it was not kept.
-      coverage_of: what the coverage is of, in words (`Calibration.describe_coverage`).
-      uncalibrated: names of the steps whose calibration had too few cases to fit, or none that told anything.
-      never_together: pairs of these answers that no training chain has, though chance would give 20, in words.
-      rule: by which the operating points were chosen, in words; "" without any.
-      check: whether the image is of the kind that the network was trained on.
-      report: file of its structured report, or why there is none; "" if none was asked for (`structured_report`).
+      picture: uint8 [size, size, 3], for reading it again; None if it was not kept.
+      coverage_of: the coverage in words (`Calibration.describe_coverage`).
+      uncalibrated: names of the steps whose temperature could not be fitted.
+      never_together: pairs of these answers that no training chain has although 20 were expected by chance, in words.
+      rule: the rule that chose the operating points, in words; "" without any.
+      check: the image compared with those that the network was trained on.
+      report: file of its structured report, or why there is none; "" if none was requested (`structured_report`).
     """
 
     source: str
@@ -399,13 +403,13 @@ class ChainReading:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against the answers, a sentence each: an image unlike the training images, a lateral view."""
+        """Reasons to distrust the answers, such as an image unlike the training images or a lateral view."""
         return self.check.warnings
 
     @property
     def has_given(self) -> bool:
         """Whether a person gave any of the answers."""
-        return any(each.given for each in self.steps)
+        return any(answer.given for answer in self.steps)
 
     @property
     def answers(self) -> dict[str, str]:
@@ -415,33 +419,35 @@ class ChainReading:
     @property
     def probabilities(self) -> dict[str, dict[str, float]]:
         """The probability of each option of each step."""
-        return {each.step.name: dict(zip(each.step.options, each.probabilities, strict=True)) for each in self.steps}
+        return {
+            answer.step.name: dict(zip(answer.step.options, answer.probabilities, strict=True)) for answer in self.steps
+        }
 
     @property
     def paragraph(self) -> str:
-        """The chain as one readable paragraph, after what speaks against it."""
-        answers = [(each.step, each.label, None if each.given else each.probability) for each in self.steps]
+        """The chain as one readable paragraph, after its warnings."""
+        answers = [(answer.step, answer.label, None if answer.given else answer.probability) for answer in self.steps]
         return " ".join([*(f"Warning: {line}." for line in self.warnings), write_paragraph(answers)])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON."""
         steps = []
-        for each in self.steps:
+        for answer in self.steps:
             entry: dict[str, Any] = {
-                "step": each.step.name,
-                "question": each.step.question,
-                "answer": each.answer,
-                "given": each.given,
-                "probability": each.probability,
-                "probabilities": dict(zip(each.step.options, each.probabilities, strict=True)),
+                "step": answer.step.name,
+                "question": answer.step.question,
+                "answer": answer.answer,
+                "given": answer.given,
+                "probability": answer.probability,
+                "probabilities": dict(zip(answer.step.options, answer.probabilities, strict=True)),
             }
-            if each.given:
-                entry["given_probabilities"] = dict(zip(each.step.options, each.given_shares, strict=True))
-            if each.findings:
-                entry["operating_points"] = {finding.answer: finding.as_dict() for finding in each.findings}
-            if each.answer_set is not None:
-                entry["answer_set"] = list(each.answer_set)
-                entry["coverage_range"] = each.coverage_range and list(each.coverage_range)
+            if answer.given:
+                entry["given_probabilities"] = dict(zip(answer.step.options, answer.given_shares, strict=True))
+            if answer.findings:
+                entry["operating_points"] = {finding.answer: finding.as_dict() for finding in answer.findings}
+            if answer.answer_set is not None:
+                entry["answer_set"] = list(answer.answer_set)
+                entry["coverage_range"] = answer.coverage_range and list(answer.coverage_range)
             steps.append(entry)
         return {
             "image": self.source,
@@ -460,7 +466,7 @@ class ChainReading:
         }
 
     def __str__(self) -> str:
-        rows = [(each.step.name, each.answer, each.describe_certainty()) for each in self.steps]
+        rows = [(answer.step.name, answer.answer, answer.describe_certainty()) for answer in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
         lines = [*self._describe_check(), *lines, *self._describe_changes(), *self._describe_called()]
@@ -469,11 +475,11 @@ class ChainReading:
         return "\n".join(make_printable(line) for line in text)
 
     def _repr_html_(self) -> str:
-        """A table for notebooks; every text is escaped."""
+        """Return a table for notebooks; every text is escaped."""
         rows = "".join(
-            f"<tr><td>{html.escape(each.step.question)}</td><td><b>{html.escape(each.answer)}</b></td>"
-            f"<td>{html.escape(each.describe_certainty())}</td></tr>"
-            for each in self.steps
+            f"<tr><td>{html.escape(answer.step.question)}</td><td><b>{html.escape(answer.answer)}</b></td>"
+            f"<td>{html.escape(answer.describe_certainty())}</td></tr>"
+            for answer in self.steps
         )
         notes = [*self._describe_check(), *self._describe_changes(), *self._describe_called()]
         changes = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
@@ -483,7 +489,7 @@ class ChainReading:
         return f"<table>{caption}{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
 
     def describe_calibration(self) -> str:
-        """Return the network's name and what its percentages are."""
+        """Return the network's name and whether its probabilities are calibrated."""
         text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
         if self.calibrated and self.uncalibrated:
             text += f" (not of {', '.join(self.uncalibrated)})"
@@ -492,9 +498,9 @@ class ChainReading:
         return text
 
     def _describe_model(self) -> str:
-        """Return the network's name and what its percentages and alternatives are."""
+        """Return the network's name, with what its probabilities and answer sets mean."""
         text = self.describe_calibration()
-        if self.coverage is None or all(each.answer_set is None for each in self.steps):
+        if self.coverage is None or all(answer.answer_set is None for answer in self.steps):
             return text
         return f'{text}; "or": the other answers of its set; such sets hold the true answer in {self.coverage_of}'
 
@@ -502,11 +508,11 @@ class ChainReading:
         return [str(self.check), *(f"warning: {line}" for line in self.check.warnings)]
 
     def _describe_changes(self) -> list[str]:
-        """Return which answers training never had together, and what the given answers changed, a line each."""
+        """Return the answers that training never had together and the changes by given answers, one a line."""
         return [*(f"never together in training: {pair}" for pair in self.never_together), *self._describe_shifts()]
 
     def _describe_called(self) -> list[str]:
-        return describe_called({each.step.name: each.findings for each in self.steps}, self.rule)
+        return describe_called({answer.step.name: answer.findings for answer in self.steps}, self.rule)
 
     def _describe_shifts(self) -> list[str]:
         if not self.shifted:
@@ -534,18 +540,18 @@ def make_readings(
     """Return the readings of images in words.
 
     Args:
-      given: distributions that a person gave, the same for all images, zeros for the network's own; None for none.
-      pairs: whether counted pairs were added to the network's logits, which the readings then say.
+      given: distributions that a person gave, the same for all images, zeros where the network answers; None for none.
+      pairs: whether counted pairs were added to the network's logits; the readings then name them.
     """
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
     by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points)
-    labels = np.array([[each.label for each in answers] for answers in by_step]).T
+    labels = np.array([[answer.label for answer in answers] for answers in by_step]).T
     unseen = [()] * len(sources) if rules is None else list_broken(labels, rules, chain)
     scores = [None] * len(sources) if reading.gate_scores is None else reading.gate_scores.tolist()
     changes: list[Any] = [((), ())] * len(sources)
     answered = list(zip(*by_step, strict=True))
     if uncorrected is not None:
-        changes = [find_changes(*each) for each in zip(answered, uncorrected.probabilities, strict=True)]
+        changes = [find_changes(*case) for case in zip(answered, uncorrected.probabilities, strict=True)]
     words = _describe_network(f"{model} with counted pairs" if pairs else model, chain, model, calibration, points)
     return [
         ChainReading(
@@ -576,15 +582,15 @@ def _answer_steps(
     return [
         answer_step(
             step,
-            reading.probabilities[:, place],
+            reading.probabilities[:, position],
             given,
-            place,
-            None if sets is None else sets[:, place],
+            position,
+            None if sets is None else sets[:, position],
             points,
             model,
-            None if calibration is None else calibration.coverage_range(model, place),
+            None if calibration is None else calibration.coverage_range(model, position),
         )
-        for place, step in enumerate(chain.steps)
+        for position, step in enumerate(chain.steps)
     ]
 
 
@@ -592,10 +598,10 @@ def _describe_network(
     name: str, chain: Chain, model: str, calibration: "Calibration | None", points: "OperatingPoints | None"
 ) -> dict[str, Any]:
     """Return the fields of a `ChainReading` that are the same for all images."""
-    found: dict[str, Any] = {"model": name, "calibrated": calibration is not None, "coverage": None}
+    fields: dict[str, Any] = {"model": name, "calibrated": calibration is not None, "coverage": None}
     if calibration is not None:
-        found["coverage"] = calibration.coverage
-        found["coverage_of"] = calibration.describe_coverage(model)
+        fields["coverage"] = calibration.coverage
+        fields["coverage_of"] = calibration.describe_coverage(model)
         unfitted = calibration.steps_without_temperature(model)
-        found["uncalibrated"] = tuple(chain.steps[place].name for place in unfitted)
-    return found | {"rule": "" if points is None else points.rule.describe()}
+        fields["uncalibrated"] = tuple(chain.steps[position].name for position in unfitted)
+    return fields | {"rule": "" if points is None else points.rule.describe()}

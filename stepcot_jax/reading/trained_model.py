@@ -60,19 +60,19 @@ def check_shapes(
     known = None if exported else read_shapes(workdir, inputs=inputs)
     if known is not None and all(_list_shapes(tree) == known for tree in parts.params.values()):
         return  # tracing the networks takes a third of the time to a first answer
-    if used != networks.teacher.text:  # an export of the student alone has no prompts, and nothing of the teacher
+    if used != networks.teacher.text:  # an export of the student alone has no prompts and no teacher
         networks = dataclasses.replace(networks, teacher=networks.teacher.clone(text=False))
     shapes = jax.eval_shape(
         lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
     )
     for name, tree in parts.params.items():
         expected = _list_shapes({part: shapes[part] for part in shapes if not exported or part in (name, ENCODER)})
-        found = _list_shapes(tree)
-        other = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
+        actual = _list_shapes(tree)
+        other = sorted(path for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path))
         if other:
             path = other[0]
             raise BadInput(
-                f"{workdir}, weights of the {name}, {path}: {found.get(path, 'missing')} does not fit settings.json, "
+                f"{workdir}, weights of the {name}, {path}: {actual.get(path, 'missing')} does not fit settings.json, "
                 f"which needs {expected.get(path, 'no such tensor')}; {len(other)} tensors differ"
             )
 
@@ -95,7 +95,7 @@ class Trained:
     """The trained networks of a run, ready to read images.
 
     Attributes:
-      params: by network ("teacher", "student"), the whole parameter tree at that network's best update.
+      params: by network ("teacher", "student"), the parameter tree at that network's best update.
       best_steps: the update of each network's weights.
       text_features: float32 [step, width]; None without text.
       preprocessing: from an image to the encoder's input.
@@ -153,8 +153,9 @@ def load_trained(
     """Load the networks of a run, or of an export of one.
 
     Args:
-      system: whose networks the run trained, if only its caller can make them (`sc.fit`); None makes those of settings.
-      names: of the networks to load, "teacher" and "student"; None loads all that it holds.
+      names: of the networks to load, "teacher" and "student"; None loads all.
+      system: the system whose networks the run trained, if only its caller can make them (`sc.fit`); None makes those
+        of the settings.
     """
     workdir = pathlib.Path(workdir)
     run = read_stored(workdir)
@@ -175,7 +176,7 @@ def load_trained(
     frozen = parts.frozen
     networks = run.make_networks(parts.chain, trains_encoder=frozen is None)
     if system is not None:
-        networks = take_networks(system, workdir)
+        networks = _networks_of(system, workdir)
     if frozen is not None:
         preprocessing = frozen.preprocessing
     else:
@@ -197,7 +198,7 @@ def load_trained(
     )
 
 
-def take_networks(system: System, workdir: pathlib.Path) -> Networks:
+def _networks_of(system: System, workdir: pathlib.Path) -> Networks:
     """Return the networks of a caller's system."""
     networks: Networks | None = getattr(system, "networks", None)
     if networks is None:
@@ -206,7 +207,7 @@ def take_networks(system: System, workdir: pathlib.Path) -> Networks:
 
 
 def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
-    """Return what a workdir holds of its networks."""
+    """Return the networks of a workdir."""
     stored, run = read_reading(workdir), read_stored(workdir)
     frozen = run.load_frozen(workdir, stored.encoder_digest)
     params, best_steps = _restore(workdir / "checkpoints", names)
@@ -233,7 +234,7 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Pa
     as_float32 = functools.partial(np.asarray, dtype=np.float32)
     by_step = {step: jax.tree.map(as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
     for tree in by_step.values():
-        tree.pop("reference", None)  # the frozen start of "chain_grpo", which answers nothing here
+        tree.pop("reference", None)  # the frozen start of "chain_grpo", which does not read images
     return {name: by_step[step] for name, step in steps.items()}, steps
 
 
@@ -241,8 +242,8 @@ def _read_reliance(path: pathlib.Path) -> dict[str, float | None]:
     """Return the mean movement of each network in a run's statistics; empty for a run that did not measure it."""
     if not path.exists():
         return {}
-    found = read_json(path, _Statistics, accepted="expected the statistics.json of a run").reliance or {}
-    return {model: own.mean_movement for model, own in found.items()}
+    reliance = read_json(path, _Statistics, accepted="expected the statistics.json of a run").reliance or {}
+    return {model: of_model.mean_movement for model, of_model in reliance.items()}
 
 
 def _read_calibration(path: pathlib.Path, chain: Chain) -> "Calibration | None":

@@ -13,9 +13,9 @@ class TrainedPolicy(StoredPolicy):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Of pictures; boxes of replies refer to the stretched picture."""
-        own = self.run.preprocessing if self.patches is None else self.patches.encoder.preprocessing
-        return dataclasses.replace(own, fit="stretch")
+        """Preprocessing of pictures; boxes of replies refer to the stretched picture."""
+        preprocessing = self.run.preprocessing if self.patches is None else self.patches.encoder.preprocessing
+        return dataclasses.replace(preprocessing, fit="stretch")
 
     @property
     def max_pixels(self) -> int:
@@ -27,7 +27,7 @@ def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPo
     """Load the policy of a run.
 
     Args:
-      phase: whose best weights, "sft" or "grpo"; None for the last phase that was validated.
+      phase: the phase with the wanted weights, "sft" or "grpo"; None for the last phase that was validated.
     """
     stored = read_policy(workdir, phase=phase)
     return TrainedPolicy(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)})

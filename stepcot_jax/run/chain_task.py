@@ -13,9 +13,9 @@ import numpy as np
 
 from stepcot_jax.data.batches import batches_per_epoch
 from stepcot_jax.data.dataset import Dataset, write_account
-from stepcot_jax.evaluation.consistency import give_prefixes
+from stepcot_jax.evaluation.consistency import true_prefixes
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
-from stepcot_jax.evaluation.interventions import ReadGiven, give_logits, measure_reliance
+from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, measure_reliance
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.terminal import Terminal
@@ -267,7 +267,7 @@ class ChainTask(Task):
         """
         chain, evaluation = self.dataset.chain, self.settings.evaluation
         answers, given, labels = self._read(
-            outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(give_prefixes(rows, chain)))
+            outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(true_prefixes(rows, chain)))
         )
         validated = Validated(ValidationPredictions(answers.predictions, answers.facts), given, labels)
         gates = self._fit_gates(outcome.params_of)
@@ -277,7 +277,7 @@ class ChainTask(Task):
             outcome.params_of,
             "test",
             opened,
-            lambda read, labels: measure_reliance(give_logits(read), labels, chain),
+            lambda read, labels: measure_reliance(as_probabilities(read), labels, chain),
         )
         params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()

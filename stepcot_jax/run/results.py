@@ -54,7 +54,7 @@ class Validated:
 
     Attributes:
       answers: of every network.
-      given: by network, logits [step, case, step, answer] given `consistency.give_prefixes`; {} for a system that takes
+      given: by network, logits [step, case, step, answer] given `consistency.true_prefixes`; {} for a system that takes
         no answers.
       labels: [case, step] of the cases that are read with answers given.
     """

@@ -89,17 +89,17 @@ def _read_and_write(
     """Read the images and print or write their readings."""
     from stepcot_jax.reading.answer_sheet import in_order, write_sheet
     from stepcot_jax.reading.asking import ask_in_turn
-    from stepcot_jax.reading.corrections import check_takes_answers
+    from stepcot_jax.reading.corrections import check_accepts_answers
 
     report = _reporting(options.dicom_out, reader, complaints)
     if options.ask:
-        check_takes_answers(reader.trained, model=reader.model)
+        check_accepts_answers(reader.trained, model=reader.model)
         if not reader.follows:
             print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
         _write([f"\n{reported}" for reported in report([reading])], options.out)
         return
-    reader.take(given)  # reports a wrong answer before the first image is read
+    reader.distributions(given)  # reports a wrong answer before the first image is read
     if has_rows:
         read = functools.partial(reader.read_files, paths, given=given)
         rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)

@@ -17,7 +17,7 @@ from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading import radiographs
-from stepcot_jax.reading.corrections import give_answers, read_corrections
+from stepcot_jax.reading.corrections import given_distributions, read_corrections
 from stepcot_jax.reading.readings import ChainReading, Flip, Shift, StepAnswer
 from stepcot_jax.run.stored import StoredRun
 
@@ -70,7 +70,7 @@ def test_a_saved_correction_is_taken_by_predict(tmp_path):
     third = DEFAULT_CHAIN.steps[2]
     assert given["Detection"] == "Mixed"
     assert given[third.name][third.options[1]] == 1.0
-    shares = give_answers(given, DEFAULT_CHAIN)
+    shares = given_distributions(given, DEFAULT_CHAIN)
     assert shares.any(axis=1).tolist() == [True, False, True, False, False, False, False]
     assert shares[2].argmax() == 1
     with pytest.raises(BadInput, match="occurs twice"):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
-from stepcot_jax.evaluation.conformal import choose_one_each, conformal_threshold, find_rank, spread_of_coverage
+from stepcot_jax.evaluation.conformal import choose_one_per_patient, conformal_threshold, find_rank, spread_of_coverage
 from stepcot_jax.evaluation.predictions import Predictions
 
 CHAIN = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion")),))
@@ -77,11 +77,11 @@ def test_patients_with_several_cases_count_once():
 
 def test_one_case_of_each_patient_and_every_case_without_one():
     patients = np.array(["a", "b", "a", "", "c", "", "a"])
-    chosen = choose_one_each(patients)
+    chosen = choose_one_per_patient(patients)
     assert sorted(patients[chosen].tolist()) == ["", "", "a", "b", "c"]
     assert (np.diff(chosen) > 0).all()
-    np.testing.assert_array_equal(chosen, choose_one_each(patients))
-    assert choose_one_each(np.array([], dtype=str)).tolist() == []
+    np.testing.assert_array_equal(chosen, choose_one_per_patient(patients))
+    assert choose_one_per_patient(np.array([], dtype=str)).tolist() == []
 
 
 def test_coverage_by_answer_holds_at_the_confidence_for_each_answer():
@@ -93,7 +93,7 @@ def test_coverage_by_answer_holds_at_the_confidence_for_each_answer():
     probabilities = calibrated_probabilities(val.logits["model"], "model", found, CHAIN)
     for answer, limit in enumerate(found.answer_thresholds["model"][0]):
         own = np.flatnonzero(val.labels[:, 0] == answer)
-        scores = 1 - probabilities[own[choose_one_each(patients[own])], 0, answer]
+        scores = 1 - probabilities[own[choose_one_per_patient(patients[own])], 0, answer]
         assert limit == conformal_threshold(scores, coverage=0.9, confidence=0.95)
 
 

@@ -8,12 +8,12 @@ from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import (
     POLICIES,
     as_distributions,
+    as_probabilities,
     choose_steps,
     correct_in_turn,
     describe_reliance,
     exchange,
     expected_gains,
-    give_logits,
     measure_reliance,
 )
 
@@ -44,7 +44,7 @@ def chain_network(given):
     return logits
 
 
-READ = give_logits(chain_network)
+READ = as_probabilities(chain_network)
 NONE = np.zeros((NUM_CASES, 4, MOST), np.float32)
 LABELS = np.stack([RNG.integers(0, len(step.options), NUM_CASES) for step in CHAIN.steps], axis=1)
 
@@ -123,7 +123,7 @@ def test_reliance_is_the_distance_that_an_answer_moves_a_later_step():
 
 
 def test_network_that_ignores_answers_has_no_reliance_and_no_gain():
-    still = give_logits(lambda given: np.broadcast_to(OWN, given.shape), temperatures=(1.0, 2.0, 1.0, 3.0))
+    still = as_probabilities(lambda given: np.broadcast_to(OWN, given.shape), temperatures=(1.0, 2.0, 1.0, 3.0))
     assert measure_reliance(still, LABELS, CHAIN)["mean_movement"] == 0
     np.testing.assert_allclose(expected_gains(still, NONE, CHAIN)[0][:, :3], 0, atol=1e-12)
     unanswered = measure_reliance(still, np.full_like(LABELS, -1), CHAIN)
@@ -134,7 +134,7 @@ def test_network_that_ignores_answers_has_no_reliance_and_no_gain():
 
 def test_a_chain_of_one_step_has_no_reliance():
     one = Chain(CHAIN.steps[:1])
-    found = measure_reliance(give_logits(lambda given: np.zeros(given.shape)), np.zeros((3, 1), int), one)
+    found = measure_reliance(as_probabilities(lambda given: np.zeros(given.shape)), np.zeros((3, 1), int), one)
     assert found["mean_movement"] is None
     assert all(found[kind] == {} for kind in ("own", "true", "another case's", "uniform"))
     assert describe_reliance({"teacher": found}) == []
@@ -150,7 +150,7 @@ def test_exchanged_answers_are_another_cases_and_each_is_used_once(num_cases):
 
 
 def test_chain_order_is_kept_whatever_the_costs():
-    read, given = give_logits(chain_network), np.zeros((NUM_CASES, 4, MOST), np.float32)
+    read, given = as_probabilities(chain_network), np.zeros((NUM_CASES, 4, MOST), np.float32)
     given[:, 0, 0] = 1
     can_ask = np.ones((NUM_CASES, 4), bool)
     chosen = choose_steps("chain order", read, given, CHAIN, can_ask=can_ask, costs=(1, 10, 1, 1))

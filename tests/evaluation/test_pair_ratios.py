@@ -10,8 +10,8 @@ from stepcot_jax.evaluation.consistency import (
     count_answers,
     count_pairs,
     fit_pair_ratios,
-    give_prefixes,
     make_ratios,
+    true_prefixes,
 )
 from stepcot_jax.evaluation.interventions import as_distributions
 
@@ -31,7 +31,7 @@ def count(labels):
 
 
 def fit(read, train, labels, temperatures=(1.0, 1.0, 1.0)):
-    logits = read(give_prefixes(labels, CHAIN))
+    logits = read(true_prefixes(labels, CHAIN))
     return fit_pair_ratios(logits, counts=count(train), labels=labels, temperatures=temperatures, chain=CHAIN)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.interventions import as_distributions, expected_gains, give_logits
+from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities, expected_gains
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.asking import ask_in_turn, find_next_steps
 from stepcot_jax.reading.readings import ChainReading, StepAnswer
@@ -24,7 +24,7 @@ def network(given):
     return logits
 
 
-READ = give_logits(network)
+READ = as_probabilities(network)
 NONE = np.zeros((2, 3, 3), np.float32)
 
 

@@ -18,7 +18,7 @@ from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_ratios, make_rules, write_pairs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.answer_sheet import column_names
-from stepcot_jax.reading.corrections import check_given, give_answers, read_corrections
+from stepcot_jax.reading.corrections import check_given, given_distributions, read_corrections
 from stepcot_jax.reading.loading import load
 from stepcot_jax.reading.programs import Reading
 from stepcot_jax.reading.radiographs import find_images, read_picture
@@ -166,7 +166,7 @@ def test_answers_that_a_correction_turned_are_told():
     assert "20.0 points (Two)" in str(told)
     assert "<li>changed by the given answers: Two: Yes → No</li>" in told._repr_html_()
     assert told.as_dict()["steps"][0]["given"]
-    assert give_answers({1: "No"}, chain)[0].tolist() == [0, 1]
+    assert given_distributions({1: "No"}, chain)[0].tolist() == [0, 1]
 
 
 def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, student, images):
@@ -186,7 +186,7 @@ def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, studen
     labels = np.array([[-1, -1, 2, -1, -1, -1, -1]])
     as_labels, as_shares = (
         check_given(given, teacher.trained, model="teacher", num_cases=1)
-        for given in (labels, give_answers({"3": step.options[2]}, DEFAULT_CHAIN)[None])
+        for given in (labels, given_distributions({"3": step.options[2]}, DEFAULT_CHAIN)[None])
     )
     assert (as_labels == as_shares).all()
     for wrong in (np.full((1, 7, 8), 0.5), np.full((1, 7, 3), 1 / 3), -as_shares):
@@ -220,11 +220,11 @@ def test_counted_pairs_are_added_to_later_steps_alone(workdir, images):
 
 def test_steps_and_answers_may_be_abbreviated():
     chain = DEFAULT_CHAIN
-    expected = give_answers({"Anatomical location": "Lower lung zone"}, chain)
+    expected = given_distributions({"Anatomical location": "Lower lung zone"}, chain)
     assert np.argwhere(expected).tolist() == [[3, 2]]
     assert expected[3, 2] == 1
     for name, answer in {"anatomical  LOCATION": "c", "4": "lower lung zone"}.items():
-        assert (give_answers({name: answer}, chain) == expected).all()
+        assert (given_distributions({name: answer}, chain) == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_steps_and_answers_may_be_abbreviated():
 )
 def test_an_uncertain_answer_leaves_the_rest_to_the_other_options(answer, expected):
     chain = Chain((Step("One", "?", ("Yes", "No", "100 %")), Step("Two", "?", ("Yes", "No"))))
-    given = give_answers({"One": answer}, chain)
+    given = given_distributions({"One": answer}, chain)
     np.testing.assert_allclose(given[0], expected, rtol=1e-6)
     assert not given[1].any()
 
@@ -265,7 +265,7 @@ def test_an_uncertain_answer_leaves_the_rest_to_the_other_options(answer, expect
 def test_a_wrong_probability_is_refused(answer, words):
     chain = Chain((Step("One", "?", ("Yes", "No")), Step("Two", "?", ("Yes", "No"))))
     with pytest.raises(BadInput, match=words):
-        give_answers({"One": answer}, chain)
+        given_distributions({"One": answer}, chain)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_wrong_probability_is_refused(answer, words):
 )
 def test_a_wrong_correction_names_what_is_accepted(given, words):
     with pytest.raises(BadInput) as caught:
-        give_answers(given, DEFAULT_CHAIN)
+        given_distributions(given, DEFAULT_CHAIN)
     assert all(word in str(caught.value) for word in words)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
-from stepcot_jax.evaluation.interventions import give_logits
+from stepcot_jax.evaluation.interventions import as_probabilities
 from stepcot_jax.tools.tables import following
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
@@ -23,7 +23,7 @@ def logits_of(given):
 
 
 def test_following_is_measured_with_the_answers_it_names():
-    found = following.follow(give_logits(logits_of), LABELS, CHAIN, RULES, seed=0)
+    found = following.follow(as_probabilities(logits_of), LABELS, CHAIN, RULES, seed=0)
     none, true, hesitant, noisy, noisier, foreign = found.right.mean(axis=1)
     assert none == (LABELS[:, 2] == 0).mean()
     assert true == hesitant == 1
@@ -41,7 +41,7 @@ def test_following_is_measured_with_the_answers_it_names():
 
 def test_rules_are_read_on_chains_with_the_given_answers_in_place():
     assert not RULES.allowed[0, 2][0, 1]  # no training chain has it
-    stubborn = give_logits(lambda given: logits_of(np.zeros_like(given)))
+    stubborn = as_probabilities(lambda given: logits_of(np.zeros_like(given)))
     found = following.follow(stubborn, LABELS, CHAIN, RULES, seed=0)
     assert found.shares["breaks rules, none given"] == 0  # all answers are the first
     assert found.shares["breaks rules, all true"] == (LABELS[:, 0] == 1).mean()
@@ -56,7 +56,7 @@ def test_an_unannotated_answer_is_neither_given_nor_counted():
 
     def read(given):
         seen.append(given)
-        return give_logits(logits_of)(given)
+        return as_probabilities(logits_of)(given)
 
     found = following.follow(read, labels, CHAIN, RULES, seed=0)
     assert not seen[0][1:4, :100, 0].any()

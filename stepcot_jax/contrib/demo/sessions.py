@@ -14,7 +14,7 @@ from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.pages.pictures import write_map_layer, write_overlay, write_picture
 from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.asking import NextStep, find_next_steps
-from stepcot_jax.reading.corrections import follows_corrections, give_answers, takes_answers
+from stepcot_jax.reading.corrections import accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.explain import Explainer
 from stepcot_jax.reading.radiographs import read_unresized, to_input
 from stepcot_jax.reading.readings import ChainReading, describe_shifts
@@ -85,7 +85,7 @@ def start_session(image: Any, explainer: Explainer) -> Session:
 def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[ShownStep, ...]]:
     """Return the reading of a visitor's radiograph with its corrections, as markup and as steps."""
     chain = explainer.trained.chain
-    given = give_answers(session.given, chain)
+    given = given_distributions(session.given, chain)
     explained, (reading,) = explain_pictures(
         explainer,
         names=["radiograph"],
@@ -171,4 +171,4 @@ def warm_up(explainer: Explainer) -> None:
 
 def takes_corrections(explainer: Explainer) -> bool:
     """Return whether the network takes given answers."""
-    return takes_answers(explainer.trained, model=explainer.model)
+    return accepts_answers(explainer.trained, model=explainer.model)

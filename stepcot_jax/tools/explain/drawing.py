@@ -16,7 +16,7 @@ from stepcot_jax.data.images.dicom import Projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
-from stepcot_jax.reading.corrections import Given, check_given, give_answers
+from stepcot_jax.reading.corrections import Given, check_given, given_distributions
 from stepcot_jax.reading.explain import PREDICTED, Explainer, Explanation
 from stepcot_jax.reading.radiographs import Pixels, read_pictures, to_input
 from stepcot_jax.reading.readings import ChainReading, make_readings, percent
@@ -47,7 +47,7 @@ def write_explanations(
     Returns:
       The path of each picture of maps, with the reading; its `warnings` are reasons to doubt the answers.
     """
-    shares = give_answers(given, trained.chain)
+    shares = given_distributions(given, trained.chain)
     paths = list(paths)
     explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
     check_given(shares[None], trained, model=model, num_cases=1)

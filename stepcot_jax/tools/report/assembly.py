@@ -16,7 +16,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section
 from stepcot_jax.reading.asking import find_next_steps
-from stepcot_jax.reading.corrections import takes_answers
+from stepcot_jax.reading.corrections import accepts_answers
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.reading.programs import Reader
 from stepcot_jax.reading.radiographs import to_input
@@ -166,7 +166,7 @@ def _correct(
         return None, f"There are none: {_why_unread(run)}."
     if "teacher" not in trained.params:
         return None, "There are none: this section is of a teacher, and this run has none."
-    if not takes_answers(trained, model="teacher"):
+    if not accepts_answers(trained, model="teacher"):
         return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
     num_corrected = min(NUM_CORRECTED, len(loaded))
     images = _to_input(loaded[:num_corrected], trained.preprocessing)

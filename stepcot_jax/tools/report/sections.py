@@ -22,7 +22,7 @@ from stepcot_jax.evaluation.operating_points import (
     OperatingPoints,
     count_levels,
 )
-from stepcot_jax.evaluation.predictions import own_logits, read_predictions
+from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.pages.figures import draw_reliability
 from stepcot_jax.pages.shell import Section, decimal, name_unseen, percent
@@ -149,7 +149,7 @@ class Plausibility:
         """Write the share of chains that break a rule, of the truth and of every network."""
         answers = {"truth": run.split.predictions.labels}
         for model, logits in run.split.predictions.logits.items():
-            of_steps = own_logits(logits, chain=run.chain, model=model)
+            of_steps = logits_by_step(logits, chain=run.chain, model=model)
             answers[model] = np.stack([of_step.argmax(axis=1) for of_step in of_steps], axis=1).astype(np.int32)
         chains = [
             {

@@ -17,11 +17,11 @@ from stepcot_jax.evaluation.consistency import (
     count_answers,
     count_pairs,
     fit_pair_ratios,
-    give_prefixes,
     make_rules,
     share_inconsistent,
+    true_prefixes,
 )
-from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, exchange, give_logits
+from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, as_probabilities, exchange
 from stepcot_jax.evaluation.statistics import (
     bootstrap,
     count_once,
@@ -99,7 +99,7 @@ def weigh_pairs(
     counts = count_pairs(training_labels, chain)
     pairs = {
         name: fit_pair_ratios(
-            read(give_prefixes(labels, chain)),
+            read(true_prefixes(labels, chain)),
             counts=counts,
             labels=labels,
             temperatures=calibration.temperatures[name],
@@ -107,7 +107,7 @@ def weigh_pairs(
         )
         for name, (read, labels) in validation.items()
     }
-    return Weighed(pairs, give_logits(count_answers(training_labels, chain)), make_rules(chain, counts=counts))
+    return Weighed(pairs, as_probabilities(count_answers(training_labels, chain)), make_rules(chain, counts=counts))
 
 
 def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
@@ -133,8 +133,8 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     for name in NETWORKS:
         alone, labels, patients = read_split(name, opened, "test")
         temperatures = calibration.temperatures[name]
-        read[name] = give_logits(alone, temperatures)
-        read[f"{name}{PAIRS}"] = give_logits(weighed.pairs[name].follow(alone), temperatures)
+        read[name] = as_probabilities(alone, temperatures)
+        read[f"{name}{PAIRS}"] = as_probabilities(weighed.pairs[name].follow(alone), temperatures)
     return Readers(read, weighed.counted, labels, patients, weighed.rules)
 
 
