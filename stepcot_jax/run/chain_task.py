@@ -162,7 +162,7 @@ class ChainTask(Task):
     @functools.cached_property
     def predict(self) -> Any:
         """The compiled prediction: (params, batch on the devices) -> padded logits of each network, of all rows."""
-        return jax.jit(self.system.predict, out_shardings=self.devices.whole)
+        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
 
     def predictions(self, params: Any, split: str, feed: Feed | None = None) -> Predictions:
         """Return what the networks answer for a split, the same in every process."""
@@ -177,7 +177,7 @@ class ChainTask(Task):
             self.terminal.say(line)
         if is_first():
             self.start.write(self.workdir, matched)
-        return state.replace(params=self.devices.put_whole(matched.params))
+        return state.replace(params=self.devices.replicate(matched.params))
 
     def validate(self, state: TrainState) -> dict[str, float]:
         """Return the score of each network on the validation split."""

@@ -30,7 +30,7 @@ class Feed:
     def shared(self) -> dict[str, jax.Array]:
         """The prompts' vectors [step, width] on every device; empty without text."""
         features = self.inputs.text_features
-        return {} if features is None else {"text_features": self.devices.put_whole(features)}
+        return {} if features is None else {"text_features": self.devices.replicate(features)}
 
     @property
     def example(self) -> dict[str, Any]:

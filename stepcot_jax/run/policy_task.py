@@ -345,7 +345,7 @@ class PolicyTask(Task):
 
     @functools.cached_property
     def _predict(self) -> Any:
-        return jax.jit(self.system.predict, out_shardings=self.devices.whole)
+        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
 
     def reply(self, params: Any, places: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> list[str]:
         """Return greedy replies to records, the same in every process."""

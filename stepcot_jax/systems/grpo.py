@@ -300,7 +300,7 @@ class Rollouts:
             images = self.normalise(rows["images"])
             return generate(self.policy, params, images, prompts, rows["lengths"], sampling=sampling, keys=keys)
 
-        self._sample = jax.jit(sample, out_shardings=self.devices.whole)
+        self._sample = jax.jit(sample, out_shardings=self.devices.replicated)
         self.signal = RewardSignal("the replies to each prompt")
 
     def sample(self, state: TrainState, batch: Batch) -> Replies:

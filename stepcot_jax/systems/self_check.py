@@ -132,7 +132,7 @@ class SelfCheck:
                 skipped=rows["skipped"].reshape(-1),
             )
 
-        return jax.jit(sample, out_shardings=self.devices.whole)
+        return jax.jit(sample, out_shardings=self.devices.replicated)
 
     def try_again(
         self, state: TrainState, batch: Batch, replies: Replies, wrong: Bool[np.ndarray, "row rollout"]
