@@ -212,7 +212,7 @@ def _describe_step_cot(
         features = (*features, "answer_weights")
     return described, Given(
         networks=tuple(own),
-        optimizers=system.names if system.has_own_optimizers else (),
+        optimizers=system.names if system.has_custom_optimizers else (),
         parts={name: float(weight) for name, (_, weight) in objective.parts.items()},
         features=features,
     )

@@ -64,7 +64,7 @@ class PolicyData:
         prompts = [tokens.prompts[place] for place in places]
         laid_out = lay_out_prompts(prompts, tokens.lengths.prompt_length, pad=tokens.tokenizer.pad)
         images = self.dataset.load_images(self.dataset.image_of[np.asarray(places, int)])
-        return {"images": self.see(images), **laid_out, "place": np.asarray(places, np.int32)}
+        return {"images": self.see(images), **laid_out, "index": np.asarray(places, np.int32)}
 
     def open_test(self) -> "PolicyData":
         """Return the same with the test split, for the last evaluation."""

@@ -266,7 +266,7 @@ class PolicyTask(Task):
                     with_thinking=settings.vqa.with_thinking,
                     seed=settings.seed,
                     encoded=self.tokens.encoded,
-                    places=places,
+                    indices=places,
                     rows=rows,
                     see=self.see,
                 )
@@ -341,7 +341,7 @@ class PolicyTask(Task):
 
     def prepare(self, batch: Batch) -> Batch:
         """Put a batch on the devices, without the places of its records."""
-        return self.devices.put_training_rows({name: rows for name, rows in batch.items() if name != "place"})
+        return self.devices.put_training_rows({name: rows for name, rows in batch.items() if name != "index"})
 
     @functools.cached_property
     def _predict(self) -> Any:
@@ -357,7 +357,7 @@ class PolicyTask(Task):
 
         def ask(rows: Sequence[int]) -> np.ndarray:
             batch = data.make_prompts([places[row] for row in rows][own])
-            del batch["place"]
+            del batch["index"]
             tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
             return tokens
 

@@ -87,7 +87,7 @@ def make_prompts():
     lengths = rng.integers(1, 5, PROMPTS).astype(np.int32)
     prompts = rng.integers(2, WORDS, (PROMPTS, 4)) * (np.arange(4)[None] < lengths[:, None])
     places = np.arange(PROMPTS, dtype=np.int32)
-    return {"images": draw_pictures(PROMPTS), "prompts": prompts.astype(np.int32), "lengths": lengths, "place": places}
+    return {"images": draw_pictures(PROMPTS), "prompts": prompts.astype(np.int32), "lengths": lengths, "index": places}
 
 
 @functools.cache
