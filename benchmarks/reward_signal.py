@@ -69,12 +69,12 @@ def measure(task: PolicyTask, num_batches: int) -> dict[str, Any]:
         batches = itertools.islice(system.streams[grpo.NAME].batches, num_batches)
         for step, batch in enumerate(task.terminal.watch(list(batches), "batches")):
             replies = rollouts.sample(state.replace(step=jnp.int32(step)), batch)
-            shape = (len(batch["place"]), settings.group_size)
+            shape = (len(batch["index"]), settings.group_size)
             tokens, counted, log_probs = (
                 np.asarray(part).reshape(*shape, -1) for part in (replies.tokens, replies.counted, replies.log_probs)
             )
             nats.append(-np.array([log_probs.sum(), log_probs[is_number[tokens]].sum()]) / (shape[0] * shape[1]))
-            records = [rollouts.records[place] for place in batch["place"]]
+            records = [rollouts.records[index] for index in batch["index"]]
             pairs = [(record, each) for record, group in zip(records, tokens, strict=True) for each in group]
             rewards = rollouts.reward_all(pairs)
             rows = {name: batch[name] for name in ("images", "prompts", "lengths")}

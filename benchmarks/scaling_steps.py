@@ -169,9 +169,9 @@ def compile_parallel(problem: Problem, *, transform: Transform, num_devices: int
     shapes = jax.eval_shape(problem.make_state, jax.random.key(0))
     batch, text_features = problem.make_batch()
     whole, batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.whole), (shapes, batch)
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.replicated), (shapes, batch)
     )
-    batch["text_features"] = devices.put_whole(text_features)
+    batch["text_features"] = devices.replicate(text_features)
     return devices.compile_update(problem.make_update(), state=whole, batch=batch)
 
 

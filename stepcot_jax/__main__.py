@@ -52,11 +52,11 @@ def run(arguments: list[str]) -> None:
         return
     module = "stepcot_jax.main" if name in _TRAIN else commands.get(name)
     if module is None and name in _EXTRAS:
-        find_extra("command", name, packages=_EXTRAS[name])  # says how to install it
+        find_extra("command", name, packages=_EXTRAS[name])  # raises with the command that installs it
     if module is None:
         near = difflib.get_close_matches(name, commands, n=1, cutoff=0.0)
         raise BadInput(f"{name}: no such command; did you mean {near[0]}? (commands: {', '.join(commands)})")
-    # As `python -m` does and a console script does not: configs import each other from the current folder.
+    # A console script lacks the current folder, unlike `python -m`; configs import each other from there.
     here = str(pathlib.Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

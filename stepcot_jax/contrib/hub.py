@@ -21,9 +21,9 @@ from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,
     READ_SUFFIXES,
     SUMS_FILE,
+    check_digests,
     is_export,
     list_files,
-    require_whole,
 )
 
 SCHEME = "hf://"
@@ -150,7 +150,7 @@ def push_export(
     if not (folder / SUMS_FILE).is_file():
         raise BadInput(f"{folder}: not an export (no {SUMS_FILE})")
     names = list_files(folder)
-    require_whole(folder, names)
+    check_digests(folder, names)
     if strays := sorted({path.name for path in folder.iterdir()} - {*names, SUMS_FILE}):
         raise BadInput(f"{folder / strays[0]}: not a file of the export; expected only files that {SUMS_FILE} names")
     try:

@@ -59,7 +59,8 @@ class PolicyPrograms:
 
     Attributes:
       prefill: (tensors, images float32 [rollout, size, size, 3], prompts int32 [rollout, token],
-        lengths int32 [rollout]) -> scores of the first token float32 [rollout, word], caches of the prompt, empty caches of the reply.
+        lengths int32 [rollout]) -> scores of the first token float32 [rollout, word], caches of the prompt, empty
+        caches of the reply.
       extend: (tensors, tokens int32 [rollout], position int32 [], lengths, caches of the prompt, caches of the reply)
         -> scores of the next token, caches of the reply.
       size: height and width of an image in pixels.

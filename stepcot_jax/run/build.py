@@ -1,4 +1,4 @@
-"""What the settings of a chain's run describe: losses, optimizers and the system; a new one is added here."""
+"""Builds losses, optimizers and the system of a chain's run from its settings; new ones are added here."""
 
 import dataclasses
 import functools
@@ -38,13 +38,13 @@ from stepcot_jax.training.system import Stream, System
 def make_system(
     settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
 ) -> System:
-    """Return what the settings say to train, with class weights counted on the training split."""
+    """Return the system that the settings describe, with class weights counted on the training split."""
     make = {"baseline": _make_baseline, "chain_grpo": _make_chain_grpo}.get(settings.trains.name, _make_step_cot)
     return make(settings, dataset, image_encoder, batches_per_epoch)
 
 
 def make_objective_of_run(loss: LossSettings, answer_weights: Array | None) -> Objective:
-    """Return the losses: every setting of `config.loss` that `Objective` has a field for, and the named parts."""
+    """Return the objective: settings of `config.loss` that are fields of `Objective`, and the named parts."""
     names = {field.name for field in dataclasses.fields(Objective)} - {"answer_weights", "parts"}
     return Objective(
         **{name: getattr(loss, name) for name in names}, answer_weights=answer_weights, parts=_read_parts(loss.parts)
@@ -52,7 +52,7 @@ def make_objective_of_run(loss: LossSettings, answer_weights: Array | None) -> O
 
 
 def _read_parts(texts: tuple[str, ...]) -> dict[str, tuple[Part, float]]:
-    """Return the further parts that `config.loss.parts` weighs, such as ("mine=0.1",)."""
+    """Return the further parts and weights that `config.loss.parts` names, such as ("mine=0.1",)."""
     parts: dict[str, tuple[Part, float]] = {}
     for text in texts:
         name, _, weight = text.partition("=")
@@ -178,7 +178,7 @@ def make_chain_rewards(rewards: RewardsSettings, rules: Rules) -> ChainRewards:
 
 
 def make_chain_rollouts(grpo: GrpoOptions) -> ChainRollouts:
-    """Return how chains are sampled; `grpo.mask_truncated` is of no use, as every chain has all steps."""
+    """Return how chains are sampled; `grpo.mask_truncated` has no effect, as every chain has all steps."""
     names = {field.name for field in dataclasses.fields(ChainRollouts)} - {"objective"}
     return ChainRollouts(objective=make_objective(grpo), **{name: getattr(grpo, name) for name in names})
 
@@ -196,7 +196,7 @@ def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that leave nothing to do, or a teacher whose steps do not see the answers before them."""
+    """Refuse settings without an epoch, or a teacher whose steps do not read the answers before them."""
     if not settings.grpo.epochs:
         raise BadInput("config.grpo.epochs: 0; expected 1 or more with the job 'chain_grpo'")
     if not (settings.teacher.memory and settings.teacher.write_back):
@@ -207,7 +207,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def read_batches(settings: Settings, dataset: Dataset) -> tuple[ReadAhead, int]:
-    """Return the batches of GRPO, of `grpo.batch_size` cases, and their number in an epoch."""
+    """Return the batches of GRPO, of `grpo.batch_size` cases, and the number of batches in an epoch."""
     grpo, data, parallel = settings.grpo, settings.data, settings.parallel
     num_parts = (parallel.num_devices or jax.device_count()) * parallel.num_passes
     if grpo.batch_size % num_parts:
@@ -238,15 +238,15 @@ _MAY_DIFFER = ("config.data.sampling", "config.data.augment")
 
 
 def read_start(workdir: str, settings: Settings) -> Params:
-    """Read the best teacher of a run, and the image encoder trained with it.
+    """Return the parameters of a run's best teacher, and of the image encoder trained with it.
 
     The data must be the same, with the same splits: a test case must not have been a training case of the start.
     """
-    found = find_path(workdir, _KEY)
+    folder = find_path(workdir, _KEY)
     try:
-        if not found.is_dir():
+        if not folder.is_dir():
             raise BadInput(f"{workdir} is not a folder; expected the workdir of a run with a teacher")
-        return _read_teacher(found, settings, name=workdir)
+        return _read_teacher(folder, settings, name=workdir)
     except BadInput as error:
         raise BadInput(f"{_KEY}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""The task of chains of answers: cases and their labels, and the results of networks that answer every step."""
+"""The task of chains of answers: cases with labels, and the results of networks that answer every step."""
 
 import contextlib
 import dataclasses
@@ -36,11 +36,11 @@ from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream, System
 
-# Fit the gate of each network at the end of a run, on features of its training and validation images.
+# The gate of each network, fitted at the end of a run on features of its training and validation images.
 
 
 NUM_IMAGES = 2000
-"""Most images of a split that a gate is fitted on."""
+"""Largest number of images of a split on which a gate is fitted."""
 
 
 def fit_gates(
@@ -49,7 +49,7 @@ def fit_gates(
     """Return the gate of each network of `system.gated`; none where the validation images are too few for its limit.
 
     Args:
-      trains_encoder: whether each network has an encoder of its own best update; else all see the same features.
+      trains_encoder: whether each network has the encoder of its own best update; else all have the same features.
     """
     gates: dict[str, Gate | None] = {}
     for name in reversed(system.gated):  # the last was restored last
@@ -63,19 +63,19 @@ def fit_gates(
 
 
 def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarray:
-    own = {name: params[name] for name in ("image_encoder",) if name in params}
+    encoder_params = {name: params[name] for name in ("image_encoder",) if name in params}
     parts, size = [], 0
     for batch in feed.sample_batches(split, NUM_IMAGES):
         name = "images" if "images" in batch else "image_features"
         rows = batch[name]
         num_rows, size = len(rows), max(size, len(rows))  # the last batch is padded to the others' size
         rows = np.concatenate([rows, np.zeros((size - num_rows, *rows.shape[1:]), rows.dtype)])
-        parts.append(np.asarray(system.moments(own, {name: rows}))[:num_rows])
+        parts.append(np.asarray(system.moments(encoder_params, {name: rows}))[:num_rows])
     return np.concatenate(parts)
 
 
 def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
-    """Load what the settings of the jobs "teacher", "distill", "baseline" and "chain_grpo" say to train on."""
+    """Return the task of the jobs "teacher", "distill", "baseline" and "chain_grpo", with its data loaded."""
     devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
     is_new = not saved_steps(workdir / "checkpoints")
     start = read_warm_start(settings) if settings.start.checkpoint and is_new else None
@@ -93,13 +93,13 @@ def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devic
 
 
 class ChainTask(Task):
-    """Trains a system on cases and leaves its answers.
+    """Trains a system on cases and writes its predictions.
 
     Attributes:
-      inputs, dataset, feed: without the test split's labels and pictures, which `finish` alone opens.
+      inputs, dataset, feed: without the test split's labels and pictures, which only `finish` opens.
 
     Args:
-      settings: of sizes, sampling and evaluation; those of system and data describe `system` and `inputs`.
+      settings: sizes, sampling and evaluation; settings of system and data describe `system` and `inputs`.
       make: returns the system from the inputs without the test split.
       start: weights of another run, for the first update; None for random ones.
     """
@@ -132,11 +132,11 @@ class ChainTask(Task):
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of cases, labels and splits."""
+        """The digest of cases, labels and splits."""
         return self.open_test().inputs.dataset.digest
 
     def open_test(self) -> Feed:
-        """Return the feed of all splits, for the last evaluation, and for digests of the data."""
+        """Return the feed of all splits, for the final evaluation and for digests of the data."""
         return Feed(self.settings, self._test.open_test(), self.devices)
 
     @property
@@ -156,20 +156,20 @@ class ChainTask(Task):
             yield Stream(batches, self.batches_per_epoch)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Put a batch on the devices, with the prompts and what was collected."""
+        """Return a batch on the devices, with the prompts and collected entries."""
         return self.feed.put_training_batch(batch)
 
     @functools.cached_property
     def predict(self) -> Any:
         """The compiled prediction: (params, batch on the devices) -> padded logits of each network, of all rows."""
-        return jax.jit(self.system.predict, out_shardings=self.devices.whole)
+        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
 
     def predictions(self, params: Any, split: str, feed: Feed | None = None) -> Predictions:
-        """Return what the networks answer for a split, the same in every process."""
+        """Return the networks' predictions for a split, the same in every process."""
         return (feed or self.feed).answer(lambda batch: self.predict(params, batch), split)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Put in the weights of `start.checkpoint`, and say what was taken over."""
+        """Return the state with the weights of `start.checkpoint`, if there is one, and report which were copied."""
         if self.start is None:
             return state
         matched = self.start.apply(state.params, self.dataset.chain)
@@ -177,7 +177,7 @@ class ChainTask(Task):
             self.terminal.say(line)
         if is_first():
             self.start.write(self.workdir, matched)
-        return state.replace(params=self.devices.put_whole(matched.params))
+        return state.replace(params=self.devices.replicate(matched.params))
 
     def validate(self, state: TrainState) -> dict[str, float]:
         """Return the score of each network on the validation split."""
@@ -185,7 +185,7 @@ class ChainTask(Task):
 
     @property
     def next_commands(self) -> tuple[str, ...]:
-        """What reads a finished run."""
+        """Commands that read a finished run."""
         reads_images = self.system.takes_given and self.settings.image_encoder.name != "imported"
         return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
 
@@ -210,7 +210,7 @@ class ChainTask(Task):
             self.terminal.say(account)
 
     def _sample(self, feed: Feed, split: str) -> dict[str, Any]:
-        """Return some rows of a split, to be read with answers given, with the prompts' vectors."""
+        """Return some rows of a split, for readings with given answers, and the prompts' vectors."""
         features = self.inputs.text_features
         return feed.sample_rows(split, NUM_GIVEN) | ({} if features is None else {"text_features": features})
 
@@ -221,10 +221,11 @@ class ChainTask(Task):
         feed: Feed,
         read_given: Callable[[ReadGiven, np.ndarray], Any],
     ) -> tuple[SplitPredictions, dict[str, Any], np.ndarray]:
-        """Let the best weights of every network read a split.
+        """Return the predictions of every network's best weights for a split.
 
         Returns:
-          Answers; by network what `read_given` returns, {} for a system that takes no answers; labels of those rows.
+          Predictions; by network the output of `read_given`, {} for a system that takes no given answers; labels of the
+          rows that it reads.
         """
         logits, given = dict[str, Any](), dict[str, Any]()
         rows = self._sample(feed, split) if self.system.takes_given else {"labels": np.zeros((0, 0), np.int32)}
@@ -237,11 +238,10 @@ class ChainTask(Task):
                 read = self.system.given_reader(name, jax.device_get(params), dict(rows))
                 given[name] = read_given(read, labels)
             del params
-        whole = dataclasses.replace(answers, logits=logits)
-        return with_facts(feed.inputs.dataset, split, whole), given, labels
+        return with_facts(feed.inputs.dataset, split, dataclasses.replace(answers, logits=logits)), given, labels
 
     def _fit_gates(self, params_of: Callable[[str], Any]) -> dict[str, Gate]:
-        """Return the gates of the networks that read images; none if no gate is asked for."""
+        """Return the gates of the networks that read images; {} if the settings disable gates."""
         false_alarms = self.settings.evaluation.gate_false_alarms
         if not false_alarms or not self.system.gated or self.settings.image_encoder.name == "imported":
             return {}
@@ -263,7 +263,7 @@ class ChainTask(Task):
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Predict with each network's best weights; write predictions, calibration, gate, statistics and report.
 
-        All that training and validation cases decide is decided before the test split is opened.
+        Every choice on training and validation cases is made before the test split is opened.
         """
         chain, evaluation = self.dataset.chain, self.settings.evaluation
         answers, given, labels = self._read(

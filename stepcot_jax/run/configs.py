@@ -13,12 +13,12 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
-# A wheel carries them inside the package; in a checkout they lie at the top level.
+# A wheel has the configs inside the package, a checkout at the top level.
 SHIPPED = next((path for path in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if path.is_dir()), _PACKAGE)
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Names that `--config` accepts without a path."""
+    """Return the names that `--config` accepts without a path."""
     return tuple(sorted(path.stem for path in SHIPPED.glob("[!_]*.py")))
 
 
@@ -47,7 +47,8 @@ def load_config(source: str) -> Any:
     """Return what a config's `get_config` returns, usually a `ConfigDict`."""
     name, *argument = source.split(":", 1)
     path = find_config(name)
-    spec = importlib.util.spec_from_file_location("stepcot_config", path, loader=_loader(path))
+    loader = importlib.machinery.SourceFileLoader("stepcot_config", str(path))
+    spec = importlib.util.spec_from_file_location("stepcot_config", path, loader=loader)
     assert spec is not None  # noqa: S101 - for the type checker: a loader was given
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
@@ -65,10 +66,6 @@ def load_config(source: str) -> Any:
         where = name if line is None else f"{name}:{line}"
         reason = " ".join(str(error).split())
         raise BadInput(f"{where}: {type(error).__name__}: {reason} (expected a config with get_config())") from None
-
-
-def _loader(path: pathlib.Path) -> importlib.machinery.SourceFileLoader:
-    return importlib.machinery.SourceFileLoader("stepcot_config", str(path))
 
 
 @contextlib.contextmanager

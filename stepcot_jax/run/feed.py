@@ -1,4 +1,4 @@
-"""The batches of a run: which rows this process loads, and how they reach the devices."""
+"""The batches of a run: the rows that this process loads, and their transfer to the devices."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from stepcot_jax.run.settings import Settings
 from stepcot_jax.training.devices import Devices
 
 _READ = frozenset({"images", "image_features", "labels", "targets", "index", "present"})
-"""Batch entries that the data provide; a phase's `collect` may add others."""
+"""Batch entries of the data; a phase's `collect` may add others."""
 
 
 class Feed:
@@ -30,7 +30,7 @@ class Feed:
     def shared(self) -> dict[str, jax.Array]:
         """The prompts' vectors [step, width] on every device; empty without text."""
         features = self.inputs.text_features
-        return {} if features is None else {"text_features": self.devices.put_whole(features)}
+        return {} if features is None else {"text_features": self.devices.replicate(features)}
 
     @property
     def example(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Feed:
         return rows | self.shared
 
     def training_batches(self) -> ReadAhead:
-        """Return endless batches; batch n is a function of the seed and n. To be closed."""
+        """Return endless batches, to be closed; batch n is a function of the seed and n."""
         batches = training_batches(
             self.inputs.dataset,
             batch_size=self.settings.training.batch_size,
@@ -62,12 +62,12 @@ class Feed:
         return self._iterate(batches)
 
     def put_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Put a batch on the devices, with the prompts and what was collected, as a compiled update takes it."""
+        """Return a batch on the devices, with the prompts and collected entries, as a compiled update takes it."""
         collected = {name: array for name, array in batch.items() if name not in _READ}
         return self.devices.put_training_rows(self.inputs.prepare(batch) | self.shared | collected)
 
     def answer(self, predict: Callable[[dict[str, Any]], Any], split: str) -> Predictions:
-        """Return what networks answer for a split; every process loads its rows, and all get all answers.
+        """Return the predictions for a split, the same in every process; each process loads its rows.
 
         Args:
           predict: a batch on the devices -> name of a network -> logits [case, step, answer] of all processes' rows.
@@ -96,10 +96,10 @@ class Feed:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def sample_batches(self, split: str, num_cases: int) -> Iterator[dict[str, Any]]:
-        """Yield the rows of `sample_rows` in batches, so that the images of many cases need not fit the memory."""
+        """Yield the rows of `sample_rows` in batches, so that the images of many cases need not fit in memory."""
         dataset, members = self.inputs.dataset, self.inputs.dataset.splits.by_name()[split]
-        places = np.unique(np.linspace(0, len(members) - 1, min(num_cases, len(members))).round().astype(int))
-        chosen = tuple(members[place] for place in places)
+        positions = np.unique(np.linspace(0, len(members) - 1, min(num_cases, len(members))).round().astype(int))
+        chosen = tuple(members[position] for position in positions)
         batches = evaluation_batches(
             dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, **{split: chosen})),
             split,
@@ -111,7 +111,7 @@ class Feed:
                 yield {name: array[np.asarray(batch["present"], bool)] for name, array in rows.items()}
 
     def _iterate(self, batches: Batches) -> ReadAhead:
-        """Load ahead: in workers what is decoded; features that are only looked up in threads."""
+        """Return batches that are read ahead: worker processes decode images, threads look up stored features."""
         data = self.settings.data
         num_workers = data.num_workers if self.inputs.dataset.features is None else 0
         return iterate(batches, num_threads=data.num_threads, num_workers=num_workers)

@@ -46,17 +46,17 @@ ADDED: dict[str, Any] = {
     "config.evaluation.operating_target": 0.9,
     "config.evaluation.miss_cost": 1.0,
 }
-"""Settings that earlier versions lacked -> the value that does as they did, for the `settings.json` of their runs."""
+"""Settings that earlier versions lacked -> the value with their behaviour, for the `settings.json` of their runs."""
 
 
-def make(cls: type[Made], found: Any, where: str) -> Made:
-    """Make a dataclass, and the dataclasses in its fields, from nested mappings.
+def make(cls: type[Made], config: Any, where: str) -> Made:
+    """Return a dataclass, with the dataclasses in its fields, from nested mappings.
 
     Args:
       cls: the dataclass. Its fields are numbers, strings, booleans, Literals, tuples of these, or dataclasses;
         `msgspec.Meta` gives a number's range.
     """
-    plain = found.to_dict() if hasattr(found, "to_dict") else found
+    plain = config.to_dict() if hasattr(config, "to_dict") else config
     _check_keys(cls, plain, where, cls)
     try:
         return msgspec.convert(plain, cls)
@@ -73,7 +73,7 @@ def make(cls: type[Made], found: Any, where: str) -> Made:
 
 
 def describe_key(cls: type, key: str) -> str:
-    """Describe the values that a setting accepts."""
+    """Return a description of the values that a setting accepts."""
     hint: Any = cls
     where, *names = key.split(".")
     for name in names:
@@ -84,29 +84,31 @@ def describe_key(cls: type, key: str) -> str:
     return _describe(hint)
 
 
-def _check_keys(cls: Any, found: Any, where: str, root: type) -> None:
-    """Refuse groups that are no mappings and keys that are unknown or missing."""
-    if not isinstance(found, Mapping):
-        raise BadInput(f"{where}: {shorten(repr(found))} is not a group of settings")
+def _check_keys(cls: Any, group: Any, where: str, root: type) -> None:
+    """Refuse groups that are not mappings, and unknown or missing keys."""
+    if not isinstance(group, Mapping):
+        raise BadInput(f"{where}: {shorten(repr(group))} is not a group of settings")
     hints = typing.get_type_hints(cls, include_extras=True)
-    for name in found:
+    for name in group:
         if name not in hints:
             raise _unknown(name, list(hints), where, root)
     for name, hint in hints.items():
-        if name not in found:
+        if name not in group:
             raise BadInput(f"{where}.{name} is required ({_describe(hint)})")
         if dataclasses.is_dataclass(hint):
-            _check_keys(hint, found[name], f"{where}.{name}", root)
+            _check_keys(hint, group[name], f"{where}.{name}", root)
 
 
 def _unknown(name: Any, siblings: list[str], where: str, root: type) -> BadInput:
-    """The error for a key that is not one of `siblings`, the keys of the group `where`."""
+    """Return the error for a key that is not one of `siblings`, the keys of the group `where`."""
     key = f"{where}.{shorten(str(name))}"
     if key in RENAMED:
         return BadInput(f"{key} was renamed to {RENAMED[key]}")
     if not siblings:
         return BadInput(f"{key} is not a setting; did you mean {where}?")
-    elsewhere = [each for each in _all_keys(root, where.partition(".")[0]) if each.rpartition(".")[2] == name]
+    elsewhere = [
+        full_name for full_name in _all_keys(root, where.partition(".")[0]) if full_name.rpartition(".")[2] == name
+    ]
     near = difflib.get_close_matches(shorten(str(name)), siblings, n=1, cutoff=0.6)
     if near or not elsewhere:
         near = near or difflib.get_close_matches(shorten(str(name)), siblings, n=1, cutoff=0.0)
@@ -122,7 +124,7 @@ def _all_keys(cls: Any, where: str) -> Iterator[str]:
 
 
 def _describe(hint: Any) -> str:
-    """Describe the values of a type hint."""
+    """Return a description of the values of a type hint."""
     if typing.get_origin(hint) is Literal:
         values = [repr(value) for value in typing.get_args(hint)]
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"

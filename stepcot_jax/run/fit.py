@@ -1,7 +1,7 @@
-"""Train a system on a dataset in a workdir, without settings: `fit`, and the settings that say the same.
+"""Train a system on a dataset in a workdir, without settings: `fit`, and the settings that describe its values.
 
-`fit` is what `Run` does with the values that settings describe. Values that settings can name are written as settings,
-so that every command reads the run; what they cannot name stands in given.json (`run.given`).
+`fit` does what `Run` does with the values that settings describe. Values that settings can name are written as
+settings, so that every command reads the run; the others are listed in given.json (`run.given`).
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ _TEACHER = {
     "write_back": "write_back",
     "text": "text",
 }
-"""Settings of the teacher and its fields."""
+"""Settings of the teacher -> fields of `Teacher`."""
 
 
 def fit(
@@ -64,34 +64,34 @@ def fit(
     """Train a system, or resume it, and evaluate its best weights on the test split.
 
     Args:
-      system: what is trained, such as `StepCoT(data.chain)`, `SFT(policy)`, `GRPO(policy, rewards=[...])`, or one of
-        your own (`System`).
+      system: what is trained, such as `StepCoT(data.chain)`, `SFT(policy)`, `GRPO(policy, rewards=[...])`, or your own
+        `System`.
       data: cases, or for a policy questions, with their splits; see `make_dataset`.
-      workdir: where checkpoints, logs and results go; a second call goes on there.
+      workdir: folder of checkpoints, logs and results; a second call resumes there.
       batch_size: cases of an update, over all devices; None for 32, or a policy's own.
       seed: of parameters, order and dropout.
       start: a finished run, or its workdir, whose weights training starts from.
-      writers: get the numbers of the log, beside metrics.jsonl and TensorBoard.
+      writers: loggers of the metrics, besides metrics.jsonl and TensorBoard.
       prompts: float32 [step, width], vectors of the steps' prompts; None for fixed random ones, if any are read.
-      **settings: further settings that are not those of system and data, full names without "config." -> values, such
-        as `**{"training.log_every": 1}`.
+      **settings: further settings that do not describe system or data, full names without "config." -> values, such as
+        `**{"training.log_every": 1}`.
 
     Returns:
       The run; its `report` holds the figures.
 
     Raises:
       BadInput: the workdir holds another run, or the values cannot be trained.
-      RunStopped: training cannot go on; the last good state is kept.
+      RunStopped: training cannot continue; the last good state is kept.
     """
     make: Callable[..., Task]
     if is_recipe(system) and isinstance(data, VqaDataset):
         described, given = describe_policy(system, data, batch_size)
         make, start_key = functools.partial(_make_policy_task, system, data), "policy.start"
     elif not is_recipe(system) and isinstance(data, Dataset):
-        own = cast(System, system)
-        described, given = describe_values(own, data, prompts=prompts)
+        chain_system = cast(System, system)
+        described, given = describe_values(chain_system, data, prompts=prompts)
         described |= {"training.batch_size": batch_size or 32, "baseline.batch_size": batch_size or 32}
-        make, start_key = functools.partial(_make_chain_task, own, data, prompts), "start.checkpoint"
+        make, start_key = functools.partial(_make_chain_task, chain_system, data, prompts), "start.checkpoint"
     else:
         raise BadInput("data: SFT and GRPO train on questions, all other systems on answers to the steps of a chain")
     described["seed"] = seed
@@ -99,27 +99,27 @@ def fit(
         described[start_key] = start.place.name if isinstance(start, Run) else str(start)
     if clash := sorted(described.keys() & settings.keys()):
         raise BadInput(f"{clash[0]}: given by the system, the data or an argument of fit; leave it out")
-    found = load_settings("base", **described, **settings)
-    run = Run.of_values(found, workdir, functools.partial(make, found), given=given, writers=tuple(writers))
+    resolved = load_settings("base", **described, **settings)
+    run = Run.of_values(resolved, workdir, functools.partial(make, resolved), given=given, writers=tuple(writers))
     run.execute()
     return run
 
 
 def _make_chain_task(
-    system: System, data: Dataset, prompts: np.ndarray | None, settings: Settings, **places: Any
+    system: System, data: Dataset, prompts: np.ndarray | None, settings: Settings, **context: Any
 ) -> Task:
     inputs = Inputs(data, _text(system, data, settings, prompts), *_encoder(system))
-    return ChainTask(settings, inputs, lambda _: system, **places)
+    return ChainTask(settings, inputs, lambda _: system, **context)
 
 
-def _make_policy_task(recipe: SFT | GRPO, data: VqaDataset, settings: Settings, **places: Any) -> Task:
+def _make_policy_task(recipe: SFT | GRPO, data: VqaDataset, settings: Settings, **context: Any) -> Task:
     from stepcot_jax.run.policy_task import PolicyTask  # a chain's run needs no tokenizer
 
-    return PolicyTask(settings, dataset=data, functions=getattr(recipe, "rewards", {}), **places)
+    return PolicyTask(settings, dataset=data, functions=getattr(recipe, "rewards", {}), **context)
 
 
 def describe_policy(recipe: SFT | GRPO, data: VqaDataset, batch_size: int | None) -> tuple[dict[str, Any], Given]:
-    """Return the settings that describe a policy's training on a dataset, and what no setting describes."""
+    """Return the settings that describe a policy's training on a dataset, and the values that none describes."""
     policy, section = recipe.policy, recipe.section
     described: dict[str, Any] = {
         "job": section,
@@ -147,14 +147,14 @@ def describe_policy(recipe: SFT | GRPO, data: VqaDataset, batch_size: int | None
 def describe_values(
     system: System, data: Dataset, *, prompts: np.ndarray | None = None
 ) -> tuple[dict[str, Any], Given]:
-    """Return the settings that describe a system and a dataset, and what no setting describes."""
-    fit_of = data.preprocessing
+    """Return the settings that describe a system and a dataset, and the values that none describes."""
+    preprocessing = data.preprocessing
     described: dict[str, Any] = {
         "data.source": "given",
-        "image_encoder.image_size": fit_of.size,
-        "image_encoder.mean": tuple(fit_of.mean),
-        "image_encoder.std": tuple(fit_of.std),
-        "image_encoder.fit": fit_of.fit,
+        "image_encoder.image_size": preprocessing.size,
+        "image_encoder.mean": tuple(preprocessing.mean),
+        "image_encoder.std": tuple(preprocessing.std),
+        "image_encoder.fit": preprocessing.fit,
     }
     if data.features is not None:
         described |= {"image_encoder.name": "imported", "image_encoder.weights": "given"}
@@ -174,7 +174,7 @@ def describe_values(
 def _describe_step_cot(
     system: StepCoT, described: dict[str, Any], features: tuple[str, ...]
 ) -> tuple[dict[str, Any], Given]:
-    networks, objective, own = system.networks, system.objective, []
+    networks, objective, custom = system.networks, system.objective, []
     alone = system.names == ("teacher",)
     described |= {
         "job": "teacher" if alone else "distill",
@@ -188,16 +188,16 @@ def _describe_step_cot(
     if type(networks.teacher) is Teacher:
         described |= {f"teacher.{name}": getattr(networks.teacher, field) for name, field in _TEACHER.items()}
     else:
-        own.append("teacher")
+        custom.append("teacher")
     if type(networks.student) is Student:
         student = networks.student
         described |= {"student.width": student.width, "student.dropout": student.dropout_rate}
     else:
-        own.append("student")
+        custom.append("student")
     if (encoder := networks.image_encoder) is not None:
         known = [name for name in ("resnet_small", "resnet18") if make_resnet(name) == encoder]
         described["image_encoder.name"] = known[0] if known else "resnet_small"
-        own += [] if known else ["image_encoder"]
+        custom += [] if known else ["image_encoder"]
     for field in dataclasses.fields(Objective):
         if field.name not in ("answer_weights", "parts"):
             described[f"loss.{field.name}"] = getattr(objective, field.name)
@@ -211,8 +211,8 @@ def _describe_step_cot(
     if objective.answer_weights is not None:
         features = (*features, "answer_weights")
     return described, Given(
-        networks=tuple(own),
-        optimizers=system.names if system.has_own_optimizers else (),
+        networks=tuple(custom),
+        optimizers=system.names if system.has_custom_optimizers else (),
         parts={name: float(weight) for name, (_, weight) in objective.parts.items()},
         features=features,
     )

@@ -1,6 +1,7 @@
-"""What a caller gave `sc.fit` that no setting describes: a system, networks, optimizers, parts of the loss.
+"""Values of a caller of `sc.fit` that no setting describes: a system, networks, optimizers, parts of the loss.
 
-It is written beside settings.json, so that a resumed run is compared with it, and commands that would need it say so.
+Their names are written next to settings.json: a resumed run is compared with them, and commands that need the values
+refuse the run.
 """
 
 import pathlib
@@ -15,11 +16,11 @@ GIVEN_FILE = "given.json"
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names of what is the caller's own; all empty for a run from settings.
+    """Names of the caller's values; all empty for a run from settings.
 
     Attributes:
       system: class of the system, such as "mine.Mine".
-      networks: networks with a class, or an encoder, that settings cannot name.
+      networks: networks whose class or encoder settings cannot name.
       optimizers: networks with an optimizer of the caller.
       parts: weights of the further parts of the loss, by name.
       rewards: weights of the caller's rewards, by name.
@@ -43,13 +44,13 @@ def name_class(value: Any) -> str:
 
 
 def read_given(workdir: pathlib.Path) -> Given:
-    """Return what the run in a workdir was given; nothing for a run from settings."""
+    """Return the caller's values of a run; an empty `Given` for a run from settings."""
     path = workdir / GIVEN_FILE
     return read_json(path, Given, accepted="expected what sc.fit wrote") if path.is_file() else Given()
 
 
 def write_given(workdir: pathlib.Path, given: Given) -> None:
-    """Write what a run is given; no file for nothing."""
+    """Write the caller's values of a run; no file if there are none."""
     path = workdir / GIVEN_FILE
     if given:
         write_whole(path, msgspec.json.format(msgspec.json.encode(given)) + b"\n")

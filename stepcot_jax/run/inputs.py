@@ -47,11 +47,11 @@ class Inputs:
     """Data and encoders of a run.
 
     Attributes:
-      dataset: the cases, with features if a frozen encoder computed them ahead.
+      dataset: the cases, with features if a frozen encoder computed them.
       text_features: float32 [step, width]; None without text.
-      image_encoder: module that is trained; None if the batches have features.
+      image_encoder: trained module; None if the batches have features.
       prepare: converts a batch of the pipeline to the input of an update ("images" or "image_features", and "labels"),
-        not yet on the devices.
+        still on the host.
       encoder_digest: of the frozen encoder's weights; "" without one.
     """
 
@@ -62,15 +62,15 @@ class Inputs:
     encoder_digest: str = ""
 
     def hold_out(self) -> "tuple[Inputs, HeldOut[Inputs]]":
-        """Return the inputs without the test split's labels and pictures, and with them for the last evaluation."""
+        """Return the inputs without the test split's labels and pictures, and held-out ones with them."""
         view, _ = self.dataset.hold_out()
         return dataclasses.replace(self, dataset=view), HeldOut(self)
 
     @functools.cached_property
     def example(self) -> dict[str, np.ndarray]:
-        """One row of a prepared batch, for the shapes; made when asked for, as nothing but training has targets.
+        """One row of a prepared batch, for its shapes; computed on first use, as only training has targets.
 
-        It is kept, so that it holds arrays, also where it is first asked for within a function that JAX traces.
+        It holds concrete arrays even if it is first used within a function that JAX traces.
         """
         with jax.ensure_compile_time_eval():
             return jax.device_get(self._make_example())
@@ -95,11 +95,11 @@ def load_inputs(
     processes: Processes = ALONE,
     map_blocks: MapBlocks | None = None,
 ) -> Inputs:
-    """Read the data, load the encoders, and compute the features of frozen ones.
+    """Return the data, with the encoders loaded and the features of frozen ones computed.
 
     Args:
       workdir: of the run; features are stored below it unless `features.folder` names a folder to share.
-      map_blocks: encodes the images in the processes of an engine; None to encode them here.
+      map_blocks: encodes the images in the processes of an engine; None encodes them in this process.
     """
     image_encoder: nn.Module | None = None
     encoder_digest = ""
@@ -134,7 +134,7 @@ def hides_steps(settings: Settings) -> bool:
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Any:
-    """Load the dataset of a config, without a workdir and without features made ahead.
+    """Return the dataset of a config, without a workdir and without precomputed features.
 
     Args:
       config: name of a shipped config, path of a config file, or a nested mapping.
@@ -153,7 +153,7 @@ def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any)
 
 
 def _load_in_worker(settings: Settings) -> FrozenImageEncoder:
-    """Load the encoder in a process of another machine, and bring the images there if they are at an address."""
+    """Return the encoder, in a process of another machine; download the images there if `data.root` is an address."""
     find_path(settings.data.root, "config.data.root")
     return load_frozen_encoder(settings)
 
@@ -164,7 +164,7 @@ def select_entries(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(encoder: FrozenImageEncoder, batch: dict[str, Any]) -> dict[str, Any]:
-    """Encode a batch anew, since augmented images differ every time."""
+    """Return a batch with features, encoded every time, as augmented images differ."""
     encoded = {"image_features": np.asarray(encoder.encode(batch["images"]))}
     return encoded | {name: rows for name, rows in select_entries(batch).items() if name != "images"}
 
@@ -177,7 +177,7 @@ def _with_stored_features(
     processes: Processes,
     map_blocks: MapBlocks | None,
 ) -> Dataset:
-    """Load the cases with the features of a frozen encoder; images with a stored feature are hashed, not decoded."""
+    """Return the cases with the features of a frozen encoder; images with stored features are only hashed."""
     spec = describe_image_store(encoder, patches=settings.features.patches)
     options: dict[str, Any] = {
         "batch_size": settings.features.batch_size,
@@ -204,7 +204,7 @@ def _with_stored_features(
 
 
 def _digest_images(dataset: Dataset) -> list[str]:
-    """Return the digest of each case's image, reading only images that loading has not digested."""
+    """Return the digest of each case's image, reading only images without a known digest."""
     indices, images = range(len(dataset.cases)), dataset.images
     if images is None:
         return [digest_pixels(dataset.pixels[index]) for index in indices]
@@ -212,7 +212,7 @@ def _digest_images(dataset: Dataset) -> list[str]:
 
 
 def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
-    """Load the cases with imported features, without their images."""
+    """Return the cases with imported features, without their images."""
     preprocessing = trained_preprocessing(settings)
     dataset = load_dataset(settings, preprocessing=preprocessing, require_images=False, progress=terminal.watch)
     store, keys = importing.open_imported_images(_find_imported(settings), dataset.cases)
@@ -233,12 +233,12 @@ def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal
     prompts = settings.prompts
     if prompts.encoder == "imported":
         folder = _find_imported(settings)
-        found = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
-        if found is None:
+        imported = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
+        if imported is None:
             raise BadInput(
                 f"{folder}: no imported prompt features (expected an array prompt_features in the imported file)"
             )
-        store, keys = found
+        store, keys = imported
         return store.read(keys)
     texts = write_prompts(chain, prompts.template)
     if prompts.encoder == "hashed":

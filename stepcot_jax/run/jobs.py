@@ -8,11 +8,11 @@ class Job:
     """One `config.job`.
 
     Attributes:
-      names: networks, or phases of a policy, that it leaves best weights of; the default one last.
+      names: networks, or phases of a policy, whose best weights are kept; the default one last.
       epochs: settings with the epochs of its phases, in order.
-      parts: of the parameters, that another run's `start.checkpoint` takes over; () for none.
-      is_policy: whether it reads reasoning records and trains what answers in words; else it reads chains.
-      reads_steps: whether its networks answer every step of a picture.
+      parts: parameters that another run's `start.checkpoint` copies; () for none.
+      is_policy: whether it trains a policy on reasoning records; else it reads chains.
+      reads_steps: whether its networks answer every step for an image.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Job:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files of a finished run, beside report.json, that tables read."""
+        """Files of a finished run that tables read besides report.json."""
         if self.is_policy:
             return ("records/test.jsonl", self.replies)
         return ("predictions/val.npz", "predictions/test.npz")

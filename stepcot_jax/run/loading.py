@@ -1,4 +1,4 @@
-"""The data that the settings name: chains of answers, or questions with boxes; from a folder, tfds, or the phantom."""
+"""Loads the data of the settings: chains of answers, or questions with boxes; from a folder, tfds, or the phantom."""
 
 import functools
 import hashlib
@@ -31,7 +31,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.run.settings import Settings
 
-# Wraps an iterable with a known length and a description, as progress bars do.
+# Wraps an iterable of known length with a description, as progress bars do.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 # Whether an image with this SHA-256 was decoded before and need not be decoded now.
 IsKnown = Callable[[str], bool]
@@ -45,13 +45,13 @@ def load_dataset(
     require_images: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """Load the data that the settings name.
+    """Return the dataset that the settings name.
 
-    Unless `data.check_images` is "on_use", every image that is not known has been decoded once when this returns: here,
-    or when its shard was written.
+    Unless `data.check_images` is "on_use", every unknown image has been decoded once when this returns: by this
+    function, or when its shard was written.
 
     Args:
-      is_known: tells by the SHA-256 of an image file whether it need not be decoded; the dataset then has the digests.
+      is_known: whether an image file with this SHA-256 need not be decoded; the dataset then has the digests.
     """
     watch = progress or _watch_silently
     if settings.data.source == "phantom":
@@ -101,10 +101,10 @@ def make_dataset(
     is_known: IsKnown | None = None,
     progress: Progress = _watch_silently,
 ) -> Dataset:
-    """Make the dataset of a run from a collection with images from anywhere; see `load_dataset`.
+    """Return the dataset of a run from a collection and its images; see `load_dataset`.
 
     Args:
-      splits: of the collection, with their source in words, if its images are checked; None reads or makes them.
+      splits: of the collection, and a description of their source, if its images are checked; None reads or makes them.
     """
     max_pixels, file, numbers = _max_pixels(settings), str(collection.path), collection.record_numbers
     cache = PixelCache(FilePixels(images, preprocessing, max_pixels, file, numbers), _budget(settings))
@@ -183,16 +183,16 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         cases.append(case)
         pixels.put(index, drawn)
 
-    def draw_whole(index: int) -> np.ndarray:
+    def draw_full_size(index: int) -> np.ndarray:
         return draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence).image
 
-    splits, source = _make_splits(settings, cases, "the phantom", draw_whole, progress)
-    rule = _read_rule(settings)  # the phantom has no uncertain answers; who marks some can
+    splits, source = _make_splits(settings, cases, "the phantom", draw_full_size, progress)
+    rule = _read_rule(settings)  # the phantom has no uncertain answers, but a caller can mark some
     return Dataset(DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source, uncertain=rule)
 
 
 def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
-    """Load what `data.tfds` prepared; every image was decoded then."""
+    """Return a dataset that `data.tfds` prepared, which decoded every image."""
     from stepcot_jax.data.tfds.source import open_prepared
 
     prepared = open_prepared(_find_root(settings), max_pixels=_max_pixels(settings))
@@ -215,7 +215,7 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
 def _find_splits(
     settings: Settings, collection: Collection, images: ImageFiles, progress: Progress
 ) -> tuple[Splits, str]:
-    """Return the splits of the data's tables, else, or for a fold, new ones, and where they come from, in words."""
+    """Return splits and their source: those of the data's tables, or new ones if there are none or for a fold."""
     root = collection.root  # a folder even if `data.root` names a file in it
     where = settings.data.root if is_address(settings.data.root) else str(root)
     if not settings.data.fold:
@@ -223,16 +223,16 @@ def _find_splits(
         if splits is not None:
             return splits, where
 
-    def decode_whole(index: int) -> np.ndarray:
+    def decode_full_size(index: int) -> np.ndarray:
         return decode_image_bytes(images.read(index), name=images.name(index), max_pixels=_max_pixels(settings))
 
-    return _make_splits(settings, collection.cases, where, decode_whole, progress)
+    return _make_splits(settings, collection.cases, where, decode_full_size, progress)
 
 
 def _make_splits(
-    settings: Settings, cases: RecordTable, where: str, read_whole: Callable[[int], np.ndarray], progress: Progress
+    settings: Settings, cases: RecordTable, where: str, read_full_size: Callable[[int], np.ndarray], progress: Progress
 ) -> tuple[Splits, str]:
-    """Make splits; near-duplicates are found in full-size images, so that they do not depend on the encoder."""
+    """Return new splits and their source; near-duplicates are searched in full-size images, whatever the encoder."""
     data = settings.data
     what = f"fold {data.fold} " if data.fold else ""
     source = f"{what}made from seed {data.split_seed}, {data.split_fractions}: stratified by last step and origin, "
@@ -240,7 +240,7 @@ def _make_splits(
     joined: Any = ()
     if data.near_duplicate_radius:
         watched = progress(range(len(cases)), "looking for near-duplicates")
-        hashes = np.array([perceptual_hash(read_whole(index)) for index in watched], np.uint64)
+        hashes = np.array([perceptual_hash(read_full_size(index)) for index in watched], np.uint64)
         joined = find_near_duplicates(hashes, radius=data.near_duplicate_radius)
         source += f", near-duplicates within {data.near_duplicate_radius} bits together"
     try:
@@ -254,10 +254,10 @@ def _make_splits(
 def load_vqa_dataset(
     settings: Settings, *, splits: Sequence[str] = SPLIT_NAMES, progress: questions.Progress = iter
 ) -> VqaDataset:
-    """Load the reasoning records that `settings.vqa` names.
+    """Return the dataset of reasoning records that `settings.vqa` names.
 
-    "phantom" draws `settings.phantom` as `stepcot data vqa` does, with the same records. Splits are made
-    from the sum of `phantom.seed` and `data.split_seed`, and `data.split_fractions`. "folder" reads
+    "phantom" draws the records of `settings.phantom`, as `stepcot data vqa` does. Splits are made from the sum of
+    `phantom.seed` and `data.split_seed`, and from `data.split_fractions`. "folder" reads
     `vqa.root/records.jsonl`. Pictures are stretched to `image_encoder.image_size`, whatever its fit.
     """
     data, phantom = settings.data, settings.phantom
@@ -293,7 +293,7 @@ def load_questions(
     splits: Sequence[str] = SPLIT_NAMES,
     progress: questions.Progress = iter,
 ) -> VqaDataset:
-    """Load the pictures of questions that have been read, as the settings say."""
+    """Return the dataset of questions that have been read, with their pictures loaded as the settings say."""
     data, size = settings.data, settings.image_encoder.image_size
     loaded = questions.load_pictures(
         collection,

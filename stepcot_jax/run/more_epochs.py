@@ -1,6 +1,6 @@
-"""More epochs for a run that has started: which of its epochs settings may be raised, and what that means.
+"""More epochs for a run that has started: which of its epochs settings may be raised, and with what effect.
 
-The phases of a run follow each other, so only the last can be longer than the settings that it started with said.
+The phases of a run follow each other, so only the last can become longer.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class Raised:
 
     Attributes:
       key: full name of the setting.
-      before: epochs that the run was started with.
+      before: epochs that the run started with.
       schedules: settings whose schedules depend on the number of epochs; empty if the run will equal one that had
         `after` from the start.
     """
@@ -35,7 +35,7 @@ class Raised:
     schedules: tuple[str, ...]
 
     def describe(self) -> str:
-        """Return what the run does now, as a line of text."""
+        """Return the effect on the run, as a line of text."""
         line = f"{self.key} was raised from {self.before} to {self.after}: the run goes on from its latest checkpoint"
         if not self.schedules:
             return line
@@ -47,10 +47,10 @@ class Raised:
 
 def find_raised(before: Settings, after: Settings) -> list[Raised]:
     """Return the epochs settings of a job that were raised."""
-    keys, found = before.trains.epochs, []
-    for place, key in enumerate(keys):
+    keys, raised = before.trains.epochs, []
+    for index, key in enumerate(keys):
         old, new = _value(before, key), _value(after, key)
-        later = [other for other in keys[place + 1 :] if _value(before, other)]
+        later = [other for other in keys[index + 1 :] if _value(before, other)]
         if new < old:
             raise BadInput(
                 f"config.{key}: lowered from {old} to {new}; expected {old} or more in this workdir (a new workdir "
@@ -62,12 +62,12 @@ def find_raised(before: Settings, after: Settings) -> list[Raised]:
                 f"where only config.{later[-1]} may be raised"
             )
         if new > old:
-            found.append(Raised(f"config.{key}", old, new, tuple(_schedules(before, key))))
-    return found
+            raised.append(Raised(f"config.{key}", old, new, tuple(_schedules(before, key))))
+    return raised
 
 
 def describe_longer(settings: Settings) -> str:
-    """Return how to train longer after the end of the run, as a line of text."""
+    """Return how to train longer after the run has ended, as a line of text."""
     keys = settings.trains.epochs
     if not keys:
         return "longer: the same call of sc.fit with more epochs goes on"
@@ -102,7 +102,7 @@ def _schedules(settings: Settings, key: str) -> Iterator[str]:
 
 
 def remove_results(workdir: pathlib.Path) -> None:
-    """Remove what a run wrote of its weights at its end, before more epochs change them; the new end writes it anew."""
+    """Remove the results of a run before more epochs change its weights; the new end writes them again."""
     for name in _RESULTS:
         if (workdir / name).is_dir():
             shutil.rmtree(workdir / name)

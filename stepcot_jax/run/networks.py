@@ -1,4 +1,4 @@
-"""The networks and encoders that the settings of a chain's run describe; apart from what training alone needs."""
+"""The networks and encoders that the settings of a chain's run describe, also for readers of the run."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -45,12 +45,12 @@ def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | N
 
 
 def trained_preprocessing(settings: Settings) -> Preprocessing:
-    """Return the preprocessing of images for an encoder that is trained."""
+    """Return the preprocessing of images for a trained encoder."""
     encoder = settings.image_encoder
     mean, std = encoder.mean, encoder.std
     return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)  # type: ignore[arg-type]
 
 
 def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
-    """Load the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch."""
+    """Return the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch."""
     return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)

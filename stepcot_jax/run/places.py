@@ -1,4 +1,4 @@
-"""Where a run's files lie: a folder of this machine, which an extra keeps like one at an address if that is named."""
+"""The storage of a run's files: a folder of this machine, which an extra synchronises with an address, if any."""
 
 import contextlib
 import pathlib
@@ -18,14 +18,14 @@ from stepcot_jax.training.processes import all_agree, check_shared, is_first, wa
 class Place:
     """A workdir, as the user names it: a folder, or an address such as s3://BUCKET/FOLDER.
 
-    At an address every file is written to a folder of this machine. After a checkpoint, and at the end, what has
-    changed is sent; at the start the folder becomes what is there. Of several processes each has a folder of its own,
-    and the first alone sends.
+    With an address, every file is written to a folder of this machine. At the start the folder becomes a copy of the
+    address; after each checkpoint and at the end, changes are uploaded. Each process has its own folder, and only the
+    first uploads.
 
     Attributes:
-      folder: where the run reads and writes.
-      name: what the user calls it.
-      title: the last part of it, as the run's name in loggers.
+      folder: the folder of this machine.
+      name: the path or address that the user named.
+      title: the last part of the name, as the run's name in loggers.
     """
 
     def __init__(self, workdir: str | pathlib.Path, *, say: Callable[[str], None]) -> None:
@@ -48,7 +48,7 @@ class Place:
 
     @property
     def saved(self) -> Callable[[], None] | None:
-        """What to call when a checkpoint is on the disk; None if nothing is to be done."""
+        """A function to call after each checkpoint is written; None if this process uploads nothing."""
         return self._remote.saved if self._remote is not None and is_first() else None
 
     def check(self) -> None:
@@ -60,14 +60,14 @@ class Place:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other runs of this machine out of the folder, and bring what is at the address; collective."""
-        locks = is_first() or self._remote is not None  # of a shared folder the first process locks it for all
+        """Lock the folder against other runs of this machine, and download the files at the address; collective."""
+        locks = is_first() or self._remote is not None  # the first process locks a shared folder for all
         with lock_folder(self.folder) if locks else contextlib.nullcontext():
             if self._remote is None:
                 yield
                 return
             self.bring()
-            wait_for_all("copy")  # before the first changes what is at the address
+            wait_for_all("copy")  # before the first process changes the address
             try:
                 yield
             finally:
@@ -75,12 +75,12 @@ class Place:
                     self._remote.saved()
 
     def bring(self) -> None:
-        """Bring what is at the address."""
+        """Download the files at the address."""
         if self._remote is not None:
             self._remote.start()
 
     def share(self) -> None:
-        """Give every process the checkpoints that the first has written; collective."""
+        """Copy the checkpoints of the first process to all; collective."""
         if self._remote is not None and jax.process_count() > 1:
             self.finish()
             wait_for_all("shared")
@@ -88,12 +88,12 @@ class Place:
                 self._remote.start()
 
     def finish(self) -> None:
-        """Send the results to the address; the first process does."""
+        """Upload the results to the address, from the first process."""
         if self._remote is not None and is_first():
             self._remote.finish()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file beside those of the run, also at the address."""
+        """Write a file next to those of the run, also at the address."""
         write_whole(self.folder / name, content)
         self.finish()
 

@@ -37,7 +37,7 @@ from stepcot_jax.training.processes import any_process, wait_for_all
 
 
 LEDGER_FOLDER = "judge"
-"""In the workdir; of several processes each has a folder of its own in it."""
+"""Folder in the workdir; each of several processes has its own folder in it."""
 
 _SETTINGS = {"--max-tokens": "judge_cap", "--base-url": "judge_url", "--model": "judge_model"}
 
@@ -61,10 +61,10 @@ def make_judge(settings: RewardsSettings, workdir: pathlib.Path) -> Judge:
 class JudgedRewards:
     """Asks a judge for ratings of open answers; every process asks for its own replies.
 
-    Equal replies to a question are asked about once, and never again: a resumed run reads the ledger.
+    Equal replies to a question are judged once, also across starts: a resumed run reads the ledger.
 
     Args:
-      ill_formed: of the rewards; with "nothing" replies that break the grammar are not judged, since they earn nothing.
+      ill_formed: option of the rewards; with "nothing" ill-formed replies are not judged, since they earn nothing.
     """
 
     def __init__(self, judge: Judge, *, ill_formed: IllFormed = "nothing") -> None:
@@ -72,18 +72,20 @@ class JudgedRewards:
         self._session = open_answer_session(judge)
 
     def __call__(self, replies: Iterable[tuple[Record, Reply]]) -> list[Judged | None]:
-        """Return the rating of each reply; None without a usable one, and where none is needed. Collective."""
-        exchanges = [make_exchange(*each) if self._is_judged(*each) else None for each in replies]
+        """Return the rating of each reply; None if there is no usable one or none is needed. Collective."""
+        exchanges = [
+            make_exchange(record, reply) if self._is_judged(record, reply) else None for record, reply in replies
+        ]
         asked = {exchange.text: exchange for exchange in exchanges if exchange is not None}
-        found, stopped = list[Judged | None](), None
+        ratings, stopped = list[Judged | None](), None
         try:
-            found = self._session.ask(list(asked.values())) if asked else []
+            ratings = self._session.ask(list(asked.values())) if asked else []
         except (BadInput, RunStopped) as error:
             stopped = type(error)(_name_settings(error, self.judge.endpoint))
         wait_for_all("judge")  # processes differ in how long their endpoints take
         if any_process(stopped is not None):
             raise stopped or RunStopped("the judge of another process stopped; its message says why")
-        rated = dict(zip(asked, found, strict=True))
+        rated = dict(zip(asked, ratings, strict=True))
         return [None if exchange is None else rated[exchange.text] for exchange in exchanges]
 
     def _is_judged(self, record: Record, reply: Reply) -> bool:
@@ -91,12 +93,12 @@ class JudgedRewards:
         return record.kind == "open" and is_read
 
     def close(self) -> None:
-        """Close connection and ledger."""
+        """Close the connection and the ledger."""
         self._session.close()
 
 
 def _name_settings(error: Exception, endpoint: Endpoint | None = None) -> str:
-    """Return an error's message with settings in place of the flags of `annotate`."""
+    """Return an error's message with names of settings instead of the flags of `annotate`."""
     message = str(error)
     for flag, name in _SETTINGS.items():
         message = message.replace(flag, f"config.rewards.{name}")
@@ -168,7 +170,7 @@ def make_policy_system(
     workdir: pathlib.Path,
     functions: Mapping[str, tuple[RewardFunction, float]],
 ) -> PolicySystem:
-    """Return the policy with its phases, and with the rollouts of the job "grpo"."""
+    """Return the system of a policy, with rollouts for the job "grpo"."""
     tokenizer, lengths = tokens.tokenizer, tokens.lengths
     policy = choose_policy(settings, tokenizer, source, mesh=devices.named_mesh)
     prepare = make_normalise(settings)

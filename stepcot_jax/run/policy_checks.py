@@ -1,4 +1,4 @@
-"""Checks before a policy's run trains: phases, longest reply, and a tokenizer that gives replies back."""
+"""Checks before a policy's run trains: phases, longest reply, and a tokenizer that decodes replies without loss."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from stepcot_jax.run.settings import Settings
 
 
 def check_epochs(settings: Settings) -> None:
-    """Refuse a run without an update."""
+    """Refuse a run without updates."""
     has_grpo = "grpo.epochs" in settings.trains.epochs
     if settings.sft.epochs or (has_grpo and settings.grpo.epochs):
         return
@@ -19,7 +19,7 @@ def check_epochs(settings: Settings) -> None:
 
 
 def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
-    """Return how many training replies are longer than a sampled reply can be."""
+    """Return the number of training replies that are longer than a sampled reply can be."""
     lengths = [len(record.target) for record in encoded.values()]
     number = sum(length > reply_length for length in lengths)
     if number == len(lengths):
@@ -31,16 +31,20 @@ def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
 
 
 def check_round_trip(encoder: RecordEncoder, records: Sequence[Record], encoded: Mapping[int, EncodedRecord]) -> None:
-    """Refuse a tokenizer that loses what a reply is scored by, such as one without capital letters or line breaks."""
-    for place, tokens in encoded.items():
-        reply, decoded = encoder.texts(records[place])[1], encoder.tokenizer.decode(tokens.target)
+    """Refuse a tokenizer that changes scored parts of a reply, such as one without capital letters or line breaks."""
+    for index, tokens in encoded.items():
+        reply, decoded = encoder.texts(records[index])[1], encoder.tokenizer.decode(tokens.target)
         if decoded == reply:
             continue
-        written, found = (
+        written, read_back = (
             read_reply(text, encoder.dialect, with_thinking=encoder.with_thinking) for text in (reply, decoded)
         )
-        if (written.answer, written.references, written.problems) != (found.answer, found.references, found.problems):
+        if (written.answer, written.references, written.problems) != (
+            read_back.answer,
+            read_back.references,
+            read_back.problems,
+        ):
             raise BadInput(
-                f"config.policy.tokenizer: decoding changes the reply of record {records[place].id[:80]!r} to "
+                f"config.policy.tokenizer: decoding changes the reply of record {records[index].id[:80]!r} to "
                 f"{decoded[-80:]!r}; expected the answer and boxes of {reply[-80:]!r}"
             )

@@ -1,4 +1,4 @@
-"""What a policy's run reads: records as tokens and pictures as its network takes them, with the files that say so."""
+"""The data of a policy's run: records as tokens, pictures as network inputs, and files that describe both."""
 
 import dataclasses
 import functools
@@ -41,8 +41,8 @@ class PolicyData:
 
     Attributes:
       dataset: without the test split's answers and pictures.
-      test: the records with them, which `open_test` returns for the last evaluation.
-      source: of a Qwen2.5-VL; None without.
+      test: the records with both, which `open_test` returns for the final evaluation.
+      source: of a Qwen2.5-VL; None for the small decoder.
       patches: of a frozen encoder; None if the network reads pictures.
     """
 
@@ -55,23 +55,23 @@ class PolicyData:
 
     @property
     def see(self) -> See:
-        """What pictures become before they go to the devices."""
+        """A function from pictures to the input that is put on the devices."""
         return self.patches or (lambda pictures: pictures)
 
-    def make_prompts(self, places: Sequence[int] | np.ndarray) -> Batch:
-        """Return images and padded prompts of some records, and their places."""
+    def make_prompts(self, indices: Sequence[int] | np.ndarray) -> Batch:
+        """Return images, padded prompts and indices of some records."""
         tokens = self.tokens
-        prompts = [tokens.prompts[place] for place in places]
+        prompts = [tokens.prompts[index] for index in indices]
         laid_out = lay_out_prompts(prompts, tokens.lengths.prompt_length, pad=tokens.tokenizer.pad)
-        images = self.dataset.load_images(self.dataset.image_of[np.asarray(places, int)])
-        return {"images": self.see(images), **laid_out, "place": np.asarray(places, np.int32)}
+        images = self.dataset.load_images(self.dataset.image_of[np.asarray(indices, int)])
+        return {"images": self.see(images), **laid_out, "index": np.asarray(indices, np.int32)}
 
     def open_test(self) -> "PolicyData":
-        """Return the same with the test split, for the last evaluation."""
+        """Return this data with the test split, for the final evaluation."""
         return dataclasses.replace(self, dataset=self.test.open_test())
 
     def describe(self) -> str:
-        """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
+        """Return the numbers of questions and images, the lengths of prompts and replies, and how many are cut."""
         lengths, cut, num_cut = self.tokens.lengths, "", self.tokens.num_cut
         if num_cut:
             cut = f" (config.policy.longest_reply cuts {num_cut} of {len(self.tokens.encoded)} training replies)"
@@ -81,7 +81,7 @@ class PolicyData:
         )
 
     def check_same_lengths(self) -> None:
-        """Refuse records with a vocabulary of another size, which no checkpoint fits."""
+        """Refuse records whose lengths or vocabulary size differ from the checkpoint's."""
         if read_lengths(self.workdir) != self.tokens.lengths:
             raise self._other_data()
 
@@ -106,7 +106,7 @@ class PolicyData:
         path = self.workdir / TEST_RECORDS
         path.parent.mkdir(exist_ok=True)
         opened = self.test.open_test()  # copied, not read
-        write_vqa_records(path, [opened.records[place] for place in opened.splits["test"]])
+        write_vqa_records(path, [opened.records[index] for index in opened.splits["test"]])
         write_patients(self.workdir, self.dataset)
 
 
@@ -120,7 +120,7 @@ def load_policy_data(
     patches: PatchInput | None,
     dataset: VqaDataset | None = None,
 ) -> PolicyData:
-    """Load records and pictures, encode the records, and, for a frozen encoder, the pictures.
+    """Return records and pictures, with the records encoded, and for a frozen encoder the pictures too.
 
     Args:
       dataset: of a caller; None for the one that the settings name.
@@ -128,15 +128,15 @@ def load_policy_data(
     encoder = "" if patches is None else patches.digest
     if saved_steps(workdir / "checkpoints"):  # before pictures are encoded
         check_encoder(workdir, read_lengths(workdir), patches)
-    whole = dataset or load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
-    refuse_seen_patients(settings, whole)
-    view, test = whole.hold_out()
+    loaded = dataset or load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
+    refuse_seen_patients(settings, loaded)
+    view, test = loaded.hold_out()
     tokenizer = None if start is None else start.tokenizer
     tokens = tokenize_records(settings, view, tokenizer, source=source, image_encoder=encoder)
     if patches is not None:
         terminal.say(f"image encoder: {patches.encoder.name}, {patches.shape[0]} patches, frozen")
         processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
-        patches = store_patches(patches, whole, settings, workdir, terminal, processes=processes)
+        patches = store_patches(patches, loaded, settings, workdir, terminal, processes=processes)
     return PolicyData(workdir=workdir, dataset=view, test=test, tokens=tokens, source=source, patches=patches)
 
 
@@ -149,14 +149,14 @@ def store_patches(
     *,
     processes: Processes = ALONE,
 ) -> PatchInput:
-    """Encode the pictures of a dataset into the run's feature store, each once; return the patches with that store."""
+    """Encode each picture of a dataset once into the run's feature store; return the patches with that store."""
     if not settings.features.store:
         return patches
     num_threads = settings.data.num_threads
-    places = terminal.watch(range(dataset.num_images), "reading pictures")
-    keys = map_in_threads(lambda place: patches.key(dataset.pixels[place]), places, num_threads=num_threads)
+    indices = terminal.watch(range(dataset.num_images), "reading pictures")
+    keys = map_in_threads(lambda index: patches.key(dataset.pixels[index]), indices, num_threads=num_threads)
     items = [
-        ImageItem(key, functools.partial(dataset.pixels.__getitem__, place), f"picture {place}") for place, key in keys
+        ImageItem(key, functools.partial(dataset.pixels.__getitem__, index), f"picture {index}") for index, key in keys
     ]
     spec = describe_image_store(patches.encoder, patches=patches.dtype)  # type: ignore[arg-type]
     with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing):

@@ -23,7 +23,7 @@ from stepcot_jax.systems.sft import Normalise
 
 
 def make_policy(settings: Settings, *, num_words: int) -> PrefixVlm:
-    """Return the vision-prefix decoder that the settings describe, over an encoder of its own or over given patches."""
+    """Return the vision-prefix decoder that the settings describe, with its own encoder or on given patches."""
     policy, dtype = settings.policy, jnp.dtype(settings.training.compute_dtype)
     encoder: nn.Module = PatchMap(policy.grid)
     if not settings.image_encoder.is_frozen:
@@ -42,7 +42,7 @@ def make_policy(settings: Settings, *, num_words: int) -> PrefixVlm:
 
 
 def make_normalise(settings: Settings) -> Normalise:
-    """Return what turns pictures, or patches of a frozen encoder, into the network's input."""
+    """Return a function from pictures, or patches of a frozen encoder, to the network's input."""
     encoder = settings.image_encoder
     return functools.partial(normalise, mean=encoder.mean, std=encoder.std)
 
@@ -55,7 +55,7 @@ def load_patches(settings: Settings) -> PatchInput | None:
 
 
 def patches_of(settings: Settings, encoder: FrozenImageEncoder) -> PatchInput:
-    """Return the patches of an encoder as the settings say; they are float32 with `features.patches="none"`."""
+    """Return the patches of an encoder as the settings describe; float32 with `features.patches="none"`."""
     return make_patch_input(
         encoder,
         image_size=settings.image_encoder.image_size,
@@ -66,7 +66,7 @@ def patches_of(settings: Settings, encoder: FrozenImageEncoder) -> PatchInput:
 
 
 def read_source(workdir: pathlib.Path, settings: Settings) -> QwenSource | None:
-    """Return the Qwen2.5-VL that a run started from; None of a run with the small decoder."""
+    """Return the Qwen2.5-VL that a run started from; None for the small decoder."""
     return find_qwen(settings, workdir=workdir) if settings.policy.weights else None
 
 

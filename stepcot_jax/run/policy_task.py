@@ -53,7 +53,7 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
 
-# Results of a policy's run: replies, figures with intervals beside the baseline, and examples with boxes drawn.
+# Results of a policy's run: replies, figures with intervals and a baseline, and examples with boxes drawn.
 
 
 REPLIES_FOLDER = "replies"
@@ -92,18 +92,18 @@ def write_policy_results(
     num_resamples: int,
     end_of_sft: int = 0,
 ) -> dict[str, Any]:
-    """Write the test replies of each phase, `statistics.json` and `report.json`, print the figures, return the report.
+    """Write the test replies of each phase, `statistics.json` and `report.json`; print the figures; return the report.
 
     Args:
-      end_of_sft: last update of fine-tuning, from whose weights GRPO began; 0 if this run had not both phases.
+      end_of_sft: last update of fine-tuning, from whose weights GRPO began; 0 unless this run had both phases.
     """
-    for phase, found in answered.items():
-        write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", found)
+    for phase, answers in answered.items():
+        write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers)
     records = next(iter(answered.values())).records
     baseline, remark = score_baseline(train, records, scoring)
     results = summarise(
         records,
-        {phase: found.scores for phase, found in answered.items()},
+        {phase: answers.scores for phase, answers in answered.items()},
         scoring,
         baseline=baseline,
         num_resamples=max(num_resamples, 1),
@@ -128,7 +128,7 @@ def write_policy_results(
 
 
 def _note_start(best: int, end_of_sft: int) -> str:
-    """Return what to know of "GRPO less SFT" if the row of SFT is not where GRPO began; "" if it is."""
+    """Return a note on "GRPO less SFT" if GRPO did not begin at the row of SFT, else ""."""
     if best == end_of_sft:
         return ""
     return (
@@ -143,7 +143,7 @@ def _figures(results: Results, row: str) -> dict[str, float]:
 
 
 def describe_results(results: Results, *, with_intervals: bool = True) -> list[str]:
-    """Return the figures of every row in %, and what GRPO changed, as lines of text."""
+    """Return the figures of every row in %, and the differences of GRPO, as lines of text."""
     names = [name for name, key in _SHOWN if any(key in row for row in results.figures.values())]
     width = max(map(len, results.figures))
     lines = [f"{'test split, %':{width}}  " + "  ".join(f"{name:>11}" for name in names)]
@@ -155,9 +155,9 @@ def describe_results(results: Results, *, with_intervals: bool = True) -> list[s
         if row == BASELINE:
             continue
         shown = [
-            f"{name} {100 * found.value:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+            f"{name} {100 * difference.value:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
             for name in ("A", "V", "V findings")
-            if (found := figures.get(keys[name])) is not None
+            if (difference := figures.get(keys[name])) is not None
         ]
         lines.append(f"{row} less {next(iter(results.counts.keys() - {BASELINE, row}), 'sft')}: " + ", ".join(shown))
     return lines
@@ -174,9 +174,9 @@ def write_replies(path: pathlib.Path, answered: Answered) -> None:
 def write_examples(
     workdir: pathlib.Path, answered: Answered, *, step: int, load_image: Callable[[Record], np.ndarray]
 ) -> None:
-    """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes drawn.
+    """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes.
 
-    In the picture each pair shows the true boxes on the left and those of the reply on the right.
+    Each pair in the picture has the true boxes on the left and those of the reply on the right.
 
     Args:
       load_image: record -> uint8 [height, width, 3].
@@ -186,15 +186,15 @@ def write_examples(
     number = len(answered.records)
     chosen = np.unique(np.linspace(0, number - 1, min(_NUM_EXAMPLES, number)).astype(int)).tolist()
     lines, tiles = [], []
-    for place in chosen:
-        record, score = answered.records[place], answered.scores[place]
+    for index in chosen:
+        record, score = answered.records[index], answered.scores[index]
         lines.append(
             {
                 "id": record.id,
                 "question": record.question,
                 "choices": record.options,
                 "answer": record.answer,
-                "reply": answered.texts[place],
+                "reply": answered.texts[index],
                 "a_score": score.a_score,
                 "v_score": score.v_score,
             }
@@ -204,8 +204,8 @@ def write_examples(
             tiles.append(Image.fromarray(draw_named_boxes(pixels, boxes, colour=colour, least_side=_TILE)))
     write_whole(folder / f"{step:06}.jsonl", b"".join(encode(line) for line in lines))
     sheet = Image.new("RGB", (4 * tiles[0].width, -(-len(tiles) // 4) * tiles[0].height))
-    for place, tile in enumerate(tiles):
-        sheet.paste(tile, (place % 4 * tile.width, place // 4 * tile.height))
+    for index, tile in enumerate(tiles):
+        sheet.paste(tile, (index % 4 * tile.width, index // 4 * tile.height))
     sheet.save(folder / f"{step:06}.png")
 
 
@@ -255,7 +255,7 @@ class PolicyTask(Task):
         )
         self.staged: StagedRows | None = None
         if settings.curriculum.schedule != "none":
-            places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
+            indices, rows = [index for (index,) in self.packs], self._local_rows(settings.sft.batch_size)
             with naming_start(settings):
                 self.staged = make_staged_rows(
                     settings.curriculum,
@@ -266,7 +266,7 @@ class PolicyTask(Task):
                     with_thinking=settings.vqa.with_thinking,
                     seed=settings.seed,
                     encoded=self.tokens.encoded,
-                    places=places,
+                    indices=indices,
                     rows=rows,
                     see=self.see,
                 )
@@ -286,18 +286,18 @@ class PolicyTask(Task):
 
     @property
     def digest(self) -> str:
-        """Of records, images and splits."""
+        """The digest of records, images and splits."""
         return self.dataset.digest
 
     @property
     def example(self) -> Batch:
-        """A prompt; asked for within a function that JAX traces, which a frozen encoder must not become a part of."""
+        """A batch of one prompt; JAX does not trace its frozen encoder, even within a traced function."""
         with jax.ensure_compile_time_eval():
             return self.data.make_prompts(self.dataset.splits["train"][:1])
 
     @property
     def batch_shapes(self) -> Batch:
-        """Not used: every phase has a stream of its own."""
+        """Not used: every phase has its own stream."""
         raise NotImplementedError("each phase of a policy has a stream of its own")
 
     @contextlib.contextmanager
@@ -311,15 +311,15 @@ class PolicyTask(Task):
             self.packs,
             self.row_length,
             (settings.sft.answer_weight, settings.sft.reasoning_weight),
-            self._own_rows(settings.sft.batch_size),
+            self._local_rows(settings.sft.batch_size),
             self.see,
         )
-        own = self._own_rows(settings.grpo.batch_size)
+        local_rows = self._local_rows(settings.grpo.batch_size)
         rows = pack if self.staged is None else self.staged.read
 
         def prompt(update: int, numbers: np.ndarray) -> Batch:
             del update
-            return self.data.make_prompts(train[numbers[own]])
+            return self.data.make_prompts(train[numbers[local_rows]])
 
         with contextlib.ExitStack() as stack:
             if self.system.rollouts is not None and self.system.rollouts.judge is not None:
@@ -335,39 +335,39 @@ class PolicyTask(Task):
             self.system.streams = streams
             yield streams[sft.NAME]
 
-    def _own_rows(self, batch_size: int) -> slice:
+    def _local_rows(self, batch_size: int) -> slice:
         number = batch_size // jax.process_count()
         return slice(jax.process_index() * number, (jax.process_index() + 1) * number)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Put a batch on the devices, without the places of its records."""
-        return self.devices.put_training_rows({name: rows for name, rows in batch.items() if name != "place"})
+        """Return a batch on the devices, without the indices of its records."""
+        return self.devices.put_training_rows({name: rows for name, rows in batch.items() if name != "index"})
 
     @functools.cached_property
     def _predict(self) -> Any:
-        return jax.jit(self.system.predict, out_shardings=self.devices.whole)
+        return jax.jit(self.system.predict, out_shardings=self.devices.replicated)
 
-    def reply(self, params: Any, places: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> list[str]:
+    def reply(self, params: Any, indices: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> list[str]:
         """Return greedy replies to records, the same in every process."""
         data = data or self.data
-        number = len(places)
+        number = len(indices)
         size = min(self.settings.evaluation.batch_size, number)
         size = -(-size // self.devices.num_devices) * self.devices.num_devices
-        own = self._own_rows(size)
+        local_rows = self._local_rows(size)
 
         def ask(rows: Sequence[int]) -> np.ndarray:
-            batch = data.make_prompts([places[row] for row in rows][own])
-            del batch["place"]
+            batch = data.make_prompts([indices[row] for row in rows][local_rows])
+            del batch["index"]
             tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
             return tokens
 
         watch = functools.partial(self.terminal.watch, description="replies")
         return reply_in_batches(ask, number, batch_size=size, tokenizer=self.tokenizer, watch=watch)
 
-    def answer(self, params: Any, places: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> Answered:
+    def answer(self, params: Any, indices: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> Answered:
         """Return greedy replies to records with their scores."""
         data = data or self.data
-        texts, records = self.reply(params, places, data), [data.dataset.records[place] for place in places]
+        texts, records = self.reply(params, indices, data), [data.dataset.records[index] for index in indices]
         scores: list[ReplyScore] = [
             score_text(text, record, self.scoring) for text, record in zip(texts, records, strict=True)
         ]
@@ -375,14 +375,13 @@ class PolicyTask(Task):
 
     @functools.cached_property
     def validated(self) -> np.ndarray:
-        """Places of the questions that are asked after each epoch, spread evenly over the validation split."""
-        places = self.dataset.splits["val"]
-        wanted = self.settings.vqa.num_validated or len(places)
-        chosen: np.ndarray = places[np.unique(np.linspace(0, len(places) - 1, min(wanted, len(places))).astype(int))]
-        return chosen
+        """Indices of the questions asked after each epoch, spread evenly over the validation split."""
+        indices = self.dataset.splits["val"]
+        number = min(self.settings.vqa.num_validated or len(indices), len(indices))
+        return indices[np.unique(np.linspace(0, len(indices) - 1, number).astype(int))]
 
     def begin(self, state: TrainState) -> TrainState:
-        """Put in the weights of `policy.start` or `policy.weights`."""
+        """Return the state with the weights of `policy.start` or `policy.weights`, if there are any."""
         return self.system.fill(state)
 
     def validate(self, state: TrainState) -> dict[str, float]:
@@ -403,24 +402,24 @@ class PolicyTask(Task):
         return {"examples": read_file(path, max_bytes=_MOST_EXAMPLE_BYTES)} if path.is_file() else {}
 
     def _load_image(self, record: Any) -> np.ndarray:
-        place = self._place_of[record.id]
-        return self.dataset.load_images([int(self.dataset.image_of[place])])[0]
+        index = self._index_of[record.id]
+        return self.dataset.load_images([int(self.dataset.image_of[index])])[0]
 
     @functools.cached_property
-    def _place_of(self) -> dict[str, int]:
-        return {record.id: place for place, record in enumerate(self.dataset.records)}
+    def _index_of(self) -> dict[str, int]:
+        return {record.id: index for index, record in enumerate(self.dataset.records)}
 
     @property
     def next_commands(self) -> tuple[str, ...]:
-        """What reads a finished run."""
+        """Commands that read a finished run."""
         return ("report {workdir}", 'answer IMAGE "QUESTION" --checkpoint={workdir}')
 
     def describe_data(self) -> str:
-        """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
+        """Return the numbers of questions and images, the lengths of prompts and replies, and how many are cut."""
         return self.data.describe()
 
     def check_same_splits(self) -> None:
-        """Refuse records with a vocabulary of another size, which no checkpoint fits; the digest covers the rest."""
+        """Refuse records whose lengths or vocabulary size differ from the checkpoint's; the digest covers the rest."""
         self.data.check_same_lengths()
 
     def check_same_data(self, digest: str) -> None:
@@ -444,7 +443,7 @@ class PolicyTask(Task):
         report = write_policy_results(
             self.workdir,
             answered,
-            train=[self.dataset.records[place] for place in self.dataset.splits["train"]],
+            train=[self.dataset.records[index] for index in self.dataset.splits["train"]],
             scoring=self.scoring,
             outcome=outcome,
             num_resamples=self.settings.evaluation.num_resamples,

@@ -29,8 +29,8 @@ class TokenizedRecords:
     """The records of a dataset as tokens.
 
     Attributes:
-      prompts: tokens of each record's prompt, by place.
-      encoded: tokens of each training record, by place; with self-checks some show a wrong attempt and its check.
+      prompts: tokens of each record's prompt, by record index.
+      encoded: tokens of each training record, by record index; with self-checks some show a wrong attempt and a check.
       longest_check: tokens of the longest training reply with a self-check.
       num_cut: training replies that are longer than a sampled reply can be.
     """
@@ -51,20 +51,20 @@ def tokenize_records(
     source: QwenSource | None = None,
     image_encoder: str = "",
 ) -> TokenizedRecords:
-    """Encode the prompts of all records and the replies of the training split.
+    """Return the prompts of all records and the replies of the training split as tokens.
 
     Args:
-      tokenizer: of the run that this one starts from; None for that of the settings.
+      tokenizer: of the run that this one starts from; None for the tokenizer of the settings.
     """
     tokenizer = make_tokenizer(settings, dataset, source) if tokenizer is None else tokenizer
     encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
-    train = [int(place) for place in dataset.splits["train"]]
+    train = [int(index) for index in dataset.splits["train"]]
     with naming_start(settings):
         prompts = [encoder.encode_prompt(record) for record in dataset.records]
-        encoded = {place: encoder.encode(dataset.records[place]) for place in train}
-    if tokenizer.closed is None:  # a closed vocabulary gives every text back
+        encoded = {index: encoder.encode(dataset.records[index]) for index in train}
+    if tokenizer.closed is None:  # a closed vocabulary decodes every text without loss
         check_round_trip(encoder, dataset.records, encoded)
-    longest = of_checks = max(len(each.target) for each in encoded.values())
+    longest = of_checks = max(len(record.target) for record in encoded.values())
     reply_length = settings.policy.longest_reply or longest
     num_cut = count_cut(encoded, reply_length)
     if settings.self_check.enabled and (examples := draw_checks(settings, dataset)):
@@ -89,7 +89,7 @@ def tokenize_records(
 
 
 def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExample]:
-    """Return the training records that fine-tuning shows with a wrong attempt and a check, by place."""
+    """Return the training records that fine-tuning shows with a wrong attempt and a check, by index."""
     return draw_check_examples(
         dataset.records,
         dataset.splits["train"],

@@ -1,7 +1,7 @@
 """The Qwen2.5-VL that a run's settings name: config, tokenizer, policy and first parameters.
 
 `policy.weights` is a checkpoint's folder or Hugging Face id. With `policy.random` only its config and tokenizer are
-read, and of a published id nothing: sizes are built in, and a closed vocabulary takes the tokenizer's place.
+read; for a published id nothing is read, as its sizes are built in and a closed vocabulary replaces the tokenizer.
 """
 
 import dataclasses
@@ -35,17 +35,17 @@ from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.settings import Settings
 
 FOLDER = "qwen"
-"""Of a workdir: config, tokenizer and preprocessing of the checkpoint that the run started from."""
+"""Folder of a workdir with config, tokenizer and preprocessing of the checkpoint that the run started from."""
 
 _LONGEST_TEXT = 2**17
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenSource:
-    """What a run starts from.
+    """A Qwen2.5-VL that a run starts from.
 
     Attributes:
-      folder: of the checkpoint, or of its config and tokenizer; None for a published model's sizes alone.
+      folder: of the checkpoint, or of its config and tokenizer; None for only the sizes of a published model.
       config: of the network, shrunk as the settings say.
       grid: tokens on a side of an image.
     """
@@ -98,8 +98,8 @@ class QwenSource:
     def load(self, policy: QwenPolicy) -> Params:
         """Return the checkpoint's parameters in the parts of the policy, without LoRA's, as stored.
 
-        All are checked here. Each is read again and cast where it is put on the devices (`training.state.put_given`),
-        so that the host holds one at a time.
+        This checks all of them. `training.state.put_given` reads and casts them again, one at a time, so that the host
+        holds a single one.
         """
         loaded = load_qwen(str(self.folder), dtype=policy.dtype, param_dtype="stored")
         return policy.divide(loaded.params)
@@ -111,21 +111,21 @@ class QwenSource:
 
 
 def _check_targets(targets: str, config: QwenConfig) -> None:
-    """Refuse LoRA on no layer, or on the tower, whose layers are frozen and whose projector trains whole."""
+    """Refuse LoRA on no layer, or on the tower, whose layers are frozen and whose projector is trained in full."""
     names = list_layers(qwen_shapes(config.sizes, config.vision))
     matched = [name for name in names if re.fullmatch(targets, name)]
     outside = [name for name in matched if not name.startswith("decoder/")]
     if not matched or outside:
-        found = sorted({re.sub(r"\d+", "N", name) for name in names if name.startswith("decoder/")})
+        layers = sorted({re.sub(r"\d+", "N", name) for name in names if name.startswith("decoder/")})
         what = f"{outside[0]}, which is not of the decoder" if outside else "no layer"
         raise BadInput(
             f"config.policy.low_rank_targets: {targets!r} matches {what} (expected a regular expression of whole "
-            f"names: {', '.join(found)}, where N is a number)"
+            f"names: {', '.join(layers)}, where N is a number)"
         )
 
 
 def find_qwen(settings: Settings, *, workdir: pathlib.Path | None = None) -> QwenSource:
-    """Return what the settings name; a missing Hugging Face id is downloaded."""
+    """Return the Qwen2.5-VL that the settings name; a missing Hugging Face id is downloaded."""
     policy = settings.policy
     folder: pathlib.Path | None = pathlib.Path(policy.weights).expanduser()
     try:
@@ -161,9 +161,9 @@ def _check_pictures(settings: Settings, folder: pathlib.Path, vision: VisionSize
     """Refuse pictures that the checkpoint's own preprocessing would change."""
     expected, encoder = read_qwen_preprocessing(folder, vision), settings.image_encoder
     for name in ("mean", "std"):
-        found, wanted = getattr(encoder, name), getattr(expected, name)
-        if not np.allclose(found, wanted, atol=1e-6):
-            raise BadInput(f"config.image_encoder.{name}: {found} is not that of {folder} ({wanted})")
+        value, required = getattr(encoder, name), getattr(expected, name)
+        if not np.allclose(value, required, atol=1e-6):
+            raise BadInput(f"config.image_encoder.{name}: {value} is not that of {folder} ({required})")
     if not expected.min_pixels <= encoder.image_size**2 <= expected.max_pixels:
         raise BadInput(
             f"config.image_encoder.image_size: {encoder.image_size} px squared is not {expected.min_pixels} to "

@@ -24,15 +24,15 @@ from stepcot_jax.run.settings import load_settings
 
 
 class Records(Sequence[Record]):
-    """Records of one folder, in order; `load_records` reads them, and a list of your own can be one.
+    """Records of one folder, in order; made by `load_records`, or from your own list.
 
     Attributes:
       root: folder that image paths are relative to.
       chain: steps and options of the answers; None for questions.
-      set_aside: records of the folder that take no part, with the reason.
+      set_aside: excluded records of the folder, each with the reason.
 
-    >>> found = Records([Record(image="a.png", patient="p", question="A mass?", answer="no")], root="data")
-    >>> len(found), found[0].answer, found.chain
+    >>> records = Records([Record(image="a.png", patient="p", question="A mass?", answer="no")], root="data")
+    >>> len(records), records[0].answer, records.chain
     (1, 'no', None)
     """
 
@@ -73,30 +73,30 @@ def load_records(
     Raises:
       BadInput: the folder has no known layout, or a record is bad.
     """
-    found = find_path(root, "root")
-    path = found / FILE_NAME if found.is_dir() else found
+    source = find_path(root, "root")
+    path = source / FILE_NAME if source.is_dir() else source
     if path.is_file() and path.suffix == ".jsonl":
         questions = read_vqa_records(path, on_bad_record=on_bad_record)
         return Records(questions.records, root=questions.root, set_aside=questions.set_aside)
-    cases = read_source(found, layout=layout, on_bad_record=on_bad_record, **reading)
+    cases = read_source(source, layout=layout, on_bad_record=on_bad_record, **reading)
     return Records(cases.cases, root=cases.root, chain=cases.chain, set_aside=cases.set_aside)
 
 
 def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **settings: Any) -> Dataset | VqaDataset:
-    """Make the dataset of a run: splits by patient and pictures of one size, each decoded once.
+    """Return the dataset of a run: splits by patient and pictures of one size, each decoded once.
 
-    Splits that every record names are kept. Else those of the folder's tables are taken, or made from `seed`.
+    Splits that every record names are kept. Otherwise they are read from the folder's tables, or made from `seed`.
 
     Args:
-      image_size: side in pixels of the pictures that networks see.
+      image_size: side in pixels of the networks' pictures.
       **settings: further settings of `config.data` and `config.image_encoder`, such as
         `**{"data.split_fractions": (0.8, 0.1, 0.1)}`.
 
     Returns:
-      For answers of a chain a `Dataset`, for questions a `VqaDataset`.
+      A `Dataset` for answers of a chain, a `VqaDataset` for questions.
 
     Raises:
-      BadInput: a picture cannot be read, a split is empty, or a patient is in two.
+      BadInput: a picture cannot be read, a split is empty, or a patient is in two splits.
     """
     if not len(records):
         raise BadInput(f"{records.root}: no record; expected at least one")
@@ -107,15 +107,15 @@ def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **se
         return loading.load_questions(load_settings("base", **sizes, **settings), questions)
     names = tuple(step.name for step in records.chain.steps)
     of_folder = {"data.source": "folder", "data.root": str(records.root), "data.step_names": names}
-    found = load_settings("base", **sizes, **of_folder, **settings)
+    resolved = load_settings("base", **sizes, **of_folder, **settings)
     collection = Collection(records.root, records.chain, RecordTable(records), records.set_aside)
     named = {record.image: record.split for record in records} if all(record.split for record in records) else {}
     dataset = loading.make_dataset(
-        found,
+        resolved,
         collection,
-        folder_files(collection, max_pixels=int(found.data.max_megapixels * 1e6)),
-        preprocessing=trained_preprocessing(found),
-        are_checked=found.data.check_images == "on_use",
+        folder_files(collection, max_pixels=int(resolved.data.max_megapixels * 1e6)),
+        preprocessing=trained_preprocessing(resolved),
+        are_checked=resolved.data.check_images == "on_use",
         splits=(Splits((), (), ()), "") if named else None,
     )
     if not named:

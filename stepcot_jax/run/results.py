@@ -45,18 +45,18 @@ from stepcot_jax.training.checkpoints import Best
 PREDICTIONS = "predictions"
 REPORT = "report.json"
 NUM_GIVEN = 500
-"""Most cases of a split that are read with answers given."""
+"""Largest number of cases of a split that are read with given answers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Validated:
-    """What the best weights of a run answer for the validation split.
+    """Predictions of a run's best weights for the validation split.
 
     Attributes:
       answers: of every network.
       given: by network, logits [step, case, step, answer] given `consistency.true_prefixes`; {} for a system that takes
         no answers.
-      labels: [case, step] of the cases that are read with answers given.
+      labels: [case, step] of the cases that are read with given answers.
     """
 
     answers: ValidationPredictions
@@ -66,10 +66,10 @@ class Validated:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """What training and validation cases decide of a run's results, before its test split is opened.
+    """Choices on training and validation cases, made before the test split is opened.
 
     Attributes:
-      weights: by network, of pairs of answers; {} for a system that takes no answers.
+      weights: weights of pairs of answers, by network; {} for a system that takes no given answers.
     """
 
     calibration: Calibration
@@ -81,7 +81,7 @@ class Chosen:
 
 
 def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSettings) -> Chosen:
-    """Fit calibration, pairs, rules and thresholds.
+    """Return fitted calibration, pairs, rules and thresholds.
 
     Args:
       dataset: without the test split's labels.
@@ -110,7 +110,7 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
 
 
 _FIELDS = {"patient_id": "patient", "image_path": "image"}
-"""Facts whose field of a record has another name."""
+"""Facts -> fields of a record that have another name."""
 
 
 def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitPredictions:
@@ -123,7 +123,7 @@ def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitP
         return np.array(["" if value is None else str(value) for value in values], dtype=np.str_)
 
     facts = {name: text(name) for name in FACTS if name != "case_id"}
-    # A case has no name of its own: an image is a case, and its path is unique within the data.
+    # An image is a case, so its path, which is unique within the data, names the case.
     return SplitPredictions(predictions, {"case_id": facts["image_path"], **facts})
 
 
@@ -142,8 +142,8 @@ def write_results(
     """Write predictions, calibration, statistics and report; print the scores of the test split.
 
     Args:
-      reliance: by network, see `evaluation.interventions.measure_reliance`, of test cases; {} for a system that takes
-        no answers.
+      reliance: by network, on test cases, see `evaluation.interventions.measure_reliance`; {} for a system that takes
+        no given answers.
     """
     chain: Chain = dataset.chain
     folder = workdir / PREDICTIONS

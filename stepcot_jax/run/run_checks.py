@@ -22,7 +22,7 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE
 
 @contextlib.contextmanager
 def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
-    """Turn an error of the disk into one line."""
+    """Report a disk error in one line."""
     try:
         yield
     except OSError as error:
@@ -35,7 +35,7 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = Given()) -> list[Raised]:  # noqa: B008
-    """Refuse a workdir whose checkpoints these settings, and what a caller gave, cannot resume."""
+    """Return the raised epochs; refuse a workdir that these settings and values of a caller cannot resume."""
     if not saved_steps(workdir / "checkpoints"):
         return []
     if not settings.resume:
@@ -52,16 +52,16 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = 
 
 
 def check_step_costs(settings: Settings, chain: Chain) -> None:
-    """Refuse costs that are not one for each step."""
-    found = len(settings.evaluation.step_costs)
-    if found not in (0, chain.num_steps):
+    """Refuse costs unless there is one for each step, or none."""
+    num_costs = len(settings.evaluation.step_costs)
+    if num_costs not in (0, chain.num_steps):
         raise BadInput(
-            f"config.evaluation.step_costs: found {found} costs, expected one for each of {chain.num_steps} steps"
+            f"config.evaluation.step_costs: found {num_costs} costs, expected one for each of {chain.num_steps} steps"
         )
 
 
 def check_annotated(dataset: Dataset) -> list[str]:
-    """Refuse data without annotated answers to train on or to choose the best weights by.
+    """Refuse data without annotated answers in the training or the validation split.
 
     Returns:
       A note for each step that is never trained, and for each split with steps that have one answer.
@@ -74,8 +74,8 @@ def check_annotated(dataset: Dataset) -> list[str]:
         if not counts[name].any():
             raise BadInput(f"{dataset.splits_source}: the {name} split has no annotated answer")
     member = np.zeros((len(counts), len(dataset.cases)), bool)
-    for own, indices in zip(member, dataset.splits.by_name().values(), strict=True):
-        own[list(indices)] = True
+    for row, indices in zip(member, dataset.splits.by_name().values(), strict=True):
+        row[list(indices)] = True
     untrained = [
         f"note: {step.name!r} has no annotated answer in the train split and is not trained"
         for step, num_train in zip(dataset.chain.steps, counts["train"], strict=True)
@@ -86,13 +86,13 @@ def check_annotated(dataset: Dataset) -> list[str]:
 
 
 def check_same_splits(dataset: Dataset, workdir: pathlib.Path) -> None:
-    """Refuse to resume with other splits than the run began with."""
+    """Refuse to resume with other splits than the run started with."""
     check_manifest(workdir / "splits.json", dataset.splits, dataset.cases, set_aside=dataset.set_aside)
 
 
-def check_same_data(own: str, digest: str, workdir: pathlib.Path) -> None:
+def check_same_data(current: str, saved: str, workdir: pathlib.Path) -> None:
     """Refuse to resume on data with another digest than the checkpoint was trained on."""
-    if digest != own:
+    if saved != current:
         raise BadInput(
             f"{workdir}: cases, labels or splits differ from those the run started with (splits.json lists them); use "
             "the same data or a new workdir"

@@ -1,4 +1,4 @@
-"""The feature store of a run: below its workdir, in a folder that runs share, or in one at an address."""
+"""The feature store of a run: below its workdir, in a folder that runs share, or at an address."""
 
 import contextlib
 import dataclasses
@@ -18,11 +18,11 @@ from stepcot_jax.run.settings import Settings
 def open_run_store(
     settings: Settings, workdir: pathlib.Path, spec: StoreSpec, terminal: Terminal, processes: Processes = ALONE
 ) -> Iterator[tuple[FeatureStore, Processes]]:
-    """Open a feature store of a run to write to it within the context, with the processes that share it.
+    """Open the feature store of a run for writing within the context, with the processes that share it.
 
-    Shards at an address are brought to a folder of this machine, those of other processes after each barrier; new ones
-    are sent as they are written. Shards never change and are named by their content, so that any number of processes
-    may add some.
+    Shards at an address are downloaded to a folder of this machine, those of other processes after each barrier; new
+    ones are uploaded when they are written. Shards never change and are named by their content, so that any number of
+    processes can add some.
     """
     folder = settings.features.folder
     if not is_address(folder):
@@ -33,7 +33,7 @@ def open_run_store(
         return
     remote = open_remote(f"{folder.rstrip('/')}/{spec.folder_name}", say=terminal.say, only_adds=True)
 
-    def bring() -> None:
+    def download() -> None:
         def say() -> None:
             terminal.say(f"{folder}: another process is downloading it")
 
@@ -42,15 +42,15 @@ def open_run_store(
 
     def wait(name: str) -> None:
         processes.wait(name)
-        bring()
+        download()
 
     def send() -> None:
         with naming():
             remote.saved()
 
-    bring()
+    download()
     store = FeatureStore(remote.folder, spec)
-    send()  # what an earlier start has left here
+    send()  # shards that an earlier start did not upload
     store.saved = send
     try:
         yield store, dataclasses.replace(processes, wait=wait)
@@ -60,7 +60,7 @@ def open_run_store(
 
 @contextlib.contextmanager
 def naming() -> Iterator[None]:
-    """Name the setting in errors about the address."""
+    """Add the name of the setting to errors about the address."""
     try:
         yield
     except BadInput as error:

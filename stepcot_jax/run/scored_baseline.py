@@ -1,4 +1,4 @@
-"""The row beside which every result stands: the majority answer with the constant box, scored."""
+"""The baseline row of every result: the majority answer with the constant box, scored."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from stepcot_jax.record import Record
 def score_baseline(
     records: Sequence[Record], chosen: Sequence[Record], settings: ScoringSettings
 ) -> tuple[list[ReplyScore] | None, str]:
-    """Score the majority answer with the constant box, of the training records; None and why if there are none."""
+    """Return the scores of the majority answer with the constant box, and a remark; None without training records."""
     train = [record for record in records if record.split == "train"]
     if not train:
         return None, f"No row of {BASELINE}: the file has no record of split train to take them from."
@@ -24,12 +24,12 @@ def score_baseline(
         if record.kind not in known:
             scores.append(ReplyScore(record.id, None, None, (), *(4 * (math.nan,))))
             continue
-        found = fitted.answer(record)
+        answered = fitted.answer(record)
         reply = Reply(
             dialect=settings.dialect,
-            answer=found.answer if isinstance(found.answer, str) else ", ".join(found.answer),
-            references=tuple(Box(reference.label, reference.corners) for reference in found.references),
+            answer=answered.answer if isinstance(answered.answer, str) else ", ".join(answered.answer),
+            references=tuple(Box(reference.label, reference.corners) for reference in answered.references),
         )
         scores.append(dataclasses.replace(score_reply(reply, record, settings), format=math.nan))
-    own = " Training records are among those scored." if any(record.split == "train" for record in chosen) else ""
-    return scores, f"{BASELINE}: of {len(train)} training records, ignoring the picture.{own}"
+    note = " Training records are among those scored." if any(record.split == "train" for record in chosen) else ""
+    return scores, f"{BASELINE}: of {len(train)} training records, ignoring the picture.{note}"

@@ -17,7 +17,7 @@ from stepcot_jax.run.configs import load_config
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The source of the cases, how they are read and split, and what a bad record does."""
+    """The source of the cases, how they are read and split, and how bad records are handled."""
 
     source: Literal["phantom", "folder", "tfds", "given"]
     root: str
@@ -71,7 +71,7 @@ class PhantomSettings:
 
 
 TRANSFORMERS = "transformers:"
-"""Before the folder or Hugging Face id of an encoder that runs in PyTorch, in `image_encoder.weights`."""
+"""Prefix in `image_encoder.weights` of the folder or Hugging Face id of an encoder that runs in PyTorch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,9 +223,9 @@ class TrainingSettings:
     profile_updates: tuple[Count, ...]
 
     def __post_init__(self) -> None:
-        found = self.profile_updates
-        if found and (len(found) != 2 or found[0] > found[1]):
-            raise BadInput(f"config.training.profile_updates: {found} is not (first, last), or () for none")
+        updates = self.profile_updates
+        if updates and (len(updates) != 2 or updates[0] > updates[1]):
+            raise BadInput(f"config.training.profile_updates: {updates} is not (first, last), or () for none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ class EvaluationSettings:
 
 # The sections of the settings that policies read: records, network, fine-tuning, GRPO, rewards, self-check, stages.
 #
-# As in `sections`, types give the accepted values and `configs/base.py` documents every key with its unit.
+# As above, types give the accepted values and `configs/base.py` documents every key with its unit.
 
 
 _EvenCount = Annotated[int, msgspec.Meta(ge=2, multiple_of=2)]
@@ -339,8 +339,8 @@ class PolicySettings:
             raise BadInput("config.policy.encoder_widths: () is not a tuple of channels, one for each stage")
         if not self.weights:
             for name, unused in (("random", False), ("shrink", 1), ("low_rank", 0)):
-                if (found := getattr(self, name)) != unused:
-                    raise BadInput(f"config.policy.{name}: {found!r} needs config.policy.weights (a Qwen2.5-VL)")
+                if (value := getattr(self, name)) != unused:
+                    raise BadInput(f"config.policy.{name}: {value!r} needs config.policy.weights (a Qwen2.5-VL)")
         if self.shrink > 1 and not self.random:
             raise BadInput(
                 f"config.policy.shrink: {self.shrink} needs config.policy.random=True (weights of a checkpoint have "
@@ -354,8 +354,8 @@ class PolicySettings:
             ) from None
         defaults = load_config("base").policy
         for name, reason in list_unread(vars(self)).items():
-            if (found := getattr(self, name)) != defaults[name]:
-                raise BadInput(f"config.policy.{name}: {found!r} {reason}")
+            if (value := getattr(self, name)) != defaults[name]:
+                raise BadInput(f"config.policy.{name}: {value!r} {reason}")
 
 
 _OF_THE_SMALL_DECODER = (
@@ -365,9 +365,9 @@ _OF_THE_SMALL_DECODER = (
 
 
 def list_unread(policy: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of a policy's settings that nothing reads, each with the reason.
+    """Return the names of a policy's settings that nothing reads, with the reasons.
 
-    A new run must leave them at their defaults; of runs of earlier versions `stored_settings.read_settings` drops them.
+    A new run must leave them at their defaults; `settings.read_settings` resets them in runs of earlier versions.
     """
     unread: dict[str, str] = {}
     if policy.get("weights"):

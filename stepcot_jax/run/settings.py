@@ -38,7 +38,7 @@ from stepcot_jax.run.sections import (
 )
 from stepcot_jax.systems.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
 
-# Settings that the jobs of policies ("sft" and "grpo") do not read: refused, so that none is set in vain.
+# Settings that the jobs of policies ("sft" and "grpo") do not read; they are refused.
 
 
 _ENCODER = (
@@ -56,15 +56,15 @@ _REASONS = {
     **dict.fromkeys(("rewards.diagnosis_weight", "rewards.steps_weight", "rewards.chain_weight"), _CHAINS),
 }
 _ACCEPTED = {"image_encoder.name": ("resnet_small", "resnet18", "pretrained")}
-"""Further values: those of a config for chains that changes its job, and the frozen encoder that a policy reads."""
+"""Further accepted values: of a config for chains whose job is changed, and of a frozen encoder that a policy reads."""
 
 
 def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
     """Return the settings that a policy's run does not read and that are not at their defaults.
 
-    A new run must leave them there; of runs of earlier versions `stored_settings.read_settings` drops them.
+    A new run must leave them there; `read_settings` resets them in runs of earlier versions.
     """
-    defaults, found = load_config("base"), {}
+    defaults, unread = load_config("base"), {}
     for name, reason in _REASONS.items():
         section, key = name.split(".")
         of_section = config.get(section)
@@ -72,8 +72,8 @@ def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
             continue
         value, default = of_section[key], defaults[section][key]
         if value != default and value not in _ACCEPTED.get(name, ()):
-            found[name] = (value, default, reason)
-    return found
+            unread[name] = (value, default, reason)
+    return unread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,22 +107,22 @@ class Settings:
 
     @property
     def trains(self) -> Job:
-        """What the job trains."""
+        """The job of the run."""
         return JOBS[self.job]
 
     @property
     def trains_policy(self) -> bool:
-        """Whether it reads reasoning records and trains what answers in words; other jobs read chains."""
+        """Whether the job trains a policy on reasoning records; other jobs read chains."""
         return self.trains.is_policy
 
     @property
     def named_job(self) -> str:
-        """The job, for messages."""
+        """The setting of the job, for messages."""
         return f"config.job={self.trains.name!r}"
 
     def __post_init__(self) -> None:
-        for place in PLACES:
-            _check_place(operator.attrgetter(place)(self).removeprefix(TRANSFORMERS), place)
+        for key in PATH_KEYS:
+            _check_address(operator.attrgetter(key)(self).removeprefix(TRANSFORMERS), key)
         encoder, augment = self.image_encoder, self.data.augment
         if self.grpo.shuffle_rewards and self.self_check.enabled:
             raise BadInput(
@@ -172,13 +172,13 @@ class Settings:
             )
 
     def _check_policy_encoder(self) -> None:
-        """Refuse a frozen encoder beside another network that reads pictures."""
+        """Refuse a frozen encoder together with another network that reads pictures."""
         if not self.image_encoder.is_frozen:
             return
         for name, default in (("weights", ""), ("encoder_widths", load_config("base").policy.encoder_widths)):
-            if (found := getattr(self.policy, name)) != default:
+            if (value := getattr(self.policy, name)) != default:
                 raise BadInput(
-                    f"config.policy.{name}: {found!r} has no effect with config.image_encoder.name="
+                    f"config.policy.{name}: {value!r} has no effect with config.image_encoder.name="
                     f"{self.image_encoder.name!r}, whose patches the policy reads; expected {default!r}"
                 )
 
@@ -195,17 +195,17 @@ class Settings:
             )
 
 
-def _check_place(value: str, place: str) -> None:
+def _check_address(value: str, key: str) -> None:
     """Refuse an address of an unknown scheme before anything is read."""
     try:
         if is_address(value):
             check_scheme(value)
     except BadInput as error:
-        raise BadInput(f"config.{place}: {error}") from None
+        raise BadInput(f"config.{key}: {error}") from None
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
-    """Return the settings of a ConfigDict or any nested mapping.
+    """Return the settings of a `ConfigDict` or any nested mapping.
 
     With the job "baseline", `training.batch_size` becomes `baseline.batch_size`.
     """
@@ -217,7 +217,7 @@ def make_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Settings:
-    """Load the settings of a config, with some of them changed.
+    """Return the settings of a config, with some of them changed.
 
     Args:
       config: name of a shipped config, path of a config file, or a nested mapping such as a ConfigDict.
@@ -229,19 +229,19 @@ def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: A
     >>> load_settings("quickstart", **{"training.joint_epochs": 3}).training.joint_epochs
     3
     """
-    found: Any = load_config(str(config)) if isinstance(config, str | pathlib.Path) else config
-    found = found.to_dict() if hasattr(found, "to_dict") else copy.deepcopy(found)
+    tree: Any = load_config(str(config)) if isinstance(config, str | pathlib.Path) else config
+    tree = tree.to_dict() if hasattr(tree, "to_dict") else copy.deepcopy(tree)
     for key, value in overrides.items():
         describe_key(Settings, f"config.{key}")
         *groups, name = key.split(".")
-        node = found
+        node = tree
         for group in groups:
             node = node.setdefault(group, {})
         node[name] = value
-    return make_settings(found)
+    return make_settings(tree)
 
 
-PLACES = (
+PATH_KEYS = (
     "data.root",
     "image_encoder.weights",
     "prompts.weights",
@@ -252,16 +252,16 @@ PLACES = (
     "policy.tokenizer",
     "start.checkpoint",
 )
-"""Settings that may name a folder of the machine or at an address, without "config."."""
+"""Settings whose value may be a path or an address, without "config."."""
 
-# Settings of a run as its workdir has them: written, read back also from earlier versions, and compared.
+# Settings in a workdir: written, read back (also from earlier versions), and compared.
 
 
 _LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "curriculum", "start", "loggers")
-"""Sections that earlier versions lacked; their defaults do as those versions did."""
+"""Sections that earlier versions lacked; their defaults reproduce those versions."""
 
 _READS_PATCHES = "first_loss"
-"""A setting of the curriculum that no run without frozen encoders for policies had beside a frozen encoder."""
+"""A setting of the curriculum that is as old as frozen encoders for policies: runs without it did not read one."""
 
 MAY_CHANGE = frozenset(
     {
@@ -320,31 +320,32 @@ def write_settings(path: pathlib.Path, settings: Settings) -> None:
 
 
 def read_settings(path: pathlib.Path) -> Settings:
-    """Read the settings that `write_settings` wrote, also of earlier versions.
+    """Return the settings that `write_settings` wrote, also of earlier versions.
 
-    They may have other names, lack later settings, and have values without effect, which a new run is refused.
+    These may have other names, lack later settings, and have values without effect, which are refused in a new run.
     """
-    found = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
-    is_earlier = _READS_PATCHES not in (found["curriculum"] if isinstance(found.get("curriculum"), dict) else {})
+    stored = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
+    is_earlier = _READS_PATCHES not in (stored["curriculum"] if isinstance(stored.get("curriculum"), dict) else {})
     for old, new in RENAMED.items():
-        _move(found, old.split(".")[1:], new.split(".")[1:])
+        _move(stored, old.split(".")[1:], new.split(".")[1:])
     for added, value in ADDED.items():
-        _add(found, added.split(".")[1:], value)
+        _add(stored, added.split(".")[1:], value)
     defaults = load_config("base").to_dict()
     for section in _LATER_SECTIONS:
-        found.setdefault(section, defaults[section])
-    if isinstance(found["policy"], dict):
-        found["policy"] |= {name: defaults["policy"][name] for name in list_unread(found["policy"])}
-    job = found.get("job")
+        stored.setdefault(section, defaults[section])
+    if isinstance(stored["policy"], dict):
+        stored["policy"] |= {name: defaults["policy"][name] for name in list_unread(stored["policy"])}
+    job = stored.get("job")
     if isinstance(job, str) and job in JOBS and JOBS[job].is_policy:
-        encoder = found.get("image_encoder")
+        encoder = stored.get("image_encoder")
         if is_earlier and isinstance(encoder, dict) and encoder.get("name") in ("pretrained", "imported"):
-            encoder |= {name: defaults["image_encoder"][name] for name in ("name", "weights")}  # nothing read them then
-        for name, (_, default, _) in find_unread(found).items():
+            # Such runs did not read them.
+            encoder |= {name: defaults["image_encoder"][name] for name in ("name", "weights")}
+        for name, (_, default, _) in find_unread(stored).items():
             section, key = name.split(".")
-            found[section][key] = default
+            stored[section][key] = default
     try:
-        return make_settings(found)
+        return make_settings(stored)
     except BadInput as error:
         raise BadInput(f"{path}: {error} (written by another version? start in a new workdir)") from None
 

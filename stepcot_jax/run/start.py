@@ -36,7 +36,7 @@ from stepcot_jax.training.state import Params
 # Parameters of one chain's networks for another chain: steps and answers are matched by name.
 #
 # Teacher and student have a head for each step and a column for each answer; everything else is shared by all steps.
-# What has no counterpart, or one of another shape, keeps its fresh values.
+# Parameters without a counterpart, or with one of another shape, keep their fresh values.
 
 
 _STACKED = re.compile(r"teacher/(?:heads/|image_projections/|step_vectors$)")
@@ -48,12 +48,13 @@ _OF_STEP = re.compile(r"((?:teacher/classifier|student/head)_)(\d+)(/.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """Parameters, some of them taken over.
+    """Parameters, some of them copied from another run.
 
     Attributes:
-      num_taken: numbers that were taken over.
-      answers: by step that both chains have, the answers that both have.
-      fresh: steps, answers, and networks that have no counterpart, as lines of text.
+      num_taken: number of copied scalars.
+      num_all: number of scalars.
+      answers: by step of both chains, the answers of both.
+      fresh: steps, answers and networks without a counterpart, as lines of text.
       misfits: parameters whose counterpart has another shape, with both shapes.
     """
 
@@ -65,89 +66,89 @@ class Matched:
     misfits: tuple[str, ...]
 
 
-def match_params(found: Params, like: Params, *, found_chain: Chain, chain: Chain) -> Matched:
-    """Return fresh parameters with those of other networks put in wherever name and shape fit."""
-    source, fresh = flatten_dict(found, sep="/"), flatten_dict(like, sep="/")
-    places = _match_steps(found_chain, chain)
+def match_params(stored: Params, like: Params, *, stored_chain: Chain, chain: Chain) -> Matched:
+    """Return fresh parameters, with stored ones copied where name and shape fit."""
+    source, fresh = flatten_dict(stored, sep="/"), flatten_dict(like, sep="/")
+    matches = _match_steps(stored_chain, chain)
     leaves, misfits, taken = {}, [], 0
     for path, leaf in fresh.items():
-        values, number, misfit = _fill(path, np.asarray(leaf), source, places)
+        values, number, misfit = _fill(path, np.asarray(leaf), source, matches)
         leaves[path], taken = values, taken + number
         misfits += [misfit] if misfit else []
     return Matched(
         params=unflatten_dict(leaves, sep="/"),
         num_taken=taken,
         num_all=sum(math.prod(leaf.shape) for leaf in leaves.values()),
-        answers={chain.steps[place].name: tuple(own) for place, (_, own) in places.items()},
-        fresh=tuple(_list_fresh(found, like, chain, places)),
+        answers={chain.steps[step].name: tuple(labels) for step, (_, labels) in matches.items()},
+        fresh=tuple(_list_fresh(stored, like, chain, matches)),
         misfits=tuple(misfits),
     )
 
 
-_Places = dict[int, tuple[int, dict[str, tuple[int, int]]]]
-"""New step -> (found step, answer -> (label among the found answers, label among the new ones))."""
+_Matches = dict[int, tuple[int, dict[str, tuple[int, int]]]]
+"""New step -> (stored step, answer -> (label among the stored answers, label among the new ones))."""
 
 
-def _match_steps(found: Chain, chain: Chain) -> _Places:
-    there = {fold(step.name): place for place, step in enumerate(found.steps)}
-    places: _Places = {}
-    for place, step in enumerate(chain.steps):
-        other = there.get(fold(step.name))
+def _match_steps(stored: Chain, chain: Chain) -> _Matches:
+    stored_steps = {fold(step.name): index for index, step in enumerate(stored.steps)}
+    matches: _Matches = {}
+    for index, step in enumerate(chain.steps):
+        other = stored_steps.get(fold(step.name))
         if other is not None:
-            labels = {fold(option): label for label, option in enumerate(found.steps[other].options)}
-            own = {
+            labels = {fold(option): label for label, option in enumerate(stored.steps[other].options)}
+            shared = {
                 option: (labels[fold(option)], label)
                 for label, option in enumerate(step.options)
                 if fold(option) in labels
             }
-            places[place] = (other, own)
-    return places
+            matches[index] = (other, shared)
+    return matches
 
 
 def _fill(
-    path: str, leaf: np.ndarray, source: dict[str, np.ndarray], places: _Places
+    path: str, leaf: np.ndarray, source: dict[str, np.ndarray], matches: _Matches
 ) -> tuple[np.ndarray, int, str | None]:
-    """Return a parameter with what fits, how many numbers were taken over, and the shapes that do not fit."""
+    """Return a parameter with stored values copied, the number of copied scalars, and shapes that do not fit."""
     of_step, is_stacked = _OF_STEP.fullmatch(path), _STACKED.match(path) is not None
-    place = None if of_step is None else places.get(int(of_step[2]))
-    if of_step is not None and place is None:
+    match = None if of_step is None else matches.get(int(of_step[2]))
+    if of_step is not None and match is None:
         return leaf, 0, None
-    name = path if of_step is None or place is None else f"{of_step[1]}{place[0]}{of_step[3]}"
+    name = path if of_step is None or match is None else f"{of_step[1]}{match[0]}{of_step[3]}"
     if name not in source:
-        is_missing = path.partition("/")[0] in {each.partition("/")[0] for each in source}
+        is_missing = path.partition("/")[0] in {stored.partition("/")[0] for stored in source}
         return leaf, 0, f"{path}: not there" if is_missing else None
     other = np.asarray(source[name])
     shapes = [leaf.shape, other.shape]
     if is_stacked:
         shapes = [shape[1:] for shape in shapes]
-    elif place is not None:
+    elif match is not None:
         shapes = [shape[:-1] for shape in shapes]
     if shapes[0] != shapes[1]:
         return leaf, 0, f"{path}: shape {other.shape} there, {leaf.shape} here"
     values = leaf.copy()
     if is_stacked:
-        for new, (old, _) in places.items():
+        for new, (old, _) in matches.items():
             values[new] = other[old]
-        return values, len(places) * math.prod(leaf.shape[1:]), None
-    if place is not None:
-        for old, new in place[1].values():
+        return values, len(matches) * math.prod(leaf.shape[1:]), None
+    if match is not None:
+        for old, new in match[1].values():
             values[..., new] = other[..., old]
-        return values, len(place[1]) * math.prod(leaf.shape[:-1]), None
+        return values, len(match[1]) * math.prod(leaf.shape[:-1]), None
     values[...] = other
     return values, leaf.size, None
 
 
-def _list_fresh(found: Params, like: Params, chain: Chain, places: _Places) -> Iterator[str]:
+def _list_fresh(stored: Params, like: Params, chain: Chain, matches: _Matches) -> Iterator[str]:
     for name in like:
-        if name not in found:
+        if name not in stored:
             yield f"network {name}"
-    for place, step in enumerate(chain.steps):
-        if place not in places:
+    for index, step in enumerate(chain.steps):
+        if index not in matches:
             yield f"step {step.name!r}"
             continue
-        own = [option for option in step.options if option not in places[place][1]]
-        if own:
-            yield f"answers of {step.name!r}: {', '.join(own)}"
+        fresh = [option for option in step.options if option not in matches[index][1]]
+        if fresh:
+            yield f"answers of {step.name!r}: {', '.join(fresh)}"
 
 
 START_FILE = "start.json"
@@ -163,9 +164,9 @@ class WarmStart:
     """A run whose weights another run starts from.
 
     Attributes:
-      source: the run's workdir as the settings name it, a folder or an address on a store.
-      workdir: of the run, on this machine.
-      step: the update of its best teacher, whose checkpoint all parts are taken from.
+      source: the run's workdir as the settings name it, a folder or an address.
+      workdir: the run's folder on this machine.
+      step: the update of its best teacher, whose checkpoint has all parts.
       notes: settings of images and prompts that differ.
     """
 
@@ -177,17 +178,17 @@ class WarmStart:
     notes: tuple[str, ...]
 
     def apply(self, params: Params, chain: Chain) -> Matched:
-        """Return fresh parameters with those of the run put in, steps and answers matched by name."""
+        """Return fresh parameters with the run's copied, steps and answers matched by name."""
         names = self.settings.trains.parts
-        found = restore_params(self.workdir / "checkpoints", self.step)
-        own = {name: found[name] for name in names if name in found}
-        matched = match_params(own, jax.device_get(params), found_chain=self.reading.chain, chain=chain)
+        stored = restore_params(self.workdir / "checkpoints", self.step)
+        parts = {name: stored[name] for name in names if name in stored}
+        matched = match_params(parts, jax.device_get(params), stored_chain=self.reading.chain, chain=chain)
         if not matched.num_taken:
             raise BadInput(f"{_KEY}: nothing in {self.source} fits this run; {_shorten(matched.misfits)}")
         return matched
 
     def describe(self, matched: Matched) -> list[str]:
-        """Return what was taken over and what is fresh, as lines of text."""
+        """Return which parameters were copied and which are fresh, as lines of text."""
         steps = [f"{name!r} ({len(answers)} answers)" for name, answers in matched.answers.items()]
         lines = [
             f"start: {matched.num_taken:,} of {matched.num_all:,} numbers from update {self.step} of {self.source}",
@@ -198,7 +199,7 @@ class WarmStart:
         return lines + [f"start: note: {note}" for note in self.notes]
 
     def write(self, workdir: pathlib.Path, matched: Matched) -> None:
-        """Write what was taken over and what is fresh to `start.json` of the new run."""
+        """Write which parameters were copied and which are fresh to `start.json` of the new run."""
         content: dict[str, Any] = {
             "checkpoint": self.source,
             "update": self.step,
@@ -213,9 +214,9 @@ class WarmStart:
 
 
 def read_warm_start(settings: Settings) -> WarmStart:
-    """Read which run `start.checkpoint` names, before any weights.
+    """Return the run that `start.checkpoint` names, without its weights.
 
-    The data may be others; `refuse_seen_cases` says whether their test split may be used.
+    Its data may differ; `refuse_seen_cases` checks the test split.
     """
     source = settings.start.checkpoint
     workdir = find_path(source, _KEY)
@@ -237,8 +238,11 @@ def read_warm_start(settings: Settings) -> WarmStart:
 def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) -> tuple[str, ...]:
     """Refuse a test split with an image or a patient that the start, or a run that it started from, has learnt from.
 
-    Images are known by their paths in the same folder, or of phantoms by their seed. Of another folder nobody can say
-    whether its images are the same; neither can a converted checkpoint.
+    Images are identified by their paths in the same folder, or for phantoms by their seed. Images of another folder,
+    and of a converted checkpoint, cannot be compared.
+
+    Returns:
+      A note for each start that cannot be compared.
     """
     patients = {dataset.cases[index].image: dataset.cases[index].patient for index in range(len(dataset.cases))}
     test = {dataset.cases[index].image for index in dataset.splits.test}
@@ -264,20 +268,20 @@ def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) ->
 
 
 def _list_starts(start: WarmStart) -> tuple[dict[str, pathlib.Path], list[str]]:
-    """Return a run, the run that it started from, and so on: name -> folder; and why the list ends early, in words."""
-    found, workdir = {start.source: start.workdir}, start.workdir
+    """Return the folders of a run, of its start and so on, by name; and notes if the list ends early."""
+    starts, workdir = {start.source: start.workdir}, start.workdir
     while (path := workdir / START_FILE).is_file():
         before = read_json(path, _StartFile, accepted="expected the start.json of a run").checkpoint
-        if before in found:
+        if before in starts:
             break
         try:
             workdir = find_path(before)
             if not workdir.is_dir():
                 raise BadInput(f"{before}: no such folder")
         except BadInput as error:
-            return found, [f"an earlier start cannot be read ({error}); test images may be among those it learnt from"]
-        found[before] = workdir
-    return found, []
+            return starts, [f"an earlier start cannot be read ({error}); test images may be among those it learnt from"]
+        starts[before] = workdir
+    return starts, []
 
 
 class _StartFile(msgspec.Struct):
@@ -297,7 +301,7 @@ def _shorten(items: tuple[str, ...]) -> str:
     return "; ".join(items[:_NUM_SHOWN]) + more
 
 
-# What a run of the job "sft" or "grpo" starts from: the policy of a run (`policy.start`), a checkpoint, or chance.
+# The start of a run of the job "sft" or "grpo": the policy of a run (`policy.start`), a checkpoint, or random weights.
 
 
 PATIENTS_FILE = "records/patients.json"
@@ -322,10 +326,10 @@ _SPLITS = (
 
 
 def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> StoredPolicy:
-    """Read the policy of a finished run, with the best weights of its last phase.
+    """Return the policy of a finished run, with the best weights of its last phase.
 
-    Its vocabulary becomes that of the new run. The data may be others; of the same phantoms or folder the settings of
-    splits must be the same. `refuse_seen_patients` compares the splits themselves.
+    Its vocabulary becomes that of the new run. Its data may differ; for the same phantoms or folder the settings of
+    splits must be equal. `refuse_seen_patients` compares the splits themselves.
     """
     workdir = settings.policy.start
     folder = find_path(workdir, _POLICY_KEY)
@@ -355,7 +359,8 @@ def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> 
 def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
     """Write the patients of each split, for runs that start from this one."""
     patients = {
-        split: sorted({dataset.records[place].patient for place in places}) for split, places in dataset.splits.items()
+        split: sorted({dataset.records[index].patient for index in indices})
+        for split, indices in dataset.splits.items()
     }
     path = workdir / PATIENTS_FILE
     path.parent.mkdir(exist_ok=True)
@@ -365,16 +370,18 @@ def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
 def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
     """Refuse a test split with patients that `policy.start`, or a run that it started from, has learnt from.
 
-    Of other phantoms, of another folder, of runs whose folder is gone and of runs of earlier versions, which did not
-    write their patients, nobody can say.
+    Patients cannot be compared with those of other phantoms, of another folder, of runs whose folder is gone, and of
+    runs of earlier versions, which did not write them.
     """
-    of_test = {dataset.records[place].patient for place in dataset.splits["test"]}
+    of_test = {dataset.records[index].patient for index in dataset.splits["test"]}
     for start, workdir in _earlier_runs(settings):
         before, path = read_run_settings(workdir), workdir / PATIENTS_FILE
         if not path.is_file() or not _have_same_records(before, settings):
             continue
-        found = read_json(path, dict[str, list[str]], accepted="expected the patients of a run", max_bytes=_MOST_BYTES)
-        seen = of_test & {*found.get("train", ()), *found.get("val", ())}
+        patients = read_json(
+            path, dict[str, list[str]], accepted="expected the patients of a run", max_bytes=_MOST_BYTES
+        )
+        seen = of_test & {*patients.get("train", ()), *patients.get("val", ())}
         if seen:
             raise BadInput(
                 f"{_POLICY_KEY}: {start} has learnt from {len(seen)} of the {len(of_test)} patients of this run's test "
@@ -383,14 +390,14 @@ def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
 
 
 def _earlier_runs(settings: Settings) -> Iterator[tuple[str, pathlib.Path]]:
-    """Yield the start and the starts before it, as named and as a folder, as far as they can be read."""
-    looked_at: set[str] = set()
+    """Yield name and folder of the start and of the starts before it, as far as they can be read."""
+    visited: set[str] = set()
     start = settings.policy.start
-    while start and name_source(start) not in looked_at:
-        looked_at.add(name_source(start))
+    while start and name_source(start) not in visited:
+        visited.add(name_source(start))
         try:
             workdir = find_path(start, _POLICY_KEY)
-        except BadInput:  # of a run before the start, which has been read
+        except BadInput:  # an earlier start; the start itself has been read
             return
         if not (workdir / "settings.json").is_file():
             return
@@ -403,7 +410,7 @@ def _have_same_records(one: Settings, other: Settings) -> bool:
         return False
     if one.vqa.source == "phantom":
         return one.phantom.seed == other.phantom.seed
-    if one.vqa.source == "given":  # nobody knows, so patients are compared, but not the settings of splits
+    if one.vqa.source == "given":  # unknown, so patients are compared, but not the settings of splits
         return True
     return name_source(one.vqa.root) == name_source(other.vqa.root)
 
@@ -411,7 +418,7 @@ def _have_same_records(one: Settings, other: Settings) -> bool:
 def given_start(
     policy: AnyPolicy, stored: StoredPolicy | None, source: QwenSource | None
 ) -> Callable[[], Params] | None:
-    """Return what loads the parameters that a run starts from; None for random ones."""
+    """Return a function that loads the parameters to start from; None for random ones."""
     if stored is not None:
         params = stored.params
         return lambda: params
@@ -421,7 +428,7 @@ def given_start(
 
 
 def smooth_start(policy: AnyPolicy, tokenizer: AnyTokenizer, *, largest: int) -> Callable[[Params], Params] | None:
-    """Return what is applied to random parameters of the small decoder, see `policy_network.start_coordinates`."""
+    """Return a function for random parameters of the small decoder, see `policies.policy.start_coordinates`."""
     if not isinstance(policy, PrefixVlm):
         return None
     return functools.partial(start_coordinates, tokenizer=tokenizer, largest=largest)
@@ -429,7 +436,7 @@ def smooth_start(policy: AnyPolicy, tokenizer: AnyTokenizer, *, largest: int) ->
 
 @contextlib.contextmanager
 def naming_start(settings: Settings) -> Iterator[None]:
-    """Name `policy.start` in a `BadInput` about a word that its vocabulary does not have."""
+    """Add `policy.start` to a `BadInput` about a word that is not in its vocabulary."""
     try:
         yield
     except BadInput as error:

@@ -1,4 +1,4 @@
-"""A stored run as values: what readers and exports take from its settings.json."""
+"""A stored run as values: those that readers and exports need from its settings.json."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.run.jobs import JOBS
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
-from stepcot_jax.run.settings import PLACES, Settings, make_settings, read_settings
+from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_settings
 from stepcot_jax.run.training_data import describe_source
 from stepcot_jax.systems.networks import Networks
 
@@ -29,7 +29,7 @@ _REMOVED_URL = "https://removed.invalid"
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-    """The settings of a run, and the values that follow from them."""
+    """The settings of a run, and values derived from them."""
 
     settings: Settings
 
@@ -50,7 +50,7 @@ class StoredRun:
 
     @property
     def problem(self) -> str:
-        """Why its networks read no steps, or no images; "" if they do."""
+        """The reason why its networks read no steps, or no images; "" if they do."""
         if self.trains_policy:
             return (
                 f"{self.settings.named_job} trains a policy, which answers questions and reads no steps; ask it "
@@ -77,7 +77,7 @@ class StoredRun:
 
     @property
     def step_costs(self) -> tuple[float, ...]:
-        """Costs of asking for a step's answer; () for equal ones."""
+        """Costs of asking for each step's answer; () for equal costs."""
         return self.settings.evaluation.step_costs
 
     @property
@@ -87,12 +87,12 @@ class StoredRun:
 
     @property
     def dialect(self) -> str:
-        """Of a policy's prompts and replies."""
+        """The format of a policy's prompts and replies."""
         return self.settings.vqa.dialect
 
     @property
     def with_thinking(self) -> bool:
-        """Whether a policy's replies have their part before the answer."""
+        """Whether a policy's replies have reasoning before the answer."""
         return self.settings.vqa.with_thinking
 
     @property
@@ -102,16 +102,16 @@ class StoredRun:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Of images for an encoder that was trained."""
+        """The preprocessing of images for a trained encoder."""
         return trained_preprocessing(self.settings)
 
     def make_networks(self, chain: Chain, *, trains_encoder: bool) -> Networks:
-        """Return its modules."""
+        """Return the modules of its networks."""
         image_encoder = make_resnet(self.settings.image_encoder.name) if trains_encoder else None
         return make_networks(self.settings, chain, image_encoder)
 
     def load_frozen(self, workdir: pathlib.Path, digest: str) -> FrozenImageEncoder | None:
-        """Load its frozen encoder, which must be the one with this digest, if one is stored; None without."""
+        """Return its frozen encoder, which must have this digest unless it is ""; None if it has none."""
         if not self.settings.image_encoder.is_frozen:
             return None
         frozen = load_frozen_encoder(self.settings)
@@ -123,7 +123,7 @@ class StoredRun:
         return frozen
 
     def draw(self, number: int) -> "PhantomCase":
-        """Draw one of its phantoms again."""
+        """Return one of its phantoms, drawn again."""
         from stepcot_jax.data.phantom.phantom import draw_case
 
         phantom = self.settings.phantom
@@ -156,7 +156,7 @@ class StoredRun:
 
     @property
     def prompt_source(self) -> str:
-        """What made the vectors of the teacher's prompts, for a model card; "" without text."""
+        """The source of the vectors of the teacher's prompts, for a model card; "" without text."""
         prompts = self.settings.prompts
         if not self.settings.teacher.text:
             return ""
@@ -164,20 +164,20 @@ class StoredRun:
         return known.get(prompts.encoder, "encoded elsewhere")
 
     def write_shared(self, path: pathlib.Path) -> None:
-        """Write the settings without what concerns its machine alone: folders become names, addresses are removed."""
-        found = dataclasses.asdict(self.settings)
-        for key in PLACES:
+        """Write the settings without details of its machine: folders become names, the judge's address is removed."""
+        values = dataclasses.asdict(self.settings)
+        for key in PATH_KEYS:
             section, _, name = key.partition(".")
-            if found[section][name]:
-                found[section][name] = hide_folder(found[section][name])
-        if found["rewards"]["judge_url"]:
-            found["rewards"]["judge_url"] = _REMOVED_URL
-        make_settings(found)  # an export that `load` refuses must not be written
-        path.write_text(f"{json.dumps(found, indent=2)}\n", encoding="utf-8")
+            if values[section][name]:
+                values[section][name] = hide_folder(values[section][name])
+        if values["rewards"]["judge_url"]:
+            values["rewards"]["judge_url"] = _REMOVED_URL
+        make_settings(values)  # an export that `load` refuses must not be written
+        path.write_text(f"{json.dumps(values, indent=2)}\n", encoding="utf-8")
 
 
 def read_stored(workdir: pathlib.Path) -> StoredRun:
-    """Read the settings of a run, or of an export of one."""
+    """Return the stored run of a workdir or of an export."""
     if workdir.is_file():
         raise BadInput(
             f"{workdir} is a file; expected the workdir of a run (stepcot convert FILE FOLDER --to jax makes one from "
@@ -194,7 +194,9 @@ def hide_folder(source: str) -> str:
     >>> hide_folder("/home/ann/clip"), hide_folder("openai/clip-vit-base-patch32")
     ('clip', 'openai/clip-vit-base-patch32')
     """
-    prefix, colon, place = source.rpartition(":")
-    path = pathlib.PurePath(place)
-    on_disk = path.is_absolute() or place.startswith((".", "~")) or len(path.parts) != 2 or pathlib.Path(place).exists()
+    prefix, colon, location = source.rpartition(":")
+    path = pathlib.PurePath(location)
+    on_disk = (
+        path.is_absolute() or location.startswith((".", "~")) or len(path.parts) != 2 or pathlib.Path(location).exists()
+    )
     return f"{prefix}{colon}{path.name}" if on_disk else source

@@ -41,7 +41,7 @@ POLICY_FILE = "policy.safetensors"
 """Parameters of an exported policy."""
 
 FROZEN_ENCODER = "frozen_encoder"
-"""First part of the names of a frozen encoder's tensors there."""
+"""First part of the names of a frozen encoder's tensors in that file."""
 
 _MOST_MANIFEST_BYTES = 2**22
 _PHASES = ("grpo", "sft")
@@ -56,7 +56,7 @@ class StoredPolicy:
       params: its parameters, as its `apply` takes them: float32, matrices of a Qwen2.5-VL in its compute dtype.
       source: config, tokenizer and preprocessing of the Qwen2.5-VL that the run started from; None without.
       patches: of the frozen encoder that the network reads; None if the network reads pictures.
-      phase: that ended with these weights, "sft" or "grpo".
+      phase: phase of these weights, "sft" or "grpo".
     """
 
     workdir: pathlib.Path
@@ -71,7 +71,7 @@ class StoredPolicy:
     step: int
 
     def see(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Array:
-        """Return pictures, stretched to the size that the policy sees, as the network's input on the default device."""
+        """Return pictures, stretched to the policy's size, as the network's input on the default device."""
         given = pictures if self.patches is None else self.patches(pictures)
         return make_normalise(self.run.settings)(jnp.asarray(given))
 
@@ -83,12 +83,12 @@ def read_policy(
     for_training: bool = False,
     patches: PatchInput | None = None,
 ) -> StoredPolicy:
-    """Read the policy of a run, or of an export of one.
+    """Return the policy of a run or of an export.
 
     Args:
-      phase: whose best weights, "sft" or "grpo"; None for the last phase that was validated.
-      for_training: leave the parameters as they were saved, NumPy arrays; False puts them on the default device.
-      patches: what the run that is to be trained reads, which must be as here; without `for_training` they are loaded.
+      phase: phase of the best weights, "sft" or "grpo"; None for the last phase that was validated.
+      for_training: keep the parameters as saved, as NumPy arrays; False puts them on the default device.
+      patches: patches that the new run reads, which must be those of this policy; loaded without `for_training`.
     """
     settings = read_run_settings(workdir)
     if not settings.trains_policy:
@@ -161,11 +161,11 @@ def _load_patches(workdir: pathlib.Path, settings: Settings, carried: "_Carried 
 
 
 def check_encoder(workdir: pathlib.Path, lengths: PolicyLengths, patches: PatchInput | None) -> None:
-    """Refuse a frozen encoder that is not the one whose patches a policy has learnt to read."""
-    found = "" if patches is None else patches.digest
-    if found != lengths.image_encoder:
+    """Refuse a frozen encoder other than the one that a policy was trained on."""
+    digest = "" if patches is None else patches.digest
+    if digest != lengths.image_encoder:
         expected = f"digest {lengths.image_encoder[:12]}" if lengths.image_encoder else "none"
-        named = f"{patches.encoder.name}, digest {found[:12]}" if patches else "none"
+        named = f"{patches.encoder.name}, digest {digest[:12]}" if patches else "none"
         raise BadInput(
             f"{workdir / LENGTHS_FILE}: the frozen encoder that the policy reads is another ({expected}) than that of "
             f"config.image_encoder ({named}); weights, preprocessing, dtype and features.patches must be the same"
@@ -193,7 +193,7 @@ class _Manifest(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class _Carried:
-    """What an export holds of its policy: the manifest, parameters, and those of a frozen encoder or None."""
+    """Manifest and parameters of an exported policy, and parameters of its frozen encoder or None."""
 
     manifest: _Manifest
     params: Params
@@ -201,21 +201,21 @@ class _Carried:
 
 
 def _read_exported(folder: pathlib.Path, phase: str | None) -> _Carried:
-    """Return the parameters of an export, which holds those of one phase."""
+    """Return the contents of an export, which has the parameters of one phase."""
     path = folder / MANIFEST_FILE
-    found = read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
-    if phase not in (None, found.phase):
-        raise BadInput(f"{folder}: no weights of the phase {phase!r}; the export has those of {found.phase!r}")
+    manifest = read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
+    if phase not in (None, manifest.phase):
+        raise BadInput(f"{folder}: no weights of the phase {phase!r}; the export has those of {manifest.phase!r}")
     params = unflatten(read_weights(folder, [POLICY_FILE]))
-    frozen = None if found.encoder is None else params.pop(FROZEN_ENCODER, None)
-    return _Carried(found, params, frozen)
+    frozen = None if manifest.encoder is None else params.pop(FROZEN_ENCODER, None)
+    return _Carried(manifest, params, frozen)
 
 
 def _read_saved(folder: pathlib.Path, step: int, expected: Any) -> Params:
-    """Return the parameters of a checkpoint; those of a large network may take as much as `expected`."""
+    """Return the parameters of a checkpoint; a large network may take as many bytes as `expected`."""
     most = max(MOST_BYTES, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(expected)))
-    found = restore_params(folder, step, parts=tuple(split_parts(expected, "policy")), most_bytes=most)
-    return policy_params(found, "policy")
+    params = restore_params(folder, step, parts=tuple(split_parts(expected, "policy")), most_bytes=most)
+    return policy_params(params, "policy")
 
 
 def _put_for_replies(network: AnyPolicy, params: Params) -> Params:
@@ -225,8 +225,7 @@ def _put_for_replies(network: AnyPolicy, params: Params) -> Params:
         is_rounded = network.is_large and leaf.ndim > 1
         return jnp.asarray(leaf, network.dtype if is_rounded else jnp.float32)
 
-    found: Params = jax.tree.map(put, params)
-    return found
+    return jax.tree.map(put, params)
 
 
 def _expected_shapes(network: AnyPolicy, settings: Settings, patches: PatchInput | None) -> Any:
@@ -238,11 +237,11 @@ def _expected_shapes(network: AnyPolicy, settings: Settings, patches: PatchInput
 
 def _check_shapes(workdir: pathlib.Path, params: Params, shapes: Any) -> None:
     """Refuse weights whose names or shapes do not fit the settings."""
-    expected, found = shapes_by_name(shapes), shapes_by_name(params)
-    other = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    expected, saved = shapes_by_name(shapes), shapes_by_name(params)
+    other = sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name))
     if other:
         name = other[0]
         raise BadInput(
-            f"{workdir}, weights of the policy, {name}: {found.get(name, 'missing')} does not fit settings.json, which "
+            f"{workdir}, weights of the policy, {name}: {saved.get(name, 'missing')} does not fit settings.json, which "
             f"needs {expected.get(name, 'no such tensor')}; {len(other)} tensors differ"
         )

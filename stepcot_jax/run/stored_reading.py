@@ -1,7 +1,7 @@
-"""Store the questions and prompt vectors in a workdir, so that its networks read without the data.
+"""Store the questions and prompt vectors in a workdir, so that its networks can be used without the data.
 
-`reading/chain.json` holds the steps and the digest of the frozen encoder; `reading/text_features.npy` a vector for each
-step, and is absent if the teacher has no text. `reading/shapes.json` has the shapes of all parameters.
+`reading/chain.json` has the steps and the digest of the frozen encoder; `reading/text_features.npy` has a vector for
+each step, and is absent if the teacher has no text. `reading/shapes.json` has the shapes of all parameters.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ GATE_FILE = "gate.npz"
 """Files that a finished run leaves in its workdir."""
 
 CONVERTED_FILE = "converted.json"
-"""Says of a workdir that its networks were converted from another package's file, and from which."""
+"""File of a workdir whose networks were converted from another package's file, with that file's name."""
 
 FOLDER = "reading"
 CHAIN_FILE = "chain.json"
@@ -76,7 +76,7 @@ class StoredReading:
 def write_reading(
     workdir: pathlib.Path, chain: Chain, text_features: Any, *, encoder_digest: str = "", trained_on: str = ""
 ) -> None:
-    """Write the files of `read_reading`, each whole or not at all.
+    """Write the files of `read_reading`, each atomically.
 
     Args:
       text_features: [step, width], the vector of each step's prompt; None without text.
@@ -94,7 +94,7 @@ def write_reading(
 
 
 def read_reading(workdir: pathlib.Path) -> StoredReading:
-    """Load what `write_reading` wrote."""
+    """Return the questions and prompt vectors that `write_reading` wrote."""
     path = workdir / FOLDER / CHAIN_FILE
     accepted = f"expected the file that a run wrote ({_WAY_OUT})"
     stored = read_json(path, _StoredChain, accepted=accepted, max_bytes=_MOST_CHAIN_BYTES)
@@ -107,17 +107,17 @@ def read_reading(workdir: pathlib.Path) -> StoredReading:
 
 
 def write_shapes(workdir: pathlib.Path, shapes: Shapes, *, inputs: Sequence[int]) -> None:
-    """Write the shapes of a run's parameters, so that readers need not trace the networks to check what they load.
+    """Write the shapes of a run's parameters, so that readers can check parameters without tracing the networks.
 
     Args:
-      inputs: of the networks: the shape of the prompt vectors, and the width of a frozen encoder's features.
+      inputs: sizes of the inputs: the shape of the prompt vectors, and the width of a frozen encoder's features.
     """
     stored = _StoredShapes(_digest_networks(workdir, inputs), {name: list(shape) for name, shape in shapes.items()})
     write_whole(workdir / FOLDER / SHAPES_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
 
 
 def read_shapes(workdir: pathlib.Path, *, inputs: Sequence[int]) -> Shapes | None:
-    """Read what `write_shapes` wrote; None if there is nothing, or it is of other settings, questions or inputs."""
+    """Return the shapes that `write_shapes` wrote; None without the file or for other settings, questions or inputs."""
     path = workdir / FOLDER / SHAPES_FILE
     if not path.exists():
         return None
@@ -128,9 +128,9 @@ def read_shapes(workdir: pathlib.Path, *, inputs: Sequence[int]) -> Shapes | Non
 
 
 def _digest_networks(workdir: pathlib.Path, inputs: Sequence[int]) -> str:
-    """Return a digest of everything that the shapes of parameters follow from."""
-    found = [digest_file(path)[1] for path in (workdir / "settings.json", workdir / FOLDER / CHAIN_FILE)]
-    return hashlib.sha256(f"{found} {list(inputs)}".encode()).hexdigest()
+    """Return a digest of everything that determines the shapes of parameters."""
+    digests = [digest_file(path)[1] for path in (workdir / "settings.json", workdir / FOLDER / CHAIN_FILE)]
+    return hashlib.sha256(f"{digests} {list(inputs)}".encode()).hexdigest()
 
 
 def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step width"]:
@@ -140,8 +140,8 @@ def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step widt
         # Refuses pickled objects, and a header that declares more than the file holds.
         features = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
-        found = "its header states too many numbers" if isinstance(error, MemoryError) else type(error).__name__
-        raise BadInput(f"{path} is not an array ({found}); {accepted}") from None
+        problem = "its header states too many numbers" if isinstance(error, MemoryError) else type(error).__name__
+        raise BadInput(f"{path} is not an array ({problem}); {accepted}") from None
     if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
         raise BadInput(f"{path} is not a float32 matrix; {accepted}")
     if len(features) != chain.num_steps or not np.isfinite(features).all():

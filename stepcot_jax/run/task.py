@@ -1,8 +1,8 @@
-"""What a run trains on and what it leaves in its workdir, behind one protocol: chains of answers, or replies.
+"""The protocol of a run's data and results: chains of answers, or replies.
 
-`Run` keeps what is the same for all of them: the workdir and its lock, settings.json, devices, compiled updates,
-checkpoints, resuming and preemption. A task reads its data in its constructor, which gets the keyword arguments of
-`task_registry.make_task`. `tests/run/test_task.py` has a task in 50 lines.
+`Run` does what tasks share: the workdir and its lock, settings.json, devices, compiled updates, checkpoints, resuming
+and preemption. A task reads its data in its constructor, which gets the keyword arguments of `training_run.make_task`.
+`tests/run/test_task.py` has a task in 50 lines.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ class Outcome:
     Attributes:
       step: updates of the whole run.
       best: the best score under each name that `Task.validate` used, and the step whose checkpoint holds its weights.
-      params_of: name -> the parameters of its best step, whole on every device; those of the last step for a name
-        without a best. A call may free what an earlier one returned.
-      seconds: returns the time that the run has taken, over all its starts.
+      params_of: name -> the parameters of its best step, replicated; those of the last step for a name without a best.
+        A call may free the result of an earlier one.
+      seconds: returns the seconds that the run has taken, over all its starts.
       log: writes numbers by name to the metrics log, as an entry of the test split.
     """
 
@@ -36,13 +36,13 @@ class Outcome:
 
 
 class Task(Protocol):
-    """What a run trains on, and what it leaves.
+    """The data and the results of a run.
 
     The constructor checks the sizes of batches with `Devices.check_batch_size`, which takes the name of the setting,
     before it reads anything. Every process of a run calls the same methods in the same order, except `write_facts`.
 
     Attributes:
-      batch_size: rows of a global batch, for the rate that the log shows.
+      batch_size: rows of a global batch, for the throughput in the log.
     """
 
     system: System
@@ -50,7 +50,7 @@ class Task(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of the data; kept beside each state."""
+        """The digest of the data; saved with each state."""
         ...
 
     @property
@@ -67,30 +67,30 @@ class Task(Protocol):
         ...
 
     def stream(self) -> contextlib.AbstractContextManager[Stream]:
-        """Open the batches of phases that have no stream of their own; leaving the context closes all streams.
+        """Open the batches of phases without their own stream; leaving the context closes all streams.
 
-        `System.phases` is called inside the context, so that a task can open the streams of phases there too.
+        `System.phases` is called inside the context, so a task can open the streams of phases there too.
         """
         ...
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return a batch of any phase on the devices, with what its `collect` added, as a compiled update takes it."""
+        """Return a batch of any phase on the devices, with entries of its `collect`, as a compiled update takes it."""
         ...
 
     def begin(self, state: TrainState) -> TrainState:
-        """Return the state before the first update of a new run; a task may put other weights into it."""
+        """Return the state before the first update of a new run, with other weights if the task has some."""
         return state
 
     def validate(self, state: TrainState) -> dict[str, float]:
         """Return scores by name, higher is better; the best weights are kept by name.
 
-        Names may differ between phases: each name's best is that of the epochs that returned it. `state.step` says
+        Names may differ between phases: each name's best is that of the epochs that returned it. `state.step` tells
         which phase has ended an epoch.
         """
         ...
 
     def pictures(self, step: int) -> Mapping[str, bytes]:  # noqa: ARG002
-        """Return PNG files by name for the log, of the validation after `step` updates; of the first process alone."""
+        """Return PNG files by name for the log, of the validation after `step` updates, in the first process."""
         return {}
 
     @property
@@ -107,13 +107,13 @@ class Task(Protocol):
         ...
 
     def check_same_data(self, digest: str) -> None:
-        """Refuse to resume on other data; called with the digest that the restored checkpoint kept."""
+        """Refuse to resume on other data; called with the digest of the restored checkpoint."""
         ...
 
     def write_facts(self) -> None:
-        """Write the workdir's files that readers of checkpoints need; the first process calls it, at every start."""
+        """Write the files that readers of checkpoints need; the first process calls it, at every start."""
         ...
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
-        """Write the results of the best weights, of which the first process writes the files."""
+        """Return the report of the best weights; the first process writes the files."""
         ...

@@ -1,4 +1,4 @@
-"""What a run was trained on, in a few words, for readers of its answers."""
+"""Descriptions of a run's training data, for readers of its predictions."""
 
 import collections
 import pathlib
@@ -14,7 +14,7 @@ _MOST_ORIGINS = 3
 
 
 def describe_source(settings: Settings) -> str:
-    """Return the kind of images that settings name, with the number of cases where they say it.
+    """Return the kind of images that settings name, with the number of cases if they name it.
 
     >>> from stepcot_jax.run.settings import load_settings
     >>> describe_source(load_settings("quickstart"))

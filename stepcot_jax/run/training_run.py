@@ -1,4 +1,4 @@
-"""One run: load its task, train in phases, resume, and leave the results of the best weights."""
+"""One run: load its task, train in phases, resume, and write the results of the best weights."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from stepcot_jax.run.more_epochs import describe_longer, remove_results
 from stepcot_jax.run.places import Place, check_judge
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
 from stepcot_jax.run.sections import LoggerSettings, ParallelSettings
-from stepcot_jax.run.settings import PLACES, Settings, load_settings, write_settings
+from stepcot_jax.run.settings import PATH_KEYS, Settings, load_settings, write_settings
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
 from stepcot_jax.training.devices import Devices, MeshDevices
@@ -36,13 +36,13 @@ from stepcot_jax.training.processes import Preemption, is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
 from stepcot_jax.training.system import Batch, Phase, System
 
-# Writers of a run beside its log: opened by name from the extras, guarded, resumed by the ids in `loggers.json`.
+# Further loggers of a run: opened by name from the extras, guarded, resumed by the ids in `loggers.json`.
 
 
 IDS_FILE = "loggers.json"
-"""The id of the run of each logger, by the logger's name."""
+"""File with the id of each logger's run, by the logger's name."""
 
-_PRIVATE = frozenset({*PLACES, "rewards.judge_url"})  # an address may have a password
+_PRIVATE = frozenset({*PATH_KEYS, "rewards.judge_url"})  # an address may have a password
 _PASSWORD = re.compile(r"//[^/@\s]*@")  # of an address, which libraries quote in their errors
 
 
@@ -56,53 +56,53 @@ def check_loggers(settings: LoggerSettings) -> None:
 def open_loggers(
     workdir: pathlib.Path, settings: Settings, *, name: str = "", say: Callable[[str], None]
 ) -> list[Logger]:
-    """Open the loggers of the settings; one that fails is named and left out."""
-    path, found = workdir / IDS_FILE, list[Logger]()
+    """Return the loggers of the settings; those that cannot be opened are reported and left out."""
+    path, loggers = workdir / IDS_FILE, list[Logger]()
     ids = read_json(path, dict[str, str], accepted="expected the ids of a run's loggers") if path.is_file() else {}
-    own = settings.loggers
-    title = own.run or name or workdir.resolve().name
-    for logger in own.names:
+    options = settings.loggers
+    title = options.run or name or workdir.resolve().name
+    for logger in options.names:
         guarded = _Guarded(logger, say)
         with guarded.guard("cannot be opened"):
             guarded.logger = find_extra("writer", logger, packages=logger)(
                 workdir,
-                project=own.project,
+                project=options.project,
                 title=title,
-                is_offline=own.mode == "offline",
+                is_offline=options.mode == "offline",
                 run_id=ids.get(logger),
                 settings=describe_settings(settings),
             )
             ids[logger] = guarded.logger.id
             write_whole(path, (json.dumps(ids) + "\n").encode())
             say(f"{logger}: {guarded.logger.place}")
-            found.append(guarded)
-    return found
+            loggers.append(guarded)
+    return loggers
 
 
 def describe_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings by full name without "config.", leaving out paths and addresses."""
-    found: dict[str, Any] = {}
+    described: dict[str, Any] = {}
 
     def walk(tree: Mapping[str, Any], prefix: str) -> None:
         for name, value in tree.items():
             if isinstance(value, Mapping):
                 walk(value, f"{prefix}{name}.")
             elif f"{prefix}{name}" not in _PRIVATE:
-                found[f"{prefix}{name}"] = value
+                described[f"{prefix}{name}"] = value
 
     walk(dataclasses.asdict(settings), "")
-    return found
+    return described
 
 
 class _Guarded:
-    """A logger that stops at its first failure, says so once, and never stops the run."""
+    """A logger that stops at its first failure, which it reports once, and never stops the run."""
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
         self.logger: Any = None
         self._name, self._say = name, say
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Write numbers, if nothing has failed yet."""
+        """Write numbers unless the logger has failed."""
         if self.logger is not None:
             with self.guard("no longer gets numbers"):
                 self.logger.write(numbers, step=step)
@@ -116,10 +116,10 @@ class _Guarded:
 
     @contextlib.contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """Say what failed, and drop the logger."""
+        """Report a failure, and drop the logger."""
         try:
             yield
-        except Exception as error:  # of the network, the server, the disk: each library has its own kinds
+        except Exception as error:  # network, server or disk: libraries raise different kinds
             self.logger = None
             reason = _PASSWORD.sub("//", one_line(error))
             self._say(
@@ -132,7 +132,7 @@ class _Guarded:
 
 
 def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> Task:
-    """Load what the settings say to train on."""
+    """Return the task that the settings describe, with its data loaded."""
     for name in ("data", "vqa"):
         if getattr(settings, name).source == "given":
             raise BadInput(
@@ -151,13 +151,13 @@ class Run:
     """One run of training and evaluation in a workdir.
 
     Args:
-      settings: everything that decides the run; or the name of a shipped config, or the path of a config file.
-      workdir: where its files go, made if missing: a folder, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER as text.
+      settings: all settings of the run, or the name of a shipped config, or the path of a config file.
+      workdir: folder of its files, made if missing, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER as text.
       **overrides: settings to change, full names without "config." -> values.
 
     Attributes:
-      workdir: the folder of this machine in which it works.
-      place: where the files go; its name is what the user called it.
+      workdir: the folder of its files on this machine.
+      place: the storage of its files; `place.name` is the path or address that the user named.
 
     Raises:
       BadInput: the workdir holds another run, or settings, data or weights cannot be used.
@@ -180,7 +180,7 @@ class Run:
         given: Given,
         writers: Sequence[Logger] = (),
     ) -> "Run":
-        """Return the run of values that a caller has, which `settings` and `given` describe.
+        """Return the run of a caller's values, which `settings` and `given` describe.
 
         Args:
           make: returns the task, from workdir, devices and terminal.
@@ -204,11 +204,11 @@ class Run:
         self.place = Place(workdir, say=self.terminal.say)
         self.workdir = self.place.folder
         self.preemption = Preemption()
-        with self.preemption.watch():  # of several processes jax itself would take the signal, and go on
+        with self.preemption.watch():  # with several processes jax would handle the signal and continue
             self._load()
 
     def _load(self) -> None:
-        """Load everything that a run needs before it has the workdir to itself."""
+        """Load everything that a run needs before it locks the workdir."""
         settings, workdir = self.settings, self.workdir
         check_judge(settings, self.place)
         self.place.check()
@@ -234,29 +234,28 @@ class Run:
           The report.
 
         Raises:
-          RunStopped: training cannot go on; the last good state is kept.
-          Preempted: the run was asked to end, and has saved.
+          RunStopped: training cannot continue; the last good state is kept.
+          Preempted: the run was asked to end, and has saved its state.
         """
         preemption = self.preemption
         with contextlib.ExitStack() as stack:
             stack.enter_context(preemption.watch())
             stack.enter_context(explain_disk(self.workdir))
             stack.enter_context(self.place.hold())
-            raised = check_earlier_run(
-                self.settings, self.workdir, self.given
-            )  # another may have had the workdir meanwhile
-            for each in raised:
-                self.terminal.say(each.describe())
-            # Not before the lock: it removes what is half written, which another run may be writing.
+            # Again: another run may have used the workdir since it was loaded.
+            raised = check_earlier_run(self.settings, self.workdir, self.given)
+            for change in raised:
+                self.terminal.say(change.describe())
+            # After the lock: it removes incomplete checkpoints, which another run may be writing.
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", saved=self.place.saved)
-            # Its threads would outlive the program and complain.
+            # Its threads must end before the interpreter does.
             stack.callback(self.checkpoints.close)
             if self.checkpoints.latest_step is not None:
                 self.task.check_same_splits()
             stream = stack.enter_context(self.task.stream())
             plan = Plan(self.system.phases(), stream)
             self._say_sizes()
-            # Compiled before there is a state: a compilation takes more memory than anything else in a run.
+            # Compiled before the state is made: compilation has the highest peak memory of a run.
             latest = self.checkpoints.latest_step or 0
             compiled = self._compile_ahead(plan, latest, {})
             state, progress = self._start()
@@ -266,7 +265,7 @@ class Run:
                 remove_results(self.workdir)
             wait_for_all("programs")
             step = int(jax.device_get(state.step))
-            if step < latest:  # the latest could not be restored: phases that seemed to be over may be needed
+            if step < latest:  # the latest could not be restored: phases that seemed over may be needed
                 compiled = self._compile_ahead(plan, step, compiled)
             self._write_facts()
             seconds = self._clock(0.0 if progress is None else progress["seconds"])
@@ -276,28 +275,28 @@ class Run:
                     state, best = loop.run(state, progress)
                 step = int(jax.device_get(state.step))
                 held = {step: state.params}
-                del state  # what the optimizers hold is two thirds of it
+                del state  # frees the optimizers' states, two thirds of it
                 self.place.share()
                 self.report = self._finish(plan, step, held, best, metrics, seconds)
             self.place.finish()
             return self.report
 
     def say_next(self) -> None:
-        """Say which commands read the finished run, and how to train it longer."""
+        """Print which commands read the finished run, and how to train it longer."""
         workdir = shlex.quote(self.place.name)
         for command in self.task.next_commands:
             self.terminal.say(f"next: stepcot {command.format(workdir=workdir)}")
         self.terminal.say(describe_longer(self.settings))
 
     def describe_resume(self) -> str:
-        """Return where the same command goes on if the run ends now, as a line of text."""
+        """Return where the same command resumes if the run ends now, as a line of text."""
         saved = saved_steps(self.workdir / "checkpoints")
         if not saved:
             return "no checkpoint was saved yet: the same command starts over"
         return f"the same command goes on from checkpoint {saved[-1]}"
 
     def _clock(self, seconds_before: float) -> Callable[[], float]:
-        """Return what returns the time that the run has taken, over all its starts."""
+        """Return a function that returns the seconds that the run has taken, over all its starts."""
         return lambda: seconds_before + time.monotonic() - self.started
 
     def _say_sizes(self) -> None:
@@ -309,18 +308,18 @@ class Run:
             self.terminal.say(f"devices: {self.devices.num_devices} of {jax.process_count()} processes, by {how}")
 
     def _write_facts(self) -> None:
-        """Write what the workdir says of the run, beside its checkpoints."""
+        """Write the files that describe the run."""
         if is_first():
             write_settings(self.workdir / "settings.json", self.settings)
             write_given(self.workdir, self.given)
             self.task.write_facts()
 
     def _open_log(self, step: int) -> MetricsLog:
-        """Open the log and its loggers, which the first process writes, for the updates after `step`."""
+        """Return the log of the updates after `step`; only the first process writes it and has loggers."""
         loggers, say = [], self.terminal.say
         if is_first():
             loggers = [*open_loggers(self.workdir, self.settings, name=self.place.title, say=say), *self.writers]
-        wait_for_all("loggers")  # a server may take its time, and collectives of the first update time out
+        wait_for_all("loggers")  # a server may be slow, and collectives of the first update time out
         return MetricsLog(self.workdir, first_step=step, silent=not is_first(), loggers=loggers)
 
     def _make_loop(
@@ -350,7 +349,7 @@ class Run:
         )
 
     def _compile_ahead(self, plan: Plan, step: int, compiled: Mapping[str, Compiled]) -> dict[str, Compiled]:
-        """Compile the updates of the phases that `step` updates leave to do; others compile at their first batch."""
+        """Return the compiled updates of phases that `step` updates leave; others compile at their first batch."""
         todo = [
             phase
             for phase in plan.phases
@@ -372,10 +371,10 @@ class Run:
 
     @functools.cached_property
     def state_shapes(self) -> TrainState:
-        """Shapes, types and places of the state, to compile for and to restore to before there is one."""
+        """Shapes, dtypes and shardings of the state, for compiling and restoring before it is made."""
         shapes = jax.eval_shape(self._init)
         return jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
             self.devices.shardings(shapes),
         )
@@ -386,8 +385,8 @@ class Run:
     def _start(self) -> tuple[TrainState, dict[str, Any] | None]:
         """Return the state to start from: the latest checkpoint's, or a new one, a function of the seed."""
         if self.checkpoints.latest_step is None:
-            places = self.devices.shardings(self.state_shapes)
-            state = jax.block_until_ready(jax.jit(self._init, out_shardings=places)())
+            shardings = self.devices.shardings(self.state_shapes)
+            state = jax.block_until_ready(jax.jit(self._init, out_shardings=shardings)())
             release_freed_memory()
             return self.task.begin(state), None
         state, progress, warnings = self.checkpoints.restore_latest(self.state_shapes)
@@ -406,7 +405,7 @@ class Run:
         metrics: MetricsLog,
         seconds: Callable[[], float],
     ) -> dict[str, Any]:
-        """Let the task write the results of the best weights; `held` has the parameters of `step`."""
+        """Return the task's report of the best weights; `held` has the parameters of `step`."""
 
         def params_of(name: str) -> Any:
             wanted = best[name].step if name in best else step

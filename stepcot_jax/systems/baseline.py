@@ -37,7 +37,7 @@ from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, System
 
 NAME = "baseline"
-"""Of the network in parameters, optimizers, predictions and reports."""
+"""Name of the network in parameters, optimizers, predictions and reports."""
 
 
 class BaselineSystem(System):
@@ -50,8 +50,8 @@ class BaselineSystem(System):
       chain: steps and answers.
       baseline: the perceptron.
       image_encoder: images -> features [case, width], trained along; None if batches carry features.
-      optimizer: of both.
-      num_epochs: length of the run.
+      optimizer: of the baseline and the encoder.
+      num_epochs: epochs of the run.
       answer_weights: [step, answer] weights of the labels; None weighs all answers the same.
       remat: compute the encoder's activations again in the backward pass.
     """
@@ -78,10 +78,10 @@ class BaselineSystem(System):
         self.optimizer, self.num_epochs, self.answer_weights = optimizer, num_epochs, answer_weights
 
     def init(self, key: Array, example: Batch) -> TrainState:
-        """Return random parameters of the baseline and of an encoder that is trained along; only shapes matter.
+        """Return random parameters of the baseline and of a trained encoder; of `example` only shapes matter.
 
         Raises:
-          ValueError: there is no text.
+          ValueError: `example` has no "text_features".
         """
         if "text_features" not in example:
             raise ValueError("example['text_features'] is required: only prompts distinguish the baseline's steps")
@@ -102,10 +102,12 @@ class BaselineSystem(System):
         """Return the one phase of the run."""
         return [Phase(NAME, self.num_epochs, self.update)]
 
-    def update(self, state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
-        """One device's update: (state, batch) -> (state, metrics)."""
+    def update(
+        self, state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE
+    ) -> tuple[TrainState, Metrics]:
+        """Return the state and metrics after one device's update."""
         rows, text_features = split_shared(batch)
-        totals = whole.add_up(batch_totals(rows["labels"], self.answer_weights, rows.get("targets")))
+        totals = global_batch.add_up(batch_totals(rows["labels"], self.answer_weights, rows.get("targets")))
 
         def loss(params: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
             del first_case  # there is no dropout
@@ -120,7 +122,7 @@ class BaselineSystem(System):
             )
             return parts.total, (parts, features)
 
-        parts, _, gradients = differentiate_batch(loss, state.params, rows, whole)
+        parts, _, gradients = differentiate_batch(loss, state.params, rows, global_batch)
         state = apply_gradients(state, NAME, self.optimizer, gradients)
         metrics = Metrics(losses={NAME: parts}, gradient_norms={NAME: global_norm(gradients)})
         return state.replace(step=state.step + 1), metrics
@@ -145,6 +147,6 @@ class BaselineSystem(System):
 def make_baseline_optimizer(
     *, learning_rate: float, schedule: str, num_batches: int, weight_decay: float, epsilon: float, clip_norm: float
 ) -> optax.GradientTransformation:
-    """Return AdamW behind a global-norm clip, its rate constant or falling to 0 as a cosine over the whole run."""
+    """Return AdamW behind a global-norm clip, its rate constant or falling to 0 as a cosine over the run."""
     rate = optax.cosine_decay_schedule(learning_rate, num_batches) if schedule == "cosine" else learning_rate
     return make_optimizer(learning_rate=rate, weight_decay=weight_decay, epsilon=epsilon, clip_norm=clip_norm)

@@ -1,7 +1,7 @@
 """The teacher refined by rewards: it answers the chain as a policy, and GRPO raises its rewards (GEMeX-RMCoT: Eq. 2).
 
-First the teacher is trained on labels, or taken from a finished run. "start" is its best so far, by the reward of its
-own answers on validation; GRPO begins there, and "start" stays the frozen reference of the divergence. Both networks
+First the teacher is trained on labels, or loaded from a finished run. "start" is its best so far, by the reward of
+its answers on validation; GRPO begins there, and "start" stays the frozen reference of the divergence. Both networks
 are predicted and reported, so that a run holds its own comparison of before and after.
 """
 
@@ -40,7 +40,7 @@ NOT_GIVEN = -1
 """Answer of a step that is still to be drawn; any negative label is none."""
 
 Read = Callable[[Int[Array, "rollout step"]], Float[Array, "rollout step answer"]]
-"""Answers given to the steps, negative where none is -> scores of every step, such as a teacher's logits."""
+"""Given answers, negative where a step has none -> scores of every step, such as a teacher's logits."""
 
 
 def sample_chains(
@@ -69,7 +69,7 @@ def sample_chains(
 def score_chains(
     read: Read, answers: Int[Array, "rollout step"], *, temperature: float = 1.0
 ) -> Float[Array, "rollout step"]:
-    """Return the log-probability of each step's answer given the answers before it; their sum is that of the chain."""
+    """Return each step's log-probability given the answers before it; their sum is that of the chain."""
     counted = jnp.ones(answers.shape, bool)
     return token_log_probs(logits=read(answers), tokens=answers, counted=counted, temperature=temperature)
 
@@ -125,12 +125,12 @@ class ChainRewards:
         return self.diagnosis_weight + self.steps_weight + self.chain_weight
 
     def score(self, *, chains: Int[Array, "*chain step"], labels: Int[Array, "*chain step"]) -> RewardParts:
-        """Return the rewards of chains."""
+        """Return the rewards of chains and their parts."""
         annotated, right = labels >= 0, chains == labels
-        number = jnp.sum(annotated, axis=-1, dtype=jnp.float32)
+        num_annotated = jnp.sum(annotated, axis=-1, dtype=jnp.float32)
         num_right = jnp.sum(right & annotated, axis=-1, dtype=jnp.float32)
         diagnosis = jnp.where(annotated[..., -1], right[..., -1].astype(jnp.float32), jnp.nan)
-        steps = jnp.where(number > 0, num_right / jnp.maximum(number, 1.0), jnp.nan)
+        steps = jnp.where(num_annotated > 0, num_right / jnp.maximum(num_annotated, 1.0), jnp.nan)
         consistent = self.consistent(chains)
         weights = (self.diagnosis_weight, self.steps_weight, self.chain_weight)
         # A part without weight is left out, so that its NaN does not count.
@@ -138,25 +138,25 @@ class ChainRewards:
         return RewardParts(sum(weighted[1:], weighted[0]), diagnosis, steps, consistent)
 
     def consistent(self, chains: Int[Array, "*chain step"]) -> Float[Array, "*chain"]:
-        """Return 1 for each chain without a forbidden pair, as `evaluation.consistency.inconsistent` finds them."""
-        found = jnp.ones(chains.shape[:-1], bool)
+        """Return 1 for each chain without a forbidden pair (`evaluation.consistency.inconsistent`), else 0."""
+        is_consistent = jnp.ones(chains.shape[:-1], bool)
         for (earlier, later), allowed in self.rules.allowed.items():
             if not np.all(allowed):
-                found &= jnp.asarray(allowed)[chains[..., earlier], chains[..., later]]
-        return found.astype(jnp.float32)
+                is_consistent &= jnp.asarray(allowed)[chains[..., earlier], chains[..., later]]
+        return is_consistent.astype(jnp.float32)
 
 
 # One update of a teacher by rewards: sample chains, score them, and follow the policy gradient (GEMeX-RMCoT: Eq. 2).
 #
-# The tokens are the steps' answers. Rewards are functions of arrays, so everything is one compiled program. A case and
-# all of its chains lie on one device; only numbers cross devices: gradients, and the rewards of all chains, which
-# shuffling and the deviation of the batch need.
+# The tokens are the steps' answers. Rewards are functions of arrays, so an update is one compiled program. A case and
+# all its chains are on one device; devices exchange only gradients, and the rewards of all chains, which shuffling and
+# the deviation of the batch need.
 
 
 OPTIMIZER = "chain_grpo"
 """Name of the optimizer's state."""
 
-_SHUFFLE = 0x5F  # of the update's random key, apart from those of the rollouts
+_SHUFFLE = 0x5F  # folded into the update's random key; the rollouts use other streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class ChainRollouts:
 
 
 class ChainMetrics(flax.struct.PyTreeNode):
-    """What an update reports, by name; scalars of the global batch."""
+    """The metrics of an update by name; scalars of the global batch."""
 
     numbers: dict[str, Array]
 
@@ -189,36 +189,38 @@ class ChainMetrics(flax.struct.PyTreeNode):
 def make_chain_update(
     networks: Networks, rewards: ChainRewards, rollouts: ChainRollouts, optimizer: optax.GradientTransformation
 ) -> Update:
-    """Return one device's update: (state, batch) -> (state, metrics); it trains what `gradients.teacher_part` names.
+    """Return one device's update: (state, batch) -> (state, metrics); it trains `updates.teacher_part`.
 
     Dropout is off, in sampling and in every log-probability: the ratio of the first pass is 1.
     """
 
-    def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, ChainMetrics]:
+    def update(
+        state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE
+    ) -> tuple[TrainState, ChainMetrics]:
         rows, text_features = split_shared(batch)
-        sampled, numbers = sample_rollouts(networks, rewards, rollouts, state, rows, text_features, whole)
+        sampled, numbers = sample_rollouts(networks, rewards, rollouts, state, rows, text_features, global_batch)
         counted = _flat(jnp.broadcast_to(sampled["scored"][..., None], sampled["chains"].shape))
-        total = whole.add_up(aggregate_weight(counted, rollouts.objective))
+        total = global_batch.add_up(aggregate_weight(counted, rollouts.objective))
 
         def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[dict[str, Array], Array]]:
             del first_case  # there is no dropout
             features = encode_images(networks, trained, rows)
             read = _make_reader(networks, trained["teacher"], features, text_features, rollouts.group_size)
-            own = {name: _flat(rows[name]) for name in ("chains", "old", "reference", "advantage", "scored")}
-            found = policy_gradient_loss(
-                log_probs=score_chains(read, own["chains"], temperature=rollouts.temperature),
-                old_log_probs=own["old"],
-                reference_log_probs=own["reference"],
-                advantage=own["advantage"][:, None],
-                counted=jnp.broadcast_to(own["scored"][:, None], own["chains"].shape),
+            flat = {name: _flat(rows[name]) for name in ("chains", "old", "reference", "advantage", "scored")}
+            losses = policy_gradient_loss(
+                log_probs=score_chains(read, flat["chains"], temperature=rollouts.temperature),
+                old_log_probs=flat["old"],
+                reference_log_probs=flat["reference"],
+                advantage=flat["advantage"][:, None],
+                counted=jnp.broadcast_to(flat["scored"][:, None], flat["chains"].shape),
                 settings=rollouts.objective,
                 divisor=total,
             )
-            return found.total, ({"total": found.total, "kl": found.divergence, "clipped": found.clipped}, features)
+            return losses.total, ({"total": losses.total, "kl": losses.divergence, "clipped": losses.clipped}, features)
 
         def one_pass(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
             parts, _features, gradients = differentiate_batch(
-                loss, teacher_part(state.params), {**rows, **sampled}, whole
+                loss, teacher_part(state.params), {**rows, **sampled}, global_batch
             )
             state = apply_gradients(state, OPTIMIZER, optimizer, gradients)
             return state, {**parts, "gradient_norm": global_norm(gradients)}
@@ -237,7 +239,7 @@ def sample_rollouts(
     state: TrainState,
     rows: Batch,
     text_features: Array | None,
-    whole: GlobalBatch = ONE_DEVICE,
+    global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[Batch, dict[str, Array]]:
     """Sample chains of a device's cases with the update's key, and score them.
 
@@ -247,43 +249,46 @@ def sample_rollouts(
     """
     labels, size = certain_labels(rows), rollouts.group_size
     num_cases, num_steps = labels.shape
-    read, of_reference = (
-        _make_reader(networks, own["teacher"], encode_images(networks, own, rows), text_features, size)
-        for own in (state.params, state.params[REFERENCE])
+    read, read_reference = (
+        _make_reader(networks, params["teacher"], encode_images(networks, params, rows), text_features, size)
+        for params in (state.params, state.params[REFERENCE])
     )
     key = state.key_of_update()
-    keys = rollout_keys(key, first=size * whole.first_case(num_cases), number=num_cases * size)
+    keys = rollout_keys(key, first=size * global_batch.first_case(num_cases), number=num_cases * size)
     chains = sample_chains(read, num_steps=num_steps, keys=keys, temperature=rollouts.temperature)
     old = score_chains(read, chains, temperature=rollouts.temperature)
-    reference = score_chains(of_reference, chains, temperature=rollouts.temperature)
+    reference = score_chains(read_reference, chains, temperature=rollouts.temperature)
     grouped = chains.reshape(num_cases, size, num_steps)
     parts = rewards.score(chains=grouped, labels=jnp.broadcast_to(labels[:, None], grouped.shape))
-    total = whole.gather(parts.total)
+    total = global_batch.gather(parts.total)
     if rollouts.shuffle_rewards:
         total = shuffle_scored(total, key=jax.random.fold_in(key, _SHUFFLE))
     advantage = advantages(total, std_ddof=rollouts.std_ddof, std_epsilon=rollouts.std_epsilon, scale=rollouts.scale)
-    own_rows = jax.lax.dynamic_slice_in_dim(advantage, whole.first_case(num_cases), num_cases)
+    local_advantage = jax.lax.dynamic_slice_in_dim(advantage, global_batch.first_case(num_cases), num_cases)
     sampled = {
         "chains": grouped,
         "old": old.reshape(grouped.shape),
         "reference": reference.reshape(grouped.shape),
-        "advantage": own_rows,
+        "advantage": local_advantage,
         "scored": ~jnp.isnan(parts.total),
     }
-    return jax.lax.stop_gradient(sampled), _describe(parts, total, old, whole)
+    return jax.lax.stop_gradient(sampled), _describe(parts, total, old, global_batch)
 
 
 def shuffle_scored(rewards: Float[Array, "case rollout"], *, key: Array) -> Float[Array, "case rollout"]:
-    """Return the rewards in random order over the whole batch; NaN stays where it is."""
+    """Return the rewards in random order over the global batch; NaN stays where it is."""
     flat = rewards.reshape(-1)
     unscored = jnp.isnan(flat)
     drawn = jnp.lexsort((jax.random.uniform(key, flat.shape), unscored))
-    places = jnp.argsort(unscored, stable=True)
-    return jnp.zeros_like(flat).at[places].set(flat[drawn]).reshape(rewards.shape)
+    positions = jnp.argsort(unscored, stable=True)
+    return jnp.zeros_like(flat).at[positions].set(flat[drawn]).reshape(rewards.shape)
 
 
 def _describe(
-    parts: RewardParts, total: Float[Array, "case rollout"], old: Float[Array, "rollout step"], whole: GlobalBatch
+    parts: RewardParts,
+    total: Float[Array, "case rollout"],
+    old: Float[Array, "rollout step"],
+    global_batch: GlobalBatch,
 ) -> dict[str, Array]:
     """Return means over the global batch; `total` is that of all devices. 0 where nothing is scored."""
     means = {
@@ -293,8 +298,10 @@ def _describe(
         "reward_consistent": parts.consistent,
         "entropy": -old,
     }
-    sums = {name: (jnp.nansum(own), jnp.sum(~jnp.isnan(own), dtype=jnp.float32)) for name, own in means.items()}
-    numbers = {name: one / jnp.maximum(number, 1.0) for name, (one, number) in whole.add_up(sums).items()}
+    sums = {
+        name: (jnp.nansum(values), jnp.sum(~jnp.isnan(values), dtype=jnp.float32)) for name, values in means.items()
+    }
+    numbers = {name: one / jnp.maximum(number, 1.0) for name, (one, number) in global_batch.add_up(sums).items()}
     scored = jnp.sum(~jnp.isnan(total), axis=1) > 1
     highest, lowest = jnp.nanmax(total, axis=1), jnp.nanmin(total, axis=1)
     numbers["equal_groups"] = _share(scored & (highest == lowest), scored)
@@ -302,8 +309,8 @@ def _describe(
     return numbers
 
 
-def _share(found: Bool[Array, " case"], among: Bool[Array, " case"]) -> Float[Array, ""]:
-    return jnp.sum(found, dtype=jnp.float32) / jnp.maximum(jnp.sum(among, dtype=jnp.float32), 1.0)
+def _share(condition: Bool[Array, " case"], among: Bool[Array, " case"]) -> Float[Array, ""]:
+    return jnp.sum(condition, dtype=jnp.float32) / jnp.maximum(jnp.sum(among, dtype=jnp.float32), 1.0)
 
 
 def _make_reader(
@@ -326,11 +333,11 @@ def _flat(rows: Array) -> Array:
     return rows.reshape(-1, *rows.shape[2:])
 
 
-def check_same_shapes(found: Params, expected: Params) -> Params:
-    """Return weights that fit the networks."""
+def check_same_shapes(params: Params, expected: Params) -> Params:
+    """Return `params`; refuse other names or shapes than those of `expected`."""
     shapes = [
         {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (found, expected)
+        for tree in (params, expected)
     ]
     differing = sorted(
         path for path in shapes[0].keys() | shapes[1].keys() if shapes[0].get(path) != shapes[1].get(path)
@@ -341,7 +348,7 @@ def check_same_shapes(found: Params, expected: Params) -> Params:
             f"config.policy.start: {path} is {shapes[0].get(path, 'missing')}; expected "
             f"{shapes[1].get(path, 'no such tensor')}; {len(differing)} tensors differ"
         )
-    return found
+    return params
 
 
 TEACHER, START = "teacher", "start"
@@ -353,11 +360,11 @@ PHASE = "chain_grpo"
 class ChainGrpo(StepCoT):
     """A teacher that is trained on labels, then refined by rewards; the student is not trained.
 
-    `params["reference"]` holds the parts of "start": of the teacher's phase the best epoch so far, then frozen. At the
-    end of that phase the teacher goes back to it.
+    `params["reference"]` holds "start": the best epoch of the teacher's phase so far, then frozen. At the end of that
+    phase the teacher returns to it.
 
     Args:
-      start: returns the parts of "start", of a finished run; None trains the teacher for `teacher_epochs` first.
+      start: returns the parameters of "start", from a finished run; None trains the teacher for `teacher_epochs` first.
     """
 
     score_name = "mean_reward"
@@ -384,22 +391,22 @@ class ChainGrpo(StepCoT):
         self.teacher_updates, self.stop_reading = teacher_updates, stop_reading
         if start is not None:
             self.teacher_epochs = self.teacher_updates = 0
-        of_grpo = 0 if grpo_stream is None else grpo_epochs * grpo_stream.batches_per_epoch
-        self.last_update = self.teacher_updates + of_grpo
+        num_grpo_updates = 0 if grpo_stream is None else grpo_epochs * grpo_stream.batches_per_epoch
+        self.last_update = self.teacher_updates + num_grpo_updates
         self.signal = RewardSignal("the chains of each case")
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return random parameters, or those of the finished run, and fresh optimizers."""
         state = super().init(key, example)
-        own = teacher_part(state.params)
+        teacher = teacher_part(state.params)
         if self.start is not None:
-            own = check_same_shapes(self.start(), own)
-        params = {**state.params, **own, REFERENCE: jax.tree.map(jnp.copy, own)}
-        optimizers = {**state.optimizers, OPTIMIZER: self.refining.init(own)}
+            teacher = check_same_shapes(self.start(), teacher)
+        params = {**state.params, **teacher, REFERENCE: jax.tree.map(jnp.copy, teacher)}
+        optimizers = {**state.optimizers, OPTIMIZER: self.refining.init(teacher)}
         return state.replace(params=params, optimizers=optimizers)
 
     def phases(self) -> Sequence[Phase]:
-        """Return the teacher's phase, left out with a `start`, and that of GRPO."""
+        """Return the teacher's phase, left out with a `start`, and the phase of GRPO."""
         refine = Phase(PHASE, self.grpo_epochs, self.chain_update, self.grpo_stream)
         return [*super().phases(), refine] if self.teacher_epochs else [refine]
 
@@ -411,8 +418,8 @@ class ChainGrpo(StepCoT):
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Return padded logits [case, step, answer] of both networks, each read with its own answers."""
         return {
-            name: predict_logits(self.networks, (TEACHER,), own, batch)[TEACHER]
-            for name, own in ((TEACHER, params), (START, params[REFERENCE]))
+            name: predict_logits(self.networks, (TEACHER,), weights, batch)[TEACHER]
+            for name, weights in ((TEACHER, params), (START, params[REFERENCE]))
         }
 
     def evaluate(self, predictions: Predictions) -> dict[str, float]:
@@ -422,21 +429,21 @@ class ChainGrpo(StepCoT):
         """
         scores, labels = {}, jnp.asarray(predictions.labels)
         for name in self.names:
-            found = predictions.logits[name]
-            if not np.isfinite(found).all():
+            logits = predictions.logits[name]
+            if not np.isfinite(logits).all():
                 raise FloatingPointError(f"{name}: a logit is not finite")
-            parts = self.rewards.score(chains=jnp.asarray(found.argmax(axis=-1), jnp.int32), labels=labels)
+            parts = self.rewards.score(chains=jnp.asarray(logits.argmax(axis=-1), jnp.int32), labels=labels)
             scored = np.asarray(parts.total, np.float64)
             known = scored[~np.isnan(scored)]
             scores[name] = float(known.mean() / self.rewards.highest) if known.size else float("nan")
         return scores
 
     def given_reader(self, name: str, params: Params, batch: Batch) -> Callable[[np.ndarray], np.ndarray]:
-        """As that of `StepCoT`; `name` is "teacher" or "start"."""
+        """Return the reader of "teacher" or "start", see `StepCoT.given_reader`."""
         return super().given_reader(TEACHER, params[REFERENCE] if name == START else params, batch)
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
-        """In the teacher's phase keep its best epoch as "start"; at the end of the phase go back to it."""
+        """Return the state with the best epoch as "start", to which the teacher returns at the end of its phase."""
         step, params = int(jax.device_get(state.step)), state.params
         if step <= self.teacher_updates and scores[TEACHER] > scores[START]:
             params = {**params, REFERENCE: jax.tree.map(jnp.copy, teacher_part(params))}
@@ -447,7 +454,7 @@ class ChainGrpo(StepCoT):
         return state.replace(params=params)
 
     def numbers(self, metrics: Any) -> dict[str, float]:
-        """Return those of the teacher's update, or rewards, KL, clip share and the like of an update by rewards."""
+        """Return the numbers of the teacher's update, or the rewards, KL and clip share of an update by rewards."""
         if not isinstance(metrics, ChainMetrics):
             return super().numbers(metrics)
         numbers = {name: float(number) for name, number in jax.device_get(metrics.numbers).items()}

@@ -1,4 +1,4 @@
-"""Which stage each row of fine-tuning shows: easy, medium or hard (MedCLM). Host-side and pure.
+"""Schedules of the stage that a row of fine-tuning shows: easy, medium or hard (MedCLM). Host-side and pure.
 
 The schedules "epochs" and "mixed" are ours; "adaptive" has the formulas of MedCLM's public code (ksyint/PROGRESSIVE,
 a7cca74), since our copy of the paper prints none. A domain is a lesion with a modality (`stage_views.domain_of`).
@@ -38,7 +38,7 @@ from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
-_STREAM = 4  # of stage draws, apart from those of other cases
+_STREAM = 4  # of the random numbers that draw stages
 
 Losses = Mapping[tuple[str, Stage], float]
 """Mean loss of an epoch by domain and stage."""
@@ -46,13 +46,13 @@ Losses = Mapping[tuple[str, Stage], float]
 
 @dataclasses.dataclass(frozen=True)
 class CurriculumState:
-    """What a schedule remembers; JSON-able, so that a checkpoint can hold it.
+    """The state of a schedule; JSON-able, so that a checkpoint can hold it.
 
     Attributes:
       easy: running mean of the easy loss of each domain that had one.
       medium: the same of the medium loss.
       overall: running mean of the mean loss over domains and stages.
-      history: its last values, oldest first, as many as a plateau needs.
+      history: the last values of `overall`, oldest first, as many as a plateau needs.
       hard_share: lambda, the probability of the hard stage once it has begun.
     """
 
@@ -97,7 +97,7 @@ def medium_probability(state: CurriculumState, settings: CurriculumOptions, doma
 def stage_shares(
     state: CurriculumState, settings: CurriculumOptions, domain: str, *, num_epochs: int
 ) -> tuple[float, float, float]:
-    """Return the probabilities of easy, medium and hard for a row of a domain in the epoch that comes next.
+    """Return the probabilities of easy, medium and hard for a row of a domain in the next epoch.
 
     - "none", and rows without domain in every schedule: always medium, the bare picture.
     - "epochs": one stage at a time; boundaries are the cumulative shares of the epochs, rounded half up.
@@ -112,8 +112,8 @@ def stage_shares(
         return easy, medium, hard
     if settings.schedule == "epochs":
         first, second = first_epochs(settings, num_epochs=num_epochs)
-        place = (state.epoch >= first) + (state.epoch >= second)
-        return float(place == 0), float(place == 1), float(place == 2)
+        stage = (state.epoch >= first) + (state.epoch >= second)
+        return float(stage == 0), float(stage == 1), float(stage == 2)
     hard = state.hard_share if state.epoch >= settings.hard_epoch else 0.0
     medium = medium_probability(state, settings, domain) if state.epoch >= settings.easy_epochs else 0.0
     return (1 - hard) * (1 - medium), (1 - hard) * medium, hard
@@ -143,8 +143,8 @@ def draw_stages(
         if max(easy, medium, hard) == 1:
             drawn.append(STAGES[(easy, medium, hard).index(1)])
             continue
-        place = np.random.default_rng((_STREAM, seed, update, row)).random()
-        drawn.append("hard" if place < hard else "medium" if place < hard + medium else "easy")
+        uniform = np.random.default_rng((_STREAM, seed, update, row)).random()
+        drawn.append("hard" if uniform < hard else "medium" if uniform < hard + medium else "easy")
     return drawn
 
 
@@ -197,10 +197,10 @@ def _adapt_hard_share(state: CurriculumState, settings: CurriculumOptions) -> fl
 
 
 CURRICULUM = "curriculum"
-"""Of the schedule's state in `TrainState.optimizers`."""
+"""Name of the schedule's state in `TrainState.optimizers`."""
 
 NO_DOMAIN = -1
-"""Number of the domain of a row that has none; its loss moves no schedule."""
+"""Number of the domain of a row without one; its loss does not change the schedule."""
 
 _SUMS, _COUNTS = "sums", "counts"
 
@@ -225,7 +225,7 @@ class Curriculum:
         table = (len(self.domains), len(STAGES))
         history = np.full(max(2, settings.plateau_values), np.nan)
         history[: len(state.history)] = state.history
-        found = {
+        values = {
             "epoch": state.epoch,
             "easy": [state.easy.get(domain, np.nan) for domain in self.domains],
             "medium": [state.medium.get(domain, np.nan) for domain in self.domains],
@@ -235,11 +235,11 @@ class Curriculum:
             _SUMS: np.zeros(table),
             _COUNTS: np.zeros(table),
         }
-        return {name: jnp.asarray(np.asarray(value, np.float32)) for name, value in found.items()}
+        return {name: jnp.asarray(np.asarray(value, np.float32)) for name, value in values.items()}
 
     def restore(self, arrays: Any) -> CurriculumState:
-        """Return the state that arrays of `to_arrays` hold, with the sums of the epoch left aside."""
-        found = {name: np.asarray(value, np.float64) for name, value in jax.device_get(arrays).items()}
+        """Return the state that arrays of `to_arrays` hold, without the sums of the epoch."""
+        saved = {name: np.asarray(value, np.float64) for name, value in jax.device_get(arrays).items()}
 
         def defined(values: np.ndarray) -> dict[str, float]:
             return {
@@ -247,16 +247,16 @@ class Curriculum:
             }
 
         return CurriculumState(
-            epoch=int(found["epoch"]),
-            easy=defined(found["easy"]),
-            medium=defined(found["medium"]),
-            overall=float(found["overall"]),
-            history=tuple(float(value) for value in found["history"] if not np.isnan(value)),
-            hard_share=float(found["hard_share"]),
+            epoch=int(saved["epoch"]),
+            easy=defined(saved["easy"]),
+            medium=defined(saved["medium"]),
+            overall=float(saved["overall"]),
+            history=tuple(float(value) for value in saved["history"] if not np.isnan(value)),
+            hard_share=float(saved["hard_share"]),
         )
 
     def end_epoch(self, state: TrainState) -> TrainState:
-        """Return the state for the next epoch: the schedule moved on by the mean losses, sums and counts 0."""
+        """Return the state for the next epoch: the schedule updated with the mean losses, sums and counts 0."""
         before = state.optimizers[CURRICULUM]
         sums, counts = (np.asarray(jax.device_get(before[name]), np.float64) for name in (_SUMS, _COUNTS))
         losses = {
@@ -283,8 +283,8 @@ class Curriculum:
 class StagedSftUpdate(SftUpdate):
     """One device's update of fine-tuning on rows of several stages.
 
-    Rows have, beside those of `SftUpdate`, "domains" and "stages" int32 [row]: numbers of the domain, `NO_DOMAIN` for
-    none, and of the stage shown.
+    Batches have, besides the entries of `SftUpdate`, "domains" and "stages" int32 [row]: numbers of the domain,
+    `NO_DOMAIN` for none, and of the stage shown.
     """
 
     num_domains: int
@@ -302,8 +302,8 @@ class StagedSftUpdate(SftUpdate):
                 reduction=self.settings.reduction,
             )
 
-        taken = {name: rows[name] for name in ("targets", "parts", "part_weights")}
-        losses = jax.lax.stop_gradient(jax.vmap(of_row)(logits, taken))
+        inputs = {name: rows[name] for name in ("targets", "parts", "part_weights")}
+        losses = jax.lax.stop_gradient(jax.vmap(of_row)(logits, inputs))
         of_domain = jax.nn.one_hot(rows["domains"], self.num_domains, dtype=jnp.float32)
         of_stage = jax.nn.one_hot(rows["stages"], len(STAGES), dtype=jnp.float32)
         return {
@@ -311,20 +311,22 @@ class StagedSftUpdate(SftUpdate):
             _COUNTS: jnp.einsum("rd,rs->ds", of_domain, of_stage),
         }
 
-    def gradients(self, params: Params, batch: Batch, whole: GlobalBatch) -> tuple[dict[str, Array], Params]:
+    def gradients(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> tuple[dict[str, Array], Params]:
         """Return the loss of the global batch with sums and counts [domain, stage], and its gradients."""
-        divisor = self.divisor(batch, whole)
+        divisor = self.divisor(batch, global_batch)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             logits = self.score({**params, **trained}, rows)
             value = self.loss_of(logits, rows, divisor)
             return value, {"loss": value, **self.add_up_losses(logits, rows)}
 
-        return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)
+        return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
 
-    def __call__(self, state: TrainState, batch: Batch, whole: GlobalBatch) -> tuple[TrainState, dict[str, Array]]:
+    def __call__(
+        self, state: TrainState, batch: Batch, global_batch: GlobalBatch
+    ) -> tuple[TrainState, dict[str, Array]]:
         """Return the state after the update, its sums included, and the loss and gradient norm before it."""
-        numbers, gradients = self.gradients(state.params, batch, whole)
+        numbers, gradients = self.gradients(state.params, batch, global_batch)
         state = apply_gradients(state, NAME, self.optimizer, gradients)
         kept = state.optimizers[CURRICULUM]
         added = {name: kept[name] + numbers[name] for name in (_SUMS, _COUNTS)}
@@ -337,12 +339,12 @@ class StagedSftUpdate(SftUpdate):
 
 # Rows of fine-tuning with a curriculum: the stage of each row is drawn, then its picture, prompt and target.
 #
-# Pictures of the records are read ahead. Stages are drawn by `Phase.collect`, when the schedule's state is known: what
-# is read ahead does not depend on it, and neither a resumed run nor another number of processes draws other stages.
+# Pictures of the records are read ahead. Stages are drawn by `Phase.collect`, when the schedule's state is known, so a
+# resumed run and another number of processes draw the same stages.
 
 
 _HARD_WEIGHTS = (1.0, 0.0)  # MedCLM: the answer alone
-_Shown = tuple[int, bool]  # place of a record, and whether it is shown as a hard one: what its tokens depend on
+_Shown = tuple[int, bool]  # index of a record, and whether its view is hard; the tokens of a view depend on both
 
 
 @dataclasses.dataclass
@@ -350,15 +352,15 @@ class StagedRows:
     """Rows of a fine-tuning batch; `read` is for reading ahead, the call is the phase's `collect`.
 
     Attributes:
-      places: of the record of each number that is drawn.
-      encoded: tokens of each view, by its record's place and whether it is hard.
+      indices: of the records that are drawn from.
+      encoded: tokens of each view, by its record's index and whether it is hard.
       part_weights: of answer and reasoning, at the stages easy and medium.
-      rows: of a global batch that this process loads.
-      see: applied to their pictures, once boxes are drawn.
+      rows: rows of a global batch that this process loads.
+      see: applied to their pictures after boxes are drawn.
     """
 
     dataset: VqaDataset
-    places: Sequence[int]
+    indices: Sequence[int]
     views: StageViews
     encoded: Mapping[_Shown, EncodedRecord]
     part_weights: tuple[float, float]
@@ -367,21 +369,21 @@ class StagedRows:
     see: See
 
     def __post_init__(self) -> None:
-        self.length = max(each.length for each in self.encoded.values())
+        self.length = max(record.length for record in self.encoded.values())
         self._number_of = {domain: number for number, domain in enumerate(self.curriculum.domains)}
         self._known: tuple[int, CurriculumState] | None = None
 
     def read(self, update: int, numbers: Int[np.ndarray, " row"]) -> Batch:
-        """Return the places of the records of all rows, and the images of this process's rows."""
-        places = [self.places[number] for number in numbers]
-        images = self.dataset.load_images([self.dataset.image_of[place] for place in places[self.rows]])
-        return {"update": update, "places": places, "images": images}
+        """Return the record indices of all rows, and the images of this process's rows."""
+        indices = [self.indices[number] for number in numbers]
+        images = self.dataset.load_images([self.dataset.image_of[index] for index in indices[self.rows]])
+        return {"update": update, "indices": indices, "images": images}
 
     def __call__(self, state: TrainState, batch: Batch) -> Batch:
         """Return this process's rows as `StagedSftUpdate` takes them, and numbers for the log."""
-        update, places = batch["update"], batch["places"]
+        update, indices = batch["update"], batch["indices"]
         schedule = self._schedule(state, update)
-        domains = [domain_of(self.dataset.records[place]) for place in places]
+        domains = [domain_of(self.dataset.records[index]) for index in indices]
         curriculum = self.curriculum
         stages = draw_stages(
             schedule,
@@ -392,12 +394,12 @@ class StagedRows:
             domains=domains,
         )
         views = [
-            self.views.view(place, stage, seed=curriculum.seed, update=update, row=row)
-            for row, (place, stage) in enumerate(zip(places, stages, strict=True))
+            self.views.view(index, stage, seed=curriculum.seed, update=update, row=row)
+            for row, (index, stage) in enumerate(zip(indices, stages, strict=True))
         ]
-        shares = {f"{CURRICULUM}/{stage}": _share(views, stage) for stage in STAGES}
+        shares = {f"{CURRICULUM}/{stage}": sum(view.stage == stage for view in views) / len(views) for stage in STAGES}
         return {
-            **self._lay_out(views[self.rows], places[self.rows], batch["images"]),
+            **self._lay_out(views[self.rows], indices[self.rows], batch["images"]),
             COLLECTED_NUMBERS: {**shares, **curriculum.describe(schedule)},
         }
 
@@ -408,10 +410,10 @@ class StagedRows:
             self._known = epoch, self.curriculum.restore(state.optimizers[CURRICULUM])
         return self._known[1]
 
-    def _lay_out(self, views: Sequence[StageView], places: Sequence[int], images: np.ndarray) -> Batch:
+    def _lay_out(self, views: Sequence[StageView], indices: Sequence[int], images: np.ndarray) -> Batch:
         shown = images.copy()
-        for row, (view, place) in enumerate(zip(views, places, strict=True)):
-            if view.index != place:
+        for row, (view, index) in enumerate(zip(views, indices, strict=True)):
+            if view.index != index:
                 shown[row] = self.dataset.load_images([int(self.dataset.image_of[view.index])])[0]
         rows = [lay_out_pack([self.encoded[_key(view)]], self.length) for view in views]
         weights = [_HARD_WEIGHTS if view.stage == "hard" else self.part_weights for view in views]
@@ -461,14 +463,15 @@ def make_staged_rows(
     with_thinking: bool,
     seed: int,
     encoded: Mapping[int, EncodedRecord],
-    places: Sequence[int],
+    indices: Sequence[int],
     rows: slice,
     see: See,
 ) -> StagedRows:
     """Return the rows of a run's fine-tuning.
 
     Args:
-      encoded: tokens of the training split by place, as the stages easy and medium show them.
+      encoded: tokens of the training split by record index, as the stages easy and medium show them.
+      indices: of the records that are drawn from.
     """
     views = make_views(options, dataset, dialect=dialect, with_thinking=with_thinking)
     encoder = RecordEncoder(tokenizer, dialect, with_thinking=False)
@@ -476,27 +479,23 @@ def make_staged_rows(
         _key(view): encoder.encode(view.record) if view.stage == "hard" else encoded[view.index]
         for view in _all_views(views, dataset, options)
     }
-    domains = {domain_of(dataset.records[int(place)]) for place in dataset.splits["train"]}
+    domains = {domain_of(dataset.records[int(index)]) for index in dataset.splits["train"]}
     curriculum = Curriculum(
         options,
         num_epochs=fine_tuning.epochs,
-        updates_per_epoch=max(len(places) // fine_tuning.batch_size, 1),
+        updates_per_epoch=max(len(indices) // fine_tuning.batch_size, 1),
         seed=seed,
         domains=tuple(sorted(domains - {""})),
     )
     part_weights = (fine_tuning.answer_weight, fine_tuning.reasoning_weight)
-    return StagedRows(dataset, places, views, shown, part_weights, curriculum, rows, see)
+    return StagedRows(dataset, indices, views, shown, part_weights, curriculum, rows, see)
 
 
 def _all_views(views: StageViews, dataset: VqaDataset, options: CurriculumOptions) -> list[StageView]:
     hard = may_be_hard(options)
-    found = [view for place in dataset.splits["train"] for view in views.shown_of(int(place))]
-    return [view for view in found if hard or view.stage != "hard"]
+    shown = [view for index in dataset.splits["train"] for view in views.shown_of(int(index))]
+    return [view for view in shown if hard or view.stage != "hard"]
 
 
 def _key(view: StageView) -> _Shown:
     return view.index, view.stage == "hard"
-
-
-def _share(views: Sequence[StageView], stage: Stage) -> float:
-    return sum(view.stage == stage for view in views) / len(views)

@@ -38,15 +38,15 @@ from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
-# The objective of GRPO from the settings, for replies and for chains, and the name of its frozen start.
+# The objective of GRPO, for replies and for chains, and the name of its frozen start.
 
 
 REFERENCE = "reference"
-"""Of the frozen start's parameters."""
+"""Name of the frozen start's parameters."""
 
 
 def make_objective(settings: GrpoOptions) -> PolicyGradient:
-    """Return the choices of the objective."""
+    """Return the objective that the options describe."""
     return PolicyGradient(
         ratio=settings.ratio,
         clip_low=settings.clip_low,
@@ -61,7 +61,7 @@ def make_objective(settings: GrpoOptions) -> PolicyGradient:
 
 
 NAME = "grpo"
-"""Of the phase, its optimizer and its best weights."""
+"""Name of the phase, its optimizer and its best weights."""
 
 _OLD, _FROZEN = "old_log_probs", "reference_log_probs"
 
@@ -71,7 +71,7 @@ class GrpoUpdate:
     """One device's update on its prompts with their groups of completions.
 
     Attributes:
-      self_check: of the self-check's term, where batches carry one.
+      self_check: options of the self-check's term, where batches have one.
     """
 
     policy: AnyPolicy
@@ -99,7 +99,7 @@ class GrpoUpdate:
         )
 
     def gradients(
-        self, params: Params, batch: Batch, whole: GlobalBatch, *, is_first: Bool[Array, ""] | None = None
+        self, params: Params, batch: Batch, global_batch: GlobalBatch, *, is_first: Bool[Array, ""] | None = None
     ) -> tuple[dict[str, Array], Params]:
         """Return the numbers of the global batch and the gradients of its loss.
 
@@ -108,16 +108,16 @@ class GrpoUpdate:
             those to the batch's old log-probabilities.
         """
         objective = make_objective(self.settings)
-        divisor = whole.add_up(aggregate_weight(_flat(batch["counted"]), objective))
-        num_completions = whole.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
+        divisor = global_batch.add_up(aggregate_weight(_flat(batch["counted"]), objective))
+        num_completions = global_batch.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             log_probs = self.log_probs(policy_params({**params, **trained}, POLICY), rows)
-            own = jax.lax.stop_gradient(log_probs)
-            old = _flat(rows[_OLD]) if _OLD in rows else own
-            found = policy_gradient_loss(
+            current = jax.lax.stop_gradient(log_probs)
+            old = _flat(rows[_OLD]) if _OLD in rows else current
+            losses = policy_gradient_loss(
                 log_probs=log_probs,
-                old_log_probs=old if is_first is None else jnp.where(is_first, own, old),
+                old_log_probs=old if is_first is None else jnp.where(is_first, current, old),
                 reference_log_probs=_flat(rows[_FROZEN]),
                 advantage=_flat(rows["advantages"]),
                 counted=_flat(rows["counted"]),
@@ -125,9 +125,9 @@ class GrpoUpdate:
                 divisor=divisor,
             )
             # Without a penalty there is no frozen start, and the divergence would be that from the sampling policy.
-            numbers = {"kl": found.divergence} if self.settings.beta else {}
-            numbers["clipped"] = found.clipped
-            total = found.total
+            numbers = {"kl": losses.divergence} if self.settings.beta else {}
+            numbers["clipped"] = losses.clipped
+            total = losses.total
             if "check" in rows:
                 numbers["self_check_loss"] = self_check_loss(
                     log_probs=log_probs,
@@ -140,24 +140,24 @@ class GrpoUpdate:
                 total = total + numbers["self_check_loss"]
             return total, {"loss": total, **numbers}
 
-        return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)
+        return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
 
-    def freeze(self, params: Params, batch: Batch, whole: GlobalBatch) -> Batch:
+    def freeze(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> Batch:
         """Return a batch with the log-probabilities that an update compares with.
 
-        Those of the frozen start, for the penalty; without one they are not needed. Those of the policy that sampled:
-        below float32 a full pass rounds otherwise than the cached passes of sampling, so that their ratios would be
-        noise; later passes then compare with a full pass, and the first has ratios of exactly 1.
+        Those of the frozen start are for the penalty; without one they are not needed. Those of the sampling policy are
+        computed again below float32, where a full pass rounds differently from the cached passes of sampling and their
+        ratios would be noise: the first pass then has ratios of exactly 1, and later ones compare with a full pass.
         """
         rows = {name: value for name, value in batch.items() if name not in (_OLD, _FROZEN)}
 
         def score(params: Params) -> Array:
-            found = (
+            log_probs = (
                 self.log_probs(params, rows)
-                if whole.num_passes == 1
-                else jax.lax.map(lambda part: self.log_probs(params, part), whole.split(rows)[0])
+                if global_batch.num_passes == 1
+                else jax.lax.map(lambda part: self.log_probs(params, part), global_batch.split(rows)[0])
             )
-            return jax.lax.stop_gradient(found).reshape(batch["counted"].shape)
+            return jax.lax.stop_gradient(log_probs).reshape(batch["counted"].shape)
 
         frozen = score(policy_params(params, REFERENCE)) if self.settings.beta else batch[_OLD]
         if jnp.dtype(self.policy.dtype) == jnp.float32:
@@ -166,23 +166,25 @@ class GrpoUpdate:
             return {**rows, _FROZEN: frozen}
         return {**rows, _FROZEN: frozen, _OLD: score(policy_params(params, POLICY))}
 
-    def __call__(self, state: TrainState, batch: Batch, whole: GlobalBatch) -> tuple[TrainState, dict[str, Array]]:
+    def __call__(
+        self, state: TrainState, batch: Batch, global_batch: GlobalBatch
+    ) -> tuple[TrainState, dict[str, Array]]:
         """Return the state after `num_updates` passes over the batch, and the numbers of the last pass."""
-        batch = self.freeze(state.params, batch, whole)
+        batch = self.freeze(state.params, batch, global_batch)
         is_exact = jnp.dtype(self.policy.dtype) == jnp.float32
 
-        def one_pass(state: TrainState, place: Array) -> tuple[TrainState, dict[str, Array]]:
-            # On several devices a full pass alone may round otherwise than one with gradients.
-            is_first = None if is_exact else place == 0
-            numbers, gradients = self.gradients(state.params, batch, whole, is_first=is_first)
+        def one_pass(state: TrainState, index: Array) -> tuple[TrainState, dict[str, Array]]:
+            # On several devices a full pass may round differently without gradients than with them.
+            is_first = None if is_exact else index == 0
+            numbers, gradients = self.gradients(state.params, batch, global_batch, is_first=is_first)
             numbers = {**numbers, "gradient_norm": global_norm(gradients)}
             return apply_gradients(state, NAME, self.optimizer, gradients), numbers
 
         if self.settings.num_updates == 1:
             state, numbers = one_pass(state, jnp.int32(0))
         else:
-            state, every = jax.lax.scan(one_pass, state, jnp.arange(self.settings.num_updates, dtype=jnp.int32))
-            numbers = jax.tree.map(lambda values: values[-1], every)
+            state, of_passes = jax.lax.scan(one_pass, state, jnp.arange(self.settings.num_updates, dtype=jnp.int32))
+            numbers = jax.tree.map(lambda values: values[-1], of_passes)
         return state.replace(step=state.step + jnp.int32(1)), {
             f"{NAME}/{name}": number for name, number in numbers.items()
         }
@@ -193,18 +195,18 @@ def _flat(rows: Array) -> Array:
     return rows.reshape(-1, *rows.shape[2:])
 
 
-# Whether rewards told replies apart: updates without a signal are counted and named.
+# Updates without a signal, as all rewards of a group are equal, are counted and reported.
 
 
 @dataclasses.dataclass
 class RewardSignal:
-    """Counts updates by rewards and those without a signal, from the last start of the run.
+    """Counts updates by rewards, and those without a signal, since the last start of the run.
 
     Attributes:
       units: what is rewarded, such as "the replies to a prompt".
-      num_equal: of them those whose rewards were equal within every group.
-      num_unscored: of them those without any reward.
-      num_in_a_row: last updates that had no signal.
+      num_equal: updates whose rewards were equal within every group.
+      num_unscored: updates without any reward.
+      num_in_a_row: consecutive latest updates without a signal.
       mean: mean reward of the last update that had rewards.
     """
 
@@ -225,7 +227,7 @@ class RewardSignal:
         self.mean = mean if is_scored else self.mean
 
     def warn(self, phase: str) -> str:
-        """Return a line that says why a phase learnt nothing from rewards; "" if it could, or had no update."""
+        """Return a warning if a phase could learn nothing from its rewards, else ""; "" also without an update."""
         if not self.num_updates or self.num_equal + self.num_unscored < self.num_updates:
             return ""
         advice = "nothing was learnt from them: check config.rewards, or fine-tune longer"
@@ -242,19 +244,19 @@ class RewardSignal:
 
 
 _PARTS = ("total", "answer", "grounding", "format", "consistency")
-_SHUFFLE = 5  # stream of random numbers, apart from those of sampling
+_SHUFFLE = 5  # stream of random numbers; sampling uses others
 _PATIENCE = 20
 
 
 class Rating(Protocol):
-    """Rates open answers, such as `run.judge.JudgedRewards`: one rating for each reply, None where none is needed."""
+    """Rates open answers, such as `JudgedRewards`: one rating for each reply, None where none is needed."""
 
     def __call__(self, replies: Iterable[tuple[Record, Reply]]) -> list[Judged | None]:
         """Return the rating of each reply; collective."""
         ...
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close connections and files."""
 
 
 @dataclasses.dataclass
@@ -262,13 +264,13 @@ class Rollouts:
     """Makes the batch of a GRPO update from prompts; a function of the state and the prompts.
 
     Attributes:
-      dialect: that replies are read in.
-      with_thinking: whether replies must have their part before the answer.
-      records: by place, as a prompt's "place" names them.
-      longest: tokens of a sampled reply.
+      dialect: format of the replies.
+      with_thinking: whether replies must have reasoning before the answer.
+      records: all records; a prompt's "index" is the position of its record.
+      longest: most tokens of a sampled reply.
       self_check: tries wrong first attempts again; None for none.
       judge: of open answers; None if `rewards.open_answer` is not "judge".
-      functions: rewards by name with their weights, in the place of `rewards`; empty for those.
+      functions: rewards by name with their weights, used instead of `rewards` unless empty.
     """
 
     policy: AnyPolicy
@@ -300,11 +302,11 @@ class Rollouts:
             images = self.normalise(rows["images"])
             return generate(self.policy, params, images, prompts, rows["lengths"], sampling=sampling, keys=keys)
 
-        self._sample = jax.jit(sample, out_shardings=self.devices.whole)
+        self._sample = jax.jit(sample, out_shardings=self.devices.replicated)
         self.signal = RewardSignal("the replies to each prompt")
 
     def sample(self, state: TrainState, batch: Batch) -> Replies:
-        """Return the replies to the prompts of all processes, on the host; those of a prompt follow each other."""
+        """Return the replies to the prompts of all processes, on the host, grouped by prompt."""
         rows = self.devices.put_rows({name: batch[name] for name in ("images", "prompts", "lengths")})
         replies: Replies = jax.device_get(
             self._sample(policy_params(state.params, POLICY), rows, state.key_of_update())
@@ -313,16 +315,16 @@ class Rollouts:
 
     def __call__(self, state: TrainState, batch: Batch) -> Batch:
         """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log."""
-        number, group = len(batch["place"]), self.settings.group_size
+        number, group = len(batch["index"]), self.settings.group_size
         first = jax.process_index() * number
         replies = jax.tree.map(
             lambda rows: rows.reshape(-1, group, rows.shape[-1])[first : first + number], self.sample(state, batch)
         )
-        parts = self._reward_all(np.asarray(replies.tokens), batch["place"])
+        parts = self._reward_all(np.asarray(replies.tokens), batch["index"])
         if self.self_check is not None:
             return self._check_all(self.self_check, state, batch, replies, parts)
-        of_all = self.devices.gather_rows(parts)
-        relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
+        gathered = self.devices.gather_rows(parts)
+        relative = self.compare(gathered["total"], step=int(jax.device_get(state.step)))
         counted = self._counted(replies, parts["total"])
         return {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
@@ -330,21 +332,21 @@ class Rollouts:
             "counted": counted,
             "old_log_probs": replies.log_probs,
             "advantages": relative[first : first + number, :, None],
-            COLLECTED_NUMBERS: self._describe(of_all, relative, replies),
+            COLLECTED_NUMBERS: self._describe(gathered, relative, replies),
         }
 
     def _reward_all(
-        self, tokens: np.ndarray, places: Sequence[int], chosen: np.ndarray | None = None
+        self, tokens: np.ndarray, indices: Sequence[int], chosen: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
         """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]; 0 if not chosen."""
         chosen = np.ones(tokens.shape[:2], bool) if chosen is None else chosen
-        replies = [(self.records[places[row]], tokens[row, each]) for row, each in np.argwhere(chosen)]
+        replies = [(self.records[indices[row]], tokens[row, rollout]) for row, rollout in np.argwhere(chosen)]
         if self.functions:
             records = [record for record, _ in replies]
-            rewards = apply_functions(self.functions, [self.read(own) for _, own in replies], records)
+            rewards = apply_functions(self.functions, [self.read(reply) for _, reply in replies], records)
         else:
-            found = self.reward_all(replies)
-            rewards = {name: [getattr(each, name) for each in found] for name in _PARTS}
+            scored = self.reward_all(replies)
+            rewards = {name: [getattr(parts, name) for parts in scored] for name in _PARTS}
         parts = {name: np.zeros(chosen.shape, np.float32) for name in rewards}
         for name, part in parts.items():
             part[chosen] = rewards[name]
@@ -354,31 +356,31 @@ class Rollouts:
         self, self_check: SelfCheck, state: TrainState, batch: Batch, replies: Replies, parts: dict[str, np.ndarray]
     ) -> Batch:
         """Return the batch with checks and second attempts; `parts` are the rewards of first attempts."""
-        number = len(batch["place"])
-        own = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
+        number = len(batch["index"])
+        local = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
         wrong = parts["answer"] < 1  # an unscored answer, NaN, is not tried again
         tried = self_check.try_again(state, batch, replies, wrong)
-        again = self._reward_all(tried.last, batch["place"], wrong)
+        again = self._reward_all(tried.last, batch["index"], wrong)
         last = {name: np.where(wrong, again[name], part) for name, part in parts.items()}
         success = wrong & (last["answer"] == 1)
-        of_all = self.devices.gather_rows({**last, "wrong": wrong, "success": success, "first": parts["answer"]})
-        checked = {name: of_all.pop(name) for name in ("wrong", "success", "first")}
-        relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
+        gathered = self.devices.gather_rows({**last, "wrong": wrong, "success": success, "first": parts["answer"]})
+        checked = {name: gathered.pop(name) for name in ("wrong", "success", "first")}
+        relative = self.compare(gathered["total"], step=int(jax.device_get(state.step)))
         counted = self._counted(tried, last["total"])
         settings = self_check.settings
-        found = {
+        checked_batch = {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
             "completions": tried.tokens,
             "counted": counted,
             "old_log_probs": tried.log_probs,
-            "advantages": token_advantages(relative[own], kinds=tried.kinds, wrong=wrong, settings=settings),
-            COLLECTED_NUMBERS: {**self._describe(of_all, relative, tried), **describe_checks(**checked)},
+            "advantages": token_advantages(relative[local], kinds=tried.kinds, wrong=wrong, settings=settings),
+            COLLECTED_NUMBERS: {**self._describe(gathered, relative, tried), **describe_checks(**checked)},
         }
         if self_check.hides_check:
-            found["hidden"] = tried.kinds == CHECK
+            checked_batch["hidden"] = tried.kinds == CHECK
         if settings.alpha:
-            found |= {"check": tried.checks & counted, "check_success": success}
-        return found
+            checked_batch |= {"check": tried.checks & counted, "check_success": success}
+        return checked_batch
 
     def reward_all(self, replies: Sequence[tuple[Record, np.ndarray]]) -> list[Rewards]:
         """Return the rewards of the tokens of this process's replies, each with its record."""
@@ -391,7 +393,7 @@ class Rollouts:
         ]
 
     def read(self, tokens: np.ndarray) -> Reply:
-        """Return what the tokens of a reply say."""
+        """Return the reply that tokens encode."""
         return read_reply(self.tokenizer.decode(tokens.tolist()), self.dialect, with_thinking=self.with_thinking)
 
     def compare(self, totals: Float[np.ndarray, "prompt rollout"], *, step: int) -> Float[np.ndarray, "prompt rollout"]:
@@ -420,7 +422,7 @@ class Rollouts:
     def _counted(
         self, replies: Replies | Attempts, totals: Float[np.ndarray, "prompt rollout"]
     ) -> Bool[np.ndarray, "prompt rollout token"]:
-        """Return the tokens that count: none of a reply that was not scored, or was cut and is to be left out."""
+        """Return which tokens count: none of an unscored reply, nor, with `mask_truncated`, of a truncated one."""
         counted, tokens = np.asarray(replies.counted), np.asarray(replies.tokens)
         counted = counted & ~np.isnan(totals)[..., None]
         if not self.settings.mask_truncated:
@@ -446,5 +448,5 @@ class Rollouts:
 
 
 def _mean(values: np.ndarray) -> float:
-    """Mean of what is defined; NaN if nothing is."""
+    """Return the mean without NaN; NaN if all values are."""
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")

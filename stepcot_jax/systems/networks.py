@@ -41,7 +41,7 @@ class Networks(flax.struct.PyTreeNode):
 def init_params(networks: Networks, *, key: Array, batch: Batch, text_features: Array | None) -> Params:
     """Return random parameters of teacher, student and projections for batches of the given shapes.
 
-    Compiled as a whole: operation by operation it takes about 1.7 times as long, for the same bits.
+    Compiled as one program: operation by operation it takes about 1.7 times as long, for the same bits.
 
     Args:
       batch: an example with "image_features" [case, width], or "images" [case, height, width, 3] if there is an image
@@ -84,21 +84,21 @@ def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
 
 
 def encode_with_moments(networks: Networks, params: Params, batch: Batch) -> tuple[Array, Array]:
-    """Return image features [case, width], and what the gate looks at [case, feature] (`evaluation.gate`)."""
+    """Return image features [case, width] and the features of the gate [case, feature] (`evaluation.gate`)."""
     if networks.image_encoder is None:
         return batch["image_features"], batch["image_features"]
     return apply_with_moments(networks.image_encoder, params["image_encoder"], batch["images"])
 
 
 def apply_with_moments(encoder: nn.Module, params: Params, images: Array) -> tuple[Array, Array]:
-    """Return the features of an encoder, and what it sows into "moments" [case, feature]: the features if nothing."""
-    features, found = encoder.apply({"params": params}, images, mutable=["moments"])
-    features, moments = features.astype(jnp.float32), jax.tree.leaves(found)
+    """Return an encoder's features, and its "moments" [case, feature], which are the features if it sows none."""
+    features, sown = encoder.apply({"params": params}, images, mutable=["moments"])
+    features, moments = features.astype(jnp.float32), jax.tree.leaves(sown)
     return features, jnp.concatenate(moments, axis=-1) if moments else features
 
 
 def measure_distance(moments: Array, mean: Array, whitening: Array) -> Array:
-    """Return the gate's distance [case] of what it looks at: the length of the whitened difference to the mean."""
+    """Return the gate's distance [case]: the length of the whitened difference between its features and their mean."""
     # In full precision: a distance adds up many small differences.
     white = jnp.matmul(moments - mean[None], whitening, precision=jax.lax.Precision.HIGHEST)
     return jnp.sqrt(jnp.square(white).sum(axis=1))
@@ -106,7 +106,7 @@ def measure_distance(moments: Array, mean: Array, whitening: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnames="networks")
 def read_moments(params: Params, batch: Batch, *, networks: Networks) -> Array:
-    """Return what the gate looks at, [case, feature]; see `encode_with_moments`."""
+    """Return the features of the gate, [case, feature]; see `encode_with_moments`."""
     return encode_with_moments(networks, params, batch)[1]
 
 
@@ -122,9 +122,9 @@ def encode_in_parts(networks: Networks, params: Params, batch: Mapping[str, Any]
     num_cases = len(batch["images"])
     images = np.asarray(batch["images"])
     images = np.concatenate([images, np.zeros((-num_cases % size, *images.shape[1:]), images.dtype)])
-    own = {"image_encoder": params["image_encoder"]}
+    encoder_params = {"image_encoder": params["image_encoder"]}
     parts = [
-        np.asarray(_encode(own, {"images": images[start : start + size]}, networks=networks))
+        np.asarray(_encode(encoder_params, {"images": images[start : start + size]}, networks=networks))
         for start in range(0, len(images), size)
     ]
     return np.concatenate(parts)[:num_cases]
@@ -217,21 +217,19 @@ def make_read_given(
     num_cases = len(image_features)
     plain = networks.replace(image_encoder=None)
     shared = {} if text_features is None else {"text_features": text_features}
-    own = {name: jax.device_put(params[name])}
+    network_params = {name: jax.device_put(params[name])}
 
     def read_given(given: np.ndarray) -> np.ndarray:
-        found = np.empty(given.shape, np.float32)
-        rows, flat = given.reshape(-1, *given.shape[2:]), found.reshape(-1, *given.shape[2:])
+        logits = np.empty(given.shape, np.float32)
+        rows, flat = given.reshape(-1, *given.shape[2:]), logits.reshape(-1, *given.shape[2:])
         size = min(num_at_once, len(rows))
         if not size:
-            return found
-        for start in [
-            *range(0, len(rows) - size, size),
-            len(rows) - size,
-        ]:  # the last overlaps: one shape, compiled once
+            return logits
+        starts = [*range(0, len(rows) - size, size), len(rows) - size]  # the last overlaps: one shape, compiled once
+        for start in starts:
             cases = np.arange(start, start + size) % num_cases
             batch = {"image_features": image_features[cases], "given_answers": rows[start : start + size], **shared}
-            flat[start : start + size] = _read_given(own, batch, networks=plain, name=name)
-        return found
+            flat[start : start + size] = _read_given(network_params, batch, networks=plain, name=name)
+        return logits
 
     return read_given

@@ -1,7 +1,7 @@
-"""What fine-tuning, GRPO, the self-check and the curriculum take, as values; `configs/base.py` documents every field.
+"""Options of fine-tuning, GRPO, the self-check and the curriculum; `configs/base.py` documents every field.
 
-Defaults are those of `configs/base.py` (a test compares them), but for the two that switch a part on. No jax here:
-settings import this.
+Defaults are those of `configs/base.py` (a test compares them), except for the two that enable a part. This module does
+not import jax, as settings import it.
 """
 
 import dataclasses

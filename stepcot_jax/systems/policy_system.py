@@ -29,16 +29,16 @@ class PolicySystem(System):
 
     Attributes:
       sampling: of greedy replies, for evaluation.
-      fine_tuning: of the phase "sft"; of no epochs, it is left out.
-      optimising: of the phase "grpo"; None for fine-tuning alone.
-      checking: of the self-check's term in GRPO.
-      sft_updates: in an epoch of fine-tuning.
-      grpo_updates: in an epoch of GRPO.
+      fine_tuning: options of the phase "sft", which is left out with 0 epochs.
+      optimising: options of the phase "grpo"; None for fine-tuning alone.
+      checking: options of the self-check's term in GRPO.
+      sft_updates: updates in an epoch of fine-tuning.
+      grpo_updates: updates in an epoch of GRPO.
       rollouts: host part of a GRPO update; None without one.
-      start: loads the parameters to start from, as `apply` takes them, or some of them; None for those of `init`.
-      begin: applied to random parameters, such as `policy_network.start_coordinates`.
-      staged: rows of fine-tuning with a curriculum; None without.
-      streams: of the phases by name; set before `phases` is called.
+      start: loads all or some of the parameters to start from, as `apply` takes them; None for those of `init`.
+      begin: applied to random parameters, such as `policies.policy.start_coordinates`.
+      staged: rows of fine-tuning with a curriculum; None without one.
+      streams: of the phases by name; to be set before `phases` is called.
       epsilon: of AdamW.
       clip_norm: largest global gradient norm.
     """
@@ -80,9 +80,9 @@ class PolicySystem(System):
         )
 
     def init(self, key: Array, example: Batch) -> TrainState:
-        """Return random parameters; `fill` puts those of the start in their place.
+        """Return random parameters, which `fill` replaces by those of the start.
 
-        The reference is a copy of them; there is none without a penalty (`grpo.beta` 0), which alone compares with it.
+        The reference is a copy of them. Only the penalty needs it, so there is none with `grpo.beta` 0.
         """
         init_key, run_key = jax.random.split(key)
         params = self.policy.init(
@@ -95,7 +95,7 @@ class PolicySystem(System):
         parts = split_parts(params if self.begin is None else self.begin(params), POLICY)
         is_compared = self.optimising is not None and self.optimising.beta > 0
         reference = {REFERENCE: copy_frozen(self.policy, parts[POLICY])} if is_compared else {}
-        # Moments take twice the memory of what trains. Only the last phase can get epochs after the run's start.
+        # Moments take twice the memory of the trained parameters. Only the last phase can get epochs after the start.
         names = self.names if self.fine_tuning.epochs else self.names[-1:]
         moments = {name: self.optimizers[name].init({POLICY: parts[POLICY]}) for name in names}
         return TrainState(
@@ -106,7 +106,7 @@ class PolicySystem(System):
         )
 
     def fill(self, state: TrainState) -> TrainState:
-        """Return the first state with the parameters of the start, array by array; the reference is a copy of them."""
+        """Return the first state with the start's parameters, put array by array; the reference is a copy of them."""
         if self.start is None:
             return state
         params = {**state.params, **put_given(state.params, split_parts(self.start(), POLICY))}
@@ -127,18 +127,18 @@ class PolicySystem(System):
 
     def phases(self) -> Sequence[Phase]:
         """Return fine-tuning, and GRPO with its rollouts on the host."""
-        found = []
+        phases = []
         if self.fine_tuning.epochs:
             parts = (self.policy, self.normalise, self.optimizers[sft.NAME], self.fine_tuning)
             staged = self.staged
             update = SftUpdate(*parts) if staged is None else StagedSftUpdate(*parts, len(staged.curriculum.domains))
-            found.append(Phase(sft.NAME, self.fine_tuning.epochs, update, self.streams[sft.NAME], staged))
+            phases.append(Phase(sft.NAME, self.fine_tuning.epochs, update, self.streams[sft.NAME], staged))
         if self.optimising is not None and self.rollouts is not None and self.optimising.epochs:
-            of_grpo = (self.policy, self.normalise, self.optimizers[grpo.NAME])
-            optimise = GrpoUpdate(*of_grpo, self.optimising, self.checking)
+            optimizer = self.optimizers[grpo.NAME]
+            optimise = GrpoUpdate(self.policy, self.normalise, optimizer, self.optimising, self.checking)
             stream = self.streams[grpo.NAME]
-            found.append(Phase(grpo.NAME, self.optimising.epochs, optimise, stream, self.rollouts))
-        return found
+            phases.append(Phase(grpo.NAME, self.optimising.epochs, optimise, stream, self.rollouts))
+        return phases
 
     def end_phase(self, name: str) -> str:
         """Return a warning if all rewards of GRPO were equal within their groups."""
@@ -165,11 +165,11 @@ class PolicySystem(System):
         return {"tokens": replies.tokens}
 
     def evaluate(self, predictions: Any) -> dict[str, float]:
-        """Return the score of figures with "a_score" and "v_score" under the name of their "phase": (A + V) / 2."""
+        """Return (A + V) / 2 of the figures "a_score" and "v_score" under the name of their "phase"."""
         return {predictions["phase"]: (predictions["a_score"] + predictions["v_score"]) / 2}
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
-        """Move the curriculum on; freeze the reference when fine-tuning ends."""
+        """Return the state with the curriculum updated, and with the reference frozen when fine-tuning ends."""
         del scores
         step = int(jax.device_get(state.step))
         if self.staged is not None and step <= self.end_of_sft:
@@ -178,7 +178,7 @@ class PolicySystem(System):
 
 
 def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> Schedule:
-    """Return the rate by update: linear warm-up, then a cosine to 0 over the rest, or constant."""
+    """Return the learning rate by update: linear warm-up, then a cosine to 0 over the rest, or constant."""
     total = max(settings.epochs * updates_per_epoch, 1)
     warmup = min(round(settings.warmup_epochs * updates_per_epoch), total)
     rest = total - warmup
@@ -195,7 +195,7 @@ def sft_schedule(settings: SftOptions, updates_per_epoch: int) -> Schedule:
 
 
 def grpo_schedule(settings: GrpoOptions, updates_per_epoch: int) -> Schedule:
-    """Return the rate by pass over a batch of rollouts: constant, or a cosine to 0."""
+    """Return the learning rate by pass over a batch of rollouts: constant, or a cosine to 0."""
     total = max(settings.epochs * updates_per_epoch * settings.num_updates, 1)
     if settings.schedule == "cosine":
         return optax.cosine_decay_schedule(settings.learning_rate, total)

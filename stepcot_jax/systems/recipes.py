@@ -1,7 +1,7 @@
-"""What `fit` trains a policy by, as values: the policy, fine-tuning, GRPO. No jax here.
+"""Recipes by which `fit` trains a policy: the policy, fine-tuning, GRPO. This module does not import jax.
 
-A policy's tokens and lengths come from its records, so its system is built when a run has them: `run/policy_build.py`
-makes the same system from these values as from a config.
+A policy's tokens and lengths come from its records, so a run builds its system after loading them:
+`run/policy_build.py` makes the same system from a recipe as from a config.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ Options = TypeVar("Options")
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A policy before its training; `small` and `qwen` make one.
+    """A policy before its training, made by `small` or `qwen`.
 
     Attributes:
-      dialect: of its prompts and replies.
-      with_thinking: whether replies have their part before the answer.
+      dialect: format of its prompts and replies.
+      with_thinking: whether replies have reasoning before the answer.
       network: settings of `config.policy` by name; others keep their defaults.
 
     >>> Policy.small(dialect="gemex", width=32).network
@@ -37,10 +37,10 @@ class Policy:
 
     @classmethod
     def small(cls, *, dialect: Dialect = "gemex", with_thinking: bool = True, **network: Any) -> "Policy":
-        """Return a decoder of a few layers behind an image encoder of its own.
+        """Return a decoder of a few layers with its own image encoder.
 
         Args:
-          **network: `width`, `num_layers`, `num_heads` and others of `config.policy`.
+          **network: `width`, `num_layers`, `num_heads` and other settings of `config.policy`.
         """
         if network.get("weights"):
             raise BadInput("Policy.small: weights: of a Qwen2.5-VL; use Policy.qwen")
@@ -55,7 +55,7 @@ class Policy:
         Args:
           weights: folder of a checkpoint, or its name on the Hugging Face hub.
           low_rank: rank of LoRA; 0 trains all weights.
-          **network: others of `config.policy`, such as `longest_reply`.
+          **network: other settings of `config.policy`, such as `longest_reply`.
         """
         return cls(dialect, with_thinking, {"weights": weights, "low_rank": low_rank, **network})
 
@@ -65,7 +65,7 @@ class SFT:
 
     Args:
       curriculum: easy, medium and hard views; None for none.
-      **options: of `systems.options.SftOptions`, such as `epochs=4`.
+      **options: fields of `systems.options.SftOptions`, such as `epochs=4`.
 
     Raises:
       BadInput: an option is unknown or out of its range.
@@ -87,10 +87,10 @@ class GRPO:
       rewards: functions (replies, records) -> one number each, or pairs of function and weight; None for the presets of
         `config.rewards`.
       self_check: a second attempt after a wrong first one; None for none.
-      **options: of `systems.options.GrpoOptions`, such as `group_size=8`.
+      **options: fields of `systems.options.GrpoOptions`, such as `group_size=8`.
 
     Raises:
-      BadInput: an option is unknown or out of its range, or a reward is no function.
+      BadInput: an option is unknown or out of its range, or a reward is not a function.
     """
 
     section = "grpo"
@@ -111,7 +111,7 @@ class GRPO:
 
 
 def is_recipe(system: Any) -> TypeGuard[SFT | GRPO]:
-    """Return whether `fit` trains a policy by it."""
+    """Return whether a system is a recipe for a policy."""
     return isinstance(system, SFT | GRPO)
 
 

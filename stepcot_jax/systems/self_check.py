@@ -1,7 +1,4 @@
-"""Self-check in GRPO: a wrong first attempt is checked by the policy and tried again (MEDSAGE: Eq. 8 to 12).
-
-`attempts` says who gets which advantage.
-"""
+"""Self-check in GRPO: a wrong first attempt is checked by the policy and tried again (MEDSAGE: Eq. 8 to 12)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.state import TrainState
 
-# Completions with a self-check: the kinds of their tokens, and who gets which advantage (MEDSAGE: Eq. 8 to 12).
+# Completions with a self-check: the kinds of their tokens and their advantages (MEDSAGE: Eq. 8 to 12).
 
 
 NOTHING, FIRST, GIVEN, CHECK, CLOSE, SECOND = range(6)
@@ -28,7 +25,7 @@ NOTHING, FIRST, GIVEN, CHECK, CLOSE, SECOND = range(6)
 
 
 class Attempts(NamedTuple):
-    """Completions with checks; "own" rows are those of this process.
+    """Completions with checks, of the prompts of this process.
 
     Attributes:
       tokens: int32 [row, rollout, token], padded with the stop token.
@@ -46,14 +43,12 @@ class Attempts(NamedTuple):
     @property
     def counted(self) -> Bool[np.ndarray, "row rollout token"]:
         """Sampled tokens."""
-        found: np.ndarray = (self.kinds != NOTHING) & (self.kinds != GIVEN)
-        return found
+        return (self.kinds != NOTHING) & (self.kinds != GIVEN)
 
     @property
     def checks(self) -> Bool[np.ndarray, "row rollout token"]:
         """Tokens of the self-check, m of Eq. 12."""
-        found: np.ndarray = (self.kinds == CHECK) | (self.kinds == CLOSE)
-        return found
+        return (self.kinds == CHECK) | (self.kinds == CLOSE)
 
 
 def token_advantages(
@@ -63,10 +58,14 @@ def token_advantages(
     wrong: Bool[np.ndarray, "row rollout"],
     settings: SelfCheckOptions,
 ) -> Float[np.ndarray, "row rollout token"]:
-    """Return the outcome advantage of each token, float32; see the table above."""
+    """Return the outcome advantage of each token, float32.
+
+    Second attempts have it, and first attempts that are right; with `first_attempt="outcome"` all first attempts.
+    Other tokens have 0.
+    """
     keeps = np.ones_like(wrong) if settings.first_attempt == "outcome" else ~wrong
-    gets = (kinds == SECOND) | ((kinds == FIRST) & keeps[..., None])
-    return np.where(gets, relative[..., None], 0).astype(np.float32)
+    has_advantage = (kinds == SECOND) | ((kinds == FIRST) & keeps[..., None])
+    return np.where(has_advantage, relative[..., None], 0).astype(np.float32)
 
 
 def describe_checks(
@@ -84,7 +83,7 @@ def describe_checks(
     }
 
 
-_AFTER_CHECK, _AFTER_FIRST = 2**31 - 2, 2**31 - 3  # folded into a rollout's key; no place of a token is as large
+_AFTER_CHECK, _AFTER_FIRST = 2**31 - 2, 2**31 - 3  # folded into a rollout's key; no token position is as large
 
 
 @dataclasses.dataclass
@@ -92,7 +91,7 @@ class SelfCheck:
     """Samples checks and second attempts.
 
     Attributes:
-      longest_check: tokens of a check, marks left aside.
+      longest_check: most tokens of a check, without its marks.
     """
 
     policy: AnyPolicy
@@ -132,20 +131,20 @@ class SelfCheck:
                 skipped=rows["skipped"].reshape(-1),
             )
 
-        return jax.jit(sample, out_shardings=self.devices.whole)
+        return jax.jit(sample, out_shardings=self.devices.replicated)
 
     def try_again(
         self, state: TrainState, batch: Batch, replies: Replies, wrong: Bool[np.ndarray, "row rollout"]
     ) -> Attempts:
-        """Return the completions of this process's prompts.
+        """Return the completions of this process's prompts, with checks and second attempts after wrong first ones.
 
         Args:
           replies: first attempts, [row, rollout, token].
           wrong: whether a first attempt is tried again; others get neither check nor second attempt.
         """
-        tokens, log_probs, counted = (np.asarray(each) for each in replies)
+        tokens, log_probs, counted = (np.asarray(values) for values in replies)
         rows = [
-            _Row(tokens[place][counted[place]], log_probs[place][counted[place]]) for place in np.ndindex(wrong.shape)
+            _Row(tokens[index][counted[index]], log_probs[index][counted[index]]) for index in np.ndindex(wrong.shape)
         ]
         if self.devices.gather_rows({"wrong": wrong})["wrong"].any():
             prompts = [row[:length] for row, length in zip(batch["prompts"], batch["lengths"], strict=True)]
@@ -160,18 +159,18 @@ class SelfCheck:
         opens, closes = (np.array(marks, np.int32) for marks in (self.marks.opens, self.marks.closes))
         for row, again in zip(rows, wrong, strict=True):
             if again:
-                row.give(np.concatenate([[] if row.has_ended(self.stops) else [self.stop], opens]))
-        contexts = [np.concatenate([prompts[place], row.tokens]) for place, row in zip(of_prompt, rows, strict=True)]
-        found = self._sample(self._check, state, batch, contexts, ~wrong)
+                row.add_given(np.concatenate([[] if row.has_ended(self.stops) else [self.stop], opens]))
+        contexts = [np.concatenate([prompts[index], row.tokens]) for index, row in zip(of_prompt, rows, strict=True)]
+        sampled = self._sample(self._check, state, batch, contexts, ~wrong)
         closed = []
-        for row, again, tokens, log_probs in zip(rows, wrong, *found, strict=True):
-            place = self.marks.find_close(tokens.tolist()) if again else -1
-            closed.append(place >= 0)
+        for row, again, tokens, log_probs in zip(rows, wrong, *sampled, strict=True):
+            close = self.marks.find_close(tokens.tolist()) if again else -1
+            closed.append(close >= 0)
             if not again:
                 continue
-            end = len(tokens) if place < 0 else place
+            end = len(tokens) if close < 0 else close
             row.add(CHECK, tokens[:end], log_probs[:end])
-            if place >= 0:
+            if close >= 0:
                 after = end + len(closes)
                 row.add(CLOSE, tokens[end:after], log_probs[end:after])
                 if not self.hides_check:
@@ -182,8 +181,8 @@ class SelfCheck:
             np.concatenate([context, closes]) if has_closed else context
             for context, has_closed in zip(contexts, closed, strict=True)
         ]
-        found = self._sample(self._second, state, batch, contexts, ~np.array(closed))
-        for row, has_closed, tokens, log_probs in zip(rows, closed, *found, strict=True):
+        sampled = self._sample(self._second, state, batch, contexts, ~np.array(closed))
+        for row, has_closed, tokens, log_probs in zip(rows, closed, *sampled, strict=True):
             if has_closed:
                 row.add(SECOND, tokens, log_probs)
 
@@ -206,10 +205,10 @@ class SelfCheck:
         replies: Replies = jax.device_get(
             sampler(policy_params(state.params, POLICY), self.devices.put_rows(rows), state.key_of_update())
         )
-        own = slice(jax.process_index() * number * group, (jax.process_index() + 1) * number * group)
-        counted = replies.counted[own]
-        tokens = [row[kept] for row, kept in zip(replies.tokens[own], counted, strict=True)]
-        return tokens, [row[kept] for row, kept in zip(replies.log_probs[own], counted, strict=True)]
+        local = slice(jax.process_index() * number * group, (jax.process_index() + 1) * number * group)
+        counted = replies.counted[local]
+        tokens = [row[kept] for row, kept in zip(replies.tokens[local], counted, strict=True)]
+        return tokens, [row[kept] for row, kept in zip(replies.log_probs[local], counted, strict=True)]
 
     def _stack(self, rows: list["_Row"], shape: tuple[int, ...]) -> Attempts:
         tokens, kinds = (
@@ -218,23 +217,22 @@ class SelfCheck:
         )
         log_probs = np.zeros((len(rows), self.length), np.float32)
         last, ended = np.full((len(rows), self.length), self.stop, np.int32), np.zeros(len(rows), bool)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             end = len(row.tokens)
-            tokens[place, :end], kinds[place, :end], log_probs[place, :end] = row.tokens, row.kinds, row.log_probs
+            tokens[index, :end], kinds[index, :end], log_probs[index, :end] = row.tokens, row.kinds, row.log_probs
             attempt = row.tokens[row.kinds == (SECOND if (row.kinds == GIVEN).any() else FIRST)]
-            last[place, : len(attempt)] = attempt
-            ended[place] = row.has_ended(self.stops)
-        return Attempts(*(each.reshape(*shape, *each.shape[1:]) for each in (tokens, log_probs, kinds, last, ended)))
+            last[index, : len(attempt)] = attempt
+            ended[index] = row.has_ended(self.stops)
+        return Attempts(*(array.reshape(*shape, *array.shape[1:]) for array in (tokens, log_probs, kinds, last, ended)))
 
 
 def second_keys(key: Array, *, stream: int, number: int) -> UInt32[Array, "rollout 2"]:
     """Return keys of second samples, folded from those of the rollouts: the same on any number of devices."""
 
-    def fold(own: Array) -> Array:
-        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(own), stream))
+    def fold(rollout_key: Array) -> Array:
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(rollout_key), stream))
 
-    found: Array = jax.vmap(fold)(rollout_keys(key, first=0, number=number))
-    return found
+    return jax.vmap(fold)(rollout_keys(key, first=0, number=number))
 
 
 class _Row:
@@ -250,10 +248,10 @@ class _Row:
         self.log_probs = np.concatenate([self.log_probs, log_probs]).astype(np.float32)
         self.kinds = np.concatenate([self.kinds, np.full(len(tokens), kind, np.int8)])
 
-    def give(self, tokens: np.ndarray) -> None:
+    def add_given(self, tokens: np.ndarray) -> None:
         """Add tokens that were not sampled."""
         self.add(GIVEN, tokens, np.zeros(len(tokens), np.float32))
 
     def has_ended(self, stops: tuple[int, ...]) -> bool:
-        """Whether a stop token is the last."""
+        """Return whether the last token is a stop token."""
         return bool(len(self.tokens) and self.tokens[-1] in stops)

@@ -20,17 +20,17 @@ from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 
 NAME = "sft"
-"""Of the phase, its optimizer and its best weights."""
+"""Name of the phase, its optimizer and its best weights."""
 
 POLICY = "policy"
-"""Of the policy's parameters."""
+"""Name of the policy's parameters."""
 
 Batch = dict[str, Any]
 Normalise = Callable[[Array], Array]
-"""Pictures uint8 [case, height, width, 3], or what `See` made of them -> the network's input, on the device."""
+"""Pictures uint8 [case, height, width, 3], or the output of `See` -> the network's input, on the device."""
 
 See = Callable[[np.ndarray], np.ndarray]
-"""Pictures uint8 [case, height, width, 3] -> what goes to the devices: the pictures, or a frozen encoder's patches."""
+"""Pictures uint8 [case, height, width, 3] -> the input of `Normalise`: the pictures, or a frozen encoder's patches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,9 @@ class PackedRows:
     """Rows of a fine-tuning batch from the numbers of their packs.
 
     Attributes:
-      encoded: tokens of each record of the training split, by its place.
-      packs: places of the records of each pack, all of one image.
-      rows: of a global batch that this process loads.
+      encoded: tokens of each record of the training split, by its index.
+      packs: record indices of each pack, all of one image.
+      rows: rows of a global batch that this process loads.
     """
 
     dataset: VqaDataset
@@ -52,28 +52,28 @@ class PackedRows:
     see: See
 
     def __call__(self, update: int, numbers: Int[np.ndarray, " row"]) -> Batch:
-        """Return this process's rows: images, and what `lay_out_pack` and `sequence_loss` name."""
+        """Return this process's rows: images, and the entries that `lay_out_pack` and `sequence_loss` document."""
         del update
-        own = [self.packs[number] for number in numbers[self.rows]]
-        laid_out = stack_rows([lay_out_pack([self.encoded[place] for place in pack], self.length) for pack in own])
-        weights = np.tile(np.array(self.part_weights, np.float32), (len(own), 1))
-        images = self.dataset.load_images([self.dataset.image_of[pack[0]] for pack in own])
+        packs = [self.packs[number] for number in numbers[self.rows]]
+        laid_out = stack_rows([lay_out_pack([self.encoded[index] for index in pack], self.length) for pack in packs])
+        weights = np.tile(np.array(self.part_weights, np.float32), (len(packs), 1))
+        images = self.dataset.load_images([self.dataset.image_of[pack[0]] for pack in packs])
         return {"images": self.see(images), **laid_out, "part_weights": weights}
 
 
 def pack_split(
     dataset: VqaDataset, encoded: Mapping[int, EncodedRecord], *, pack_length: int
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Return the packs of the training split and the tokens of the longest; see `encoded_records.pack_records`."""
-    places = [int(place) for place in dataset.splits["train"]]
-    lengths = [encoded[place].length for place in places]
-    packs = pack_records(lengths, [int(dataset.image_of[place]) for place in places], longest=pack_length)
-    named = [tuple(places[number] for number in pack) for pack in packs]
-    return named, max(sum(encoded[place].length for place in pack) for pack in named)
+    """Return the packs of the training split and the tokens of the longest one; see `policies.records.pack_records`."""
+    indices = [int(index) for index in dataset.splits["train"]]
+    lengths = [encoded[index].length for index in indices]
+    packs = pack_records(lengths, [int(dataset.image_of[index]) for index in indices], longest=pack_length)
+    named = [tuple(indices[number] for number in pack) for pack in packs]
+    return named, max(sum(encoded[index].length for index in pack) for pack in named)
 
 
 class OneBatch(grain.transforms.MapWithIndex):
-    """Turns drawn numbers into a batch by a function of update and numbers."""
+    """Makes a batch from drawn numbers, with a function of update and numbers."""
 
     def __init__(self, make: Callable[[int, Any], Batch]) -> None:
         self._make = make
@@ -99,7 +99,7 @@ class SftUpdate:
     settings: SftOptions
 
     def score(self, params: Params, rows: Batch) -> Float[Array, "row token word"]:
-        """Return the scores of the token after each of some rows."""
+        """Return the scores of the next token, at each token of packed rows."""
         logits: Array = self.policy.apply(
             {"params": policy_params(params, POLICY)},
             self.normalise(rows["images"]),
@@ -110,38 +110,39 @@ class SftUpdate:
         )
         return logits
 
-    def loss_of(self, logits: Float[Array, "row token word"], rows: Batch, whole: Array) -> Array:
-        """Return the share of the loss that some rows have; `whole` is the divisor over the global batch."""
+    def loss_of(self, logits: Float[Array, "row token word"], rows: Batch, divisor: Array) -> Array:
+        """Return the share of these rows in the loss, whose divisor is that of the global batch."""
         return sequence_loss(
             logits=logits,
             tokens=rows["targets"],
             parts=rows["parts"],
             part_weights=rows["part_weights"],
             reduction=self.settings.reduction,
-            divisor=whole,
+            divisor=divisor,
         )
 
-    def divisor(self, batch: Batch, whole: GlobalBatch) -> Array:
-        """Return what the loss of the global batch is divided by."""
+    def divisor(self, batch: Batch, global_batch: GlobalBatch) -> Array:
+        """Return the divisor of the loss of the global batch."""
         share = sequence_weight(
             parts=batch["parts"], part_weights=batch["part_weights"], reduction=self.settings.reduction
         )
-        total: Array = whole.add_up(share)
-        return total
+        return global_batch.add_up(share)
 
-    def gradients(self, params: Params, batch: Batch, whole: GlobalBatch) -> tuple[dict[str, Array], Params]:
+    def gradients(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> tuple[dict[str, Array], Params]:
         """Return the loss of the global batch and its gradients."""
-        divisor = self.divisor(batch, whole)
+        divisor = self.divisor(batch, global_batch)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             value = self.loss_of(self.score({**params, **trained}, rows), rows, divisor)
             return value, {"loss": value}
 
-        return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)
+        return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
 
-    def __call__(self, state: TrainState, batch: Batch, whole: GlobalBatch) -> tuple[TrainState, dict[str, Array]]:
+    def __call__(
+        self, state: TrainState, batch: Batch, global_batch: GlobalBatch
+    ) -> tuple[TrainState, dict[str, Array]]:
         """Return the state after the update, and the loss and gradient norm before it."""
-        numbers, gradients = self.gradients(state.params, batch, whole)
+        numbers, gradients = self.gradients(state.params, batch, global_batch)
         state = apply_gradients(state, NAME, self.optimizer, gradients)
         numbers = {f"{NAME}/{name}": number for name, number in numbers.items()}
         return state.replace(step=state.step + jnp.int32(1)), {

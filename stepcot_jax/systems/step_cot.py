@@ -56,7 +56,7 @@ class StepCoT(System):
       teacher: the network that is taught; a `Teacher` of the published size if None.
       student: the network that is distilled; a `Student` of the published size if None.
       image_encoder: images -> features [case, width], trained with the teacher; None if batches carry features.
-      objective: how the losses are put together.
+      objective: how the losses are combined.
       parts: further parts of the student's loss by name, each with its weight, such as {"mine": (my_loss, 0.1)}; see
         `losses.step_cot.Part`.
       projection_width: width of the space in which channel alignment compares the two.
@@ -66,11 +66,11 @@ class StepCoT(System):
       joint_epochs: epochs of both.
       teacher_only: train and evaluate the teacher alone, for `teacher_epochs`.
       plateau: halves the teacher's rate and stops early, on its validation score; None for neither.
-      given: which true answers the networks are given in training; none as published.
+      given: true answers that the networks are given in training; none as published.
 
     A batch holds "image_features" [case, width] or "images" [case, height, width, 3], "labels" int [case, step]
-    (negative where not annotated), and "text_features" [step, width] for a teacher with text. "targets" [case, step,
-    answer], if there, are the distributions of soft labels (`data.uncertain`).
+    (negative where not annotated), and "text_features" [step, width] for a teacher with text. Optional "targets" [case,
+    step, answer] are the distributions of soft labels (`data.uncertain`).
     """
 
     shared = SHARED
@@ -105,7 +105,7 @@ class StepCoT(System):
         self.objective = objective or Objective()
         if parts:
             self.objective = dataclasses.replace(self.objective, parts={**self.objective.parts, **parts})
-        self.has_own_optimizers = optimizers is not None
+        self.has_custom_optimizers = optimizers is not None
         self.optimizers = optimizers or {
             "teacher": make_optimizer(learning_rate=5e-5),
             "student": make_optimizer(learning_rate=1e-4),
@@ -127,7 +127,7 @@ class StepCoT(System):
         return state.replace(optimizers={**state.optimizers, "plateau": self.plateau.start()})
 
     def phases(self) -> Sequence[Phase]:
-        """Return the teacher's phase and the joint phase; one of no epochs is left out."""
+        """Return the teacher's phase and the joint phase, without phases of 0 epochs."""
         phases = (
             Phase("teacher", self.teacher_epochs, self.teacher_update),
             Phase("joint", self.joint_epochs, self.joint_update),
@@ -141,7 +141,7 @@ class StepCoT(System):
 
     @functools.cached_property
     def joint_update(self) -> Update:
-        """The update of the teacher, and of the student on its fresh targets."""
+        """The update of the teacher, then of the student on the updated teacher's targets."""
         return make_joint_update(self.networks, self.objective, self.optimizers, self.given)
 
     @functools.cached_property
@@ -152,23 +152,23 @@ class StepCoT(System):
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Return padded logits [case, step, answer] of each network of `names`, without dropout.
 
-        A system that trains with given answers also returns, as "NAME given", those with every true answer of "labels"
-        given, by which `evaluate` chooses weights that follow corrections.
+        A system that trains with given answers also returns, as "NAME given", logits with all answers of "labels"
+        given; with them `evaluate` prefers weights that follow corrections.
         """
         logits = predict_logits(self.networks, self.names, params, batch)
         if self.given.schedule != "none" and "labels" in batch:
             given = predict_logits(self.networks, self.names, params, {**batch, "given_answers": batch["labels"]})
-            logits |= {f"{name} given": own for name, own in given.items()}
+            logits |= {f"{name} given": with_given for name, with_given in given.items()}
         return logits
 
     def evaluate(self, predictions: Predictions) -> dict[str, float]:
         """Return the mean accuracy over the steps of each network, 0 to 1.
 
-        If the system trains with given answers: the mean of that with its own and with the true earlier answers.
+        If the system trains with given answers: the mean of the accuracies with its own and with true earlier answers.
         """
         metrics = evaluate(predictions, self.chain)
         return {
-            name: float(np.mean([metrics[each].mean_accuracy for each in (name, f"{name} given") if each in metrics]))
+            name: float(np.mean([metrics[row].mean_accuracy for row in (name, f"{name} given") if row in metrics]))
             for name in self.names
         }
 
@@ -185,11 +185,11 @@ class StepCoT(System):
         return make_read_given(self.networks, name, params, features, text_features)
 
     def moments(self, params: Params, batch: Batch) -> Array:
-        """Return what the gate looks at, [case, feature]; compiled."""
+        """Return the features of the gate, [case, feature]; compiled."""
         return read_moments(params, batch, networks=self.networks)
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
-        """Move the plateau schedule on, if there is one: scale the teacher's learning rate."""
+        """Return the state with the plateau schedule, if there is one, updated and the teacher's rate scaled."""
         if self.plateau is None:
             return state
         plateau = self.plateau.restore(state.optimizers["plateau"]).after_epoch(scores["teacher"])
@@ -201,7 +201,7 @@ class StepCoT(System):
         return state.replace(optimizers={**state.optimizers, "teacher": rescaled, "plateau": schedule})
 
     def is_done(self, state: TrainState) -> bool:
-        """Return whether the plateau schedule stops the training."""
+        """Return whether the plateau schedule stops training."""
         return self.plateau is not None and self.plateau.restore(state.optimizers["plateau"]).stops
 
     def numbers(self, metrics: Metrics) -> dict[str, float]:

@@ -27,17 +27,17 @@ from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Update
 
-# Which true answers a network is given in training, so that it learns to follow corrections.
+# True answers that a network is given in training, so that it learns to follow corrections.
 #
-# As published, memory holds the teacher's own answers, which say nothing that the image does not: a teacher trained so
-# ignores them. True answers, given now and then, make the memory worth reading: RandInt in the literature on concept
+# As published, memory holds the teacher's own answers, which add no information to the image, so the teacher learns to
+# ignore them. True answers, given at random, make the memory informative: RandInt in the literature on concept
 # bottlenecks (Espinosa Zarlenga et al., Concept Embedding Models, NeurIPS 2022), scheduled sampling in that on
 # sequences (Bengio et al., NeurIPS 2015). It is ours, not the paper's (docs/departures.md).
 
 
 Schedule = Literal["none", "random", "prefix", "annealed"]
 
-_STREAM = 0x61  # of the update's random key, apart from those of dropout
+_STREAM = 0x61  # folded into the update's random key; dropout uses other streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +74,16 @@ class AnswerSchedule:
         if self.schedule == "annealed":
             rate = 1.0 + (rate - 1.0) * jnp.clip(step / self.num_updates, 0.0, 1.0)
 
-        def draw_one(case: Array, own: Array) -> Array:
+        def draw_one(case: Array, case_labels: Array) -> Array:
             keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _STREAM), case), 4)
             if self.schedule == "prefix":
                 length = jax.random.randint(keys[0], (), 1, max(num_steps, 2))
                 chosen = (jnp.arange(num_steps) < length) & jax.random.bernoulli(keys[1], rate)
             else:
                 chosen = jax.random.bernoulli(keys[1], rate, (num_steps,))
-            others = (own + jax.random.randint(keys[2], (num_steps,), 1, jnp.maximum(counts, 2))) % counts
+            others = (case_labels + jax.random.randint(keys[2], (num_steps,), 1, jnp.maximum(counts, 2))) % counts
             wrong = jax.random.bernoulli(keys[3], self.noise, (num_steps,))
-            return jnp.where(chosen & (own >= 0), jnp.where(wrong, others, own), -1)
+            return jnp.where(chosen & (case_labels >= 0), jnp.where(wrong, others, case_labels), -1)
 
         return jax.vmap(draw_one)(first_case + jnp.arange(num_cases), labels).astype(jnp.int32)
 
@@ -93,11 +93,11 @@ AS_PUBLISHED = AnswerSchedule()
 
 # Losses and gradients of teacher and student for a batch (paper: Appendix D.4 and D.5).
 #
-# Every function is one device's; `training.devices` reduces over the devices.
+# Every function runs on one device; `training.devices` reduces over the devices.
 
 
 class Metrics(flax.struct.PyTreeNode):
-    """What an update reports; it stays on the device until the loop asks for it.
+    """The metrics of an update; they stay on the device until the loop reads them.
 
     Attributes:
       losses: loss parts of each network that the update trains, before its update.
@@ -159,19 +159,19 @@ def teacher_gradients(
     text_features: Array | None,
     *,
     key: Array | None,
-    whole: GlobalBatch = ONE_DEVICE,
+    global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Array, Params]:
     """Return loss parts, image features and gradients of the teacher's part of `params`.
 
     Args:
-      batch: "image_features" or "images", "labels" int [case, step], "targets" [case, step, answer] if the labels of
-        some are soft, and "given_answers" if any are given.
+      batch: "image_features" or "images", "labels" int [case, step], "targets" [case, step, answer] if some labels are
+        soft, and "given_answers" if any are given.
       text_features: [step, width] or [case, step, width].
 
     Returns:
       Loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
     """
-    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
+    totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
 
     def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
         features = encode_images(networks, trained, rows)
@@ -193,11 +193,11 @@ def teacher_gradients(
         )
         return parts.total, (parts, features)
 
-    return differentiate_batch(loss, teacher_part(params), batch, whole)
+    return differentiate_batch(loss, teacher_part(params), batch, global_batch)
 
 
 def differentiate_batch(
-    loss: Callable[..., Any], trained: Params, batch: Batch, whole: GlobalBatch
+    loss: Callable[..., Any], trained: Params, batch: Batch, global_batch: GlobalBatch
 ) -> tuple[LossParts, Array, Params]:
     """Return loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
 
@@ -206,20 +206,20 @@ def differentiate_batch(
         image features)).
     """
     differentiate = jax.grad(loss, has_aux=True)
-    if whole.num_passes == 1:
-        first_case = whole.first_case(len(batch["labels"]))
+    if global_batch.num_passes == 1:
+        first_case = global_batch.first_case(len(batch["labels"]))
         gradients, (parts, features) = differentiate(trained, batch, first_case)
     else:
-        gradients, parts, features = _pass_after_pass(differentiate, trained, *whole.split(batch))
-    parts, gradients = whole.add_up((parts, gradients))
+        gradients, parts, features = _pass_after_pass(differentiate, trained, *global_batch.split(batch))
+    parts, gradients = global_batch.add_up((parts, gradients))
     return parts, jax.lax.stop_gradient(features), gradients
 
 
 def _pass_after_pass(
     differentiate: Callable[..., Any], trained: Params, rows: Batch, first_cases: Array
 ) -> tuple[Params, LossParts, Array]:
-    """Gradients and loss parts added up over the passes, and the image features of all of them."""
-    shapes = jax.eval_shape(differentiate, trained, jax.tree.map(lambda each: each[0], rows), first_cases[0])
+    """Return gradients and loss parts added up over the passes, and the image features of all passes."""
+    shapes = jax.eval_shape(differentiate, trained, jax.tree.map(lambda array: array[0], rows), first_cases[0])
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[0], shapes[1][0]))
 
     def one_pass(sums: Any, one: Any) -> tuple[Any, Array]:
@@ -239,24 +239,24 @@ def student_gradients(
     image_features: Array,
     targets: TeacherReading,
     key: Array | None,
-    whole: GlobalBatch = ONE_DEVICE,
+    global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Params]:
     """Return loss parts and gradients of the student's part of `params`, for targets of a teacher.
 
     Args:
       batch: "labels" int [case, step], and as in `teacher_gradients` "targets" and "given_answers".
     """
-    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
+    totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
 
     def loss(trained: Params) -> tuple[Array, LossParts]:
-        everything = {**params, **trained}
+        all_params = {**params, **trained}
         reading = networks.student.apply(
             {"params": trained["student"]},
             image_features=image_features,
             given_answers=batch.get("given_answers"),
             deterministic=key is None,
             rngs=None if key is None else {"dropout": key},
-            first_case=whole.first_case(len(batch["labels"])),
+            first_case=global_batch.first_case(len(batch["labels"])),
         )
         parts = student_objective(
             student_logits=reading.logits,
@@ -264,19 +264,19 @@ def student_gradients(
             teacher_logits=targets.logits,
             teacher_features=targets.image_features,
             labels=batch["labels"],
-            student_projection=LinearMap(**everything["student_projection"]),
-            teacher_projection=LinearMap(**everything["teacher_projection"]),
+            student_projection=LinearMap(**all_params["student_projection"]),
+            teacher_projection=LinearMap(**all_params["teacher_projection"]),
             objective=objective,
             targets=batch.get("targets"),
             totals=totals,
-            gather=whole.gather,
-            add_up=whole.add_up,
+            gather=global_batch.gather,
+            add_up=global_batch.add_up,
         )
         return parts.total, parts
 
     trained = student_part(params, train_teacher_projection=objective.train_teacher_projection)
     gradients, parts = jax.grad(loss, has_aux=True)(trained)
-    return whole.add_up((parts, gradients))
+    return global_batch.add_up((parts, gradients))
 
 
 Optimizers = dict[str, optax.GradientTransformation]
@@ -296,7 +296,7 @@ def start_state(params: Params, objective: Objective, optimizers: Optimizers, *,
 
 
 def split_shared(batch: Batch) -> tuple[Batch, Array | None]:
-    """Return the rows of a batch, and the prompts' vectors that all cases share; None without text."""
+    """Return the rows of a batch, and the prompts' vectors that all cases share (None without text)."""
     return {name: rows for name, rows in batch.items() if name not in SHARED}, batch.get("text_features")
 
 
@@ -306,8 +306,8 @@ def certain_labels(rows: Batch) -> Array:
     return jnp.where(jnp.max(rows["targets"], axis=-1) < 1, -1, labels) if "targets" in rows else labels
 
 
-def give_answers(
-    state: TrainState, rows: Batch, given: AnswerSchedule, networks: Networks, whole: GlobalBatch
+def add_given_answers(
+    state: TrainState, rows: Batch, given: AnswerSchedule, networks: Networks, global_batch: GlobalBatch
 ) -> Batch:
     """Return the rows with the "given_answers" that the schedule draws for the next update, if any."""
     if given.schedule == "none":
@@ -317,7 +317,7 @@ def give_answers(
         labels=certain_labels(rows),
         step=state.step,
         answers_per_step=tuple(networks.teacher.answers_per_step),
-        first_case=whole.first_case(len(rows["labels"])),
+        first_case=global_batch.first_case(len(rows["labels"])),
     )
     return {**rows, "given_answers": answers}
 
@@ -327,11 +327,11 @@ def make_teacher_update(
 ) -> Update:
     """Return one device's update of the teacher alone: (state, batch) -> (state, metrics)."""
 
-    def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
         rows, text_features = split_shared(batch)
-        rows = give_answers(state, rows, given, networks, whole)
+        rows = add_given_answers(state, rows, given, networks, global_batch)
         parts, _, gradients = teacher_gradients(
-            networks, objective, state.params, rows, text_features, key=state.key_of_update(), whole=whole
+            networks, objective, state.params, rows, text_features, key=state.key_of_update(), global_batch=global_batch
         )
         state = apply_gradients(state, "teacher", optimizers["teacher"], gradients)
         metrics = Metrics(losses={"teacher": parts}, gradient_norms={"teacher": global_norm(gradients)})
@@ -345,12 +345,12 @@ def make_joint_update(
 ) -> Update:
     """Return one device's joint update: (state, batch) -> (state, metrics)."""
 
-    def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
         rows, text_features = split_shared(batch)
-        rows = give_answers(state, rows, given, networks, whole)
+        rows = add_given_answers(state, rows, given, networks, global_batch)
         keys = jax.random.split(state.key_of_update(), 3)
         teacher_parts, features, teacher_grads = teacher_gradients(
-            networks, objective, state.params, rows, text_features, key=keys[0], whole=whole
+            networks, objective, state.params, rows, text_features, key=keys[0], global_batch=global_batch
         )
         state = apply_gradients(state, "teacher", optimizers["teacher"], teacher_grads)
         if not given.student:
@@ -362,10 +362,17 @@ def make_joint_update(
             text_features,
             given_answers=rows.get("given_answers"),
             key=keys[1] if objective.target_dropout else None,
-            first_case=whole.first_case(len(features)),
+            first_case=global_batch.first_case(len(features)),
         )
         student_parts, student_grads = student_gradients(
-            networks, objective, state.params, rows, image_features=features, targets=targets, key=keys[2], whole=whole
+            networks,
+            objective,
+            state.params,
+            rows,
+            image_features=features,
+            targets=targets,
+            key=keys[2],
+            global_batch=global_batch,
         )
         state = apply_gradients(state, "student", optimizers["student"], student_grads)
         metrics = Metrics(

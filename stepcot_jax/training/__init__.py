@@ -1,4 +1,4 @@
-"""The only loop, with checkpoints, devices, processes, optimizers and logs; it names no network and no loss.
+"""The training loop, with checkpoints, devices, processes, optimizers and logs; it knows no network and no loss.
 
-What it trains stands in `systems`. Read `system`, then `loop`.
+`systems` defines what it trains. Read `system`, then `loop`.
 """

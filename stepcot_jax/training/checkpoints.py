@@ -69,7 +69,7 @@ class LatestAndBest(PreservationPolicy):
 
 
 def forget_lost(best: dict[str, Mapping[str, Any]], steps: Sequence[int]) -> list[str]:
-    """Remove lost checkpoints from `best`, so that a later epoch can take their place; return a warning for each."""
+    """Remove entries of `best` whose checkpoint is missing, so that later epochs can replace them; return warnings."""
     lost = {name: entry["step"] for name, entry in best.items() if entry["step"] not in steps}
     for name in lost:
         del best[name]
@@ -78,8 +78,6 @@ def forget_lost(best: dict[str, Mapping[str, Any]], steps: Sequence[int]) -> lis
         for name, step in lost.items()
     ]
 
-
-__all__ = ["Best", "Checkpoints", "describe_damage", "saved_steps", "to_shapes"]
 
 _LOOKS = 60
 SMALL_BYTES = 2**26
@@ -102,12 +100,12 @@ def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
 
 def _in_short(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "")
-    # The cause is at the end of what TensorStore says, after long paths.
+    # A message of TensorStore names long paths first and the cause last.
     return f"{type(error).__name__}: {line if len(line) <= 200 else f'{line[:80]} ... {line[-115:]}'}"
 
 
 def to_shapes(state: TrainState) -> TrainState:
-    """Return the shapes, types and places of a state without its numbers."""
+    """Return the shapes, dtypes and shardings of a state, without its arrays."""
 
     def to_shape(leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(leaf)
@@ -119,23 +117,23 @@ class Checkpoints:
     """The checkpoints below a folder.
 
     Args:
-      saved: called when a checkpoint is on the disk, before training goes on; None lets Orbax write in the background.
-        With it, each process has a folder of its own with the same checkpoints; the first alone writes new ones.
+      saved: called after each checkpoint is written, before training goes on; None lets Orbax write in the background.
+        With it, each process has a local folder with the same checkpoints; only the first writes new ones.
     """
 
     def __init__(self, folder: pathlib.Path, *, saved: Callable[[], None] | None = None) -> None:
         self.folder = folder.resolve()
-        self._saved, self._is_apart = saved, saved is not None and jax.process_count() > 1
+        self._saved, self._is_local = saved, saved is not None and jax.process_count() > 1
         self._policy = LatestAndBest()
-        if self._is_apart:  # Orbax makes the first process's folder alone
+        if self._is_local:  # Orbax makes only the folder of the first process
             self.folder.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self._policy,
                 cleanup_tmp_directories=True,
-                create=not self._is_apart,
-                multiprocessing_options=_apart() if self._is_apart else ocp.options.MultiprocessingOptions(),
+                create=not self._is_local,
+                multiprocessing_options=_multiprocessing_options(is_local=self._is_local),
             ),
         )
         self._agree_on_steps()
@@ -157,21 +155,21 @@ class Checkpoints:
     @property
     def latest_step(self) -> int | None:
         """The newest saved step; None if there is none."""
-        return self._latest if self._is_apart else self._manager.latest_step()
+        return self._latest if self._is_local else self._manager.latest_step()
 
     def save(self, state: TrainState, progress: dict[str, Any], best: dict[str, Best]) -> None:
-        """Save a state with the progress that a resumed loop needs, and delete what is neither latest nor best."""
+        """Save a state and the progress that a resumed loop needs; delete checkpoints neither latest nor best."""
         step = int(jax.device_get(state.step))
         self._policy.save({entry.step for entry in best.values()})
         progress = {**progress, "best": {name: dataclasses.asdict(entry) for name, entry in best.items()}}
-        stored = gather_on_first(state) if self._is_apart else state
+        stored = gather_on_first(state) if self._is_local else state
         self.wait()
         with self._explain_failure(f"step {step}"):
             if is_first():  # where Orbax cannot make a folder, its threads keep the program from ending for minutes
                 tempfile.TemporaryFile(dir=self.folder).close()
-            if is_first() or not self._is_apart:
-                written, also = ocp.args.StandardSave(stored), ocp.args.JsonSave(progress)
-                self._manager.save(step, args=ocp.args.Composite(state=written, progress=also))
+            if is_first() or not self._is_local:
+                items = {"state": ocp.args.StandardSave(stored), "progress": ocp.args.JsonSave(progress)}
+                self._manager.save(step, args=ocp.args.Composite(**items))
         if jax.default_backend() == "cpu" and sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > SMALL_BYTES:
             # On a CPU the state being written and the state being trained would both stay in memory.
             self.wait()
@@ -183,10 +181,10 @@ class Checkpoints:
             wait_for_all("saved")
 
     def restore(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
-        """Return the state of a step and the progress saved beside it.
+        """Return the state of a step and the progress saved with it.
 
         Args:
-          like: a state of the same shapes, or its shapes; says where the arrays go.
+          like: a state, or its shapes, whose shardings the restored arrays get.
         """
         if step not in self._manager.all_steps():
             raise BadInput(f"{self.folder}: there is no checkpoint {step}; found {self._manager.all_steps()}")
@@ -238,30 +236,30 @@ class Checkpoints:
         """Refuse a checkpoint of another chain or of other sizes: it is intact and must not be renamed."""
         try:
             metadata = ocp.PyTreeCheckpointHandler().metadata(self.folder / str(step) / "state")
-            found = shapes_by_name(metadata.tree)
+            saved = shapes_by_name(metadata.tree)
         except Exception as error:  # as above
             raise _Damaged(error) from None
-        if not found:
+        if not saved:
             raise _Damaged(FileNotFoundError("it has no arrays"))
-        wanted = shapes_by_name(target)
-        for name in sorted(found.keys() | wanted.keys(), key=lambda name: (not name.startswith("params/"), name)):
-            if found.get(name) != wanted.get(name):
+        expected = shapes_by_name(target)
+        for name in sorted(saved.keys() | expected.keys(), key=lambda name: (not name.startswith("params/"), name)):
+            if saved.get(name) != expected.get(name):
                 raise BadInput(
-                    f"{self.folder / str(step)}: {name} has shape {found.get(name, 'none')}, "
-                    f"expected {wanted.get(name, 'none')}; "
+                    f"{self.folder / str(step)}: {name} has shape {saved.get(name, 'none')}, "
+                    f"expected {expected.get(name, 'none')}; "
                     "the checkpoint is of another chain, of other sizes or of another version: use a new workdir"
                 )
 
-    def _put_aside(self, damages: dict[int, Exception], taken: int) -> list[str]:
+    def _put_aside(self, damages: dict[int, Exception], resumed_step: int) -> list[str]:
         warnings = []
         for step, error in damages.items():
             names = itertools.chain([f"damaged-{step}"], (f"damaged-{step}-{number}" for number in itertools.count(2)))
             aside = next(path for path in map(self.folder.joinpath, names) if not path.exists())
-            if is_first() or self._is_apart:
+            if is_first() or self._is_local:
                 (self.folder / str(step)).rename(aside)
             warnings.append(
                 f"warning: checkpoint {step} cannot be restored ({_in_short(error)}); it was renamed to {aside.name}, "
-                f"and the run resumes from checkpoint {taken}"
+                f"and the run resumes from checkpoint {resumed_step}"
             )
         if damages:
             wait_for_all("damaged checkpoints")
@@ -270,7 +268,7 @@ class Checkpoints:
         return warnings
 
     def wait(self) -> None:
-        """Wait until everything is on disk."""
+        """Wait until all checkpoints are on disk."""
         with self._explain_failure("a checkpoint"):
             self._manager.wait_until_finished()
 
@@ -279,10 +277,10 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # TensorStore says "No space left on device" in a ValueError
-            whole = saved_steps(self.folder)
+            intact = saved_steps(self.folder)
             raise RunStopped(
                 f"{self.folder}: {what} could not be written ({_in_short(error)}); "
-                + (f"the latest intact checkpoint is {whole[-1]}" if whole else "there is no earlier checkpoint")
+                + (f"the latest intact checkpoint is {intact[-1]}" if intact else "there is no earlier checkpoint")
                 + "; the same command resumes from there"
             ) from error
 
@@ -292,11 +290,13 @@ class Checkpoints:
             self._manager.close()
 
 
-def _apart() -> ocp.options.MultiprocessingOptions:
-    """Let Orbax work in this process alone."""
-    own = jax.process_index()
+def _multiprocessing_options(*, is_local: bool) -> ocp.options.MultiprocessingOptions:
+    """Return Orbax's options for all processes together, or for this process alone."""
+    if not is_local:
+        return ocp.options.MultiprocessingOptions()
+    index = jax.process_index()
     return ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process-{own}"
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process-{index}"
     )
 
 
@@ -340,7 +340,7 @@ def restore_params(
     """Return the parameters of a saved step, without the optimizer states.
 
     Args:
-      like: shapes and places of all parts, which are then put on those devices; None for NumPy arrays.
+      like: shapes and shardings of all parts, which are then put on those devices; None for NumPy arrays.
     """
     if step not in saved_steps(folder):
         raise BadInput(f"{folder}: there is no checkpoint {step}; found {saved_steps(folder)}")
@@ -390,15 +390,15 @@ def _quiet_if_failing() -> Iterator[None]:
     TensorStore reports them to an event loop that Orbax has closed by then. After a failure the hook stays, since the
     end of the last read is unknown.
     """
-    tell = sys.unraisablehook
+    report = sys.unraisablehook
 
-    def tell_others(found: Any) -> None:
-        if not (isinstance(found.exc_value, RuntimeError) and str(found.exc_value) == "Event loop is closed"):
-            tell(found)
+    def report_others(unraisable: Any) -> None:
+        if not (isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"):
+            report(unraisable)
 
-    sys.unraisablehook = tell_others
+    sys.unraisablehook = report_others
     yield
-    sys.unraisablehook = tell
+    sys.unraisablehook = report
 
 
 def _check_bytes(checkpoint: pathlib.Path, shapes: Params, most_bytes: int) -> None:

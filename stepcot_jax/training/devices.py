@@ -1,8 +1,8 @@
-"""Devices of a run: how an update written for one of them runs on all, and how arrays get there.
+"""Devices of a run: run an update written for one device on all of them, and put arrays there.
 
-The state lies whole on every device, and each device has its rows of the batch. `jax.pmap` and `jax.jit` of
-`jax.shard_map` run the same per-device function; on one device it is `jax.jit` alone. All three take and return the
-state as the same replicated arrays, so that checkpoints do not depend on the devices.
+The state is replicated, and each device has its rows of the batch. `jax.pmap` and `jax.jit` of `jax.shard_map` run the
+same per-device function; on one device it is `jax.jit` alone. All three take and return the state as the same
+replicated arrays, so that checkpoints do not depend on the devices.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from stepcot_jax.host.errors import BadInput
 #
 # An update is written for one device. Every mean spans the global batch: a device divides its sums by the counts of
 # all devices, so that losses and gradients of the devices are shares that add up. Where a loss compares every pair of
-# cases (channel alignment), rows of all devices are gathered, each device computes the whole loss, and its share is
-# its part of the rows; the gradient of the gathering returns what every device found for a row to the device that
+# cases (channel alignment), rows of all devices are gathered, each device computes the full loss, and its share is
+# its part of the rows; the gradient of the gathering sends each row's gradients from all devices to the device that
 # holds it.
 
 
@@ -34,12 +34,11 @@ AXIS = "batch"
 
 @dataclasses.dataclass(frozen=True)
 class GlobalBatch:
-    """How a device that holds some rows of the batch computes what concerns all of them.
+    """Cross-device reductions over the global batch, for a device that holds some of its rows.
 
     Attributes:
       axis_name: the axis over the devices; None where one device has all rows.
-      num_passes: passes that a device makes over its rows, each with as many of them; gradients are added up over the
-        passes, which takes less memory.
+      num_passes: equal passes that a device makes over its rows; their gradients are added up, which takes less memory.
     """
 
     axis_name: str | None = None
@@ -77,14 +76,17 @@ ONE_DEVICE = GlobalBatch()
 
 
 def differentiate(
-    loss: Callable[[Any, dict[str, Array]], tuple[Array, Any]], params: Any, rows: dict[str, Array], whole: GlobalBatch
+    loss: Callable[[Any, dict[str, Array]], tuple[Array, Any]],
+    params: Any,
+    rows: dict[str, Array],
+    global_batch: GlobalBatch,
 ) -> tuple[Any, Any]:
     """Return the shares of the global batch added up, and the gradients of its loss."""
     gradient = jax.grad(loss, has_aux=True)
-    if whole.num_passes == 1:
+    if global_batch.num_passes == 1:
         gradients, shares = gradient(params, rows)
     else:
-        parts, _ = whole.split(rows)
+        parts, _ = global_batch.split(rows)
         shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda part: part[0], parts))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
@@ -92,8 +94,7 @@ def differentiate(
             return jax.tree.map(jnp.add, sums, gradient(params, part)), None
 
         (gradients, shares), _ = jax.lax.scan(one_pass, zeros, parts)
-    found: tuple[Any, Any] = whole.add_up((shares, gradients))
-    return found
+    return global_batch.add_up((shares, gradients))
 
 
 Transform = Literal["pmap", "shard_map"]
@@ -132,8 +133,8 @@ class Devices:
         self.mesh = make_mesh(self.devices, {AXIS: self.num_devices})
 
     @property
-    def whole(self) -> jax.sharding.Sharding:
-        """The sharding of an array that every device holds whole."""
+    def replicated(self) -> jax.sharding.Sharding:
+        """The sharding of a replicated array."""
         if self.num_devices == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec())
@@ -142,12 +143,12 @@ class Devices:
     def by_row(self) -> jax.sharding.Sharding:
         """The sharding of an array whose rows are divided among the devices."""
         if self.num_devices == 1:
-            return self.whole
+            return self.replicated
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     @property
     def named_mesh(self) -> jax.sharding.Mesh | None:
-        """The mesh over which parameters are divided; None, since every device holds them whole."""
+        """The mesh over which parameters are divided; None, as they are replicated."""
         return None
 
     @property
@@ -157,7 +158,7 @@ class Devices:
 
     def shardings(self, tree: Any) -> Any:
         """Return the sharding of each array of a state."""
-        return jax.tree.map(lambda _: self.whole, tree)
+        return jax.tree.map(lambda _: self.replicated, tree)
 
     def check_batch_size(self, batch_size: int, *, setting: str = "config.training.batch_size") -> None:
         """Refuse a batch that cannot be divided among devices and passes."""
@@ -168,17 +169,15 @@ class Devices:
                 f"x {self.num_passes} passes); config.parallel.num_devices and num_passes change that"
             )
 
-    def put_whole(self, tree: Any) -> Any:
-        """Put host arrays, or arrays of one device, whole on every device; all processes pass the same."""
+    def replicate(self, tree: Any) -> Any:
+        """Replicate host arrays, or arrays of one device, on every device; all processes pass the same arrays."""
         if jax.process_count() == 1:
-            return jax.device_put(tree, self.whole)
-        return jax.tree.map(self._put_from_each_process, tree)
-
-    def _put_from_each_process(self, leaf: Any) -> jax.Array:
-        return jax.make_array_from_process_local_data(self.whole, np.asarray(leaf), leaf.shape)
+            return jax.device_put(tree, self.replicated)
+        put = jax.make_array_from_process_local_data
+        return jax.tree.map(lambda leaf: put(self.replicated, np.asarray(leaf), leaf.shape), tree)
 
     def put_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
-        """Put this process's rows of a batch on the devices, as arrays of all rows; shared entries whole on each."""
+        """Put this process's rows of a batch on the devices, as arrays of all rows; shared entries are replicated."""
         self._require_row_order()
         rows, shared = self._divide(batch)
         if jax.process_count() == 1:
@@ -187,14 +186,14 @@ class Devices:
         return {name: put(self.by_row, np.asarray(array)) for name, array in rows.items()} | shared
 
     def put_training_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
-        """As `put_rows`, in the form that a compiled update takes."""
+        """Put rows as `put_rows` does, in the form that a compiled update takes."""
         if not self._is_pmapped:
             return self.put_rows(batch)
         self._require_row_order()
         rows, shared = self._divide(batch)
         num_local = self.num_devices // jax.process_count()
         folded = {name: _fold_rows(np.asarray(array), num_local) for name, array in rows.items()}
-        # Of several processes each gives `pmap` its own rows alone.
+        # `pmap` gets only the rows of this process.
         local = [device for device in self.devices if device.process_index == jax.process_index()]
         mesh = make_mesh(local, {AXIS: len(local)})
         return jax.device_put(folded, NamedSharding(mesh, PartitionSpec(AXIS))) | shared
@@ -207,24 +206,24 @@ class Devices:
         rows = {name: array for name, array in batch.items() if name not in self.shared}
         shared = {name: array for name, array in batch.items() if name in self.shared}
         on_host = {name: array for name, array in shared.items() if not isinstance(array, jax.Array)}
-        return rows, shared | self.put_whole(on_host)
+        return rows, shared | self.replicate(on_host)
 
     def compile_update(self, update: Callable[..., Any], *, state: Any, batch: dict[str, Any]) -> Callable[..., Any]:
         """Compile an update to (state, batch) -> (state, metrics); the state is donated."""
-        whole = GlobalBatch(None if self.num_devices == 1 else AXIS, self.num_passes)
+        global_batch = GlobalBatch(None if self.num_devices == 1 else AXIS, self.num_passes)
 
         def run_on_device(state: Any, batch: dict[str, Any]) -> Any:
-            return update(state, batch, whole)
+            return update(state, batch, global_batch)
 
         shapes = {name: self._shape(array, shared=name in self.shared) for name, array in batch.items()}
         if self._is_pmapped:
-            # None: the state is whole on every device, before the update and after it.
+            # None: the state is replicated, before the update and after it.
             axes = {name: None if name in self.shared else 0 for name in batch}
             pmapped = jax.pmap(
                 run_on_device, AXIS, in_axes=(None, axes), out_axes=None, devices=self.devices, donate_argnums=0
             )
             if jax.process_count() > 1:
-                return self._whole_after(pmapped)  # compiled at its first call: `lower` wants arrays there
+                return self._replicate_after(pmapped)  # compiled at its first call: `lower` needs arrays there
             return pmapped.lower(state, shapes).compile()
         run = run_on_device
         if self.num_devices > 1:
@@ -239,19 +238,19 @@ class Devices:
             )
         return jax.jit(run, donate_argnums=0).lower(state, shapes).compile()
 
-    def _whole_after(self, pmapped: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a pmapped update of several processes return its state as arrays of all devices, as a jitted one does.
+    def _replicate_after(self, pmapped: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a pmapped update of several processes that returns arrays of all devices, as a jitted one does.
 
-        By itself it returns arrays of this process's devices alone.
+        By itself it returns only arrays of this process's devices.
         """
 
-        def to_whole(leaf: jax.Array) -> jax.Array:
+        def to_global(leaf: jax.Array) -> jax.Array:
             shards = [shard.data for shard in leaf.addressable_shards]
-            return jax.make_array_from_single_device_arrays(leaf.shape, self.whole, shards)
+            return jax.make_array_from_single_device_arrays(leaf.shape, self.replicated, shards)
 
         def update(state: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any]:
             state, metrics = pmapped(state, batch)
-            return jax.tree.map(to_whole, state), metrics
+            return jax.tree.map(to_global, state), metrics
 
         return update
 
@@ -263,7 +262,7 @@ class Devices:
         if isinstance(array, jax.Array):
             return array
         if shared:
-            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.whole)
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.replicated)
         shape = array.shape
         if self._is_pmapped:
             shape = (self.num_devices, int(shape[0]) // self.num_devices, *shape[1:])
@@ -273,12 +272,12 @@ class Devices:
         """Return the rows of all processes, in the order of the processes, as host arrays."""
         if jax.process_count() == 1:
             return rows
-        # Processes come in the order of `jax.devices()`, so that each says which it is.
-        found, processes = multihost_utils.process_allgather((rows, np.array(jax.process_index(), np.int32)))
+        # The order of the processes is that of `jax.devices()`, so each sends its index too.
+        gathered, processes = multihost_utils.process_allgather((rows, np.array(jax.process_index(), np.int32)))
         order = np.argsort(processes)
         if (processes[order] != np.arange(jax.process_count())).any():
             raise RuntimeError(f"rows of processes {processes.tolist()} were gathered; expected each process once")
-        return jax.tree.map(lambda leaf: np.concatenate(leaf[order]), found)
+        return jax.tree.map(lambda leaf: np.concatenate(leaf[order]), gathered)
 
 
 def process_of(device: jax.Device) -> int:
@@ -315,28 +314,33 @@ def _fold_rows(rows: np.ndarray, num_devices: int) -> np.ndarray:
     return rows.reshape(num_devices, len(rows) // num_devices, *rows.shape[1:])
 
 
-# Devices of a run over which the parameters are divided too: one program over global arrays with named shardings.
+# Devices of a run over which parameters are divided too: one program over global arrays with named shardings.
 #
-# Axis `data` divides the rows of a batch and parameters, axis `model` parameters alone. XLA divides the computation
-# and adds the communication. Checkpoints hold whole arrays, so that a run resumes on another mesh.
+# Axis `data` divides the rows of a batch and parameters, axis `model` only parameters. XLA divides the computation
+# and adds the communication. Checkpoints hold undivided arrays, so that a run can resume on another mesh.
 
 
 DATA, MODEL = "data", "model"
 
 
 class MeshDevices(Devices):
-    """The devices of a run as a mesh."""
+    """The devices of a run as a mesh.
+
+    Args:
+      make_shardings: (tree, mesh) -> the sharding of each array of the tree.
+      model_devices: devices along the axis `model`, a divisor of those of a process.
+    """
 
     def __init__(
         self,
-        place: Callable[[Any, Mesh], Any],
+        make_shardings: Callable[[Any, Mesh], Any],
         *,
         num_devices: int = 0,
         model_devices: int = 1,
         num_passes: int = 1,
     ) -> None:
         super().__init__(num_devices=num_devices, num_passes=num_passes)
-        # A process loads whole rows, so that all devices of a row must be its own.
+        # A process loads undivided rows, so all devices of a row must belong to it.
         local = self.num_devices // jax.process_count()
         if local % model_devices:
             raise BadInput(
@@ -344,11 +348,11 @@ class MeshDevices(Devices):
             )
         self.num_data = self.num_devices // model_devices
         self.mesh = make_mesh(self.devices, {DATA: self.num_data, MODEL: model_devices})
-        self._place = place
+        self._make_shardings = make_shardings
 
     @property
-    def whole(self) -> jax.sharding.Sharding:
-        """The sharding of an array that every device holds whole."""
+    def replicated(self) -> jax.sharding.Sharding:
+        """The sharding of a replicated array."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
@@ -368,15 +372,15 @@ class MeshDevices(Devices):
 
     def shardings(self, tree: Any) -> Any:
         """Return the sharding of each array of a state."""
-        return self._place(tree, self.mesh)
+        return self._make_shardings(tree, self.mesh)
 
     def compile_update(self, update: Callable[..., Any], *, state: Any, batch: dict[str, Any]) -> Callable[..., Any]:
         """Compile an update to (state, batch) -> (state, metrics); see `Devices.compile_update`."""
-        whole = GlobalBatch(None, self.num_passes)
+        global_batch = GlobalBatch(None, self.num_passes)
         shapes = {name: self._shape(array, shared=name in self.shared) for name, array in batch.items()}
         run = jax.jit(
-            lambda state, batch: update(state, batch, whole),
+            lambda state, batch: update(state, batch, global_batch),
             donate_argnums=0,
-            out_shardings=(self.shardings(state), self.whole),
+            out_shardings=(self.shardings(state), self.replicated),
         )
         return run.lower(state, shapes).compile()

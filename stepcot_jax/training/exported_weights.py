@@ -13,7 +13,7 @@ from stepcot_jax.host.text import shorten
 MANIFEST_FILE, SUMS_FILE = "export.json", "SHA256SUMS"
 
 READ_SUFFIXES = (".json", ".npz")
-"""Endings of the files that readers use beside the tensors."""
+"""Suffixes of the files that readers use besides the tensors."""
 
 _MOST_LAYERS = 1024
 _MOST_SUMS_BYTES = 2**16
@@ -21,7 +21,7 @@ _MOST_BYTES = 4 * 2**30
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a name is of a file in the folder itself, and leads nowhere else."""
+    """Return whether a name is that of a file, without a path to another folder."""
     return bool(name) and name not in (".", "..") and pathlib.PurePath(name).name == name and "\\" not in name
 
 
@@ -36,8 +36,8 @@ def list_files(folder: pathlib.Path) -> list[str]:
 
 
 def require_read(folder: pathlib.Path) -> None:
-    """Compare all files that readers use beside the tensors, see `require_whole`."""
-    require_whole(folder, [name for name in list_files(folder) if name.endswith(READ_SUFFIXES)])
+    """Compare all files that readers use besides the tensors with their digests."""
+    check_digests(folder, [name for name in list_files(folder) if name.endswith(READ_SUFFIXES)])
 
 
 def require_modest(folder: pathlib.Path, **sizes: int) -> None:
@@ -49,17 +49,17 @@ def require_modest(folder: pathlib.Path, **sizes: int) -> None:
             )
 
 
-def require_whole(folder: pathlib.Path, names: Iterable[str]) -> None:
+def check_digests(folder: pathlib.Path, names: Iterable[str]) -> None:
     """Compare files of an export with their digests."""
     digests = _read_sums(folder / SUMS_FILE)
     for name in names:
         if name not in digests:
             raise BadInput(f"{folder / SUMS_FILE}: no digest of {shorten(name)!r}; expected one for each file")
         try:
-            _, found = digest_file(folder / name)
+            _, digest = digest_file(folder / name)
         except OSError as error:
             raise BadInput(f"{folder / name}: cannot be read ({error.strerror}); the export is incomplete") from None
-        if found != digests[name]:
+        if digest != digests[name]:
             raise BadInput(f"{folder / name}: has changed since the export, or is incomplete: not its {SUMS_FILE}")
 
 
@@ -69,14 +69,14 @@ def read_weights(folder: pathlib.Path, names: Iterable[str]) -> dict[str, np.nda
     for name in names:
         if not is_file_name(name) or not name.endswith(".safetensors"):
             raise BadInput(f"{folder / MANIFEST_FILE}: {shorten(name)!r} is not a .safetensors file of the same folder")
-    require_whole(folder, names)
+    check_digests(folder, names)
     if (total := sum((folder / name).stat().st_size for name in names)) > _MOST_BYTES:
         raise BadInput(f"{folder}: the tensors take {total} bytes; the limit is {_MOST_BYTES}")
-    found = {key: tensor for name in names for key, tensor in read_tensors(folder / name).items()}
-    for key, tensor in found.items():
+    tensors = {key: tensor for name in names for key, tensor in read_tensors(folder / name).items()}
+    for key, tensor in tensors.items():
         if tensor.dtype != np.float32:
             raise BadInput(f"{folder}: tensor {shorten(key)} has the type {tensor.dtype}; expected float32")
-    return found
+    return tensors
 
 
 def _read_sums(path: pathlib.Path) -> dict[str, str]:

@@ -18,14 +18,14 @@ _FLUSH_SECONDS = 30.0
 
 
 class Logger(Protocol):
-    """Where numbers go beside `metrics.jsonl`: TensorBoard, or a writer of `contrib.loggers`."""
+    """A destination of numbers besides `metrics.jsonl`: TensorBoard, or a writer of `contrib.loggers`."""
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
         """Append finite numbers of an update, by names such as "train/teacher/total"."""
         ...
 
     def close(self) -> None:
-        """Write what is pending and end."""
+        """Write pending numbers and close."""
         ...
 
 
@@ -82,7 +82,7 @@ class MetricsLog:
             ) from error
 
     def close(self) -> None:
-        """Flush and close all of them."""
+        """Flush and close the file and all loggers."""
         if self._silent:
             return
         for close in (self._file.close, *(logger.close for logger in self._loggers)):
@@ -105,8 +105,8 @@ class Means:
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total, count) if math.isnan(number) else (total + float(number), count + 1)
 
-    def take(self) -> dict[str, float]:
-        """Return the means and start again."""
+    def pop(self) -> dict[str, float]:
+        """Return the means and reset them."""
         means = {name: total / count if count else math.nan for name, (total, count) in self._sums.items()}
         self._sums = {}
         return means

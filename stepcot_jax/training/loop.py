@@ -43,11 +43,11 @@ class Plan:
     @property
     def streams(self) -> list[Stream]:
         """The distinct streams, in order of first use."""
-        found: list[Stream] = []
+        distinct: list[Stream] = []
         for phase in self.phases:
-            if all(self.stream_of(phase) is not stream for stream in found):
-                found.append(self.stream_of(phase))
-        return found
+            if all(self.stream_of(phase) is not stream for stream in distinct):
+                distinct.append(self.stream_of(phase))
+        return distinct
 
     def epochs(self) -> Iterator[tuple[Phase, int]]:
         """Yield each epoch's phase and the updates before the epoch."""
@@ -69,15 +69,15 @@ class Plan:
     def is_over(self, phase: Phase, step: int) -> bool:
         """Return whether `step` updates leave nothing of a phase to do."""
         length = self.stream_of(phase).batches_per_epoch
-        return all(first + length <= step for each, first in self.epochs() if each is phase)
+        return all(first + length <= step for other, first in self.epochs() if other is phase)
 
     def positions(self) -> Any:
-        """Return the positions of the streams, as JSON; that of the only one as it is."""
-        found = [stream.batches.get_state() for stream in self.streams]
-        return found[0] if len(found) == 1 else {"streams": found}
+        """Return the positions of the streams, as JSON; with one stream, its position alone."""
+        positions = [stream.batches.get_state() for stream in self.streams]
+        return positions[0] if len(positions) == 1 else {"streams": positions}
 
     def restore_positions(self, saved: Any, *, step: int) -> None:
-        """Go to positions that `positions` returned after `step` updates.
+        """Go to the positions that `positions` returned after `step` updates.
 
         A stream that was added since, for phases that begin later, starts with its first batch.
         """
@@ -87,7 +87,7 @@ class Plan:
         positions = saved["streams"] if several else [saved]
         begun = [self.stream_of(phase) for phase, first in self.epochs() if first < step]
         added = self.streams[len(positions) :]
-        if len(positions) > len(self.streams) or any(stream is each for stream in added for each in begun):
+        if len(positions) > len(self.streams) or any(stream is other for stream in added for other in begun):
             raise BadInput(
                 f"the checkpoint has the positions of {len(positions)} streams of batches, expected "
                 f"{len(self.streams)}; use the same phases or a new workdir"
@@ -100,7 +100,7 @@ class Plan:
 
 
 class Profiler:
-    """Traces the updates from the first to the last, wherever a run starts among them."""
+    """Traces a range of updates, also of a run that starts within it."""
 
     def __init__(
         self, folder: pathlib.Path, updates: tuple[int, ...] = (), *, say: Callable[[str], None] = lambda _: None
@@ -110,19 +110,19 @@ class Profiler:
         self._is_on = False
 
     def before(self, update: int) -> None:
-        """Start at the first update that is traced."""
+        """Start the trace at the first update of the range."""
         if not self._is_on and self._first <= update <= self._last:
             jax.profiler.start_trace(str(self._folder))
             self._is_on = True
 
     def after(self, update: int, results: Any) -> None:
-        """Stop when the last update is done; `results` are its arrays, which are waited for."""
+        """Stop the trace after the last update, once its arrays `results` are ready."""
         if self._is_on and update >= self._last:
             jax.block_until_ready(results)
             self.close()
 
     def close(self) -> None:
-        """End a trace that the run ended before."""
+        """Stop the trace if it is still on."""
         if self._is_on:
             jax.profiler.stop_trace()
             self._is_on = False
@@ -139,16 +139,16 @@ class Loop:
     Attributes:
       plan: its phases and their batches.
       compile_update: (phase, state, batch on the devices or its shapes) -> the compiled update.
-      prepare: a host batch -> what an update takes, on the devices.
+      prepare: a host batch -> the batch of an update, on the devices.
       validate: state -> score of each network; NaN where it is undefined.
       batch_size: cases in a batch, for the rate.
-      log_every: updates between two looks at the losses, the only host synchronisation inside an epoch.
+      log_every: updates between two log entries, the only host synchronisations inside an epoch.
       best_by: "each" keeps the best of each network by its own score, "mean" by the mean over the networks.
-      data_digest: of the cases, kept beside each state, so that a resumed run is refused on other data.
-      seconds: returns the time the run has taken, over all its starts.
-      checkpoint_seconds: time between two checkpoints inside an epoch.
-      asked_to_end: returns whether the run is to save and end.
-      keep: what else a checkpoint keeps, such as the settings.
+      data_digest: of the cases, saved with each state, so that a run cannot resume on other data.
+      seconds: returns the seconds that the run has taken, over all its starts.
+      checkpoint_seconds: seconds between two checkpoints inside an epoch.
+      asked_to_end: returns whether the run must save and end.
+      keep: further entries of a checkpoint, such as the settings.
       compiled: updates compiled ahead, by the phase's name.
       pictures: number of updates -> PNG files by name, to be logged after the validation there.
     """
@@ -177,7 +177,7 @@ class Loop:
         """Train from `state` to the end of the last phase.
 
         Args:
-          progress: what a checkpoint kept beside the state; None at the start of a run.
+          progress: saved with the state in a checkpoint; None at the start of a run.
 
         Returns:
           The last state, and the best score of each network with the step whose checkpoint holds its weights.
@@ -202,7 +202,7 @@ class Loop:
             state = self._finish_epoch(state, phase, epoch)
         self.profiler.close()
         self.checkpoints.wait()
-        self._end_if_asked(int(jax.device_get(state.step)))  # a request that came after the last look
+        self._end_if_asked(int(jax.device_get(state.step)))  # a request after the last check
         return state, self._best
 
     def _run_epoch(self, state: TrainState, phase: Phase, epoch: int, first: int, done_before: int) -> TrainState:
@@ -220,9 +220,9 @@ class Loop:
                 logged = done % self.log_every == 0 or done == length
                 if not logged and not self._ends_now():
                     continue
-                numbers = self._look(pending, first + done)
+                numbers = self._read_numbers(pending, first + done)
                 if logged:
-                    numbers |= self._take_collected(numbers)
+                    numbers |= self._pop_collected(numbers)
                     rate = len(pending) * self.batch_size / max(time.monotonic() - start, 1e-9)
                     shown = f"{self.system.describe(numbers)}, {rate:.0f} cases/s"
                     numbers["cases_per_second"] = rate
@@ -246,19 +246,19 @@ class Loop:
         with jax.transfer_guard("disallow"):  # nothing crosses between host and device but the batch
             return self.compiled[phase.name](state, batch)
 
-    def _take_collected(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Return the means of what `collect` gave since the last log entry, to be logged with `numbers`."""
-        collected = self._collected.take()
+    def _pop_collected(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Return the means of the numbers of `collect` since the last log entry, to be logged with `numbers`."""
+        collected = self._collected.pop()
         if both := sorted(collected.keys() & numbers.keys()):
             raise ValueError(f"collect and the update both have numbers named {both}; their names must differ")
         return collected
 
     def _ends_now(self) -> bool:
-        """Whether to end between two log entries; several processes agree, at log entries, on where to end."""
+        """Whether to end between two log entries; several processes end only at log entries, where they agree."""
         return jax.process_count() == 1 and self.asked_to_end()
 
     def _pause(self, state: TrainState, step: int) -> None:
-        """Save inside an epoch if it is time to, or if the run is to end."""
+        """Save inside an epoch if a checkpoint is due or the run must end."""
         late = time.monotonic() - self._saved_at > self.checkpoint_seconds
         if any_process(late or self.asked_to_end()):
             self._save(state)
@@ -284,8 +284,8 @@ class Loop:
         self.checkpoints.save(state, progress, self._best)
         self._saved_at = time.monotonic()
 
-    def _look(self, pending: Sequence[Any], last_step: int) -> dict[str, float]:
-        """Return the numbers of the last pending update, after a check that those of all are finite."""
+    def _read_numbers(self, pending: Sequence[Any], last_step: int) -> dict[str, float]:
+        """Return the numbers of the last pending update; stop the run if any of all pending updates is not finite."""
         numbers: dict[str, float] = {}
         for step, metrics in enumerate(jax.device_get(list(pending)), start=last_step - len(pending) + 1):
             numbers = self.system.numbers(metrics)
@@ -300,7 +300,7 @@ class Loop:
         return f"{kept}; a lower learning rate may help"
 
     def _finish_epoch(self, state: TrainState, phase: Phase, epoch: int) -> TrainState:
-        """Validate, let the system move its schedules, and save."""
+        """Validate, let the system update its schedules, and save."""
         step = int(jax.device_get(state.step))
         try:
             scores = self.validate(state)

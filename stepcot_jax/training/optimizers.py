@@ -34,8 +34,8 @@ def make_optimizer(
     adamw = optax.inject_hyperparams(optax.adamw, static_args=constants)(
         learning_rate=learning_rate, weight_decay=weight_decay, eps=epsilon
     )
-    whole = optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
-    return _pack_gradients(whole) if is_packed else whole
+    optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+    return _pack_gradients(optimizer) if is_packed else optimizer
 
 
 def global_norm(gradients: Any) -> Float[Array, ""]:
@@ -69,16 +69,16 @@ def _pack(tree: Any) -> dict[str, Any]:
 
 
 def _unpack(packed: dict[str, Any], like: Any) -> Any:
-    """Return the tree that `_pack` packed, in the shapes of `like`."""
+    """Return the tree that `_pack` packed, with the structure and shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
-    large, start, found = iter(packed["large"]), 0, []
+    large, start, unpacked = iter(packed["large"]), 0, []
     for leaf in leaves:
         if leaf.size >= _SMALL:
-            found.append(next(large))
+            unpacked.append(next(large))
         else:
-            found.append(packed["small"][start : start + leaf.size].reshape(leaf.shape))
+            unpacked.append(packed["small"][start : start + leaf.size].reshape(leaf.shape))
             start += leaf.size
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, unpacked)
 
 
 def scale_learning_rate(state: optax.OptState, factor: float) -> optax.OptState:
@@ -95,7 +95,7 @@ class Plateau:
 
     Attributes:
       patience: epochs without a better score after which the rate is multiplied by `factor`.
-      factor: of the rate, 0 to 1.
+      factor: multiplies the rate, 0 to 1.
       stop_after: epochs without a better score after which training stops.
     """
 
@@ -123,14 +123,14 @@ class Plateau:
         return self.waited >= self.stop_after
 
     def to_arrays(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside the optimizers' states."""
+        """Return the schedule's state for a checkpoint."""
         return {"best": np.float32(self.best), "waited": np.int32(self.waited)}
 
     def start(self) -> dict[str, Array]:
-        """Return `to_arrays` before the first epoch, as arrays that a compiled function may return."""
+        """Return `to_arrays` as JAX arrays, which a compiled function can return."""
         return jax.tree.map(jnp.asarray, self.to_arrays())
 
     def restore(self, arrays: Any) -> "Plateau":
-        """Return the schedule as `to_arrays` left it."""
-        found = jax.device_get(arrays)
-        return dataclasses.replace(self, best=float(found["best"]), waited=int(found["waited"]))
+        """Return the schedule that `to_arrays` saved."""
+        saved = jax.device_get(arrays)
+        return dataclasses.replace(self, best=float(saved["best"]), waited=int(saved["waited"]))

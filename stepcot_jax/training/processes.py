@@ -35,7 +35,7 @@ def join_processes(
     process_id: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Join the processes of a run, if there are several; to be called before anything is computed.
+    """Join the processes of a run, if there are several; call it before any computation.
 
     TPU pods and Slurm provide the number of processes and the rank. Elsewhere all three arguments are required, or the
     variables STEPCOT_COORDINATOR, STEPCOT_NUM_PROCESSES and STEPCOT_PROCESS_ID.
@@ -68,16 +68,16 @@ def _require_accelerator(environment: Mapping[str, str]) -> None:
     if asked in ("", "cpu"):
         return
     try:
-        found = jax.default_backend()
+        backend = jax.default_backend()
     except (RuntimeError, AssertionError):
-        found = "none"
-    if found != {"cuda": "gpu", "rocm": "gpu"}.get(asked, asked):
+        backend = "none"
+    if backend != {"cuda": "gpu", "rocm": "gpu"}.get(asked, asked):
         raise BadInput(
-            f"JAX_PLATFORMS={environment['JAX_PLATFORMS']}: no {asked} device (backend: {found}); check the driver, "
+            f"JAX_PLATFORMS={environment['JAX_PLATFORMS']}: no {asked} device (backend: {backend}); check the driver, "
             f"the extra {_EXTRAS.get(asked, asked)!r} and the visible devices; JAX_PLATFORMS=cpu computes on the CPU"
         )
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if found == "gpu" and visible and not is_cluster(environment):  # under Slurm each process takes one of them
+    if backend == "gpu" and visible and not is_cluster(environment):  # under Slurm each process has one of them
         number = len([name for name in visible.split(",") if name.strip()])
         if jax.local_device_count() < number:
             raise BadInput(
@@ -121,7 +121,7 @@ def _number(given: int | None, name: str, environment: Mapping[str, str], *, lea
 
 
 def is_first() -> bool:
-    """Return whether this process writes logs, tables and pictures: process 0 does."""
+    """Return whether this is process 0, which writes logs, tables and pictures."""
     return jax.process_index() == 0
 
 
@@ -133,7 +133,7 @@ def any_process(condition: bool) -> bool:
 
 
 def wait_for_all(name: str) -> None:
-    """Wait until every process is here, however long that takes, before a collective computation.
+    """Wait for every process, up to a week, before a collective computation.
 
     Collectives between devices time out after half a minute at first (Gloo), and not much later afterwards.
     """
@@ -149,16 +149,16 @@ def all_agree(number: int) -> bool:
 
 
 def gather_on_first(tree: Any) -> Any:
-    """Return the arrays of a tree, which may be divided over processes, whole and on the first host; collective.
+    """Return the undivided arrays of a tree on the first host, None in other processes; collective.
 
-    The other processes take part in one array after the other, keep none, and get None: they never hold the tree.
+    The other processes take part array by array and keep none, so that they never hold the tree.
     """
     keeps = is_first()
 
     def gather(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
-            whole = multihost_utils.process_allgather(leaf, tiled=True)
-            return whole if keeps else None
+            full = multihost_utils.process_allgather(leaf, tiled=True)
+            return full if keeps else None
         if not keeps:
             return None
         is_divided = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
@@ -197,10 +197,10 @@ def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
 
 
 class Preemption:
-    """SIGTERM, which Slurm, Kubernetes and cloud hosts send before they take a machine away.
+    """Handles SIGTERM, which Slurm, Kubernetes and cloud hosts send before preemption.
 
-    Inside `patience` the signal is remembered, and the loop saves a checkpoint at the next batch. Anywhere else
-    everything worth keeping is on disk already, and the run ends at once.
+    Inside `patience` the signal is remembered, and the loop saves a checkpoint at the next batch. Elsewhere the latest
+    state is on disk already, and the run ends at once.
     """
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class Preemption:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Listen for SIGTERM inside the context; Python allows that in the main thread alone."""
+        """Handle SIGTERM inside the context, in the main thread; Python allows no other."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -228,7 +228,7 @@ class Preemption:
         finally:
             self._patient = False
 
-    def _hear(self, signal_number: int, frame: Any) -> None:  # noqa: ARG002 (as signal.signal wants it)
+    def _hear(self, signal_number: int, frame: Any) -> None:  # noqa: ARG002 (signature of a signal handler)
         self.asked = True
         if not self._patient:
             raise Preempted("ended by SIGTERM outside of training; the same command resumes")

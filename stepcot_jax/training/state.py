@@ -1,4 +1,4 @@
-"""Everything that training changes, in one tree that a checkpoint holds."""
+"""The state of training: one tree of everything that updates change, saved in checkpoints."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ def apply_gradients(
     state: TrainState, network: str, optimizer: "optax.GradientTransformation", gradients: Params
 ) -> TrainState:
     """Return the state after one network's optimizer has applied its gradients; `step` stays."""
-    import optax  # a fifth of a second, which readers of checkpoints need not wait for
+    import optax  # here, as it takes 0.2 s and readers of checkpoints do not need it
 
     trained = {name: state.params[name] for name in gradients}
     updates, optimizer_state = optimizer.update(gradients, state.optimizers[network], trained)
@@ -50,13 +50,13 @@ def apply_gradients(
 
 
 def put_given(params: Any, given: Any) -> Any:
-    """Return parameters with given ones in the place of some, in their dtypes and where they lie.
+    """Return parameters with some replaced by given ones, cast to their dtypes and put on their devices.
 
-    One array at a time is read, cast and sent to the devices, each of which gets its own share. Sending goes on after
-    the call that starts it, and the host holds the cast shares until it ends, so that each array is awaited.
+    One array at a time is read, cast and sent to the devices, each of which gets its share. Transfers are asynchronous,
+    and the host holds the cast shares until they end, so each array is awaited.
 
     Args:
-      given: those that change, NumPy arrays or what `numpy.asarray` reads; a part that is missing stays.
+      given: the replacements, NumPy arrays or what `numpy.asarray` reads; missing parts keep their values.
     """
     if not isinstance(given, dict):
         if given.shape != params.shape:
@@ -78,20 +78,20 @@ def count_parameters(params: Any) -> int:
 
 def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays of a state or of a checkpoint's metadata, without the random key."""
-    found = {}
+    shapes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
         if name != "key":
-            found[name] = tuple(leaf.shape)
-    return found
+            shapes[name] = tuple(leaf.shape)
+    return shapes
 
 
-# Parameter trees as tensors with '/'-joined paths, and back; paths may come from files that nobody vouches for.
+# Parameter trees as tensors with '/'-joined paths, and back; paths may come from untrusted files.
 
 
 LONGEST_NAME = 1000
 MOST_PARTS = 32
-"""Most characters and most '/'-separated parts of a tensor's name; ours have at most 64 and 7."""
+"""Limits of a tensor's name, in characters and in '/'-separated parts; ours have at most 64 and 7."""
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

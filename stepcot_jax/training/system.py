@@ -1,7 +1,7 @@
-"""What a run trains, behind one protocol: Step-CoT, a baseline, a policy, or a system of your own.
+"""The protocol of what a run trains: Step-CoT, a baseline, a policy, or a system of your own.
 
-The loop keeps what is the same for all of them: positions, finite checks, logging, checkpoints, the best weights,
-preemption and resuming. It names no network and no loss. `tests/training/test_system.py` has a system in 40 lines.
+The loop does what they share: positions, finite checks, logging, checkpoints, the best weights, preemption and
+resuming. It knows no network and no loss. `tests/training/test_system.py` has a system in 40 lines.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Phase:
     """Epochs that share one compiled update.
 
     Attributes:
-      name: shown in logs, such as "joint".
+      name: for logs, such as "joint".
       num_epochs: length of the phase.
       update: pure; compiled once for all devices.
       stream: batches of this phase; None for those of the run.
@@ -82,10 +82,10 @@ class System(Protocol):
     Attributes:
       names: the networks that `predict` answers for; scores and best weights are kept by these names.
       score_name: what `evaluate` returns, for logs, such as "mean_accuracy".
-      shared: names of batch entries that all cases share, such as prompts; they lie whole on every device.
+      shared: names of batch entries that all cases share, such as prompts; they are replicated.
       reads_prompts: whether batches must have "text_features" [step, width].
-      takes_given: whether networks take answers in the place of their own, by `given_reader`.
-      gated: networks for which a gate is fitted, on what `moments` returns.
+      takes_given: whether `given_reader` lets networks read given answers instead of their own.
+      gated: networks for which a gate is fitted, on the features that `moments` returns.
     """
 
     names: tuple[str, ...]
@@ -104,11 +104,11 @@ class System(Protocol):
         ...
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
-        """Return what each network of `names` answers, [case, ...]."""
+        """Return the predictions of each network of `names`, [case, ...]."""
         ...
 
     def evaluate(self, predictions: Any) -> dict[str, float]:
-        """Return the score of each network, higher is better; the best weights are kept by it."""
+        """Return the score of each network, by which the best weights are chosen; higher is better."""
         ...
 
     def given_reader(self, name: str, params: Params, batch: Batch) -> Callable[[Any], Any]:  # noqa: ARG002
@@ -116,7 +116,7 @@ class System(Protocol):
         raise TypeError(f"{name} takes no given answers")
 
     def moments(self, params: Params, batch: Batch) -> Any:  # noqa: ARG002
-        """Return what the gate looks at, [case, feature]; only with `gated`. Parameters may be those it needs alone."""
+        """Return the features of the gate, [case, feature]; only with `gated`. Parameters not needed may be missing."""
         return None
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:  # noqa: ARG002

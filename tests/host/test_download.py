@@ -16,7 +16,7 @@ from stepcot_jax.host.download import find_path, is_address, open_remote, refuse
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import list_extras
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
-from stepcot_jax.run.settings import PLACES, load_settings
+from stepcot_jax.run.settings import PATH_KEYS, load_settings
 from stepcot_jax.tools.options import local_path
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
@@ -58,7 +58,7 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", PATH_KEYS)
 def test_every_setting_that_names_a_place_keeps_its_address_and_refuses_others(place):
     settings = load_settings("base", **NEEDS.get(place, {}), **{place: "gs://bucket/data"})
     assert operator.attrgetter(place)(settings) == "gs://bucket/data"

@@ -117,9 +117,9 @@ def test_drawn_boxes_are_encoded_anew(encoder, tmp_path):
     read = staged.read(0, np.arange(settings.sft.batch_size))
     state = task.system.init(jax.random.key(0), task.example)
     rows = staged(state, read)
-    own = task.see(plain.load_images([plain.image_of[place] for place in read["places"]]))
+    own = task.see(plain.load_images([plain.image_of[place] for place in read["indices"]]))
     differs = (rows["images"] != own).any(axis=(1, 2))
-    has_boxes = [bool(plain.records[place].references) for place in read["places"]]
+    has_boxes = [bool(plain.records[place].references) for place in read["indices"]]
     assert differs.tolist() == has_boxes
     assert True in has_boxes
 

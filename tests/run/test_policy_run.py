@@ -96,7 +96,7 @@ def test_test_replies_are_those_of_the_best_weights(whole, phase):
     run, states, results = whole
     best = results["report"]["best"][phase]["step"]
     texts = run.task.reply(
-        run.devices.put_whole(states[best]), run.task.dataset.splits["test"], run.task.data.open_test()
+        run.devices.replicate(states[best]), run.task.dataset.splits["test"], run.task.data.open_test()
     )
     lines = (run.workdir / f"replies/{phase}_test.jsonl").read_text().splitlines()
     assert [json.loads(line)["reply"] for line in lines] == texts

@@ -87,7 +87,7 @@ def make_prompts():
     lengths = rng.integers(1, 5, PROMPTS).astype(np.int32)
     prompts = rng.integers(2, WORDS, (PROMPTS, 4)) * (np.arange(4)[None] < lengths[:, None])
     places = np.arange(PROMPTS, dtype=np.int32)
-    return {"images": draw_pictures(PROMPTS), "prompts": prompts.astype(np.int32), "lengths": lengths, "place": places}
+    return {"images": draw_pictures(PROMPTS), "prompts": prompts.astype(np.int32), "lengths": lengths, "index": places}
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def differentiate(update, state, batch, whole):
 
 def descend(devices, update, batch, params=None):
     """Raw gradients and numbers of an update on this process's rows of a batch."""
-    state, rows = devices.put_whole(start(params)), devices.put_training_rows(batch)
+    state, rows = devices.replicate(start(params)), devices.put_training_rows(batch)
     number = jax.process_count()
     shapes = {
         name: jax.ShapeDtypeStruct((len(array) * number, *array.shape[1:]), array.dtype)
@@ -156,7 +156,7 @@ def add_checks(batch):
 def sample(transform="pmap", num_devices=1, **changes):
     """The batch of rollouts of this process, and its numbers for the log."""
     devices = Devices(transform=transform, num_devices=num_devices)
-    return roll(devices, devices.put_whole(start()), **changes)
+    return roll(devices, devices.replicate(start()), **changes)
 
 
 @functools.cache

@@ -48,5 +48,5 @@ def policy_task(workdir, *, num_devices=1, **changes):
 
 def first_state(task):
     """The state before the first update, on the task's devices."""
-    init = jax.jit(lambda: task.system.init(jax.random.key(0), task.example), out_shardings=task.devices.whole)
+    init = jax.jit(lambda: task.system.init(jax.random.key(0), task.example), out_shardings=task.devices.replicated)
     return init()

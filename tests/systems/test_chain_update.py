@@ -223,9 +223,9 @@ def run_on(num_devices, transform="pmap", rollouts=ROLLOUTS):
         after, metrics = update(state, batch, whole)
         return after, (metrics.numbers, whole.gather(chains))
 
-    text = devices.put_whole(TEXT)
+    text = devices.replicate(TEXT)
     shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in SEEN.items()}
-    state = devices.put_whole(jax.tree.map(jnp.array, start))
+    state = devices.replicate(jax.tree.map(jnp.array, start))
     compiled = devices.compile_update(with_chains, state=state, batch={**shapes, "text_features": text})
     after, (numbers, chains) = compiled(state, devices.put_training_rows({**SEEN, "text_features": text}))
     gradients = jax.tree.map(lambda old, new: np.asarray(old) - np.asarray(new), start.params, after.params)

@@ -128,7 +128,7 @@ def prompts():
         "images": draw_pictures(PROMPTS),
         "prompts": rng.integers(2, 11, (PROMPTS, 4)).astype(np.int32),
         "lengths": np.array([4, 1, 3, 2], np.int32),
-        "place": np.arange(PROMPTS),
+        "index": np.arange(PROMPTS),
     }
 
 

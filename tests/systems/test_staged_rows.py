@@ -53,7 +53,7 @@ def _expected_views(task, update):
     settings, staged = task.settings, task.staged
     with task.stream() as stream:
         drawn = next(itertools.islice(stream.batches, update, None))
-    domains = [domain_of(task.dataset.records[place]) for place in drawn["places"]]
+    domains = [domain_of(task.dataset.records[place]) for place in drawn["indices"]]
     stages = draw_stages(
         CurriculumState(),
         settings.curriculum,
@@ -64,7 +64,7 @@ def _expected_views(task, update):
     )
     return [
         staged.views.view(place, stage, seed=settings.seed, update=update, row=row)
-        for row, (place, stage) in enumerate(zip(drawn["places"], stages, strict=True))
+        for row, (place, stage) in enumerate(zip(drawn["indices"], stages, strict=True))
     ]
 
 

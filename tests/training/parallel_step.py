@@ -62,7 +62,7 @@ def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=Fal
     devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes, shared=SHARED)
     devices.check_batch_size(CASES)
     objective = Objective(answer_weights=jnp.asarray(WEIGHTS) if weighted else None)
-    state, text = devices.put_whole(start()), devices.put_whole(TEXT)
+    state, text = devices.replicate(start()), devices.replicate(TEXT)
     networks = make_networks(remat=remat, dtype=jnp.bfloat16 if bfloat16 else jnp.float32)
     shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()}
     update = devices.compile_update(
@@ -76,6 +76,6 @@ def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=Fal
     with jax.transfer_guard("disallow"):
         after, metrics = update(state, batch)
     assert jax.process_count() > 1 or state.step.is_deleted()  # donated
-    assert after.step.sharding == devices.whole
+    assert after.step.sharding == devices.replicated
     gradients = jax.tree.map(lambda old, new: old - new, make_params(), jax.device_get(after.params))
     return gradients, jax.device_get(metrics), update

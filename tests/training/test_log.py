@@ -117,7 +117,7 @@ def test_means_leave_nan_out_and_go_on_from_a_saved_state():
     means.add({"reward": math.nan, "judge": math.nan})
     means = Means(json.loads(json.dumps(means.get_state())))
     means.add({"reward": 2.0, "length": 7})
-    found = means.take()
+    found = means.pop()
     assert (found["reward"], found["length"]) == (1.5, 7.0)
     assert math.isnan(found["judge"])
-    assert means.take() == {}
+    assert means.pop() == {}

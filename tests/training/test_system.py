@@ -106,14 +106,14 @@ def interrupt():
 def train(workdir, *, system=None, stop_at=None, stop=interrupt, num_devices=1, transform="pmap", asked=bool):
     system = system or LinearRegression()
     devices = Devices(transform=transform, num_devices=num_devices, shared=system.shared)
-    scale = {"noise_scale": devices.put_whole(np.float32(1.0))}
+    scale = {"noise_scale": devices.replicate(np.float32(1.0))}
     workdir.mkdir(exist_ok=True)
     checkpoints = Checkpoints(workdir / "checkpoints")
     shapes = jax.eval_shape(lambda: system.init(jax.random.key(0), VALIDATION))
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.whole), shapes)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.replicated), shapes)
     progress = None
     if checkpoints.latest_step is None:
-        state = devices.put_whole(system.init(jax.random.key(0), VALIDATION))
+        state = devices.replicate(system.init(jax.random.key(0), VALIDATION))
     else:
         state, progress, _ = checkpoints.restore_latest(like)
     updates = itertools.count(1)
@@ -312,7 +312,7 @@ def test_a_shared_entry_may_be_collected_on_the_host(num_devices, transform):
     devices = Devices(transform=transform, num_devices=num_devices, shared=frozenset({"target"}))
     target = devices.put_training_rows({**VALIDATION, "target": WEIGHTS})["target"]
     assert isinstance(target, jax.Array)  # the transfer guard refuses host arrays
-    assert target.sharding == devices.whole
+    assert target.sharding == devices.replicated
     np.testing.assert_array_equal(target, WEIGHTS)
 
 
