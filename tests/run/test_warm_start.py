@@ -10,8 +10,8 @@ from run.small_run import first_params, small_run, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.contrib.cloud.stores import StoreFolder
-from stepcot_jax.data import loading
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run import loading
 from stepcot_jax.run.settings import write_settings
 from stepcot_jax.run.start import read_warm_start
 from stepcot_jax.training.state import flatten

@@ -30,7 +30,7 @@ def tree(chain, *, seed, width=2, image_width=3):
 
 def test_steps_and_answers_follow_their_names():
     found, like = tree(THERE, seed=1), tree(HERE, seed=2)
-    matched = match_params(found, like, found_chain=THERE, chain=HERE)
+    matched = match_params(found, like, stored_chain=THERE, chain=HERE)
     teacher, student = matched.params["teacher"], matched.params["student"]
     np.testing.assert_array_equal(teacher["memory_start"], found["teacher"]["memory_start"])
     for part in (("heads", "fusion_0", "linear", "kernel"), ("image_projections", "linear", "bias")):
@@ -61,7 +61,7 @@ def test_other_shapes_are_named_and_stay_fresh():
     found, like = tree(THERE, seed=1), tree(THERE, seed=2, image_width=5)
     found["teacher"]["image_projections"]["linear"]["bias"] = np.zeros((2, 9), np.float32)
     del found["teacher"]["memory_start"]
-    matched = match_params(found, like, found_chain=THERE, chain=THERE)
+    matched = match_params(found, like, stored_chain=THERE, chain=THERE)
     assert matched.misfits == (
         "teacher/image_projections/linear/bias: shape (2, 9) there, (2, 2) here",
         "teacher/memory_start: not there",
@@ -73,7 +73,7 @@ def test_other_shapes_are_named_and_stay_fresh():
 
 def test_a_network_that_is_not_there_is_named_once():
     found, like = tree(THERE, seed=1), tree(THERE, seed=2)
-    matched = match_params({"teacher": found["teacher"]}, like, found_chain=THERE, chain=THERE)
+    matched = match_params({"teacher": found["teacher"]}, like, stored_chain=THERE, chain=THERE)
     assert matched.fresh == ("network student",)
     assert matched.misfits == ()
     np.testing.assert_array_equal(matched.params["student"]["head_0"]["bias"], like["student"]["head_0"]["bias"])
