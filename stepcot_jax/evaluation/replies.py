@@ -29,8 +29,8 @@ from stepcot_jax.evaluation.statistics import (
     divide,
     weighted_mean,
 )
-from stepcot_jax.reasoning.dialects import read_reply
-from stepcot_jax.reasoning.replies import Missing, Reply, read_answer
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
+from stepcot_jax.reasoning.replies import Missing, Reply
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import IllFormed, Judged, OpenAnswer, answer_reward, format_reward
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
@@ -369,7 +369,7 @@ def score_reply(reply: Reply, record: Record, settings: ScoringSettings, *, judg
     """Score a reply that was read, or made without a text."""
     open_answer: OpenAnswer = "judge" if settings.open_score in JUDGED else settings.open_score  # type: ignore[assignment]
     ill_formed: IllFormed = "nothing" if settings.reading == "strict" else "parts"
-    answer = None if reply.answer is None else read_answer(reply.answer, record)
+    answer = interpret_answer(reply, record)
     return ReplyScore(
         id=record.id,
         text=None,

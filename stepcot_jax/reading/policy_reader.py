@@ -25,8 +25,8 @@ from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_pixels
 from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
-from stepcot_jax.reasoning.dialects import read_reply, write_question
-from stepcot_jax.reasoning.replies import Reply, read_answer
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
 from stepcot_jax.run.stored import StoredRun
 
@@ -282,7 +282,7 @@ class PolicyReader:
             choices=record.options,
             text=text,
             reply=reply,
-            answer=None if reply.answer is None else read_answer(reply.answer, record),
+            answer=interpret_answer(reply, record),
             boxes=_scale_boxes(reply, read_size=size, image_size=image_size),
             image_size=image_size,
             picture=repeat_grey(picture) if picture.ndim == 2 else picture,

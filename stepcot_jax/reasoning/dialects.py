@@ -7,20 +7,23 @@
 | `lvkc` | MEDSAGE, Figure 12 | 0 to 1000, y first | names and boxes |
 | `lvkc_released` | MEDSAGE's public code | whole pixels, x first | boxes |
 | `medclm` | MedCLM's public code | unit square, four decimals, x first | names and boxes |
+| `free` | any model, without a grammar; read only | as written | names and boxes |
 
 Reading a written record returns its answer and these references, rounded half up to the dialect's precision.
 """
 
 import dataclasses
+import functools
 import string
 from collections.abc import Callable
 from typing import NamedTuple
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.free_replies import read_free, read_free_answer
 from stepcot_jax.reasoning.gemex_replies import read_gemex, read_gemex_plain, write_gemex, write_gemex_plain
 from stepcot_jax.reasoning.lvkc_replies import read_lvkc, read_lvkc_released, write_lvkc, write_lvkc_released
 from stepcot_jax.reasoning.medclm_replies import read_medclm, write_medclm
-from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.reasoning.replies import Reply, normalise, read_answer, without_stop_tokens
 from stepcot_jax.record import Record
 
 
@@ -70,6 +73,8 @@ _DIALECTS = {
 }
 
 DIALECTS: tuple[str, ...] = tuple(_DIALECTS)
+FREE = "free"
+"""The dialect of replies without a grammar: it is read, never written."""
 
 _KINDS = {
     "open": ("an open-ended", "a short text"),
@@ -95,9 +100,22 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     >>> reply.answer, reply.references[0].corners, reply.is_well_formed
     ('Yes', (10.0, 20.0, 50.0, 60.0), True)
     """
+    if dialect == FREE:
+        return dataclasses.replace(read_free(text), text=text)
     read = _find(dialect).read
-    reply = read_gemex(text, with_thinking=with_thinking) if read is read_gemex else read(text)
+    if read is read_gemex:
+        read = functools.partial(read_gemex, with_thinking=with_thinking)
+    reply = read(without_stop_tokens(text))
+    if reply.problems and (plain := normalise(text)) != text:  # full-width brackets, commas and digits
+        reply = min(reply, read(plain), key=lambda reply: len(reply.problems))
     return dataclasses.replace(reply, text=text)
+
+
+def interpret_answer(reply: Reply, record: Record) -> str | tuple[str, ...] | None:
+    """Return the answer of a reply in the form of `record.answer`; None if it has none that can be read."""
+    if reply.answer is None:
+        return None
+    return (read_free_answer if reply.dialect == FREE else read_answer)(reply.answer, record)
 
 
 def answer_start(reply: str, dialect: str) -> int:

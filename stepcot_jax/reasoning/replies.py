@@ -225,6 +225,46 @@ def check_text(field: str, text: str, names: Sequence[str]) -> str:
 # Answers as models write them, read by the kind of question.
 
 
+_STOP_TOKEN = re.compile(r"(?:<\|[\w ]{1,40}\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?s>|<eos>|<pad>|<end_of_turn>)\Z")
+_LONGEST_STOP = 64
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20, 0x3002: 0x2E, 0x3001: 0x2C}
+_AROUND = "*_`#$\"'\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f"
+_CLOSING = ".,;:!"
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+
+
+def without_stop_tokens(text: str) -> str:
+    """Return a text without the stop tokens and white space at its end."""
+    text = text.rstrip()
+    while match := _STOP_TOKEN.search(text[-_LONGEST_STOP:]):
+        text = text[: len(text) - len(match[0])].rstrip()
+    return text
+
+
+def normalise(text: str) -> str:
+    r"""Return a text without stop tokens at its end and with ASCII in the place of full-width forms.
+
+    >>> normalise("\N{FULLWIDTH LATIN CAPITAL LETTER B}<|im_end|>")
+    'B'
+    """
+    return without_stop_tokens(text).translate(_FULL_WIDTH)
+
+
+def tidy(text: str) -> str:
+    """Return an answer without Markdown, quotes, brackets and closing punctuation around it.
+
+    >>> tidy(' **"B."** ')
+    'B'
+    """
+    before = None
+    while text != before:
+        before = text
+        text = text.strip().strip(_AROUND).rstrip(_CLOSING).strip()
+        if text and _BRACKETS.get(text[0]) == text[-1] and not any(mark in text[1:-1] for mark in "()[]{}"):
+            text = text[1:-1]
+    return text
+
+
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"\(?([A-Za-z])[.):]*")
 _BETWEEN_LETTERS = re.compile(r"(?:[\s,;]|\band\b)+", re.IGNORECASE)
@@ -249,9 +289,14 @@ def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
     - open: the folded text.
     """
     if record.kind == "open":
-        return fold(text) or None
+        return fold(tidy(normalise(text))) or fold(text) or None
     if len(text) > _LONGEST:
         return None
+    as_written = _read_as_written(text, record)
+    return _read_as_written(tidy(normalise(text)), record) if as_written is None else as_written
+
+
+def _read_as_written(text: str, record: Record) -> str | tuple[str, ...] | None:
     if record.kind == "closed":
         return _read_yes_or_no(text)
     step = Step("choices", record.question, record.options)
@@ -281,6 +326,8 @@ def _read_choice(text: str, step: Step) -> str | None:
 
 def _read_letters(text: str, step: Step) -> set[str] | None:
     """Return the letters of a text that consists of option letters; None for any other text."""
+    if len(text) > 1 and len(set(text)) == len(text) and set(text) <= set(string.ascii_uppercase[: step.num_answers]):
+        return set(text)
     matches = [_LETTER.fullmatch(piece) for piece in _BETWEEN_LETTERS.split(text) if piece]
     letters = {match[1].upper() for match in matches if match}
     return letters if None not in matches and letters <= set(string.ascii_uppercase[: step.num_answers]) else None

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from stepcot_jax.chain import fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.replies import Reply, read_answer
+from stepcot_jax.reasoning.dialects import interpret_answer
+from stepcot_jax.reasoning.replies import Reply, normalise, tidy
 from stepcot_jax.record import Record
 
 MultiChoice = Literal["exact", "jaccard"]
@@ -87,7 +88,7 @@ def answer_reward(
         return _open_reward(reply.answer, record, open_answer, judged)
     if choice_reading == "strict" and is_hedged(reply.answer, record):
         return 0.0
-    answer = read_answer(reply.answer, record)
+    answer = interpret_answer(reply, record)
     if record.kind == "multi" and multi_choice == "jaccard":
         chosen, right = set(answer or ()), set(record.answer)
         return len(chosen & right) / len(chosen | right)
@@ -102,7 +103,8 @@ def _open_reward(answer: str, record: Record, open_answer: OpenAnswer, judged: J
     accepted = record.accepted_texts[:1] if open_answer == "equal" else record.accepted_texts
     if open_answer == "token_f1":
         return float(max(token_f1(answer, text) for text in accepted) >= LEAST_TOKEN_F1)
-    return float(fold(answer) in {fold(text) for text in accepted})
+    texts = {fold(text) for text in accepted}
+    return float(fold(answer) in texts or fold(tidy(normalise(answer))) in texts)
 
 
 def token_f1(first: str, second: str) -> float:

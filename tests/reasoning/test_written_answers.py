@@ -56,7 +56,7 @@ def test_single(text, answer):
         ("Nodule and C", ("A", "C")),
         ("A: Effusion", None),
         ("A, E", None),
-        ("AC", None),
+        ("AC", ("A", "C")),
         ("A, none", None),
         ("", None),
         (", and ;", None),

@@ -1,0 +1,264 @@
+"""Replies as models write them when no grammar is asked for: dialect "free", which is read and never written.
+
+The answer is the last of: an answer tag, LaTeX's box, a JSON object's answer, a phrase such as "the answer is"; without
+any of these, the text behind the thoughts. `read_free_answer` turns it into letters, yes or no. Everything up to the
+last </think> is thoughts; a text that opens thoughts and does not close them has no answer.
+"""
+
+import re
+
+from stepcot_jax.box import Box
+from stepcot_jax.chain import fold
+from stepcot_jax.reasoning.replies import MOST_BOXES, Reply, corners_of, find_named_boxes, normalise, read_answer, tidy
+from stepcot_jax.record import Record
+
+UNCLOSED = "thoughts are opened and not closed"
+NOTHING_SAID = "no answer and no box"
+
+_LONGEST = 2**16
+"""Of a longer text only the end is read, where answers stand."""
+
+_THOUGHTS = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_TAGGED = tuple(
+    re.compile(rf"<({names})>([^<]*)", re.IGNORECASE) for names in ("final_answer|answer", "conclusion|con|response")
+)
+_ANY_TAG = re.compile(r"</?[A-Za-z_]{1,20}>")
+_LATEX_BOX = re.compile(r"\\f?boxe?d?\s?\{")
+_LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|rm)\s?\{([^{}]{0,500})\}")
+_JSON_ANSWER = re.compile(
+    r"[\"'](?:final[_ ]?)?answer[\"']\s?:\s?(?:\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\[([^\[\]]{0,500})\])", re.IGNORECASE
+)
+_LINK = r"(?:is|are|was|(?:would|should|must|will)(?: \w{1,12}){0,2} be|:|=|-+>?|\u2192|\u2013|\u2014)"
+_ANSWER_IS = re.compile(
+    r"\b(?:answers?|ans|choice|option)\b\.?"
+    r"(?:[*_\"]{0,3}\s?(?:to|for|in|of|given|here|choice|option|letter)\b[^.\n:]{0,80}?)?"
+    rf"[*_\"]{{0,3}}\s?{_LINK}(?![\w])[*_:]{{0,3}}\s{{0,4}}"
+    r"|\bI(?: would|'d| will|'ll)? (?:choose|select|pick|answer|go with)\b(?: option| choice)?[ :]{0,2}"
+    r"|\b(?:so|therefore|thus|hence|in conclusion|overall)\b[ ,:]{0,2}"
+    r"(?=(?-i:\(?[A-Z]\)?[.]?\s{0,4}\Z)|(?:yes|no)\b)",
+    re.IGNORECASE,
+)
+_NOT_SAID = re.compile(
+    r"(?:in)?correct\b|wrong\b|right\b|based\b|because\b|given\b|as follows\b|the one\b", re.IGNORECASE
+)
+
+_NUMBER = r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_JSON_BOX = re.compile(
+    r"[\"']bbox(?:_2d)?[\"']\s?:\s{0,9}\[\s{0,9}" + r"\s{0,9},\s{0,9}".join([_NUMBER] * 4) + r"\s{0,9}\]"
+)
+_JSON_LABEL = re.compile(r"[\"'](?:label|name|sub_label)[\"']\s?:\s?[\"']([^\"']{0,200})[\"']")
+_PAIRS = re.compile(rf"\(\s?{_NUMBER}\s?,\s?{_NUMBER}\s?\)\s?,\s?\(\s?{_NUMBER}\s?,\s?{_NUMBER}\s?\)")
+_BRACKETS = re.compile(r"(?:\(\s?)?\[\s{0,9}" + r"(?:\s{0,9},\s{0,9}|\s{1,9})".join([_NUMBER] * 4) + r"\s{0,9}\]")
+_TOKEN = re.compile(r"<\|\w{1,20}\|>")
+_FENCE = re.compile(r"```\w{0,10}")
+
+_LABELLED = re.compile(
+    r"(?:(?:the )?(?:correct |best |final )?(?:option|choice|answer)s? ?(?:is ?)?)?"
+    r"(?:[(\[{] ?([A-Za-z]) ?[)\]}]|([A-Z])(?![A-Za-z'\u2019])|([a-z])(?=[.):]))",
+    re.IGNORECASE,
+)
+_OTHERS = re.compile(r"\beither\b|\b[A-Z]\b[.)]{0,2} ?(?:\bor\b|/) ?\(?[A-Z]\b|\b[A-Z] ?/ ?[A-Z]\b")
+_FOLLOWS = re.compile(
+    r"[.):,;\-\u2013\u2014\n(]|\s(?:because|since|as|is|due|given|for|[-\u2013\u2014])\b|\s[-\u2013\u2014]|\s*\Z",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(
+    r"\b(?:no|not|without|neither|nor|or|either|un\w+|cannot|can't|isn't|rather than|instead of|negative|absent|absence"
+    r"|exclude[sd]?|ruled? out|denie[sd])\b"
+)
+_TURN = re.compile(r"\b(?:wait|actually|rather|correction|scratch|or|sorry|instead|mistaken?)\b")
+_MARKED = re.compile(r"\((?-i:([A-Z]))\)|\b(?:option|choice) (?-i:([A-Z]))\b", re.IGNORECASE)
+_LIST = re.compile(r"\s*(?:[,;&+\n]|\band\b)\s*", re.IGNORECASE)
+_LETTERS_FIRST = re.compile(
+    r"(?:[Bb]oth |[Oo]ptions? |[Cc]hoices? |[Aa]nswers? |[Ll]etters? |[Tt]he )*"
+    r"(\(?[A-Z]\)?(?:\.?\s?(?:,|;|&|\+|/|\band\b|\s)\s?(?:and )?\(?[A-Z]\)?)+)"
+    r"(?=\s*(?:[.:;\n\-\u2013\u2014]|\b(?:are|because|since|is|as|were)\b|\Z))"
+)
+_ALL = re.compile(
+    r"all (?:of (?:the above|them|these)|(?:the )?(?:options|choices|above)(?: are correct)?)\b", re.IGNORECASE
+)
+
+
+def read_free(text: str) -> Reply:
+    """Read a reply of any form; its boxes keep the coordinates that they are written with."""
+    text = normalise(text[-_LONGEST:])
+    thinking, text, is_open = split_thoughts(text)
+    if is_open:
+        return Reply("free", thinking=thinking, problems=(UNCLOSED,))
+    boxes = tuple(_find_boxes(text))
+    answer = _find_answer(text)
+    problems = () if answer or boxes else (NOTHING_SAID,)
+    return Reply("free", answer=answer or None, references=boxes or None, thinking=thinking, problems=problems)
+
+
+def split_thoughts(text: str) -> tuple[str, str, bool]:
+    """Return the thoughts, the text behind them, and whether the text ends within thoughts.
+
+    >>> split_thoughts("It is wide.</think> Yes")
+    ('It is wide.', ' Yes', False)
+    """
+    tags = list(_THOUGHTS.finditer(text))
+    if not tags:
+        return "", text, False
+    if not tags[-1][1]:
+        return text[tags[-1].end() :].strip(), "", True
+    return _THOUGHTS.sub("", text[: tags[-1].start()]).strip(), text[tags[-1].end() :], False
+
+
+def _find_boxes(text: str) -> list[Box]:
+    written = [*_JSON_BOX.finditer(text)][:MOST_BOXES]
+    if written:
+        ends = [*(match.start() for match in written[1:]), len(text)]
+        starts = [0, *(match.end() for match in written[:-1])]
+        around = [
+            (text[match.end() : end].partition("}")[0], text[start : match.start()].rpartition("{")[2])
+            for match, start, end in zip(written, starts, ends, strict=True)
+        ]
+        return [Box(_label(*texts), corners_of(match)) for match, texts in zip(written, around, strict=True)]
+    text = _TOKEN.sub(" ", text)
+    pattern = _BRACKETS if _BRACKETS.search(text) else _PAIRS
+    return [Box(box.label[:200], box.corners) for box, _, _ in find_named_boxes(text, pattern)]
+
+
+def _label(*texts: str) -> str:
+    """Return the label in the parts of a JSON object behind and before its box; "" for none."""
+    return next((match[1] for match in map(_JSON_LABEL.search, texts) if match), "")
+
+
+def _find_answer(text: str) -> str:
+    tagged = _find_tagged(text)
+    boxed = _read_latex_box(tagged or text)
+    if tagged or boxed:
+        return _ANY_TAG.sub(" ", _LATEX_TEXT.sub(r"\1", boxed or tagged)).strip()
+    in_json = list(_JSON_ANSWER.finditer(text))
+    if in_json:
+        return next(group for group in in_json[-1].groups() if group is not None).strip()
+    plain = _ANY_TAG.sub(" ", _without_boxes(text)).strip()
+    said = [plain[match.end() :].lstrip().partition("\n\n")[0] for match in _ANSWER_IS.finditer(plain)]
+    said = [text for text in said if tidy(text[:200]) and not _NOT_SAID.match(text)]
+    return said[-1] if said else plain
+
+
+def _find_tagged(text: str) -> str:
+    """Return the text of the last answer tag, or of the last conclusion where no answer is tagged; "" for none."""
+    for pattern in _TAGGED:
+        tagged = [match[2] for match in pattern.finditer(text) if match[2].strip()]
+        if tagged:
+            return tagged[-1]
+    return ""
+
+
+def _read_latex_box(text: str) -> str:
+    starts = list(_LATEX_BOX.finditer(text))
+    if not starts:
+        return ""
+    depth, start = 1, starts[-1].end()
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start:position]
+    return text[start:]
+
+
+def _without_boxes(text: str) -> str:
+    """Return a text without boxes and the JSON around them; "" if it holds nothing else."""
+    if _JSON_BOX.search(text):
+        first, last = min(i for i in map(text.find, "[{") if i >= 0), max(text.rfind("]"), text.rfind("}"))
+        text = f"{text[:first]} {text[last + 1 :]}"
+    text = _TOKEN.sub(" ", text)
+    text = _FENCE.sub(" ", _PAIRS.sub(" ", _BRACKETS.sub(" ", text)))
+    return text if re.search(r"\w", text) else ""
+
+
+def read_free_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
+    """Return an answer in the form of `record.answer`; None where it names none, or several alternatives.
+
+    >>> from stepcot_jax.record import Record
+    >>> question = Record(
+    ...     id="1", image="a.png", image_size=(64, 64), patient="7", kind="single", question="What is seen?",
+    ...     options=("Mass", "Edema"), answer="B")
+    >>> [read_free_answer(text, question) for text in ("Option B) Edema, as ...", "**Edema**", "A or B")]
+    ['B', 'B', None]
+    """
+    plain = tidy(normalise(_LATEX_TEXT.sub(r"\1", text)).replace("**", "").replace("`", ""))
+    usual = read_answer(plain, record)
+    if usual is not None or record.kind == "open":
+        return usual
+    if record.kind == "closed":
+        return _read_yes_or_no(plain)
+    if record.kind == "single":
+        return _read_one(plain, record)
+    return _read_several(plain, record)
+
+
+def _read_yes_or_no(text: str) -> str | None:
+    folded = fold(text)
+    folded = re.sub(r"^\(?[a-z][).:] ?(?=yes\b|no\b)", "", folded)
+    first = re.match(r"(yes|no)\b(?= ?(?:[.,;:!(\-\u2013\u2014]|\Z|because|since|there|the|it|as))", folded)
+    if first:
+        other = "no" if first[1] == "yes" else "yes"
+        turned = _TURN.search(folded)
+        return None if turned and re.search(rf"\b{other}\b", folded[turned.start() :]) else first[1].capitalize()
+    words = {word for word in ("yes", "no") if re.search(rf"\b{word}\b", folded)}
+    last = re.search(r"(?:^|[.\n:;,] ?)(yes|no)[.!]?\Z", folded)
+    return last[1].capitalize() if last and words == {last[1]} else None
+
+
+def _read_one(text: str, record: Record) -> str | None:
+    if _OTHERS.search(text):
+        return None
+    options = {fold(option): letter for letter, option in zip(record.letters, record.options, strict=True)}
+    labelled = _LABELLED.match(text)
+    if labelled:
+        letter = next(group for group in labelled.groups() if group).upper()
+        rest = text[labelled.end() :]
+        stated = tidy(rest.lstrip(" .):,-\u2013\u2014\n(").partition("\n")[0])
+        named = options.get(fold(stated))
+        is_marked = labelled[1] is not None or len(labelled[0]) > 1 or _FOLLOWS.match(rest)
+        if letter in record.letters and (is_marked or named == letter):
+            return letter if named in (None, letter) else None
+    return _read_words(fold(text), options) or _read_marked(text, record)
+
+
+def _read_words(folded: str, options: dict[str, str]) -> str | None:
+    """Return the letter of the one option whose words stand in a text, if nothing there denies or doubts it."""
+    spans: list[tuple[int, int, str]] = []
+    for option in sorted(options, key=len, reverse=True):
+        for match in re.finditer(rf"(?<!\w){re.escape(option)}(?!\w)", folded):
+            if not any(start <= match.start() < end for start, end, _ in spans):
+                spans.append((*match.span(), options[option]))
+    letters = {letter for _, _, letter in spans}
+    if len(letters) != 1:
+        return None
+    start, end, letter = min(spans)
+    around = f"{folded[:start]} {re.split(r'[.;,]', folded[end:])[0]}"
+    is_first = start == 0 or folded[:start].strip() in ("the", "a", "an", "it is", "this is", "there is", "there is a")
+    return letter if (is_first and not re.match(r" ?or\b", folded[end:])) or not _DOUBT.search(around) else None
+
+
+def _read_marked(text: str, record: Record) -> str | None:
+    letters = {match[1] or match[2] for match in _MARKED.finditer(text)}
+    return letters.pop() if len(letters) == 1 and letters <= set(record.letters) else None
+
+
+def _read_several(text: str, record: Record) -> tuple[str, ...] | None:
+    if _OTHERS.search(text) and not re.search(r"[A-Z] ?/ ?[A-Z]", text):
+        return None
+    if _ALL.match(text):
+        return tuple(record.letters)
+    joined = _LETTERS_FIRST.match(text)
+    if joined:
+        letters = set(re.findall(r"\b[A-Z]\b", joined[1]))
+        return tuple(sorted(letters)) if letters <= set(record.letters) else None
+    pieces = [piece for piece in re.split(r"\n+|;", text) if piece.strip()]
+    by_line = [_read_one(tidy(piece.strip(" -*\u2022\t")), record) for piece in pieces]
+    if len(pieces) > 1 and None not in by_line:
+        return tuple(sorted({letter for letter in by_line if letter}))
+    by_piece = [_read_one(tidy(piece), record) for piece in _LIST.split(text) if piece.strip()]
+    if by_piece and None not in by_piece:
+        return tuple(sorted({letter for letter in by_piece if letter}))
+    marked = {match[1] or match[2] for match in _MARKED.finditer(text)}
+    if marked and marked <= set(record.letters):
+        return tuple(sorted(marked))
+    alone = _read_one(text, record)
+    return None if alone is None else (alone,)
