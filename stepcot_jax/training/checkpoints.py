@@ -24,7 +24,8 @@ from orbax.checkpoint.checkpoint_managers import PreservationContext, Preservati
 
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.machine import release_freed_memory
-from stepcot_jax.training.processes import all_agree, gather_on_first, is_first, wait_for_all
+from stepcot_jax.training.digests import Changed, DigestedPath, check_digests, is_complete, make_registry
+from stepcot_jax.training.processes import all_agree, any_process, gather_on_first, is_first, wait_for_all
 from stepcot_jax.training.state import Params, TrainState, shapes_by_name
 
 # Checkpoint retention: the latest two, and the best of each network.
@@ -85,10 +86,10 @@ SMALL_BYTES = 2**26
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
-    """Return the steps with a checkpoint below a folder, without opening any."""
+    """Return the steps with a complete checkpoint below a folder, without reading their arrays."""
     if not folder.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and is_complete(path))
 
 
 def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
@@ -100,6 +101,8 @@ def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
 
 def _in_short(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, Changed):
+        return line
     # A message of TensorStore names long paths first and the cause last.
     return f"{type(error).__name__}: {line if len(line) <= 200 else f'{line[:80]} ... {line[-115:]}'}"
 
@@ -133,8 +136,10 @@ class Checkpoints:
                 preservation_policy=self._policy,
                 cleanup_tmp_directories=True,
                 create=not self._is_local,
+                temporary_path_class=DigestedPath,
                 multiprocessing_options=_multiprocessing_options(is_local=self._is_local),
             ),
+            handler_registry=make_registry(),
         )
         self._agree_on_steps()
         self._latest = self._manager.latest_step()
@@ -204,11 +209,9 @@ class Checkpoints:
                 state, progress = self._read(like, step)
             except _Damaged as damage:
                 damages[step] = damage.error
+            if any_process(step in damages):
+                damages.setdefault(step, Changed("another process cannot read it"))
                 continue
-            if not all_agree(step):
-                raise BadInput(
-                    f"{self.folder / str(step)}: other processes cannot restore this checkpoint; check their disks"
-                )
             warnings = self._put_aside(damages, step)
             warnings += forget_lost(progress["best"], self._manager.all_steps())
             return state, progress, warnings
@@ -220,6 +223,7 @@ class Checkpoints:
 
     def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
         target = to_shapes(like)
+        self._compare_digests(step)
         self._check_shapes(target, step)
         try:
             restored = self._manager.restore(
@@ -231,6 +235,17 @@ class Checkpoints:
             raise _Damaged(error) from None
         self._policy.start(best_steps)
         return restored.state, progress
+
+    def _compare_digests(self, step: int) -> None:
+        """Raise in every process if one finds a changed file; processes with a shared folder divide the files."""
+        part, num_parts = (0, 1) if self._is_local else (jax.process_index(), jax.process_count())
+        error = None
+        try:
+            check_digests(self.folder / str(step), part=part, num_parts=num_parts)
+        except (Changed, BadInput, OSError) as changed:
+            error = changed
+        if any_process(error is not None):
+            raise _Damaged(error or Changed("another process reads other bytes than were saved"))
 
     def _check_shapes(self, target: TrainState, step: int) -> None:
         """Refuse a checkpoint of another chain or of other sizes: it is intact and must not be renamed."""
@@ -322,6 +337,7 @@ def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
         raise BadInput(f"{folder}: no checkpoints; expected the workdir of a run that has finished an epoch")
     latest = folder.resolve() / str(steps[-1])
     try:
+        check_digests(latest, below="progress")
         progress = ocp.JsonCheckpointHandler().restore(latest / "progress")
         best = {name: Best(float(entry["score"]), int(entry["step"])) for name, entry in progress["best"].items()}
     except Exception as error:  # Orbax raises many kinds on damaged files
@@ -347,6 +363,7 @@ def restore_params(
     checkpoint = folder.resolve() / str(step)
     handler = ocp.PyTreeCheckpointHandler()
     try:
+        check_digests(checkpoint)
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
             handler.metadata(checkpoint / "state").tree["params"],

@@ -1,0 +1,122 @@
+"""Digests of checkpoints: a changed bit, a blank sector, a missing or added file are seen before anything is read."""
+
+import json
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.training.checkpoints import Best, Checkpoints, read_best, restore_params, saved_steps
+from stepcot_jax.training.digests import DIGESTS, Changed, check_digests
+from stepcot_jax.training.state import TrainState
+
+
+def make_state(step):
+    values = jax.random.normal(jax.random.key(step), (40, 50))
+    key = jax.random.key_data(jax.random.key(0))
+    return TrainState(step=jnp.array(step), params={"student": {"kernel": values}}, optimizers={}, key=key)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    checkpoints = Checkpoints(folder)
+    for step in (1, 2):
+        checkpoints.save(make_state(step), {"epoch": step}, {"student": Best(0.5, 1)})
+    checkpoints.close()
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def files_with_digests(checkpoint):
+    return sorted(json.loads((checkpoint / DIGESTS).read_bytes()))
+
+
+def test_every_file_has_a_digest_but_those_about_the_commit(saved):
+    files = {path.relative_to(saved / "1").as_posix() for path in (saved / "1").rglob("*") if path.is_file()}
+    rest = files - set(files_with_digests(saved / "1"))
+    assert {name.rpartition("/")[2] for name in rest} == {DIGESTS, "_CHECKPOINT_METADATA", "commit_success.txt"}
+
+
+def test_a_flipped_bit_or_a_blank_sector_of_any_file_is_refused(folder):
+    draw = random.Random(0)  # noqa: S311
+    for name in files_with_digests(folder / "1"):
+        path = folder / "1" / name
+        content = path.read_bytes()
+        flipped, blank = bytearray(content), bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        blank[:512] = bytes(min(512, len(blank)))
+        for damaged in (flipped, blank, content[:-1]):
+            path.write_bytes(damaged)
+            with pytest.raises(Changed, match=f"{name} has changed"):
+                check_digests(folder / "1")
+            if not name.startswith("progress/"):
+                with pytest.raises(BadInput, match="has changed since it was saved"):
+                    restore_params(folder, 1)
+        path.write_bytes(content)
+    check_digests(folder / "1")
+    np.testing.assert_array_equal(
+        restore_params(folder, 1)["student"]["kernel"], make_state(1).params["student"]["kernel"]
+    )
+
+
+def test_processes_that_divide_the_files_see_every_change_once(folder):
+    names = files_with_digests(folder / "2")
+    for name in names:
+        path = folder / "2" / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        seen = 0
+        for part in range(3):
+            try:
+                check_digests(folder / "2", part=part, num_parts=3)
+            except Changed:
+                seen += 1
+        assert seen == 1
+        path.write_bytes(content)
+
+
+def test_a_resumed_run_falls_back_to_the_checkpoint_before(folder):
+    arrays = max((folder / "2" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(arrays.read_bytes())
+    content[len(content) // 2] ^= 1
+    arrays.write_bytes(content)
+    checkpoints = Checkpoints(folder)
+    state, progress, warnings = checkpoints.restore_latest(make_state(0))
+    checkpoints.close()
+    assert (int(state.step), progress["epoch"]) == (1, 1)
+    assert len(warnings) == 1
+    assert "has changed since it was saved" in warnings[0]
+    assert saved_steps(folder) == [1]
+
+
+def test_progress_that_was_changed_is_not_believed(folder):
+    path = folder / "2" / "progress" / "metadata"
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"0.6"))
+    with pytest.raises(BadInput, match="progress/metadata has changed"):
+        read_best(folder)
+
+
+def test_missing_digests_are_damage_beside_others_and_an_older_version_without(folder, capsys):
+    (folder / "2" / DIGESTS).unlink()
+    with pytest.raises(BadInput, match=f"{DIGESTS} is missing, which the checkpoints 1 have"):
+        restore_params(folder, 2)
+    (folder / "1" / DIGESTS).unlink()
+    for _ in range(2):
+        restore_params(folder, 2)
+    assert capsys.readouterr().err.count("saved by an older version") == 1
+
+
+@pytest.mark.parametrize("removed", ["state", "progress", "_CHECKPOINT_METADATA", "state/_METADATA"])
+def test_a_half_removed_checkpoint_does_not_count_as_saved(folder, removed):
+    path = folder / "2" / removed
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert saved_steps(folder) == [1]
