@@ -1,0 +1,110 @@
+"""The form of a model's boxes: coordinate space and order, stated by the user or tested against the true boxes."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from stepcot_jax.box import Box, Space, mean_iou, pixels
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, fit_size
+from stepcot_jax.reasoning.replies import Reply
+from stepcot_jax.record import Record
+
+Order = Literal["", "xyxy", "xywh", "yxyx"]
+SPACES = ("pixels", "unit", "1000", "qwen")
+"""Named spaces: pixels of the record's picture, shares of its sides, 0 to 1000, pixels of Qwen's resized picture."""
+
+_SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
+_NUM_TESTED = 300
+_LEAST_TESTED = 4
+_MARGIN = 0.1
+"""Mean IoU that another form must have above the stated one before a note names it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxForm:
+    """How boxes are written; "" is the dialect's own way.
+
+    Attributes:
+      space: one of `SPACES`, or a size such as "336x336".
+    """
+
+    space: str = ""
+    order: Order = ""
+
+    def __post_init__(self) -> None:
+        if self.space not in ("", *SPACES) and not _SIZE.fullmatch(self.space):
+            raise BadInput(f"--box-space: {self.space[:40]!r} is not one of {', '.join(SPACES)} or a size as 336x336")
+        if self.order not in get_args(Order):
+            raise BadInput(f"--box-order: {self.order[:40]!r} is not one of xyxy, xywh, yxyx")
+
+    def space_of(self, record: Record) -> Space:
+        """Return the space of a record's boxes, x first."""
+        width, height = record.image_size
+        if self.space == "qwen":
+            height, width = fit_size(height, width, QwenPreprocessing())
+        elif self.space in ("unit", "1000"):
+            width = height = {"unit": 1, "1000": 1000}[self.space]
+        elif size := _SIZE.fullmatch(self.space):
+            width, height = int(size[1]), int(size[2])
+        return pixels((width, height))
+
+    def describe(self) -> str:
+        """Return the options that state this form."""
+        options = {"--box-space": self.space, "--box-order": self.order}
+        return " ".join(f"{name}={value}" for name, value in options.items() if value) or "the dialect's own form"
+
+
+def place_boxes(reply: Reply, record: Record, form: BoxForm) -> tuple[Reply, int]:
+    """Return a reply with its boxes x first and their corners in order, and the number of boxes that were turned.
+
+    The corners of a box are sorted: a box that is written from right to left shows the same area.
+    """
+    if not reply.references:
+        return reply, 0
+    own = reply.space or pixels(record.image_size)
+    space = form.space_of(record) if form.space else Space(own.width, own.height)
+    y_first = form.order == "yxyx" or (not form.order and own.y_first)
+    written = np.array([box.corners for box in reply.references], np.float64)
+    corners = written[:, [1, 0, 3, 2]] if y_first else written
+    if form.order == "xywh":
+        corners = np.concatenate([corners[:, :2], corners[:, :2] + corners[:, 2:]], axis=1)
+    ordered = np.concatenate(
+        [np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], axis=1
+    )
+    turned = int((ordered != corners).any(axis=1).sum())
+    boxes = tuple(Box(box.label, tuple(row)) for box, row in zip(reply.references, ordered.tolist(), strict=True))
+    return dataclasses.replace(reply, references=boxes, space=space), turned
+
+
+def find_better_form(replies: Sequence[Reply], records: Sequence[Record], form: BoxForm) -> str:
+    """Return a note if the true boxes fit another space or order clearly better; "" otherwise.
+
+    Args:
+      replies: as they were read, before `place_boxes`.
+    """
+    pairs = [pair for pair in zip(replies, records, strict=True) if pair[0].references and pair[1].references]
+    pairs = pairs[:_NUM_TESTED]
+    if len(pairs) < _LEAST_TESTED:
+        return ""
+
+    def score(form: BoxForm) -> float:
+        overlaps = []
+        for reply, record in pairs:
+            true = [box.corners for box in record.references]
+            overlaps.append(mean_iou(place_boxes(reply, record, form)[0].boxes(record.image_size), true))
+        return float(np.mean(overlaps))
+
+    stated = score(form)
+    others = [BoxForm(space, order) for space, order in itertools.product(("", *SPACES), get_args(Order))]
+    best = max(others, key=score)
+    if score(best) < stated + _MARGIN:
+        return ""
+    return (
+        f"the boxes of {len(pairs)} replies overlap the true ones by {100 * stated:.1f} % as they are read "
+        f"({form.describe()}), and by {100 * score(best):.1f} % with {best.describe()}"
+    )
