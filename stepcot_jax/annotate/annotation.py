@@ -29,6 +29,7 @@ class Reason(enum.StrEnum):
     REPEATED = "report or image that came before"
     NO_REPORT = "no report"
     """The report is empty, or has neither findings nor impression."""
+    NOT_ENGLISH = "report in another language than English"
     NO_FRONTAL_IMAGE = "no frontal image"
     OUTSIDE_TAXONOMY = "diagnosis outside the taxonomy"
     INVALID_STEP = "invalid or missing step"

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.rules import lesions, terms
+from stepcot_jax.annotate.rules.language import find_foreign_words
 from stepcot_jax.annotate.rules.lesions import Answer, Lesion, doubted
 from stepcot_jax.annotate.rules.mentions import Mention, Reading, Status, read_report
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
@@ -99,6 +100,9 @@ def find_diagnosis(reading: Reading) -> Mention | None:
     other = [mention for mention in reading.mentions if mention.status > Status.PAST and not is_incidental(mention)]
     if other:
         raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, ", ".join(sorted({mention.finding.lower() for mention in other})))
+    open_questions = (mention for mention in reading.mentions if mention.sort == "diagnosis" and mention.unassessed)
+    if unassessed := next(open_questions, None):
+        raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, f"{unassessed.finding.lower()} could not be assessed")
     denied = any(mention.status == Status.ABSENT for mention in reading.mentions)
     if not denied and not any(_NORMAL.search(sentence.line) for sentence in reading.sentences):
         raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, "the report names no finding and does not say that all is normal")
@@ -192,7 +196,7 @@ def annotate_report(report: Report | str, *, chain: Chain = DEFAULT_CHAIN) -> An
       CannotAnnotate: the report is empty, contradicts itself, or its findings are outside the taxonomy.
       BadInput: the chain has other options.
     """
-    reading = read_report(report if isinstance(report, str) else report.text)
+    reading = _read(report if isinstance(report, str) else report.text)
     return _annotation(_answers(reading, find_diagnosis(reading)), chain)
 
 
@@ -202,8 +206,15 @@ def describe_report(report: Report) -> Annotation:
     Next to an enlarged heart this describes the opacity. A lesion outside the taxonomy leaves the diagnosis not
     annotated.
     """
-    reading = read_report(report.text)
+    reading = _read(report.text)
     return _annotation(_answers(reading, _find_lesion(reading) or find_diagnosis(reading)), DEFAULT_CHAIN)
+
+
+def _read(text: str) -> Reading:
+    foreign = find_foreign_words(text)
+    if foreign:
+        raise CannotAnnotate(Reason.NOT_ENGLISH, ", ".join(foreign[:3]))
+    return read_report(text)
 
 
 def _find_lesion(reading: Reading) -> Mention | None:

@@ -51,8 +51,16 @@ _CONTINUES = re.compile(
     r"\b(?:the|an?|of|in|on|at|to|by|for|from|with|without|and|or|nor|no|not|is|are|was|were|has|have|may|both|versus"
     r"|over|per|this|focal|acute|evidence|definite|significant|large|small|mild|new|any)$"
 )
+# "Pneumothorax | none" is one entry of a table; elsewhere such a mark begins the next item of a list.
+_VERDICT = r"(?:none|no|not|nil|absent|negative|neg)\b\s*(?:seen|identified|present|evident)?\s*(?=[.,;|/*\t\n]|$)"
+# "No effusion / pneumothorax" is one list; "no effusion / nodule in the left lung" is two items.
+_DESCRIBED = r"(?=[^.;|/\n]{0,80}\b(?i:left|right|upper|lower|small|large|moderate|tiny|mild|bibasilar)\b)"
+_NO_VERDICT = rf"(?!\s*(?i:{_VERDICT}))"
 _STOP = re.compile(
-    r"[.!?]+(?=\s|$)|(?<=[a-z)])\.(?=[A-Z])|<(?i:br)\s*/?>|\n[ \t]*\n|\n(?=[ \t]*(?:\d+[.)]|[-*\u2022])[ \t])"
+    r"[.!?]+(?=\s|$)|(?<=[a-z)])\.(?=[A-Z])|(?:</?(?i:br|p|li|div|ul|ol|tr|td|span)\b[^<>]{0,40}>\s*)+|\n[ \t]*\n"
+    r"|\n(?=[ \t]*(?:\d+[.)]|[-*\u2022])[ \t])"
+    rf"|(?:(?<=\s)(?:[*|\u2022\u2023\u25cf\u2013\u2014]|/{_DESCRIBED})(?=\s)|\s*\u2022|\t+){_NO_VERDICT}"
+    r"|\s(?=\d{1,2}[.)]\s+[A-Z])"
     rf"|(?<=[a-z])\s(?={_OPENING} [a-z])"
 )
 _ITEM = re.compile(r"\s*(?:(?:\d{1,2}[.)]|[-*\u2022])\s+)?")
@@ -61,6 +69,7 @@ _LONGEST_WORD = 20
 _LONGEST_SENTENCE = 600
 """Characters. Longer sentences are cut, because the time to read one grows with the square of its length."""
 
+_TABULAR = re.compile(rf"\s*(?:[|\u2013\u2014\t]|(?<=\s)/(?=\s))(?=\s*(?i:{_VERDICT}))")
 _LAST_WORD = re.compile(r"[\w.]+$")
 _WORD = re.compile(r"\w")
 
@@ -76,7 +85,7 @@ class Sentence:
     @functools.cached_property
     def line(self) -> str:
         """The text with line breaks folded; offsets within a sentence refer to it."""
-        return " ".join(self.text.split())
+        return " ".join(_TABULAR.sub(": ", self.text).split())
 
 
 def find_sections(text: str) -> list[tuple[Role, int, int]]:
@@ -160,7 +169,8 @@ class Status(enum.IntEnum):
 
 _SEEN = (
     r"(?:seen|identified|appreciated|present|visuali[sz]ed|evident|noted|demonstrated|detected|observed|found|shown"
-    r"|apparent|suspected|visible|displayed|recogni[sz]ed|discern(?:ed|ible)|delineated|perceived|revealed)"
+    r"|apparent|suspected|visible|displayed|recogni[sz]ed|discern(?:ed|ible)|delineated|perceived|revealed|confirmed"
+    r"|substantiated|verified)"
 )
 # "Not seen on the lateral view", "on the prior" or "previously" says nothing against the finding today.
 _ELSEWHERE = (
@@ -188,6 +198,10 @@ _PARTLY = (
     r"(?:resolution|clearing|resolved|cleared)(?: of)?"
 )
 
+_UNASSESSED = (
+    r"(?:not|cannot be|can ?not be|could not be|unable to be) (?:\w+ ){0,2}?(?:assess(?:ed|able)|evaluat(?:ed|able))"
+)
+
 _BEFORE: dict[Status, tuple[str, ...]] = {
     Status.POSSIBLE: (
         rf"(?:{_CANNOT}|(?:difficult|hard|impossible) to) (?:\w+ ){{0,2}}?{_DOUBT}",
@@ -208,7 +222,7 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
         r"negative (?:for|XXXX)|free (?:of|from)|clear of|clear (?=air-?space|focal)|absence of|absent",
         r"lack(?:s|ing)? (?:of|any)",
         r"nor|neither|none of|nothing|never|devoid of|rather than|instead of|no longer|non-(?=enlarged|dilated)",
-        r"(?:resolution|clearing|removal) of",
+        r"(?:resolution|clearing|removal) of|ruled-out",
     ),
     Status.ASKED: (
         r"do(?:es)? not (?:\w+ )?exclude",
@@ -244,12 +258,13 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
     Status.ASKED: (
         rf"(?:may not|might not|could not|can ?not|can) be (?:\w+ )?{_SEEN}(?! (?:with|in)\b)",
         rf"(?:{_MAY}|can) be (?:\w+ )?(?:missed|obscured|overlooked|occult|hidden)",
+        _UNASSESSED,
     ),
     Status.ABSENT: (
         rf"(?:(?:is|are|was|were|has been|have been) (?:not|un)|(?:is|are|was|were)n't"
         rf"|not)(?: (?!previously)\w+)? ?{_SEEN}{_ELSEWHERE}",
         rf"no longer {_SEEN}",
-        r"(?:is|are) (?:absent|unlikely|excluded|ruled out|resolved)|ruled out|excluded|unlikely|doubtful",
+        r"(?:is|are) (?:absent|unlikely|excluded|ruled[- ]out|resolved)|ruled[- ]out|excluded|unlikely|doubtful",
         r"(?:interval|complete|full|total|shows?|with|undergone) resolution",
         r"(?:has|have)(?: (?!not|partially|nearly|almost)\w+)? (?:resolved|cleared|disappeared)",
         r"(?::| -+) ?(?:none|no|absent|negative)(?= ?(?:[.,;]|$))",
@@ -260,7 +275,7 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
 _ANEW = (
     r"(?:there|the|heart(?! failure)|cardiac|cardiomediastinal|lungs?|mild\w*|stable|minimal\w*|unchanged|persist\w+"
     r"|chronic|again|otherwise|old|degenerat\w+|low|calcified|status|elevated|scattered|moderate\w*"
-    r"|borderline|tortuous|small|tiny|trace|probable|possible|multiple|several|few|prominent|bibasilar)"
+    r"|borderline|tortuous|small|large|tiny|trace|probable|possible|multiple|several|few|prominent|bibasilar)"
 )
 # "No edema, small effusion, or mass" is one list: "or" precedes its last member and no verb interrupts it.
 _CLOSING = (
@@ -378,6 +393,21 @@ class Assertions:
             yield _Reach(Status[match.lastgroup or ""], start, match.end())
 
 
+_NOT_TOLD = re.compile(_UNASSESSED, re.IGNORECASE)
+# "Pneumothorax (-), effusion (+)"; "[x] Effusion [ ] Pneumothorax", with the mark on either side.
+_SIGN_BEHIND = re.compile(r"\s*(?:\(\s*(?P<sign>[-+\u2212\u2013])\s*(?:ve)?\s*\)|(?P<word>[-+\u2212])ve\b)")
+_BOX_BEHIND, _BOX_BEFORE = re.compile(r"\s*\[\s*(\S?)\s*\]"), re.compile(r"\[\s*(\S?)\s*\]\s*$")
+_FIRST_BOX = re.compile(r"\[\s*\S?\s*\]")
+_JOINED = re.compile(r"\s*(?:,|and|or|/|&)\s*(?:and|or)?\s*", re.IGNORECASE)
+# "No effusion on the right, moderate on the left", "no pneumothorax on the left but a small one on the right".
+_ELIDED = re.compile(
+    r"(?:[,;]|\b(?:but|and|with|although)\b)\s+(?:there (?:is|are) )?(?:only )?(?:an? )?"
+    r"(?:very )?(?:small|moderate\w*|large|tiny|trace|minimal|mild|slight|subtle|new|residual|loculated|massive"
+    r"|persistent|stable|unchanged)(?:[- ](?:to[- ])?(?:small|moderate|large|sized?|amount|volume|one))*(?:,? ?one)?,?"
+    r" (?:is (?:seen|present|noted) )?(?:on|in|at|along) (?:the )?(?:left|right|other|contralateral|both)\b",
+    re.IGNORECASE,
+)
+
 _ASSOCIATED = re.compile(
     r"\b(?:associated|accompan\w+|also|adjacent|reactive|compressive|secondary(?! to)|underlying)\b", re.I
 )
@@ -410,6 +440,8 @@ class Mention:
     alternative: bool  # the second of two readings ("atelectasis or infiltrate")
     concluded: bool  # introduced by a phrase such as "most consistent with"
     denied_wholly: bool  # denied altogether, not only as large, focal or new
+    unassessed: bool = False  # the report says that nobody could tell
+    signed: bool = False  # a sign such as (-) or a box such as [x] states its status
 
     @property
     def sort(self) -> Literal["diagnosis", "lesion", "other"]:
@@ -477,9 +509,49 @@ def _mentions(sentence: Sentence, number: int) -> list[Mention]:
                 alternative=diagnosed is not None and _OR.fullmatch(line, diagnosed, start) is not None,
                 concluded=concluded,
                 denied_wholly=assertions.denies_all(start),
+                unassessed=status == Status.ASKED and _NOT_TOLD.search(line, end) is not None,
             )
         )
-    return mentions
+    return [*_apply_marks(mentions, line), *_find_elided(mentions, line)]
+
+
+def _apply_marks(mentions: list[Mention], line: str) -> list[Mention]:
+    """Return the mentions with the status that a sign or a box beside them states, or one beside their list."""
+    first = _FIRST_BOX.search(line)
+    is_ahead = first is not None and bool(mentions) and first.start() < mentions[0].start
+    marked: list[Mention] = []
+    for mention in reversed(mentions):
+        sign = _SIGN_BEHIND.match(line, mention.end)
+        box = _BOX_BEFORE.search(line, 0, mention.start) if is_ahead else _BOX_BEHIND.match(line, mention.end)
+        if sign:
+            status = Status.STATED if "+" in (sign["sign"], sign["word"]) else Status.ABSENT
+        elif first and box:
+            status = Status.STATED if box[1] else Status.ABSENT
+        elif marked and marked[-1].signed and _JOINED.fullmatch(line, mention.end, marked[-1].start):
+            status = marked[-1].status
+        else:
+            marked.append(mention)
+            continue
+        denied = status == Status.ABSENT
+        marked.append(dataclasses.replace(mention, status=status, denied_wholly=denied, signed=True))
+    return marked[::-1]
+
+
+def _find_elided(mentions: list[Mention], line: str) -> list[Mention]:
+    """Return a mention for each finding that is denied on one side and, without its name, stated on the other."""
+    elided = []
+    for match in _ELIDED.finditer(line):
+        before = [mention for mention in mentions if mention.end <= match.start()]
+        is_named = any(match.start() <= mention.start < match.end() + _LONGEST_WORD for mention in mentions)
+        if before and before[-1].status == Status.ABSENT and not is_named:
+            start, end = match.span()
+            clause = start, len(line)
+            elided.append(
+                dataclasses.replace(
+                    before[-1], status=Status.STATED, start=start, end=end, clause=clause, denied_wholly=False
+                )
+            )
+    return elided
 
 
 def _is_routine(text: str, named: list[tuple[str, int, int]]) -> bool:
