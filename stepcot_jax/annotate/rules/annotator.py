@@ -52,7 +52,7 @@ INCIDENTAL = frozenset(
 low lung volumes, a raised diaphragm."""
 
 _ACTIVE = frozenset({terms.OPACITY, terms.LUCENCY, terms.LESION})
-"""Shadows without one diagnosis, such as airspace disease, that a heart of borderline size does not explain."""
+"""Shadows without one diagnosis, such as airspace disease: beside them a heart of borderline size is uncertain."""
 
 _BORDERLINE = re.compile(r"\bborderline\b|\bupper limits?\b|\btop[- ]normal\b", re.IGNORECASE)
 _BESIDE_NAME = 25  # characters before and after a name: "borderline" and an adverb
@@ -92,10 +92,6 @@ def find_diagnosis(reading: Reading) -> Mention | None:
     if chief is not None:
         if is_contradicted(reading, chief.finding):
             raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"{chief.finding.lower()} is asserted and denied")
-        shadow = find_asserted(reading, _ACTIVE) if _is_borderline(chief) else None
-        if shadow is not None:
-            detail = f"{shadow.finding.lower()} beside a heart of borderline size"
-            raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, detail)
         return chief
     other = [mention for mention in reading.mentions if mention.status > Status.PAST and not is_incidental(mention)]
     if other:
@@ -232,12 +228,13 @@ def _answers(reading: Reading, chief: Mention | None) -> list[Answer | None]:
         return _normal_answers(reading)
     lesion = Lesion(reading, chief)
     named = chief.finding in DIAGNOSIS_OPTIONS
+    is_doubtful = not chief.present or (_is_borderline(chief) and find_asserted(reading, _ACTIVE) is not None)
     about = [lesion.distribution(), lesion.pattern(), lesion.location(), lesion.morphology()]
     return [
         _detection(reading, chief, lesion),
         *(answer if lesion.is_asserted or answer is None else doubted(answer) for answer in about),
         _secondary(reading, chief),
-        Answer(chief.finding, chief.sentence.text, uncertain=not chief.present) if named else None,
+        Answer(chief.finding, chief.sentence.text, uncertain=is_doubtful) if named else None,
     ]
 
 
