@@ -1,5 +1,6 @@
 """Exceptions with one-line messages, and the exit codes that every tool gives them."""
 
+import errno
 import os
 import sys
 import traceback
@@ -11,6 +12,13 @@ EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 3
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 EXIT_INTERRUPTED = 130  # 128 + signal number, as in shells
+
+
+DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}
+    | {errno.EMFILE, errno.ENFILE}
+)
+"""A disk that is full, read-only or failing, a quota, a limit of files: of the machine, not of the program."""
 
 
 class BadInput(ValueError):
@@ -58,7 +66,7 @@ def _cut(message: str) -> str:
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
     """Run a tool's main and exit with its code.
 
-    `BadInput` gives one line on stderr and exit code 2, `RunStopped` 3, `Preempted` 75, Ctrl-C 130.
+    `BadInput` gives one line on stderr and exit code 2, `RunStopped` and a failing disk 3, `Preempted` 75, Ctrl-C 130.
     """
     try:
         code = main()
@@ -77,9 +85,13 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
     except BrokenPipeError:  # the reader of our output (head, grep -q) closed it
         sys.stderr.close()
         code = 0
-    except Exception:
-        if end is sys.exit:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            print(f"stopped: {error.filename or 'a file'}: the disk failed ({error.strerror})", file=sys.stderr)
+            code = EXIT_STOPPED
+        elif end is sys.exit:
             raise
-        traceback.print_exc()
-        code = 1
+        else:
+            traceback.print_exc()
+            code = 1
     end(code or 0)

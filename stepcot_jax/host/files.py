@@ -97,6 +97,10 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
+    except OSError as error:  # writes name no file, and the temporary one says nothing to the user
+        if error.errno and error.filename in (None, str(partial)):
+            error.filename = str(target)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

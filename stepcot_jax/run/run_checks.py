@@ -1,7 +1,6 @@
 """Checks before a run trains: the workdir, the data, the splits; and errors of the disk."""
 
 import contextlib
-import errno
 import pathlib
 from collections.abc import Iterator
 
@@ -11,13 +10,11 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.data.uncertain import note_one_answers
-from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped
 from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.more_epochs import Raised, epochs_keys, find_raised
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.training.checkpoints import saved_steps
-
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}
 
 
 @contextlib.contextmanager
@@ -26,7 +23,7 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_THE_DISK:
+        if error.errno not in DISK_ERRORS:
             raise
         raise RunStopped(
             f"{error.filename or workdir}: the disk failed ({error.strerror}); the checkpoints stay, and the same "

@@ -5,6 +5,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -320,3 +322,18 @@ def test_reasoning_records_by_batches_are_those_of_the_live_endpoint(tmp_path, m
         finish(("vqa", source), tmp_path / "batch", BatchRunner(server), f"--task={task}", *more)
     assert result_files(tmp_path / "batch") == result_files(tmp_path / "live")
     assert entries(tmp_path / "batch") == entries(tmp_path / "live")
+
+
+def test_a_full_disk_leaves_no_request_file_that_is_cut(tmp_path, six):  # noqa: F811
+    out = tmp_path / "out"
+    code = (
+        "import resource, sys; from stepcot_jax.host.errors import run_tool; "
+        "from stepcot_jax.tools.annotate.command import main; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); "
+        "run_tool(lambda: main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "requests", str(six), f"--out={out}", *FLAGS], capture_output=True, text=True
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("stopped: ")
+    assert not list(out.rglob("*.jsonl*"))

@@ -1,5 +1,8 @@
 """What tools print, and the codes with which they end."""
 
+import subprocess
+import sys
+
 import pytest
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped, run_tool
@@ -21,3 +24,20 @@ def test_every_end_is_one_line_and_its_code(error, code, line, capsys):
     with pytest.raises(SystemExit) as ended:
         run_tool(fail)
     assert (ended.value.code, capsys.readouterr().err) == (code, line)
+
+
+FULL = (
+    "import resource, sys; from pathlib import Path; "
+    "from stepcot_jax.host.errors import run_tool; from stepcot_jax.host.files import write_whole; "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+    "run_tool(lambda: write_whole(Path(sys.argv[1]), bytes(2000)))"
+)
+
+
+def test_a_file_that_the_disk_does_not_take_is_named_and_left_as_it_was(tmp_path):
+    """A limit of the file size stands for a full disk: the write fails in its middle."""
+    path = tmp_path / "table.csv"
+    path.write_text("before")
+    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, f"stopped: {path}: the disk failed (File too large)\n")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("table.csv", "before")]

@@ -140,23 +140,33 @@ class Outbox:
         stem = f"round-{self.round:03}-{shorten_model(endpoint.model)}-"
         number = 1 + sum(path.name.startswith(stem) for path in self.files)
         path = self._folder / f"{stem}{number:03}.jsonl"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(_partial(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         return path, os.fdopen(descriptor, "wb"), 0, 0
 
     def __enter__(self) -> "Outbox":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for part in self._open.values():
-            _finish(part[1])
-        if kind is not None:
+        try:
+            for part in self._open.values():
+                _finish(part[1])
+            if kind is None:
+                for path in self.files:
+                    _partial(path).rename(path)
+        finally:  # on a full disk the last flush fails too
             for path in self.files:
-                path.unlink(missing_ok=True)
+                _partial(path).unlink(missing_ok=True)
+        if kind is not None:
             return
         sync_folder(self._folder)
         with self.answers.transaction():
             for asked in self._written.values():
                 self.answers.ask(asked)
+
+
+def _partial(path: Path) -> Path:
+    """Return the name that a file has until all of it is written: nobody should send the beginning of one."""
+    return path.with_name(f".{path.name}.partial")
 
 
 def _finish(file: BinaryIO) -> None:
