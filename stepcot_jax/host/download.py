@@ -109,6 +109,9 @@ def fetch(
     most_bytes: int | None = None,
 ) -> pathlib.Path:
     """Download files of a repository into huggingface_hub's cache, and return their folder, named by the commit."""
+    for name in (repository, revision or "main"):  # huggingface_hub makes paths of both
+        if any(part.strip(".") == "" for part in name.split("/")):
+            raise BadInput(f"{shorten(source)}: {shorten(name)!r} is not the name of a repository or revision")
     import huggingface_hub  # seconds; most loads are of folders
     from huggingface_hub import errors
 

@@ -12,6 +12,7 @@ import pytest
 from cloud.memory_store import register_extra
 
 import stepcot_jax
+from stepcot_jax.encoders.checkpoints import resolve
 from stepcot_jax.host.download import find_path, is_address, open_remote, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import list_extras
@@ -129,3 +130,15 @@ def test_no_flag_takes_a_path_in_another_way():
                 if name == "Path":
                     found.append(f"{path.name}:{node.value.lineno}")
     assert found == []
+
+
+@pytest.mark.parametrize("address", ["hf://a/b@v1/../../x", "hf://a/b@v1/..", "hf://a/b@v1//x", "hf://a/..@x"])
+def test_an_address_names_nothing_outside_of_the_cache(address):
+    with pytest.raises(BadInput, match=r"not (an address on|the name of)"):
+        find_path(address)
+
+
+@pytest.mark.parametrize("name", ["a/b@../../x", "a/..@main", "a/b@v1/../../x"])
+def test_an_encoder_names_nothing_outside_of_the_cache(name):
+    with pytest.raises(BadInput, match="is not the name of a repository or revision"):
+        resolve(name)
