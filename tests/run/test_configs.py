@@ -61,15 +61,34 @@ def test_a_config_of_ones_own_imports_shipped_and_own_configs(tmp_path, monkeypa
     assert sys.modules.get("configs") is held
 
 
-def build_wheel(folder: pathlib.Path) -> pathlib.Path:
-    source = folder / "source"
-    for name in ("stepcot_jax", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    build = "import setuptools.build_meta as b; b.build_wheel('..')"
+def build_wheel(folder: pathlib.Path, *, kind: str = "wheel", name: str = "source") -> pathlib.Path:
+    """Build a wheel, or an editable one, of a copy of the checkout with this name."""
+    source = folder / name
+    for part in ("stepcot_jax", "configs"):
+        shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / part, source / part)
+    build = f"import setuptools.build_meta as b; b.build_{kind}('..')"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     return next(folder.glob("*.whl"))
+
+
+def test_a_clone_named_as_the_package_does_not_hide_it_from_the_folder_above(tmp_path):
+    wheel = build_wheel(tmp_path, kind="editable", name="stepcot_jax")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import site, sys; site.addsitedir(sys.argv[1]); import stepcot_jax as sc; print(sc.__file__, len(sc.__all__))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, tmp_path / "site"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{tmp_path / 'stepcot_jax/stepcot_jax/__init__.py'} True\n", done.stderr
 
 
 def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
