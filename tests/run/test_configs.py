@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 
+import stepcot_jax
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.configs import find_config, load_config, shipped_names
 
@@ -77,18 +78,12 @@ def test_a_clone_named_as_the_package_does_not_hide_it_from_the_folder_above(tmp
     wheel = build_wheel(tmp_path, kind="editable", name="stepcot_jax")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    code = (
-        "import site, sys; site.addsitedir(sys.argv[1]); import stepcot_jax as sc; print(sc.__file__, len(sc.__all__))"
-    )
+    code = "import site, sys; site.addsitedir(sys.argv[1]); import stepcot_jax as sc; print(sc.__file__, *sc.__all__)"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code, tmp_path / "site"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == f"{tmp_path / 'stepcot_jax/stepcot_jax/__init__.py'} True\n", done.stderr
+    command = [sys.executable, "-S", "-c", code, tmp_path / "site"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    home = tmp_path / "stepcot_jax" / "stepcot_jax" / "__init__.py"
+    assert done.stdout == f"{home} {' '.join(stepcot_jax.__all__)}\n", done.stderr
 
 
 def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
