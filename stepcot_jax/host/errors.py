@@ -63,6 +63,16 @@ def _cut(message: str) -> str:
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
 
 
+def _describe_platform(error: Exception) -> str:
+    """Return a line about a platform that jax was told to use and cannot start; "" for any other error."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    frames = traceback.extract_tb(error.__traceback__)
+    if asked in ("", "cpu") or not any(frame.filename.endswith("jax/_src/xla_bridge.py") for frame in frames):
+        return ""
+    named = {"cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}.get(asked.split(",")[0], asked)
+    return f"no {named} found (JAX_PLATFORMS={asked}); JAX_PLATFORMS=cpu computes on the CPU"
+
+
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
     """Run a tool's main and exit with its code.
 
@@ -89,6 +99,9 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             print(f"stopped: {error.filename or 'a file'}: the disk failed ({error.strerror})", file=sys.stderr)
             code = EXIT_STOPPED
+        elif problem := _describe_platform(error):
+            print(f"error: {problem}", file=sys.stderr)
+            code = EXIT_BAD_INPUT
         elif end is sys.exit:
             raise
         else:

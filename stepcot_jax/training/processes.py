@@ -6,6 +6,7 @@ import os
 import pathlib
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
-from stepcot_jax.host.errors import BadInput, Preempted
+from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput, Preempted
 
 JOIN_SECONDS = 300
 """How long a process waits for the others at the start."""
@@ -53,6 +54,7 @@ def join_processes(
         if num_processes > 1:
             _initialize(coordinator, num_processes=num_processes, process_id=process_id)
     elif is_cluster(environment) or (num_processes or 1) > 1:  # a TPU VM tells jax by its metadata server alone
+        _note_missing_srun(environment)
         _initialize("the platform's coordinator")
     _require_accelerator(environment)
     if num_processes is not None and jax.process_count() != num_processes:
@@ -97,18 +99,51 @@ def is_cluster(environment: Mapping[str, str]) -> bool:
     )
 
 
+def _note_missing_srun(environment: Mapping[str, str]) -> None:
+    """Say at once what a process waits for that has Slurm's variables and was not started by srun."""
+    number = environment.get("SLURM_NTASKS", "")
+    if "SLURM_STEP_NUM_TASKS" not in environment and number.isdecimal() and int(number) > 1:
+        print(
+            f"waiting for {int(number) - 1} more processes of Slurm's {number} (SLURM_NTASKS); start with srun",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@contextlib.contextmanager
+def _ending_in_time(message: str) -> Iterator[None]:
+    """End the process with one line and code 2 if the block takes `JOIN_SECONDS`: jax itself would abort in C++."""
+
+    def end() -> None:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        os._exit(EXIT_BAD_INPUT)
+
+    timer = threading.Timer(JOIN_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _initialize(where: str, *, num_processes: int | None = None, process_id: int | None = None) -> None:
     address = where if num_processes is not None else None
+    expected = (
+        f"expected an address that all of them reach, each started with another --process_id within {JOIN_SECONDS} s "
+        "(under Slurm by srun)"
+    )
     try:
-        jax.distributed.initialize(
-            address, num_processes=num_processes, process_id=process_id, initialization_timeout=JOIN_SECONDS
-        )
+        with _ending_in_time(f"{where}: the processes did not join; {expected}"):
+            jax.distributed.initialize(
+                address,
+                num_processes=num_processes,
+                process_id=process_id,
+                initialization_timeout=2 * JOIN_SECONDS,
+            )
     except (RuntimeError, ValueError) as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(
-            f"{where}: the processes did not join ({first_line}); expected an address that all of them reach, "
-            f"each started with another --process_id within {JOIN_SECONDS} s"
-        ) from None
+        raise BadInput(f"{where}: the processes did not join ({first_line}); {expected}") from None
 
 
 def _number(given: int | None, name: str, environment: Mapping[str, str], *, least: int) -> int | None:

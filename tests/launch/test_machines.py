@@ -107,3 +107,31 @@ def test_a_user_without_a_home_trains(tmp_path):
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
     start("-m", "stepcot_jax.main", "--config=quickstart", f"--workdir={work / 'run'}", *flags)
     assert (work / "run/report.json").exists()
+
+
+def test_slurms_variables_without_srun_are_named_at_once_and_end_with_2():
+    """jax would be silent for five minutes and then abort in C++."""
+    code = (
+        "import stepcot_jax.training.processes as p; from stepcot_jax.host.errors import run_tool; p.JOIN_SECONDS = 3; "
+        "run_tool(p.join_processes)"
+    )
+    names = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    names |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | names, capture_output=True, text=True)
+    first, last = done.stderr.splitlines()
+    assert (done.returncode, first) == (
+        2,
+        "waiting for 3 more processes of Slurm's 4 (SLURM_NTASKS); start with srun",
+    )
+    assert last.startswith("error: the platform's coordinator: the processes did not join")
+
+
+@NO_GPU
+def test_every_command_names_a_platform_that_is_missing():
+    code = "import jax; from stepcot_jax.host.errors import run_tool; run_tool(jax.devices)"
+    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "error: no GPU found (JAX_PLATFORMS=cuda); JAX_PLATFORMS=cpu computes on the CPU",
+    )
