@@ -91,8 +91,6 @@ def aggregate_weight(counted: Bool[Array, "rollout token"], settings: PolicyGrad
         return jnp.sum(counted, dtype=jnp.float32)
     if settings.length_norm == "constant":
         return jnp.asarray(counted.size, jnp.float32)
-    if settings.length_norm == "sequence_sum":
-        return jnp.asarray(counted.shape[0], jnp.float32)
     return jnp.sum(jnp.any(counted, axis=1), dtype=jnp.float32)
 
 
@@ -105,9 +103,9 @@ def aggregate(
 ) -> Float[Array, ""]:
     """Return the average of a quantity of each token.
 
-    "sequence_mean" averages over completions the mean over their tokens (completions without one are left out),
-    "token_mean" over all tokens, "constant" divides the sum by completions times their static length, "sequence_sum" by
-    the number of completions. 0 if nothing counts.
+    "sequence_mean" averages over completions the mean over their tokens, "sequence_sum" the sum of their tokens
+    (completions without a counted token are left out of both), "token_mean" averages over all tokens, "constant"
+    divides the sum by completions times their static length. 0 if nothing counts.
 
     Args:
       values: [rollout, token].

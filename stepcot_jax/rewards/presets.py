@@ -87,7 +87,7 @@ class RewardSettings:
 
 PRESETS = {
     "gemex": RewardSettings(),
-    "paper": RewardSettings(answer_weight=0.9, grounding_weight=0.0, format_weight=0.1),
+    "paper": RewardSettings(answer_weight=0.9, grounding_weight=0.0, format_weight=0.1, ill_formed="parts"),
     "released": RewardSettings(
         answer_weight=0.6,
         grounding_weight=0.3,
@@ -99,8 +99,9 @@ PRESETS = {
         gate="released",
     ),
 }
-"""GEMeX-RMCoT: answer + grounding. MEDSAGE's paper: answer and format, with the weights of EasyR1's example. MEDSAGE's
-public code: answer, mean IoU and format, all or nothing.
+"""GEMeX-RMCoT: answer + grounding. MEDSAGE's paper: answer and format, with the weights of EasyR1's example: a
+right answer in a broken format earns the answer's share. MEDSAGE's public code: answer, mean IoU and format, all or
+nothing.
 """
 
 

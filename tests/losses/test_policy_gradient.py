@@ -100,7 +100,11 @@ def oracle(inputs, counted, s):
         number = sum(map(len, found))
         return (
             total
-            / {"token_mean": max(number, 1), "constant": len(found) * TOKENS, "sequence_sum": len(found)}[s.length_norm]
+            / {
+                "token_mean": max(number, 1),
+                "constant": len(found) * TOKENS,
+                "sequence_sum": max(sum(map(bool, found)), 1),
+            }[s.length_norm]
         )
 
     return -average(rows), average(divergences), average(held)

@@ -36,7 +36,8 @@ WRONG_BOX = ((0, 0, 100, 50),)
         ("paper", reply_of(), (1, 1, 1, 1)),
         ("paper", reply_of("No"), (0, 1, 1, 0.1)),
         ("paper", reply_of(boxes=()), (1, 0, 1, 1)),
-        ("paper", reply_of(problems=("x",)), (0, 0, 0, 0)),
+        ("paper", reply_of(problems=("x",)), (1, 1, 0, 0.9)),  # the answer can be read
+        ("paper", reply_of(None, problems=("x",)), (0, 1, 0, 0)),
         ("released", reply_of(), (1, 1, 1, 1)),
         ("released", reply_of("No"), (0, 1, 1, 0.4)),
         ("released", reply_of("Yes, probably"), (0, 1, 1, 0.4)),
@@ -88,7 +89,9 @@ def test_a_records_own_reply_earns_all(preset, dialect, kind):
     ill_formed = read_reply(
         write_reply(record, dialect).replace("nswer", "").replace("NSWER", "").replace("CON", ""), dialect
     )
-    assert reward(ill_formed, record, PRESETS[preset]) == Rewards(0, 0, 0, 0, 0)
+    found = reward(ill_formed, record, PRESETS[preset])
+    assert found == Rewards(0, found.grounding, 0, 0, 0)
+    assert found.grounding == 0 or preset == "paper"  # its parts are read, and boxes have no weight
 
 
 def test_an_unscored_part_makes_the_total_nan():
