@@ -116,12 +116,6 @@ def test_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
     refuse(save(tmp_path, ids), message)
 
 
-def test_missing_cases_are_counted_and_the_first_twenty_listed(tmp_path):
-    message = refuse(save(tmp_path, PATHS[:5], ROWS[:5]), "25 of 30 cases are missing: 'images/5.png'")
-    assert message.count(".png") == 20
-    assert "and 5 more" in message
-
-
 @pytest.mark.parametrize(
     ("features", "message"),
     [
@@ -144,11 +138,6 @@ def test_missing_cases_are_counted_and_the_first_twenty_listed(tmp_path):
 )
 def test_features_that_do_not_fit_are_refused(tmp_path, features, message):
     refuse(save(tmp_path, features=features), message)
-
-
-def test_prompt_features_that_do_not_fit_are_refused(tmp_path):
-    refuse(save(tmp_path, prompt_features=ROWS[:3]), "3 rows for")
-    refuse(save(tmp_path, prompt_features=ROWS[:2] * np.nan), r"2 rows have .*: 0 \(step 1\), 1 \(step 2\)")
 
 
 class _Bomb:
@@ -196,18 +185,6 @@ def test_broken_files_are_refused(tmp_path, content, message):
     refuse(tmp_path / "made.npz", message, tmp_path / "ids.txt")
 
 
-def test_broken_archives_are_refused(tmp_path):
-    path = save(tmp_path)
-    content = path.read_bytes()
-    path.write_bytes(content[:-100])
-    refuse(path, "cannot be read")
-    place = content.index(ROWS.tobytes())
-    path.write_bytes(content[:place] + b"\xff" * 16 + content[place + 16 :])
-    refuse(path, "Bad CRC-32")
-    np.savez(path, features=ROWS)
-    refuse(path, r"arrays are \['features'\]; expected features and ids")
-
-
 def test_a_bomb_of_ids_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "MAX_TEXT_BYTES", 10_000)
     path = tmp_path / "made.npz"
@@ -231,13 +208,6 @@ def test_broken_id_files_are_refused(tmp_path, name, content, message):
     np.save(tmp_path / "made.npy", ROWS)
     (tmp_path / name).write_bytes(content)
     refuse(tmp_path / "made.npy", message, tmp_path / name)
-
-
-def test_files_of_another_kind_are_refused(tmp_path):
-    np.save(tmp_path / "made.npy", ROWS)
-    refuse(tmp_path / "made.npy", "--ids is required")
-    refuse(tmp_path / "made.pt", "suffix '.pt'")
-    refuse(tmp_path / "gone.npz", "cannot be read")
 
 
 def test_large_files_go_through_in_blocks(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
-from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
@@ -131,27 +130,6 @@ def test_a_picture_that_breaks_is_found_although_it_was_stored_before(folder, fr
     picture.write_bytes(picture.read_bytes()[:-30])
     with pytest.raises(BadInput, match="phantom_000007"):
         inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
-
-
-def test_without_the_store_each_batch_is_encoded_once(folder, frozen, tmp_path):
-    found = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path, Terminal())
-    seen = frozen[0].num_seen
-    batch = {"images": np.zeros((5, 32, 32, 3), np.float32), "labels": np.zeros((5, 7), np.int32)}
-    prepared = found.prepare(batch)
-    assert frozen[0].num_seen == seen + 5
-    assert prepared["image_features"].shape == (5, 4)
-    assert not (tmp_path / "features").exists() or not list((tmp_path / "features").glob("image-*"))
-
-
-def test_targets_are_made_for_training_alone(folder, frozen, tmp_path, monkeypatch):
-    def refuse(dataset):
-        raise BadInput("no negative option")
-
-    monkeypatch.setattr(Dataset, "training_targets", property(refuse))
-    found = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path, Terminal())
-    assert frozen[0].num_seen == 0
-    with pytest.raises(BadInput, match="no negative option"):
-        _ = found.example
 
 
 def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):

@@ -79,15 +79,6 @@ def test_view_code_where_the_position_is_absent(name, projection):
     assert read_projection(header(ViewPosition="AP", ViewCodeSequence=coded(code.value)), name="x") == "frontal"
 
 
-def test_identifiers_of_snomed_rt():
-    assert read_projection(header(ViewCodeSequence=coded("R-10236", "SRT")), name="scan.dcm") == "lateral"
-
-
-def test_free_text_and_the_patient_are_not_read():
-    assert read_projection(header(), name="scan.dcm") == ""
-    assert read_projection(header(ViewCodeSequence=[]), name="scan.dcm") == ""
-
-
 def test_other_files():
     assert read_projection(b"\x89PNG\r\n\x1a\n", name="x.png") == ""
     broken = header()[:140] + b"\xff" * 40

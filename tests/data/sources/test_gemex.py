@@ -189,33 +189,6 @@ def test_bad_records_name_file_line_and_field(tmp_path, bad, message):
     assert [item.record for item in aside] == [1]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "3", '{"a": "\\ud800"}', "[" * 100_000, "\x00", "nul"])
-def test_lines_that_are_no_objects(tmp_path, line):
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(a_test_record()) + "\n" + line + "\n")
-    assert len(read(tmp_path, on_bad_record="skip")) == 1
-    with pytest.raises(BadInput, match="line 2"):
-        read(tmp_path)
-
-
-def test_records_are_read_one_at_a_time(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(a_test_record()) + "\n" + "garbage\n")
-    records = read_vqa_source(tmp_path, box_size=SIZE, require_images=False)
-    assert next(records).answer == "Yes"
-    with pytest.raises(BadInput, match="line 2"):
-        next(records)
-
-
-def test_images_are_required_by_default(tmp_path):
-    write_lines(tmp_path / "x.jsonl", a_test_record())
-    with pytest.raises(BadInput, match=r"image_path: .* does not exist"):
-        read(tmp_path, require_images=True)
-    (tmp_path / IMAGE).parent.mkdir(parents=True)
-    (tmp_path / IMAGE).touch()
-    assert len(read(tmp_path, require_images=True)) == 1
-
-
 @given(
     st.lists(
         st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp"), blacklist_characters="[]:,"), min_size=1)
@@ -229,14 +202,3 @@ def test_choices_survive_writing_and_splitting(choices):
     written = [f"{chr(65 + place)}: {choice}" for place, choice in enumerate(choices)]
     assert strip_letters(written) == tuple(choices)
     assert split_question(f"<image>\nQ? <choices>: [{', '.join(written)}]") == ("Q?", tuple(choices))
-
-
-@given(st.text(max_size=200))
-def test_splitting_any_prompt_returns_or_names_the_choices(text):
-    try:
-        split_question(text)
-    except BadInput as error:
-        start = str(error)[:7]
-    else:
-        start = "choices"
-    assert start == "choices"
