@@ -28,12 +28,7 @@ def _encode(text: str) -> bytes:
 
 
 class TextColumn:
-    """Texts by position; a text needs its UTF-8 bytes and 8 more.
-
-    >>> column = TextColumn(["Übersicht"])
-    >>> column[0], len(column)
-    ('Übersicht', 1)
-    """
+    """Texts by position; a text needs its UTF-8 bytes and 8 more."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._content = bytearray()
@@ -79,11 +74,7 @@ class DigestColumn:
 
 
 class CategoryColumn:
-    """Repeated texts by position: a number per item, and every distinct text once.
-
-    Args:
-      other: bounds the memory: texts are cut to 300 characters, and those beyond the first thousand become this one.
-    """
+    """Repeated texts by position: a number per item, and every distinct text once."""
 
     def __init__(self, *, other: str | None = None) -> None:
         self.names: list[str] = []
@@ -112,11 +103,7 @@ class CategoryColumn:
 
 
 class TextIndex:
-    """Finds the positions of a text in a column; needs 16 bytes per item, a tenth of a dict.
-
-    >>> TextIndex(TextColumn(["a", "b", "A"]), range(3), key=str.casefold).find("a")
-    [0, 2]
-    """
+    """Finds the positions of a text in a column; needs 16 bytes per item, a tenth of a dict."""
 
     def __init__(
         self, column: TextColumn, indices: Iterable[int], *, key: Callable[[str], str | None] = lambda text: text
@@ -146,11 +133,7 @@ def _short_digest(text: str) -> int:
 
 
 def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item"]:
-    """Return for each item the position of the first equal item, which may be the item itself.
-
-    >>> find_first(np.array([[7, 1], [7, 2], [7, 1]], np.uint64)).tolist()
-    [0, 1, 0]
-    """
+    """Return for each item the position of the first equal item, which may be the item itself."""
     order = np.lexsort(halves.T)  # stable: the first of equal items comes first
     differs = (halves[order] != np.roll(halves[order], 1, axis=0)).any(axis=1)
     first = np.empty_like(order)
@@ -177,19 +160,7 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Rest)
 
 
 class RecordTable(Sequence[Record]):
-    """The pictures and answers of records as columns; indexing builds one `Record`, without a question.
-
-    Args:
-      with_texts: keep everything. Otherwise only labels, identifiers, origins and box counts are kept, in less than
-        200 bytes a case, and origins beyond the first thousand are merged.
-
-    Attributes:
-      patients: digest of each case's patient.
-
-    >>> table = RecordTable([Record(image="a.png", patient="p", answers=(0, 1), reasoning=("", ""))])
-    >>> table.labels.tolist(), table[0].patient
-    ([[0, 1]], 'p')
-    """
+    """The pictures and answers of records as columns; indexing builds one `Record`, without a question."""
 
     def __init__(self, cases: Iterable[Record] = (), *, with_texts: bool = True) -> None:
         self.patient_ids, self.image_paths = TextColumn(), TextColumn()

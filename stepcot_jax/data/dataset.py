@@ -64,11 +64,7 @@ class Dataset:
 
     @functools.cached_property
     def training_targets(self) -> Targets:
-        """Targets of the training split's cases, in its order; `uncertain` sets the treatment of uncertain answers.
-
-        Raises:
-          BadInput: a step with uncertain answers lacks the negative option that this needs.
-        """
+        """Targets of the training split's cases, in its order; `uncertain` sets the treatment of uncertain answers."""
         chosen = np.asarray(self.splits.train, int)
         labels, uncertain = self.cases.labels[chosen], self.cases.uncertain[chosen]
         return make_targets(labels=labels, uncertain=uncertain, chain=self.chain, rule=self.uncertain)

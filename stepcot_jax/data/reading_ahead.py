@@ -39,12 +39,7 @@ _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
 class RollCall:
-    """The workers of one iterator.
-
-    Attributes:
-      waiting: folder in which workers report, the argument of `report`.
-      processes: workers that have reported, by process ID.
-    """
+    """The workers of one iterator."""
 
     def __init__(self) -> None:
         try:
@@ -87,10 +82,7 @@ class RollCall:
 
 
 def hold_signals() -> None:
-    """Block the parent's signals in workers that this thread or its threads start.
-
-    They are blocked from a worker's first moment, and ignored once it reports.
-    """
+    """Block the parent's signals in workers that this thread or its threads start."""
     resource_tracker.ensure_running()  # started later, it would unblock them
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
 

@@ -45,18 +45,12 @@ class _Kept:
 
 @dataclasses.dataclass(frozen=True)
 class BlockEncoder:
-    """Makes the function with which a process of an engine encodes a block.
+    """Makes the function with which a process of an engine encodes a block."""
 
-    Attributes:
-      load: returns the encoder; called once in each process.
-      pixels: returns uint8 [size, size, 3] of a case.
-      names: image path of each case, for messages.
-    """
-
-    load: Callable[[], FrozenImageEncoder]
+    load: Callable[[], FrozenImageEncoder]  # returns the encoder; called once in each process
     spec: StoreSpec
-    pixels: Callable[[int], np.ndarray]
-    names: Sequence[str] | TextColumn
+    pixels: Callable[[int], np.ndarray]  # returns uint8 [size, size, 3] of a case
+    names: Sequence[str] | TextColumn  # image path of each case, for messages
     batch_size: int
     num_threads: int
 
@@ -87,11 +81,7 @@ def encode_in_blocks(
     num_threads: int = 2,
     progress: Progress | None = None,
 ) -> EncodeCounts:
-    """Encode the images without a stored feature in the processes of an engine; return when all are stored.
-
-    Args:
-      shard_size: images in a block and a shard, rounded up to full batches; a killed process loses at most as many.
-    """
+    """Encode the images without a stored feature in the processes of an engine; return when all are stored."""
     store.refresh()
     blocks = cut_blocks(keys, size=batch_size * math.ceil(shard_size / batch_size))
     missing = [[(index, key) for index, key in block if key not in store] for block in blocks]

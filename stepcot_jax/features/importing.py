@@ -39,19 +39,13 @@ _EXPECTED = "expected a file written by numpy.save or numpy.savez"
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFile:
-    """An array in a file, with its header read.
-
-    Attributes:
-      member: entry of an .npz; None for an .npy.
-      shape: of the header, checked against the size of the entry.
-      offset: bytes before the first value.
-    """
+    """An array in a file, with its header read."""
 
     path: Path
-    member: str | None
-    shape: tuple[int, ...]
+    member: str | None  # entry of an .npz; None for an .npy
+    shape: tuple[int, ...]  # of the header, checked against the size of the entry
     dtype: np.dtype
-    offset: int
+    offset: int  # bytes before the first value
 
     @property
     def where(self) -> str:
@@ -174,11 +168,7 @@ def read_texts(array: ArrayFile, *, most: int) -> list[str]:
 
 
 def read_ids(path: Path, *, most: int) -> list[str]:
-    """Return the ids of a file, in order.
-
-    Args:
-      path: .txt with one id per line, .csv with a header and one of `ID_COLUMNS`, or .json with a list of ids.
-    """
+    """Return the ids of a file, in order."""
     expected = f"expected .txt (one id per line), .csv (column {' or '.join(ID_COLUMNS)}) or .json (a list of ids)"
     readers: dict[str, Callable[[bytes, Path], Iterator[str]]] = {
         ".txt": _read_lines,
@@ -242,13 +232,7 @@ class ImportCounts(NamedTuple):
 
 
 def import_features(path: Path, ids: Path | None, cases: Sequence[Record], folder: Path) -> ImportCounts:
-    """Import features into a store; nothing is written before all of them are checked.
-
-    Args:
-      path: an .npz with `features` [case, width], `ids` [case] unless `ids` names a file, and optionally
-        `prompt_features` [step, width]; or an .npy [case, width].
-      folder: for the stores of this file; importing it again is harmless.
-    """
+    """Import features into a store; nothing is written before all of them are checked."""
     path = Path(path)
     if not cases:
         raise BadInput(f"{path}: the data have no cases")

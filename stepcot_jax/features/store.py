@@ -55,11 +55,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest_pixels(pixels: np.ndarray) -> str:
-    """Return "pixels:" and the SHA-256 of an array's type, shape and values in hex, for images without a file.
-
-    Args:
-      pixels: any numeric array, such as uint8 [height, width, 3].
-    """
+    """Return "pixels:" and the SHA-256 of an array's type, shape and values in hex, for images without a file."""
     pixels = np.asarray(pixels)
     pixels = np.ascontiguousarray(pixels.astype(pixels.dtype.newbyteorder("<"), copy=False))
     digest = hashlib.sha256(f"{pixels.dtype.str} {pixels.shape} ".encode("ascii"))
@@ -135,11 +131,7 @@ class Shard:
 def write_shard(
     folder: Path, *, store_digest: str, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None
 ) -> Path:
-    """Write a new shard atomically and return its path, which depends on its content alone.
-
-    Args:
-      patches: float16 or float32 [case, patch, width], or None.
-    """
+    """Write a new shard atomically and return its path, which depends on its content alone."""
     tensors = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES), "features": features}
     if patches is not None:
         tensors["patches"] = patches
@@ -241,11 +233,7 @@ _MAX_DESCRIPTION_BYTES = 1 << 20
 
 
 class _FrozenEncoder(Protocol):
-    """Frozen encoder of any framework.
-
-    Attributes:
-      digest: of the weights and of everything else that determines the features, such as the compute dtype.
-    """
+    """Frozen encoder of any framework."""
 
     @property
     def name(self) -> str: ...
@@ -287,21 +275,14 @@ class FrozenTextEncoder(_FrozenEncoder, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StoreSpec:
-    """Origin of the features of a store.
-
-    Attributes:
-      encoder: name for messages; the same weights under another name are the same encoder.
-      digest: of the encoder's weights, or of the files of imported features.
-      details: preprocessing of images, or pooling of texts; JSON values.
-      patches: dtype of the patch tokens stored with the features, or "none".
-    """
+    """Origin of the features of a store."""
 
     kind: Kind
-    encoder: str
-    digest: str
+    encoder: str  # name for messages; the same weights under another name are the same encoder
+    digest: str  # of the encoder's weights, or of the files of imported features
     width: int
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    patches: Patches = "none"
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # preprocessing of images, or pooling of texts
+    patches: Patches = "none"  # dtype of the patch tokens stored with the features, or "none"
 
     def __post_init__(self) -> None:
         # Lists for tuples, as JSON returns them, so that written and requested specs compare equal.
@@ -403,11 +384,7 @@ BAD_SUFFIX = ".bad"
 
 
 class FeatureStore:
-    """Features by key in a folder.
-
-    Attributes:
-      saved: called after every shard that this object has written; None for no call.
-    """
+    """Features by key in a folder."""
 
     def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
         self.folder = Path(folder)
@@ -449,11 +426,7 @@ class FeatureStore:
                 _LOGGER.warning("%s: cannot be read (%s); its features will be computed again", path, error.strerror)
 
     def write(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None = None) -> None:
-        """Write features as one shard, readable by any process when this returns.
-
-        Args:
-          patches: [case, patch, width] if the store has patch tokens.
-        """
+        """Write features as one shard, readable by any process when this returns."""
         features = np.asarray(features, "<f4")
         if features.shape != (len(keys), self.spec.width) or any(len(key) != KEY_BYTES for key in keys):
             raise ValueError(f"features must have shape ({len(keys)}, {self.spec.width}) and keys {KEY_BYTES} bytes")

@@ -26,21 +26,14 @@ _BICUBIC = 3
 
 @dataclasses.dataclass(frozen=True)
 class TransformersEncoder:
-    """A frozen model; see `store.FrozenImageEncoder`.
-
-    Attributes:
-      preprocessing: of the model's image processor.
-      digest: of weights, class and pooling.
-      pooling: "projection": output of `get_image_features`; "pooler": `pooler_output`; "mean": mean of the last hidden
-        states.
-    """
+    """A frozen model; see `store.FrozenImageEncoder`."""
 
     name: str
     width: int
-    preprocessing: Preprocessing
-    digest: str
+    preprocessing: Preprocessing  # of the model's image processor
+    digest: str  # of weights, class and pooling
     num_parameters: int
-    pooling: Pooling
+    pooling: Pooling  # "projection": `get_image_features`; "pooler": `pooler_output`; "mean" of the last hidden states
     model: Any
 
     def encode(self, images: np.ndarray) -> np.ndarray:
@@ -68,11 +61,7 @@ class TransformersEncoder:
 
 
 def load_transformers_encoder(source: str) -> TransformersEncoder:
-    """Load a model, on a GPU if there is one, and its image processor.
-
-    Args:
-      source: a folder or a Hugging Face id, without `TRANSFORMERS`. Code shipped with a model is never run.
-    """
+    """Load a model, on a GPU if there is one, and its image processor."""
     try:
         import torch
     except ImportError:

@@ -96,10 +96,7 @@ _MAX_ENTRIES = 65_536
 def make_tone_table(
     fields: Fields, form: PixelFormat, stored: UInt8[np.ndarray, "row column"] | UInt16[np.ndarray, "row column"]
 ) -> UInt8[np.ndarray, "value"]:
-    """Return the grey value for each stored value, indexed by its bits as an unsigned number.
-
-    The pixels `stored` give the range if the file has no window.
-    """
+    """Return the grey value for each stored value, indexed by its bits as an unsigned number."""
     values = np.arange(2**form.bits_stored, dtype=np.float64)
     if form.signed:
         values[values >= 2 ** (form.bits_stored - 1)] -= 2**form.bits_stored
@@ -182,10 +179,7 @@ def _apply_pydicom_window(fields: Fields, physical: Float64[np.ndarray, "value"]
 def _look_up(
     item: Fields, values: Float64[np.ndarray, "value"], *, signed: bool
 ) -> tuple[Float64[np.ndarray, "value"], float]:
-    """Return the entries of a LUT for values, and the largest number that an entry can be.
-
-    Values before the first entry get the first, values after the last get the last.
-    """
+    """Return the entries of a LUT for values, and the largest number that an entry can be."""
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
         raise item.refuse(f"LUTDescriptor: {len(descriptor)} values instead of 3")
@@ -241,23 +235,13 @@ _IGNORED = ("ignore", None, Warning, re.compile(_QUOTING), 0)
 
 @dataclasses.dataclass(frozen=True)
 class DicomImage:
-    """A radiograph as a workstation shows it.
+    """A radiograph as a workstation shows it."""
 
-    Attributes:
-      pixels: uint8 [height, width], high is bright (dense).
-      pixel_spacing_mm: distance of rows and of columns in millimetres; None where the file has none above 0.
-      spacing_source: element that the spacing comes from. "PixelSpacing" is meant for the patient,
-        "ImagerPixelSpacing" is at the detector, where everything is magnified,
-        "NominalScannedPixelSpacing" is on a scanned film.
-      view: view position such as "PA"; "" where the file has none.
-      modality: such as "DX" or "CR"; "" where the file has none.
-    """
-
-    pixels: UInt8[np.ndarray, "height width"]
-    pixel_spacing_mm: tuple[float, float] | None
-    spacing_source: SpacingSource
-    view: str
-    modality: str
+    pixels: UInt8[np.ndarray, "height width"]  # uint8 [height, width], high is bright (dense)
+    pixel_spacing_mm: tuple[float, float] | None  # distance of rows and of columns in millimetres
+    spacing_source: SpacingSource  # element that the spacing comes from
+    view: str  # view position such as "PA"; "" where the file has none
+    modality: str  # such as "DX" or "CR"; "" where the file has none
 
 
 def is_dicom(start: bytes) -> bool:
@@ -268,10 +252,10 @@ def is_dicom(start: bytes) -> bool:
 def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
     """Return the picture of a DICOM file as a workstation first shows it.
 
-    Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else
-    the first window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its
-    smallest to its largest value. MONOCHROME1 is inverted. Padding does not count for the range and is black.
-    RGB becomes grey with ITU-R 601 weights. Overlays and presentation states are not applied.
+    Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
+    window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its smallest to its
+    largest value. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with
+    ITU-R 601 weights. Overlays and presentation states are not applied.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
@@ -288,11 +272,7 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
 
 
 def read_projection(content: bytes, *, name: str) -> Projection:
-    """Return the projection that the header of a file names, without decoding its picture; "" if it is no DICOM file.
-
-    Raises:
-      BadInput: pydicom is missing, or the header cannot be read; the message begins with `name`.
-    """
+    """Return the projection that the header of a file names, without decoding its picture; "" if it is not DICOM."""
     if not is_dicom(content):
         return ""
     _silence_pydicom(name)
@@ -300,11 +280,7 @@ def read_projection(content: bytes, *, name: str) -> Projection:
 
 
 def read_header(content: bytes, *, name: str) -> Fields:
-    """Return the elements of a file up to the pixels, those of patient and study included.
-
-    Private elements and overlays are left out, and so are names, comments and other texts in the items of sequences
-    (`clean_items`).
-    """
+    """Return the elements of a file up to the pixels, those of patient and study included."""
     _silence_pydicom(name)
     fields = _read_fields(content, name=name, all_elements=True)
     otherwise = fields.refuse(f"cannot be read as DICOM; {_EXPECTED}")

@@ -99,13 +99,6 @@ def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
     Names, comments, addresses and other texts are removed, as are private elements and sequences written as another
     type. Items of code sequences keep the elements of DICOM's code macro. pydicom parses an item on access; so one
     level is parsed after the other, and removed items are not parsed.
-
-    Args:
-      header: changed in place.
-      name: of the file, for messages.
-
-    Returns:
-      The error for sequences that are more than `MOST_DEPTH` deep or have too many elements; None for all others.
     """
     too_many = exceeds(name, "its header has too many elements and items", "elements")
     level, left = [header], read_limits().elements
@@ -166,17 +159,11 @@ _Read = TypeVar("_Read")
 
 @dataclasses.dataclass(frozen=True)
 class Syntax:
-    """A transfer syntax: how pixels are packed.
-
-    Attributes:
-      decoders: pydicom's decoder plugins, the preferred first; none for uncompressed pixels and RLE. GDCM's is left
-        out: it ends the whole process on unexpected input.
-      install: command that installs a decoder.
-    """
+    """A transfer syntax: how pixels are packed."""
 
     name: str
-    decoders: tuple[str, ...] = ()
-    install: str = EXTRA
+    decoders: tuple[str, ...] = ()  # of pydicom, the preferred first; not GDCM's, which ends the process on bad input
+    install: str = EXTRA  # command that installs a decoder
 
 
 RLE = "1.2.840.10008.1.2.5"

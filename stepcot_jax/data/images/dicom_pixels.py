@@ -15,25 +15,16 @@ from stepcot_jax.data.images.dicom_fields import RLE, SYNTAXES, Fields, attempt
 
 @dataclasses.dataclass(frozen=True)
 class PixelFormat:
-    """How pixels are stored.
-
-    Attributes:
-      num_samples: 1 for grey, 3 for colour.
-      bits_allocated: bits that a sample takes up.
-      bits_stored: bits of it that count, the lowest ones.
-      signed: whether these bits are a two's complement.
-      photometric: MONOCHROME1 (high is dark), MONOCHROME2 or RGB.
-      planar: whether all of red comes first, then all of green, then all of blue.
-    """
+    """How pixels are stored."""
 
     num_rows: int
     num_columns: int
-    num_samples: int
-    bits_allocated: int
-    bits_stored: int
-    signed: bool
-    photometric: str
-    planar: bool
+    num_samples: int  # 1 for grey, 3 for colour
+    bits_allocated: int  # bits that a sample takes up
+    bits_stored: int  # bits of it that count, the lowest ones
+    signed: bool  # whether these bits are a two's complement
+    photometric: str  # MONOCHROME1 (high is dark), MONOCHROME2 or RGB
+    planar: bool  # whether all of red comes first, then all of green, then all of blue
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,10 +83,7 @@ def _join_fragments(data: bytes, fields: Fields) -> bytes:
 
 
 def _decode_rle(frame: bytes, fields: Fields, form: PixelFormat) -> np.ndarray:
-    """Decode PS3.5 annex G: one segment for each byte of a sample, the highest byte first.
-
-    Stops at the size in the header. pydicom's decoder first expands a segment to up to 64 times its size.
-    """
+    """Decode PS3.5 annex G up to the header's size; pydicom's decoder expands a segment to 64 times its size first."""
     bytes_a_sample = form.bits_allocated // 8
     num_segments = form.num_samples * bytes_a_sample
     num_values = form.num_rows * form.num_columns

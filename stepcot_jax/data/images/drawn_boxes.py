@@ -27,11 +27,7 @@ def draw_named_boxes(
     colour: tuple[int, int, int] = PREDICTED,
     least_side: int = LEAST_SIDE,
 ) -> UInt8[np.ndarray, "height2 width2 3"]:
-    """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side.
-
-    The label is written above each box, none for "". A dark seam keeps lines visible on white and on black. Corners
-    outside of the picture are moved to its edge.
-    """
+    """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side."""
     picture = Image.fromarray(np.ascontiguousarray(pixels))
     scale = min(max(1.0, least_side / min(picture.size)), _MOST_SIDE / max(picture.size))
     if scale != 1.0:
@@ -95,13 +91,7 @@ def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tu
 
 
 def draw_boxes(picture: Image.Image, boxes: Sequence[Corners], image_size: tuple[int, int]) -> Image.Image:
-    """Return a picture with boxes drawn: the outermost pixels of each, rounded, in lines of 1 pixel.
-
-    A pixel of a line becomes (128 white + 127 picture) / 255 in each channel, once even where lines cross.
-
-    Args:
-      image_size: width and height that the boxes refer to; they are scaled to the picture.
-    """
+    """Return a picture with boxes drawn: the outermost pixels of each, rounded, in lines of 1 pixel."""
     base = picture.convert("RGB" if picture.mode not in ("L", "RGB") else picture.mode)
     lines = Image.new("L", base.size)
     drawing = ImageDraw.Draw(lines)

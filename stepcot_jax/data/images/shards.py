@@ -55,11 +55,7 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """All shards of a folder.
-
-    `source` is the SHA-256 of the records that the shards were written for. `set_aside` lists the image paths of the
-    records whose images could not be decoded, each with its reason.
-    """
+    """All shards of a folder."""
 
     version: int = _VERSION
     source: str
@@ -124,10 +120,7 @@ def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
 def open_images(
     collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
 ) -> tuple[Collection, ImageFiles]:
-    """Open a collection's image files or, if `sharded`, the shards next to its records.
-
-    Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
-    """
+    """Open a collection's image files or, if `sharded`, the shards next to its records."""
     if not sharded:
         return collection, folder_files(collection, max_pixels=max_pixels)
     index = read_index(collection.root)
@@ -138,11 +131,7 @@ def open_images(
 
 
 class ShardFiles:
-    """Images in shards, each verified against its SHA-256 when it is read; picklable.
-
-    Args:
-      unpack: a picklable function from a record to the content of the image file; None where they are the same.
-    """
+    """Images in shards, each verified against its SHA-256 when it is read; picklable."""
 
     def __init__(
         self,
@@ -238,10 +227,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class _ShardWriter:
-    """Writes the image files of a collection to a folder, which must exist; see `make_shards`.
-
-    `source` is the SHA-256 of the records: a folder with shards of other records is refused.
-    """
+    """Writes the image files of a collection to a folder, which must exist; see `make_shards`."""
 
     collection: records.Collection
     folder: Path
@@ -252,11 +238,7 @@ class _ShardWriter:
     num_threads: int
 
     def write(self, progress: Callable[[Sequence[Record]], Iterable[Record]]) -> tuple[ShardIndex, int]:
-        """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases.
-
-        Returns:
-          The index of all shards, and the number of images that an earlier start had written.
-        """
+        """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases."""
         if (self.folder / INDEX_NAME).exists():
             index = read_index(self.folder)
             self._check_source(index.source)
@@ -393,23 +375,7 @@ def make_shards(
     num_threads: int,
     terminal: Terminal,
 ) -> list[str]:
-    """Write a folder's images into shards, and its records and split tables next to them: a data root for fast starts.
-
-    Args:
-      root: folder or file in any layout, with image files.
-      out: a new folder, or one in which this was interrupted.
-      reading: keyword arguments of `layouts.read_source`; "on_bad_record" is also for images that cannot be decoded.
-      max_pixels: largest accepted width times height of an image.
-      shard_bytes: a shard ends with the image that reaches this size.
-      num_threads: images decoded at the same time.
-      terminal: shows progress.
-
-    Returns:
-      Lines that describe the written shards.
-
-    Raises:
-      BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
-    """
+    """Write a folder's images into shards, with records and split tables; return lines that describe them."""
     if has_shards(root):
         raise BadInput(f"{root} has shards already ({INDEX_NAME}); a folder with image files is required")
     if out.resolve() == root.resolve():

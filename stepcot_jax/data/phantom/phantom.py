@@ -50,21 +50,14 @@ PICTURE_FOLDERS = ("images", "masks/lung", "masks/heart")
 
 @dataclasses.dataclass(frozen=True)
 class PhantomCase:
-    """A case with its pixels.
-
-    Attributes:
-      marks: the findings with box, side and kind; empty for a normal chest.
-      side: "right", "left" or "bilateral", as in the report; "" for a normal chest.
-      lung_mask: the aerated lungs, after findings changed heart and diaphragm, [height, width].
-      heart_mask: the heart above the diaphragm, [height, width].
-    """
+    """A case with its pixels."""
 
     case: Record
     image: UInt8[np.ndarray, "height width"]
-    marks: tuple[Mark, ...]
-    side: str
-    lung_mask: Bool[np.ndarray, "height width"]
-    heart_mask: Bool[np.ndarray, "height width"]
+    marks: tuple[Mark, ...]  # the findings with box, side and kind; empty for a normal chest
+    side: str  # "right", "left" or "bilateral", as in the report; "" for a normal chest
+    lung_mask: Bool[np.ndarray, "height width"]  # the aerated lungs, after findings changed heart and diaphragm
+    heart_mask: Bool[np.ndarray, "height width"]  # the heart above the diaphragm, [height, width]
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -74,13 +67,9 @@ class PhantomCase:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedCase:
-    """A case before its pixels; `plan_case` makes it and `draw_planned` draws it.
+    """A case before its pixels; `plan_case` makes it and `draw_planned` draws it."""
 
-    Attributes:
-      index: number of the case, from 0.
-    """
-
-    index: int
+    index: int  # number of the case, from 0
     seed: int
     case: Record
     scene: Scene
@@ -115,11 +104,7 @@ def export_phantom(
     prevalence: Prevalence = "published",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> None:
-    """Write phantom cases to a folder in the published layout.
-
-    Also writes `boxes.csv` (`BOX_COLUMNS`, boxes in pixels, sides as numbers as in `Mark`) and the masks `masks/lung/`
-    and `masks/heart/` (255 inside) under the names of the images.
-    """
+    """Write phantom cases to a folder in the published layout."""
     if num_cases < 1:
         raise BadInput(f"phantom: {num_cases} cases; expected at least 1")
     check_size(size)
@@ -167,10 +152,7 @@ def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
 
 
 def _patient(index: int, *, seed: int) -> int:
-    """Return the number of an image's patient.
-
-    A patient's images share a block, so that no other case has to be drawn.
-    """
+    """Return the number of an image's patient."""
     block, position = divmod(index, len(_PATIENTS_OF_BLOCK))
     order = generator(seed, block, stream=2).permutation(len(_PATIENTS_OF_BLOCK))
     return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[position]]

@@ -45,25 +45,17 @@ Reference = tuple[Box, str]
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A question with its answer.
+    """A question with its answer."""
 
-    Attributes:
-      topic: template that it comes from.
-      spoken: the answer as the thinking's last sentence words it.
-      sentences: the thinking's sentence about each option.
-      synonyms: further accepted texts of an open answer.
-      asked: label that the question is about, "" for several; None for the diagnosis, which the facts describe.
-    """
-
-    topic: str
+    topic: str  # template that it comes from
     question: str
     answer: str | tuple[str, ...]
-    spoken: str
+    spoken: str  # the answer as the thinking's last sentence words it
     references: tuple[Reference, ...] = ()
     choices: tuple[str, ...] = ()
-    sentences: tuple[str, ...] = ()
-    synonyms: tuple[str, ...] = ()
-    asked: str | None = None
+    sentences: tuple[str, ...] = ()  # the thinking's sentence about each option
+    synonyms: tuple[str, ...] = ()  # further accepted texts of an open answer
+    asked: str | None = None  # label that the question is about, "" for several
 
 
 def diagnosis_of(image: Record) -> str:
@@ -140,20 +132,13 @@ _PATTERN = ("Which radiographic pattern is seen?", "What is the predominant radi
 
 @dataclasses.dataclass(frozen=True)
 class _Option:
-    """An option.
-
-    Attributes:
-      rejected: the thinking's words about it if it is wrong.
-      label: finding that it names; "" for another statement.
-      region: region that it is about if it names no finding.
-      seen: what is seen there if it is right.
-    """
+    """An option."""
 
     text: str
-    rejected: str
-    label: str = ""
-    region: str = ""
-    seen: str = ""
+    rejected: str  # the thinking's words about it if it is wrong
+    label: str = ""  # finding that it names; "" for another statement
+    region: str = ""  # region that it is about if it names no finding
+    seen: str = ""  # what is seen there if it is right
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,16 +343,7 @@ _CAUSE = ("What explains the {name}?", "What is the most likely cause of the {na
 
 
 def ask_questions(image: Record, *, seed: int) -> tuple[Record, ...]:
-    """Ask one question of each kind about an image.
-
-    A kind is left out if too little is known: a closed question requires an absent label, one with choices four
-    options of known truth, an open one a diagnosis or a finding.
-
-    Args:
-      image: findings, absent labels, and regions and facts as far as known. If the facts have the seven steps and the
-        side, records have stages: of the diagnosis if the question is about it, else of what the question refers to,
-        which the fact "asked" then names.
-    """
+    """Ask one question of each kind about an image."""
     number = _number_of(image)
     makers: dict[Kind, Callable[[Record, np.random.Generator], Draft | None]] = {
         "open": _ask_open,

@@ -90,21 +90,14 @@ _ID_DECODER = msgspec.json.Decoder(_Named)
 
 @dataclasses.dataclass(frozen=True)
 class VqaCollection:
-    """The records of one file in order, and the lines set aside.
-
-    Attributes:
-      set_aside: the bad lines; `record` is the line, counted from 1.
-      lines: line of each valid record, counted from 1.
-      set_aside_ids: ids of the bad lines, as far as they can be read.
-      num_unnamed: number of bad lines whose id cannot be read.
-    """
+    """The records of one file in order, and the lines set aside."""
 
     path: Path
     records: tuple[Record, ...]
-    set_aside: tuple[SetAside, ...] = ()
-    lines: tuple[int, ...] = ()
-    set_aside_ids: frozenset[str] = frozenset()
-    num_unnamed: int = 0
+    set_aside: tuple[SetAside, ...] = ()  # the bad lines; `record` is the line, counted from 1
+    lines: tuple[int, ...] = ()  # line of each valid record, counted from 1
+    set_aside_ids: frozenset[str] = frozenset()  # ids of the bad lines, as far as they can be read
+    num_unnamed: int = 0  # number of bad lines whose id cannot be read
 
     @property
     def root(self) -> Path:

@@ -63,32 +63,20 @@ class ListedBox:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One row of the table of labels.
+    """One row of the table of labels."""
 
-    Attributes:
-      number: row in the file, from 1.
-      labels: its classes, each once, in the order of the file.
-      patient_id: eight digits, as the images' names begin.
-      age: in years; None if the table has an impossible one.
-      view: as in the table, such as "PA" or "AP".
-      problem: why the row cannot be used; "" if it can.
-    """
-
-    number: int
+    number: int  # row in the file, from 1
     image: str
-    labels: tuple[str, ...] = ()
-    patient_id: str = ""
+    labels: tuple[str, ...] = ()  # its classes, each once, in the order of the file
+    patient_id: str = ""  # eight digits, as the images' names begin
     sex: str = ""
-    age: float | None = None
-    view: str = ""
-    problem: str = ""
+    age: float | None = None  # in years; None if the table has an impossible one
+    view: str = ""  # as in the table, such as "PA" or "AP"
+    problem: str = ""  # why the row cannot be used; "" if it can
 
 
 def count_boxes(root: Path) -> tuple[int, int, int]:
-    """Count boxes, images and images with one distinct label in the box list of a data root.
-
-    The released list has 984 boxes on 880 images, 787 of these with one distinct label.
-    """
+    """Count boxes, images and images with one distinct label in the box list of a data root."""
     path = find_file(root, BOX_LIST)
     if path is None:
         raise BadInput(f"{root}: has no {BOX_LIST}")
@@ -270,11 +258,6 @@ def read_chestxray8(
     Boxes are scaled from the released 1024 x 1024 pixels to the image file; without a file they stay in released
     pixels, with a warning. Images whose classes are all outside the nine diagnoses and those that `single_label`
     excludes are set aside for any `on_bad_record`.
-
-    Args:
-      single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
-      labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
-        datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
     """
     root = Path(root)
     if labels_from not in ("auto", "boxes", "entries"):

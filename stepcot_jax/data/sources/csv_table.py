@@ -39,16 +39,11 @@ _EXPECTED_CHAIN = 'expected a JSON array of {"name": ..., "question": ..., "opti
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Position of each column in a row, from 0.
-
-    Attributes:
-      texts: those of `TEXT_COLUMNS` that the table has.
-      steps: the answers of each step of the chain; None without a column.
-    """
+    """Position of each column in a row, from 0."""
 
     image: int
-    texts: dict[str, int]
-    steps: tuple[int | None, ...]
+    texts: dict[str, int]  # those of `TEXT_COLUMNS` that the table has
+    steps: tuple[int | None, ...]  # the answers of each step of the chain; None without a column
     num_columns: int
 
 
@@ -66,9 +61,6 @@ def read_csv_table(
     comes from `chain.json` next to the table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN` is
     answered, `findings` adds the answers that follow from it. Without patient_id each image counts as one patient, with
     a warning.
-
-    Args:
-      step_names: name of each step of the chain; the published names are accepted with any chain.
     """
     path = Path(root) / TABLE_NAME if Path(root).is_dir() else Path(root)
     folder = path.parent

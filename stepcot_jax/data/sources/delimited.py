@@ -28,20 +28,12 @@ class Row:
 
 
 def fold_column(name: str) -> str:
-    """Return a column's name with letter case, spacing, "_" and "-" normalised.
-
-    >>> fold_column("Patient_ID ") == fold_column("patient-id")
-    True
-    """
+    """Return a column's name with letter case, spacing, "_" and "-" normalised."""
     return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
 
 
 def read_age(written: str, *, most: float) -> float | None:
-    """Return the age in years from "58", or from "058Y", "011M", "003D" as in DICOM; None unless it is 0 to `most`.
-
-    >>> read_age("006M", most=120)
-    0.5
-    """
+    """Return the age in years from "58", or from "058Y", "011M", "003D" as in DICOM; None unless it is 0 to `most`."""
     unit = {"Y": 1.0, "M": 12.0, "D": 365.25}.get(written[-1:].upper())
     try:
         age = float(written[:-1] if unit else written) / (unit or 1.0)
@@ -51,12 +43,7 @@ def read_age(written: str, *, most: float) -> float | None:
 
 
 def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str, ...], Iterator[Row]]:
-    """Read the header and the rows of a delimited text file; empty rows are skipped.
-
-    Args:
-      path: the file; UTF-8, with or without a byte order mark or a first line "sep=;".
-      known_columns: folded names; the separator is the one with which the header has most of them.
-    """
+    """Read the header and the rows of a delimited text file; empty rows are skipped."""
     rows = read_rows(path, known_columns=known_columns)
     header = next(rows, None)
     if header is None:

@@ -19,15 +19,10 @@ _DETECTION, _DIAGNOSIS = 0, DEFAULT_CHAIN.num_steps - 1
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A collection's finding in terms of the chain.
+    """A collection's finding in terms of the chain."""
 
-    Attributes:
-      diagnosis: one of the nine; "" if it is none of them.
-      density: of the lungs; "" if unknown.
-    """
-
-    diagnosis: str = ""
-    density: Literal["", "increased", "decreased"] = ""
+    diagnosis: str = ""  # one of the nine; "" if it is none of them
+    density: Literal["", "increased", "decreased"] = ""  # of the lungs; "" if unknown
 
 
 DIAGNOSES: dict[str, Finding] = {

@@ -26,11 +26,7 @@ from stepcot_jax.record import Kind, Record
 
 
 class Intake:
-    """Collects every record of a source in order and numbers them from 0.
-
-    Args:
-      on_bad_record: "stop" raises in `finish` if any record is bad, "skip" sets bad records aside.
-    """
+    """Collects every record of a source in order and numbers them from 0."""
 
     def __init__(self, root: Path, *, file: str, layout: str, on_bad_record: OnBadRecord) -> None:
         self._root = root
@@ -85,11 +81,7 @@ Listing = Iterator[tuple[str, Record | BadInput]]
 
 
 class Sorting:
-    """Sorts the records of a source into good ones and those set aside.
-
-    Args:
-      set_aside: list that collects the records set aside; None for a new list.
-    """
+    """Sorts the records of a source into good ones and those set aside."""
 
     def __init__(self, path: Path, *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None = None) -> None:
         if on_bad_record not in ("stop", "skip"):
@@ -154,11 +146,7 @@ def find_file(root: Path, *patterns: str) -> Path | None:
 
 
 class ImageFinder:
-    """Finds the image of a name in the folders where a collection keeps its images.
-
-    Args:
-      folders: patterns of folders below the root, such as "images_*/images"; "." is the root itself.
-    """
+    """Finds the image of a name in the folders where a collection keeps its images."""
 
     def __init__(self, root: Path, *, folders: Sequence[str], require_images: bool) -> None:
         self._locator = ImageLocator(root, require_images=require_images)
@@ -179,11 +167,7 @@ class ImageFinder:
                     self._paths[stem].append(stem + suffix if folder == "." else f"{folder}/{stem}{suffix}")
 
     def find(self, name: str) -> tuple[str, str]:
-        """Return the image's path below the root, and its real path with every link resolved.
-
-        If no file has the name's suffix, one with another image suffix is returned. Without a file and with
-        `require_images=False`, the path is the name in the folder "images".
-        """
+        """Return the image's path below the root, and its real path with every link resolved."""
         if name in ("", ".", "..") or not _NOT_A_NAME.isdisjoint(name):
             raise BadInput(f"image {name[:_NUM_SHOWN]!r} is not a file name without folders")
         paths = self._paths.get(os.path.splitext(name)[0], [])  # noqa: PTH122
@@ -276,11 +260,7 @@ def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
 
 
 def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
-    """Return choices without "A: ", "B: " and so on.
-
-    >>> strip_letters(["A: left", "B: right"])
-    ('left', 'right')
-    """
+    """Return choices without "A: ", "B: " and so on."""
     stripped = []
     for index, choice in enumerate(choices):
         match = _CHOICE.fullmatch(choice)
@@ -293,11 +273,7 @@ def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
 
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
-    r"""Return question and bare choices of a prompt; text after the choices' bracket is left out.
-
-    >>> split_question("<image>\nWhich side? <choices>: [A: left, upper, B: right] Choose one.")
-    ('Which side?', ('left, upper', 'right'))
-    """
+    r"""Return question and bare choices of a prompt; text after the choices' bracket is left out."""
     question, mark, rest = text.strip().removeprefix(_IMAGE_MARK).partition(_CHOICES_MARK)
     if not mark:
         return question.strip(), ()
@@ -368,11 +344,7 @@ def iterate_records(
     on_bad_record: OnBadRecord,
     set_aside: list[SetAside] | None,
 ) -> Iterator[Record]:
-    """Yield the records of files; bad records stop or are set aside, those that a reader's rule excludes are set aside.
-
-    Args:
-      read: (fields, path=.., location=..) -> the record; raises `NotARecord` for one that a rule excludes.
-    """
+    """Yield the records of files; bad ones stop or are set aside, those that `read` excludes are set aside."""
     for path in paths:
         sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
         for location, fields in read_objects(path):

@@ -28,97 +28,34 @@ several lesions outside the taxonomy answer nothing; they were "multifocal" befo
   An enlarged heart is neither, as in `findings`; alone it leaves the step not annotated.
 """
 
+import json
 from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
 
+_TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
-def _by_word(words: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    return {word: answer for answer, named in words.items() for word in named}
-
-
-DIAGNOSES: dict[str, tuple[str, ...]] = {
-    "normal": ("Normal",),
-    "nodule": ("Nodule",),
-    "pulmonary atelectasis": ("Atelectasis",),
-    "infiltrate": ("Infiltration",),
-    "pleural effusion": ("Effusion",),
-    "pneumonia": ("Pneumonia",),
-    "cardiomegaly": ("Cardiomegaly",),
-    "mass": ("Mass",),
-    "pneumothorax": ("Pneumothorax",),
-    "hydropneumothorax": ("Effusion", "Pneumothorax"),
-}
-LESIONS = frozenset(
-    {
-        *(name for name in DIAGNOSES if name not in ("normal", "cardiomegaly")),
-        *("opacity", "density", "airspace disease", "consolidation", "calcified granuloma", "granuloma", "calcinosis"),
-        *("cicatrix", "cavitation", "lucency"),
-    }
-)
-OUTSIDE_LUNG = frozenset(
-    {
-        *("aorta", "aorta, thoracic", "blood vessels", "mitral valve", "aortic valve", "coronary vessels", "heart"),
-        *("ribs", "clavicle", "breast", "diaphragm", "abdomen", "neck", "trachea, carina", "trachea", "bronchi"),
-        *("thoracic vertebrae", "sternum", "humerus", "shoulder", "spine", "lymph nodes"),
-    }
-)
-"""Qualifiers that locate a calcification, a lucency or a density outside lung and pleura."""
-
-LOCATIONS = _by_word(
-    {
-        "Upper lung zone": ("apex", "upper lobe", "azygos lobe"),
-        "Middle lung zone": ("middle lobe", "lingula"),
-        "Lower lung zone": ("base", "lower lobe", "retrocardiac"),
-        "Hilar/Mediastinal": ("hilum", "mediastinum", "paratracheal"),
-        "Pleura/Chest wall": ("pleura", "pleural sinus", "costophrenic angle", "sulcus"),
-    }
-)
+DIAGNOSES: dict[str, list[str]] = _TABLES["diagnoses"]
+LESIONS = frozenset({*DIAGNOSES, *_TABLES["lesions"]} - {"normal", "cardiomegaly"})
+OUTSIDE_LUNG = frozenset(_TABLES["outside_lung"])  # qualifiers of a calcification, a lucency or a density elsewhere
 SIDES = frozenset({"left", "right"})
 ONE_SIDED = frozenset({"lingula", "middle lobe"})
-FOCAL = frozenset({"focal"})
-MULTIFOCAL = frozenset({"bilateral", "multiple", "scattered", "multilobar"})
-DIFFUSE = frozenset({"diffuse"})
-PATTERNS = _by_word(
-    {
-        "Cavity": ("cavitation",),
-        "Consolidation": ("consolidation", "airspace disease", "pulmonary alveoli"),
-        "Reticular": ("interstitial", "reticular"),
-        "Linear": ("streaky",),
-        "Nodular": ("round", "nodule", "mass"),
-    }
+FOCAL, DIFFUSE, MULTIFOCAL = frozenset({"focal"}), frozenset({"diffuse"}), frozenset(_TABLES["multifocal"])
+LOCATIONS, PATTERNS, MORPHOLOGIES = (
+    {word: answer for answer, words in _TABLES[name].items() for word in words}
+    for name in ("locations", "patterns", "morphologies")
 )
-MORPHOLOGIES = _by_word({"Calcified": ("calcinosis", "calcified granuloma"), "Ill-defined": ("patchy", "irregular")})
-SECONDARY: dict[tuple[str, str], str] = {
-    ("volume loss", ""): "Volume loss",
-    ("diaphragm", "elevated"): "Volume loss",
-    ("shift", "mediastinum"): "Mediastinal shift",
-    ("cardiac shadow", "enlarged"): "Cardiomegaly",
-    ("mediastinum", "lymph nodes"): "Lymphadenopathy",
-    ("lymph nodes", "enlarged"): "Lymphadenopathy",
-}
-"""Heading and qualifier ("" for any) of the findings of step 6 that are no diagnoses."""
-
-LUCENT = frozenset(
-    {
-        *("lucency", "cavitation", "lung, hyperlucent", "emphysema", "pulmonary emphysema", "bullous emphysema"),
-        *("blister", "pneumothorax", "hydropneumothorax"),
-    }
-)
-DENSE = LESIONS | {"pulmonary edema"}
-"""Headings that make the lungs denser; those also in `LUCENT` do not."""
+SECONDARY: list[list[str]] = _TABLES["secondary"]  # heading, qualifier ("" for any) and answer
+LUCENT = frozenset(_TABLES["lucent"])
+DENSE = (LESIONS | {"pulmonary edema"}) - LUCENT
 
 _Heading = tuple[str, ...]
 
 
 def read_coding(mesh: Sequence[str]) -> tuple[int, ...]:
-    """Return the labels of the steps of `DEFAULT_CHAIN` that the major headings of a report imply.
-
-    A label is `NOT_ANNOTATED` where they imply no answer or several.
-
-    >>> read_coding(["Nodule/lung/upper lobe/right", "Calcinosis/lung/upper lobe/right"])
-    (1, 0, 2, 0, 3, 6, 1)
-    """
+    """Return the labels of the steps of `DEFAULT_CHAIN` that the major headings of a report imply."""
     headings = [tuple(fold(part) for part in heading.split("/")) for heading in mesh]
     named = {diagnosis for heading in headings for diagnosis in DIAGNOSES.get(heading[0], ())}
     if len(named) > 1 or ("Normal" in named and len(headings) > 1):
@@ -178,7 +115,7 @@ def _secondary(headings: Sequence[_Heading]) -> str | None:
     effects = {
         answer
         for heading in headings
-        for (name, qualifier), answer in SECONDARY.items()
+        for name, qualifier, answer in SECONDARY
         if name in heading and (not qualifier or qualifier in heading)
     }
     return _only(effects) if effects else NOT_APPLICABLE
@@ -186,7 +123,7 @@ def _secondary(headings: Sequence[_Heading]) -> str | None:
 
 def _detection(headings: Sequence[_Heading]) -> str | None:
     names = {heading[0] for heading in headings if not OUTSIDE_LUNG.intersection(heading[1:])}
-    lucent, dense = bool(names & LUCENT), bool(names & (DENSE - LUCENT))
+    lucent, dense = bool(names & LUCENT), bool(names & DENSE)
     if not lucent and not dense:
         return None
     if lucent and dense:

@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import json
 import os
 import re
 import tarfile
@@ -51,11 +52,7 @@ ReportFile = tuple[str, bytes | str]
 
 
 def iterate_files(source: Path) -> Iterator[ReportFile]:
-    """Yield the XML files of an archive (in its order) or of a folder (by name), one at a time.
-
-    A link, a device or a file above `MAX_REPORT_BYTES` comes with the reason instead of its content. Folders and files
-    without the suffix .xml are skipped.
-    """
+    """Yield the XML files of an archive (in its order) or of a folder (by name), one at a time."""
     source = Path(source)
     try:
         if source.is_dir():
@@ -169,27 +166,7 @@ DecidedBy = Literal["list", "descriptors", "order", ""]
 
 LIST_NAME = "indiana_projections.csv"
 
-# fmt: off
-EVIDENCE: dict[str, dict[str, float]] = {
-    "CEDD": {
-        "f2p0k216": 2.4, "f2p0k680": 1.8, "f2p0k1598": 1.5, "f2p0k1637": 1.4, "f2p0k166": 1.4,
-        "f2p0k710": 1.2, "f2p0k1297": 1.1, "f2p0k750": 0.9, "f2p0k1362": 0.7, "f2p0k1205": 0.5,
-        "f2p0k1056": -0.5, "f2p0k1013": -0.7, "f2p0k1034": -1.4, "f2p0k754": -2.0, "f2p0k377": -2.1,
-        "f2p0k633": -2.1, "f2p0k220": -2.2, "f2p0k1498": -2.5,
-    },
-    "ColorLayout": {
-        "f1p0k98": 2.5, "f1p0k122": 2.3, "f1p0k137": 2.2, "f1p0k152": 1.8, "f1p0k65": 1.0,
-        "f1p0k16": 0.9, "f1p0k112": 0.8, "f1p0k55": 0.7, "f1p0k2": 0.6, "f1p0k109": 0.6,
-        "f1p0k147": 0.5, "f1p0k36": -0.4, "f1p0k33": -1.1, "f1p0k160": -1.5, "f1p0k129": -1.7,
-        "f1p0k76": -1.7, "f1p0k75": -2.1, "f1p0k6": -2.2, "f1p0k151": -2.6, "f1p0k66": -2.9,
-        "f1p0k7": -3.7,
-    },
-    "EdgeHistogram": {
-        "f0p0k338": 2.6, "f0p0k184": 2.1, "f0p0k1051": 0.8, "f0p0k1179": -1.2, "f0p0k436": -1.5,
-        "f0p0k447": -2.3, "f0p0k593": -2.7, "f0p0k832": -2.9, "f0p0k666": -3.1, "f0p0k518": -3.1,
-    },
-}
-# fmt: on
+EVIDENCE: dict[str, dict[str, float]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """Log odds of frontal against lateral for each descriptor's words, times 0.65 since the descriptors are correlated."""
 
 FIRST_OF_TWO = 2.2
@@ -208,19 +185,7 @@ _EXPECTED_COLUMNS = "expected the columns uid, filename and projection (Frontal 
 def decide_projections(
     descriptors: Sequence[Mapping[str, str]], *, listed: Sequence[Projection | None] = ()
 ) -> tuple[tuple[Projection, DecidedBy], ...]:
-    """Return the projection of each image of one report, and what decided it.
-
-    Of two images one is frontal and one lateral; of any other number each is judged by itself. Listed images have the
-    list's projection.
-
-    Args:
-      descriptors: for each image, in the order of the figures, its word for each descriptor.
-      listed: for each image its projection in `indiana_projections.csv`, None if it is not listed; empty without
-        the list.
-
-    >>> decide_projections([{"EdgeHistogram": "f0p0k518"}, {"EdgeHistogram": "f0p0k338"}])
-    (('lateral', 'descriptors'), ('frontal', 'descriptors'))
-    """
+    """Return the projection of each image of one report, and what decided it."""
     evidence = [
         sum(weights.get(words.get(descriptor, ""), 0.0) for descriptor, weights in EVIDENCE.items())
         for words in descriptors
@@ -263,11 +228,7 @@ def read_projection_list(path: Path) -> ProjectionList:
 
 
 def name_image(name: str) -> str:
-    """Return an image's name without the prefix and suffixes that differ between releases.
-
-    >>> name_image("CXR1_1_IM-0001-3001") == name_image("1_IM-0001-3001.dcm.png")
-    True
-    """
+    """Return an image's name without the prefix and suffixes that differ between releases."""
     bare = re.sub(r"(\.(dcm|png|jpe?g))+$", "", name, flags=re.IGNORECASE)
     return re.sub(r"^CXR(\d+_(?=\d+_))?", "", bare)
 
@@ -286,45 +247,28 @@ _EXPECTED_REPORT = "expected a report of the collection (<eCitation> with <uId>,
 
 @dataclasses.dataclass(frozen=True)
 class IuImage:
-    """One image of a report.
+    """One image of a report."""
 
-    Attributes:
-      id: its name without ending, such as "CXR1000_IM-0003-1001".
-      caption: of the examination; nearly always the same for all images of a report.
-      file_name: its file in the archive, such as "CXR1000_IM-0003-1001.jpg".
-      decided_by: "list", "descriptors" or "order" (see `decide_projections`); "" if undecided.
-    """
-
-    id: str
-    caption: str
-    file_name: str
+    id: str  # its name without ending, such as "CXR1000_IM-0003-1001"
+    caption: str  # of the examination; nearly always the same for all images of a report
+    file_name: str  # its file in the archive, such as "CXR1000_IM-0003-1001.jpg"
     projection: Projection
-    decided_by: DecidedBy
+    decided_by: DecidedBy  # "list", "descriptors" or "order" (see `decide_projections`); "" if undecided
 
 
 @dataclasses.dataclass(frozen=True)
 class IuReport:
-    """One report with its coding; missing sections are "".
+    """One report with its coding; missing sections are ""."""
 
-    Attributes:
-      uid: name of the report, such as "CXR1000"; the collection has one report a patient.
-      mesh: the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal".
-      images: in the order of the file.
-    """
-
-    uid: str
+    uid: str  # name of the report, such as "CXR1000"; the collection has one report a patient
     findings: str
     impression: str
-    mesh: tuple[str, ...]
-    images: tuple[IuImage, ...]
+    mesh: tuple[str, ...]  # the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal"
+    images: tuple[IuImage, ...]  # in the order of the file
 
     @property
     def text(self) -> str:
-        """Findings and impression with their headings; empty sections are omitted.
-
-        >>> IuReport("CXR1", "Clear lungs.", "Normal.", ("normal",), ()).text
-        'FINDINGS: Clear lungs. IMPRESSION: Normal.'
-        """
+        """Findings and impression with their headings; empty sections are omitted."""
         sections = (("FINDINGS", self.findings), ("IMPRESSION", self.impression))
         return " ".join(f"{heading}: {section}" for heading, section in sections if section)
 
@@ -335,13 +279,7 @@ class IuReport:
 
 
 def read_report(content: bytes, *, listed: ProjectionList | None = None) -> IuReport:
-    """Parse a report file.
-
-    A document type declaration is refused, so no entity is expanded and no other file fetched.
-
-    Args:
-      content: bytes of the file; UTF-8, UTF-16, Latin-1 or ASCII, as declared in its first line.
-    """
+    """Parse a report file."""
     collector = _Collector()
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -458,11 +396,7 @@ def is_iu_xray(root: Path) -> bool:
 
 
 def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
-    """Yield the reports of an archive or a folder, in the archive's order or by file name.
-
-    An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
-    `decide_projections` decides the projections, with the list next to the reports if there is one.
-    """
+    """Yield the reports of an archive or a folder, in the archive's order or by file name."""
     source = Path(source)
     path = _locate_data(source) / LIST_NAME
     listed = read_projection_list(path) if path.is_file() else None
@@ -486,13 +420,9 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
 def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:
     """Read one case for each frontal image, labelled from the experts' coding (`iu_coding`).
 
-    A step that the coding leaves open or answers in several ways is not annotated. Every image, every report without
-    an image and every unusable file is a record, numbered from 0. Lateral and undecided images and reports without
-    images are set aside; unusable files and missing images are bad records.
-
-    Args:
-      require_images: whether a record without its image file is bad; if not, its image path is its name in the
-        report, in the folder "images".
+    A step that the coding leaves open or answers in several ways is not annotated. Every image, every report without an
+    image and every unusable file is a record, numbered from 0. Lateral and undecided images and reports without images
+    are set aside; unusable files and missing images are bad records.
     """
     root = Path(root)
     folder, reports = _locate_data(root), _locate_reports(root)

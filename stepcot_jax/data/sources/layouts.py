@@ -80,16 +80,7 @@ def read_source(
     single_label: bool = True,
     labels_from: Literal["auto", "boxes", "entries"] = "auto",
 ) -> Collection:
-    """Read a data root in any layout.
-
-    Only the layouts "published" and "csv" (with a `chain.json`) come with a chain. The answers of the others are labels
-    of `DEFAULT_CHAIN`.
-
-    Args:
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside. Records that
-        a rule of the reader excludes (several labels, a class without a diagnosis, a lateral view) are not bad: they
-        are set aside with their reasons in both cases.
-    """
+    """Read a data root in any layout."""
     root = Path(root)
     if layout == AUTO:
         layout = detect_layout(root)
@@ -153,17 +144,7 @@ def read_detections(
     readers: Readers = 2,
     set_aside: list[SetAside] | None = None,
 ) -> list[Record]:
-    """Read the images of a detection list with their boxed findings.
-
-    Args:
-      on_bad_record: "stop" raises at the first bad row, "skip" sets the images of bad rows aside.
-      with_normal: also return images without a box for which the source denies findings ("No finding").
-      readers: VinBigData: least number of readers whose boxes of a class agree, or "all" for every reader's box;
-        PadChest-GR: "all" adds the boxes of the second reader.
-
-    Returns:
-      The images in the order of the list. `absent` holds only labels that the source denies.
-    """
+    """Read the images of a detection list with their boxed findings."""
     root = Path(root)
     layout = detect_detection_layout(root) if layout == AUTO else layout
     if readers != "all" and (isinstance(readers, bool) or not isinstance(readers, int) or readers < 1):
@@ -326,16 +307,7 @@ def read_vqa_source(
     readers: Readers = 2,
     set_aside: list[SetAside] | None = None,
 ) -> Iterator[Record]:
-    """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them.
-
-    Image paths are relative to `root` (its folder, if it is a file). Faults of single records are raised or set aside
-    while reading, so exhaust the iterator before reading `set_aside`. Detection lists have no questions;
-    `questions.ask_questions` asks them.
-
-    Args:
-      box_size: width and height in pixels of the picture that boxes refer to: required for GEMeX; by default the size
-        of each image for MEDSAGE; not accepted by the other layouts, which state theirs.
-    """
+    """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them."""
     root = Path(root)
     layout = detect_vqa_layout(root) if layout == AUTO else layout
     if layout not in VQA_LAYOUTS:
@@ -370,11 +342,7 @@ def _ask(images: Iterable[Record], seed: int) -> Iterator[Record]:
 
 
 def detect_vqa_layout(root: Path) -> str:
-    """Return the layout of a source, recognised by file names and the fields of the first record that can be decoded.
-
-    Raises:
-      BadInput: the source has none or several of the layouts.
-    """
+    """Return the layout of a source, recognised by file names and the fields of the first good record."""
     root = Path(root)
     if not root.exists():
         raise BadInput(f"{root}: is not a folder or a file; {_expected_questions()}")

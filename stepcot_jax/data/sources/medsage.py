@@ -59,16 +59,7 @@ def read_medsage(
     require_images: bool = True,
     set_aside: list[SetAside] | None = None,
 ) -> Iterator[Record]:
-    """Yield the records of MEDSAGE files, one at a time.
-
-    A reply with <VISUAL>, <KNOWLEDGE> or <ANSWER> is read as dialect "lvkc", one with <VIS> or <KNO> as
-    "lvkc_released", one without tags as the bare answer. Conversations about no or several images, of one stage, and
-    of several turns are set aside for any `on_bad_record`. Patients are not named: each image counts as one.
-
-    Args:
-      box_size: width and height in pixels of the pictures that boxes refer to; None for the size of each image file.
-      require_images: whether a record without its image file is bad; without files, `box_size` is required.
-    """
+    """Yield the records of MEDSAGE files, one at a time."""
     locator = ImageLocator(root, require_images=require_images)
     read = functools.partial(_read, locator=locator, box_size=box_size)
     yield from iterate_records(paths, read, on_bad_record=on_bad_record, set_aside=set_aside)

@@ -1,6 +1,7 @@
 """PadChest-GR: grounded reports as answers of the chain, and as images with boxed findings."""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -115,52 +116,19 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     return studies
 
 
-_LABELS_OF_DIAGNOSES = {
-    "Nodule": ("nodule", "multiple nodules"),
-    "Atelectasis": (
-        *("atelectasis", "atelectasis basal", "laminar atelectasis", "lobar atelectasis", "round atelectasis"),
-        *("segmental atelectasis", "total atelectasis"),
-    ),
-    "Infiltration": (
-        *("infiltrates", "air bronchogram", "alveolar pattern", "consolidation", "ground glass pattern"),
-        *("interstitial pattern", "miliary opacities", "reticular interstitial pattern"),
-        *("reticulonodular interstitial pattern",),
-    ),
-    "Effusion": (
-        *("pleural effusion", "empyema", "hemothorax", "hydropneumothorax", "loculated fissural effusion"),
-        *("loculated pleural effusion",),
-    ),
-    "Pneumonia": ("pneumonia", "atypical pneumonia"),
-    "Cardiomegaly": ("cardiomegaly",),
-    "Mass": ("mass", "pulmonary mass"),
-    "Pneumothorax": ("pneumothorax", "hydropneumothorax"),
-}
-
-_DENSER = (
-    *("abscess", "calcified granuloma", "fibrotic band", "granuloma", "increased density", "kerley lines"),
-    *("lepidic adenocarcinoma", "lung metastasis", "lymphangitis carcinomatosa", "post radiotherapy changes"),
-    *("pulmonary edema", "pulmonary fibrosis", "tuberculosis", "tuberculosis sequelae"),
-)
-_MORE_TRANSPARENT = (
-    *("air trapping", "bullas", "copd signs", "emphysema", "hyperinflated lung", "lung vascular paucity"),
-)
-
+_LABELS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 # Findings of each label in lower case; any other label has none.
 FINDINGS: dict[str, tuple[Finding, ...]] = {
-    **dict.fromkeys(_DENSER, (Finding(density="increased"),)),
-    **dict.fromkeys(_MORE_TRANSPARENT, (Finding(density="decreased"),)),
+    **dict.fromkeys(_LABELS["increased"], (Finding(density="increased"),)),
+    **dict.fromkeys(_LABELS["decreased"], (Finding(density="decreased"),)),
 }
-for _diagnosis, _labels in _LABELS_OF_DIAGNOSES.items():
+for _diagnosis, _labels in _LABELS["diagnoses"].items():
     FINDINGS |= {label: (*FINDINGS.get(label, ()), DIAGNOSES[_diagnosis]) for label in _labels}
 
 
 def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:
-    """Return the findings that labels stand for.
-
-    >>> [finding.diagnosis for finding in find_findings([" Laminar atelectasis", "scoliosis"])]
-    ['Atelectasis']
-    """
+    """Return the findings that labels stand for."""
     folded = (" ".join(label.split()).casefold() for label in labels)
     return tuple(finding for label in folded for finding in FINDINGS.get(label, ()))
 
@@ -185,14 +153,10 @@ def read_padchest_gr(
 ) -> Collection:
     """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 
-    The report joins the English sentences in order, Spanish where a sentence has no English. Boxes are fractions of
-    the image's width and height: a case without its file has no boxes, with a warning. Abnormal studies without one of
-    the diagnoses and those that `single_label` excludes are set aside for any `on_bad_record`. Without a master table
-    each study counts as one patient, with a warning.
-
-    Args:
-      single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
-        Labels outside the diagnoses ("scoliosis") do not count.
+    The report joins the English sentences in order, Spanish where a sentence has no English. Boxes are fractions of the
+    image's width and height: a case without its file has no boxes, with a warning. Abnormal studies without one of the
+    diagnoses and those that `single_label` excludes are set aside for any `on_bad_record`. Without a master table each
+    study counts as one patient, with a warning.
     """
     root = Path(root)
     if readers not in ("first", "both"):
@@ -337,12 +301,7 @@ class _LocatedStudy(msgspec.Struct, frozen=True):
 
 
 def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> Listing:
-    """List the studies of the grounded reports.
-
-    A label of a boxed sentence is a finding at each of its boxes. Boxes are fractions of the picture, so every study
-    needs its image file. A label is absent if a sentence that is not abnormal and has no boxes names it, and no
-    abnormal or boxed one does. Patients come from the master table; without it each study counts as a patient.
-    """
+    """List the studies of the grounded reports."""
     del require_images
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=True)
     facts = read_facts(path.parent, path=path)

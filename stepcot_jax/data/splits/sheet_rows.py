@@ -26,11 +26,7 @@ Attributes = dict[str, str]
 
 
 class _Part:
-    """Reads one XML file of an archive; subclasses handle elements by their local names.
-
-    Attributes:
-      text: of the current element, collected while `collects` is true.
-    """
+    """Reads one XML file of an archive; subclasses handle elements by their local names."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.limits = path, read_limits()

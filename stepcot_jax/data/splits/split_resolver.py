@@ -29,19 +29,12 @@ _EXPECTED = "expected a table whose first row has a column patient_id or image_p
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SplitRow:
-    """One row of a split table.
+    """One row of a split table."""
 
-    Attributes:
-      file: name of the table's file.
-      number: row in the file, from 1, as spreadsheets count.
-      patient_id: patient; "" if the cell is empty or the column missing.
-      image_path: image; "" if the cell is empty or the column missing.
-    """
-
-    file: str
-    number: int
-    patient_id: str
-    image_path: str
+    file: str  # name of the table's file
+    number: int  # row in the file, from 1, as spreadsheets count
+    patient_id: str  # patient; "" if the cell is empty or the column missing
+    image_path: str  # image; "" if the cell is empty or the column missing
 
     def __str__(self) -> str:
         cells = [f"{column} {getattr(self, column)!r}" for column in _COLUMNS if getattr(self, column)]
@@ -49,11 +42,7 @@ class SplitRow:
 
 
 def read_split_table(path: Path) -> Iterator[SplitRow]:
-    """Yield the rows that name a patient or an image, from .xlsx (its first sheet) or .csv (comma, semicolon or tab).
-
-    Raises:
-      BadInput: the file cannot be read, or has neither of the two columns, or one of them twice.
-    """
+    """Yield the rows that name a patient or an image, from .xlsx (first sheet) or .csv (comma, semicolon, tab)."""
     columns, longest = list[int](), read_limits().name
     try:
         for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
@@ -102,13 +91,7 @@ _NUM_SHOWN = 20
 
 
 def read_splits(root: Path, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> Splits | None:
-    """Read `train`, `val` and `test`, each .xlsx or .csv, below `root`.
-
-    A row names an image by `image_path`, or all images of a patient by `patient_id`; given both, they must agree. A
-    patient may be named again in the same table if the rows name no images. Spreadsheets turn a patient "00001613"
-    into the number 1613: a number means the one patient whose identifier is that number with leading zeros. Rows that
-    name only records that were set aside are ignored.
-    """
+    """Read `train`, `val` and `test`, each .xlsx or .csv, below `root`."""
     paths = TextColumn(item.image_path for item in set_aside)
     patients = TextColumn(item.patient_id for item in set_aside)
     assignment = resolve_tables(Path(root), as_table(cases), set_aside_paths=paths, set_aside_patients=patients)

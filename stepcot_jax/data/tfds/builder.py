@@ -139,11 +139,7 @@ def _find_manual_dir(dl_manager: Any) -> Path:
 
 
 def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
-    """Prepare a folder in the published layout, unless it is prepared already; return `step_cot/1.1.0` in `data_dir`.
-
-    Raises:
-      BadInput: the folder cannot be used, or other data are prepared there.
-    """
+    """Prepare a folder in the published layout, unless it is prepared; return `step_cot/1.1.0` in `data_dir`."""
     make_workdir(Path(data_dir))
     builder = StepCot(data_root=root, reading=reading, data_dir=data_dir)
     builder.download_and_prepare()

@@ -28,23 +28,14 @@ from stepcot_jax.record import Record
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How a folder is read; part of the identity of a prepared dataset.
+    """How a folder is read; part of the identity of a prepared dataset."""
 
-    Attributes:
-      step_names: name of each step, in order.
-      on_bad_record: "stop" at a bad record or image, or "skip" it: set it aside with its reason.
-      max_pixels: largest accepted width times height of an image.
-      split_seed: for new splits, made if the folder has no split tables.
-      split_fractions: shares of train, val and test of new splits.
-      near_duplicate_radius: new splits keep images together whose hashes differ in at most this many bits; 0: off.
-    """
-
-    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES
-    on_bad_record: OnBadRecord = "stop"
-    max_pixels: int = MAX_PIXELS
-    split_seed: int = 0
-    split_fractions: tuple[float, float, float] = PUBLISHED_FRACTIONS
-    near_duplicate_radius: int = 0
+    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES  # name of each step, in order
+    on_bad_record: OnBadRecord = "stop"  # "stop" at a bad record or image, or "skip" it: set it aside with its reason
+    max_pixels: int = MAX_PIXELS  # largest accepted width times height of an image
+    split_seed: int = 0  # for new splits, made if the folder has no split tables
+    split_fractions: tuple[float, float, float] = PUBLISHED_FRACTIONS  # shares of train, val and test of new splits
+    near_duplicate_radius: int = 0  # new splits keep images together whose hashes differ in at most this many bits
 
     def __post_init__(self) -> None:
         if self.on_bad_record not in ("stop", "skip"):
@@ -53,18 +44,12 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A dataset that is prepared or to be prepared.
+    """A dataset that is prepared or to be prepared."""
 
-    Attributes:
-      collection: the cases with readable images in the order of `data.json`, and the records that were set aside.
-      splits_source: where the splits come from, in words.
-      images: the encoded image of each case.
-    """
-
-    collection: Collection
+    collection: Collection  # the cases with readable images in the order of `data.json`
     splits: Splits
-    splits_source: str
-    images: ImageFiles
+    splits_source: str  # where the splits come from, in words
+    images: ImageFiles  # the encoded image of each case
 
 
 def gather(root: Path, reading: Reading) -> Prepared:
@@ -119,11 +104,7 @@ def import_tfds() -> Any:
 
 
 def make_features() -> Any:
-    """Return the features of an example, a `FeaturesDict`.
-
-    The image is the unchanged content of its file. Labels are indices into the options in the dataset's metadata,
-    -100 where a step is not annotated.
-    """
+    """Return the features of an example, a `FeaturesDict`."""
     features = import_tfds().features
     text = features.Text
     return features.FeaturesDict(

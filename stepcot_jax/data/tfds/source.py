@@ -140,10 +140,7 @@ def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Split
 
 
 def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
-    """Open a prepared dataset.
-
-    `folder` is the dataset's folder, or the `data_dir` that contains it. A file too large for `max_pixels` is not read.
-    """
+    """Open a prepared dataset."""
     preparing.import_tfds()
     prepared = find_prepared(folder)
     contents = read_contents(prepared)
