@@ -93,8 +93,5 @@ def make_patch_input(
     if grid > side:
         raise BadInput(f"config.policy.grid: {grid} is more than {side}, the patches on a side of {encoder.name}")
     return PatchInput(
-        encoder=encoder,
-        shape=(number, channels),
-        dtype="float32" if dtype == "none" else dtype,
-        batch_size=batch_size,
+        encoder=encoder, shape=(number, channels), dtype="float32" if dtype == "none" else dtype, batch_size=batch_size
     )

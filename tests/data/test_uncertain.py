@@ -108,8 +108,7 @@ def test_training_follows_the_setting_and_evaluation_never_sees_an_uncertain_ans
 
 
 @pytest.mark.parametrize(
-    ("treatment", "noted"),
-    [("ignore", True), ("positive", True), ("negative", False), ("soft", False)],
+    ("treatment", "noted"), [("ignore", True), ("positive", True), ("negative", False), ("soft", False)]
 )
 def test_notes_on_the_train_split_are_of_its_targets(treatment, noted):
     """The certain answers of step 1 are all the first option; what its uncertain ones are taken for decides."""

@@ -9,12 +9,7 @@ import pytest
 from features.fake_encoders import FakeImageEncoder, FakeTextEncoder, draw, make_items
 
 from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys
-from stepcot_jax.features.store import (
-    FeatureStore,
-    describe_image_store,
-    describe_text_store,
-    open_features,
-)
+from stepcot_jax.features.store import FeatureStore, describe_image_store, describe_text_store, open_features
 from stepcot_jax.host.errors import BadInput
 
 

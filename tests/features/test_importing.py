@@ -165,10 +165,7 @@ def make_npy(header, values=b""):
         (b"", "cannot be read"),
         (b"PK\x03\x04 no archive", "cannot be read"),
         (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 1000000000)}"), "needs 12000"),
-        (
-            make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4)}", ROWS.tobytes()[:-1]),
-            "479 bytes",
-        ),
+        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4)}", ROWS.tobytes()[:-1]), "479 bytes"),
         (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, -4)}"), "cannot be read|needs"),
         (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4), 'x': '" + "y" * 20000 + "'}"), "large"),
         (make_npy("[" * 5000), "cannot be read"),

@@ -72,13 +72,7 @@ def draw_phantoms(
 
 
 def make_folder_records(
-    out: Path,
-    images: Sequence[Record],
-    *,
-    root: Path,
-    seed: int,
-    with_images: bool = True,
-    progress: Progress = iter,
+    out: Path, images: Sequence[Record], *, root: Path, seed: int, with_images: bool = True, progress: Progress = iter
 ) -> list[Record]:
     """Copy the images of a detection list, with the masks of a phantom folder, and return records about them."""
     records: list[Record] = []

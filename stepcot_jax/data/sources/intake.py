@@ -338,11 +338,7 @@ class NotARecord(BadInput):
 
 
 def iterate_records(
-    paths: Iterable[Path],
-    read: Callable[..., Record],
-    *,
-    on_bad_record: OnBadRecord,
-    set_aside: list[SetAside] | None,
+    paths: Iterable[Path], read: Callable[..., Record], *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None
 ) -> Iterator[Record]:
     """Yield the records of files; bad ones stop or are set aside, those that `read` excludes are set aside."""
     for path in paths:

@@ -66,12 +66,7 @@ def read_medsage(
 
 
 def _read(
-    fields: dict[str, Any],
-    *,
-    path: Path,
-    location: str,
-    locator: ImageLocator,
-    box_size: tuple[int, int] | None,
+    fields: dict[str, Any], *, path: Path, location: str, locator: ImageLocator, box_size: tuple[int, int] | None
 ) -> Record:
     conversation = convert_fields(fields, _Conversation)
     speakers = [turn.speaker for turn in conversation.conversations]

@@ -348,10 +348,7 @@ def test_voi_lut(pixels, syntax):
 def test_modality_lut_before_the_window(packed):
     entries = RANDOM.permutation(256)[:200]
     dataset = make(
-        GREY8,
-        ModalityLUTSequence=lut(entries, first=20, bits=8, packed=packed),
-        WindowCenter="100",
-        WindowWidth="150",
+        GREY8, ModalityLUTSequence=lut(entries, first=20, bits=8, packed=packed), WindowCenter="100", WindowWidth="150"
     )
     physical = entries[np.clip(GREY8.astype(int) - 20, 0, 199)].astype(float)
     result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels

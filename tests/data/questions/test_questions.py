@@ -131,12 +131,7 @@ def test_more_than_three_boxes_become_one_a_side():
                 continue
             assert len(boxes) == len({mark.side for mark in marks}) <= 3
             for mark in marks:
-                left, top, right, low = (
-                    mark.box.x1,
-                    mark.box.y1,
-                    mark.box.x2,
-                    mark.box.y2,
-                )
+                left, top, right, low = (mark.box.x1, mark.box.y1, mark.box.x2, mark.box.y2)
                 assert any(b[0] <= left and b[1] <= top and b[2] >= right and b[3] >= low for b in boxes)
             seen.add(label)
     assert {"Nodule", "Lymphadenopathy", "Emphysema"} <= seen

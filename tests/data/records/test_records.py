@@ -181,10 +181,7 @@ def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypat
     monkeypatch.setattr(data_json, "_CHUNK_BYTES", chunk_bytes)
     content = json.dumps([make_record("a"), make_record("b")]).encode()
     place = content.index(b"patient-b")
-    for odd, found in (
-        (b"\xff", f"not UTF-8 (from byte {place})"),
-        (b"\x01", f"(byte {place}) (record 1, from byte"),
-    ):
+    for odd, found in ((b"\xff", f"not UTF-8 (from byte {place})"), (b"\x01", f"(byte {place}) (record 1, from byte")):
         damaged = content[:place] + odd + content[place + 1 :]
         assert_says(refusal(root, damaged, on_bad_record="skip"), found, "expected a JSON array of records")
 

@@ -201,10 +201,7 @@ def test_impossible_ages_are_unknown_and_counted(tmp_path, caplog):
     [
         ("00000009_000.png,Masss,1,1,1,1", "label 'Masss' is not one of Atelectasis"),
         ("00000009_000.png,No Finding,1,1,1,1", "label 'No Finding'"),
-        (
-            "00000009_000.png,Mass,1,1,one,1",
-            "box ['1', '1', 'one', '1'] is not x, y, width, height inside",
-        ),
+        ("00000009_000.png,Mass,1,1,one,1", "box ['1', '1', 'one', '1'] is not x, y, width, height inside"),
         ("00000009_000.png,Mass,nan,1,1,1", "box"),
         ("00000009_000.png,Mass,-1,1,9,1", "box"),
         ("00000009_000.png,Mass,1,1,0,1", "box"),

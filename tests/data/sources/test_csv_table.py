@@ -139,10 +139,7 @@ def test_odd_rows(tmp_path, row, message):
         ("", "is empty"),
         ("\n \n,,\n", "is empty"),
         ("image,label\n", "has no records"),
-        (
-            "picture,label\na,Mass\n",
-            r"no image columns in \['picture', 'label'\]; expected image, one or more",
-        ),
+        ("picture,label\na,Mass\n", r"no image columns in \['picture', 'label'\]; expected image, one or more"),
         ("image,image path,label\na,a,Mass\n", "2 image columns"),
         ("image,label,Label\na,Mass,Mass\n", "column 'label' occurs more than once"),
         ("image,report\na,text\n", "no column with answers"),
@@ -160,11 +157,7 @@ def test_tables_that_cannot_be_used(tmp_path, text, message):
 
 
 def test_other_encodings_are_refused(tmp_path):
-    for encoding, message in (
-        ("utf-16", "is UTF-16"),
-        ("latin-1", "not UTF-8 after row"),
-        ("utf-32", "is UTF-16 or"),
-    ):
+    for encoding, message in (("utf-16", "is UTF-16"), ("latin-1", "not UTF-8 after row"), ("utf-32", "is UTF-16 or")):
         write(tmp_path, "image,report,label\na.png,Größe,Mass\n", encoding=encoding)
         with pytest.raises(BadInput, match=message):
             read(tmp_path)
@@ -216,10 +209,7 @@ def test_a_chain_of_ones_own(tmp_path):
         (b'[{"name": "A", "question": "?"}]', "missing required field `options`"),
         (b'[{"name": "A", "question": "?", "options": ["x"]}]', "1 options"),
         (b'[{"name": "A", "question": "?", "options": ["x", "y"], "extra": 1}]', "unknown field `extra`"),
-        (
-            json.dumps([SMALL_CHAIN[0], SMALL_CHAIN[0] | {"name": "anything "}]).encode(),
-            "must be distinct",
-        ),
+        (json.dumps([SMALL_CHAIN[0], SMALL_CHAIN[0] | {"name": "anything "}]).encode(), "must be distinct"),
         (json.dumps([SMALL_CHAIN[0] | {"name": "patient_id"}]).encode(), "must be distinct"),
         (b'["\xff"]', "expected a JSON array"),
         (b"[" * 100_000, "expected a JSON array"),

@@ -153,10 +153,7 @@ def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
         ("251488034552", "mass", "test", "P1", "?", "many"),
     )
     collection = read_padchest_gr(tmp_path, on_bad_record="skip")
-    assert [(case.patient, case.sex, case.age) for case in collection.cases] == [
-        ("P1", "F", 61.0),
-        ("P1", "", None),
-    ]
+    assert [(case.patient, case.sex, case.age) for case in collection.cases] == [("P1", "F", 61.0), ("P1", "", None)]
     assert "the study is not in the master table - at `$[2].StudyID`" in collection.set_aside[0].reason
     assert not caplog.text
 

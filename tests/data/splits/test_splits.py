@@ -131,14 +131,8 @@ def test_refuses_some_tables_without_the_others(tmp_path, names):
 @pytest.mark.parametrize(
     ("rows", "found"),
     [
-        (
-            [["image_path"], ["images/z.png"]],
-            "an image_path that data.json does not have: val.csv: row 2",
-        ),
-        (
-            [["patient_id"], ["P9"]],
-            "a patient_id that data.json does not have: val.csv: row 2 (patient_id 'P9')",
-        ),
+        ([["image_path"], ["images/z.png"]], "an image_path that data.json does not have: val.csv: row 2"),
+        ([["patient_id"], ["P9"]], "a patient_id that data.json does not have: val.csv: row 2 (patient_id 'P9')"),
         ([["patient_id"], ["20"], ["21"]], "val.csv: row 3 (patient_id '21')"),
         ([["image_path"], [""], ["images/c.png"], ["x"]], "row 4 (image_path 'x')"),
         (
