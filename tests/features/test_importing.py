@@ -101,13 +101,10 @@ def test_an_npy_with_a_file_of_ids(tmp_path, name, write):
     ("ids", "message"),
     [
         ([*PATHS[:-1], PATHS[0]], r"1 cases occur more than once: 'images/0.png'"),
-        ([*PATHS[:-1], "p0"], r"1 cases occur more than once: 'images/0.png'"),
         ([*PATHS[:-1], "images/x.png"], r"1 ids match no case: 'images/x.png'"),
-        ([*PATHS[:-1], ""], "1 ids match no case: ''"),
         ([*PATHS[:-1], "p2"], "patient 'p2' has 2 images"),
         (PATHS[:-1], "29 ids for 30 rows"),
         ([[name] for name in PATHS], r"got <U13 with shape \(30, 1\)"),
-        (np.arange(30) / 2, "got float64"),
         (np.arange(30), "30 ids match no case: '0', '1'.* and 10 more"),
         (np.array([b"\xff"] * 30), "not UTF-8"),
     ],
@@ -120,10 +117,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
     ("features", "message"),
     [
         (ROWS[0], r"got \(4,\)"),
-        (ROWS[None], r"got \(1, 30, 4\)"),
         (ROWS.astype(int), "dtype int64"),
-        (ROWS.astype(complex), "dtype complex128"),
-        (ROWS.astype("U8"), "dtype <U8"),
         (np.asfortranarray(ROWS), "Fortran order"),
         (ROWS[:, :0], "width 0 is not"),
         (
@@ -163,13 +157,11 @@ def make_npy(header, values=b""):
     ("content", "message"),
     [
         (b"", "cannot be read"),
-        (b"PK\x03\x04 no archive", "cannot be read"),
         (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 1000000000)}"), "needs 12000"),
         (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4)}", ROWS.tobytes()[:-1]), "479 bytes"),
         (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, -4)}"), "cannot be read|needs"),
         (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4), 'x': '" + "y" * 20000 + "'}"), "large"),
         (make_npy("[" * 5000), "cannot be read"),
-        (make_npy("__import__('os')"), "cannot be read"),
         (b"\x93NUMPY\x03\x00\x00\x00\x00\x00", r"format version is \(3, 0\)"),
     ],
 )
@@ -193,9 +185,7 @@ def test_a_bomb_of_ids_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"),
-        ("a.csv", b"", r"columns are \[\]"),
         ("a.json", b"{}", "not a list of strings"),
-        ("a.json", b"[1.5]", "not a list of strings"),
         ("a.json", b"[" * 100_000, "cannot be read"),
         ("a.txt", b"\xff\xfe", "cannot be read"),
         ("a.xlsx", b"", "suffix '.xlsx'"),

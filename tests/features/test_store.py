@@ -75,13 +75,10 @@ def test_another_process_sees_what_is_finished_after_refresh(filled):
     [
         (lambda content: content[: len(content) // 2], "bytes instead of|without a header"),
         (lambda content: content[:-1], "bytes instead of"),
-        (lambda content: content + b"\0", "bytes instead of"),
         (lambda content: b"", "0 bytes without a header"),
         (lambda content: b"\xff" * 8 + content[8:], "without a header"),
-        (lambda content: content[:12] + b"\xff" + content[13:], "unreadable header"),
         (lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:], "does not match its checksum"),
         (lambda content: content.replace(b'"F32"', b'"U8" '), "unexpected array"),
-        (lambda content: content.replace(b'"F32"', b'"F99"'), "unreadable header"),
         (lambda content: b"\x05\0\0\0\0\0\0\0[[[[[" + content[13:], "unreadable header"),
     ],
 )
@@ -130,7 +127,6 @@ def test_a_shard_of_another_store_is_not_taken(filled, tmp_path, caplog):
     [
         ({"digest": "e" * 64}, "digest="),
         ({"width": 6}, "width=5; expected width=6"),
-        ({"kind": "text"}, 'kind="image"'),
         ({"details": {"size": 8}}, "details="),
         ({"patches": "float16"}, 'patches="none"; expected patches="float16"'),
     ],
@@ -146,7 +142,6 @@ def test_a_store_of_another_spec_is_refused(filled, change, message):
     ("content", "message"),
     [
         (b"", "expected the description of a feature store"),
-        (b"[]", "expected the description of a feature store"),
         (b'{"format": "other", "version": 1}', "'format': 'other' is not"),
         (b'{"format": "stepcot_jax features", "version": 2}', "version 2 is not 1"),
         (b'{"format": "stepcot_jax features", "version": 1, "width": 3}', "missing required field"),

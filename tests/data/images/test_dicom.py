@@ -20,7 +20,6 @@ pydicom = pytest.importorskip("pydicom")
 from pydicom import uid
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
-from pydicom.pixels import get_decoder, get_encoder
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 
@@ -128,7 +127,7 @@ GREY16 = RANDOM.integers(0, 2**16, (5, 7), np.uint16)
 GREY12 = RANDOM.integers(0, 2**12, (40, 25), np.uint16)
 SIGNED16 = RANDOM.integers(-(2**15), 2**15, (5, 7), np.int16)
 SMOOTH = np.add.outer(np.arange(64), np.arange(64)) + RANDOM.integers(0, 9, (64, 64))
-LARGE8, LARGE12, LARGE16 = SMOOTH.astype(np.uint8), (SMOOTH * 29).astype(np.uint16), (SMOOTH * 450).astype(np.uint16)
+LARGE8, LARGE12 = SMOOTH.astype(np.uint8), (SMOOTH * 29).astype(np.uint16)
 LARGE_SIGNED = (SMOOTH * 450 - 30000).astype(np.int16)
 STORED12 = {"BitsStored": 12, "HighBit": 11}
 
@@ -143,102 +142,42 @@ def test_is_dicom():
 
 
 @pytest.mark.parametrize("pixels", [GREY8, GREY16, SIGNED16, SIGNED16.astype(np.int8)], ids=lambda p: p.dtype.name)
-@pytest.mark.parametrize(
-    "syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian, uid.RLELossless]
-)
-def test_uncompressed_and_rle(pixels, syntax):
-    data = None
-    if syntax == uid.RLELossless:
-        data = encapsulate([rle(pixels)])
-    elif syntax == uid.ExplicitVRBigEndian and pixels.itemsize == 1:
+@pytest.mark.parametrize("syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian])
+def test_uncompressed(pixels, syntax):
+    if syntax == uid.ExplicitVRBigEndian and pixels.itemsize == 1:
         pixels = pixels[:4]  # whole words
-    np.testing.assert_array_equal(decode(pixels, syntax=syntax, data=data), show_range(pixels))
+    np.testing.assert_array_equal(decode(pixels, syntax=syntax), show_range(pixels))
+    np.testing.assert_array_equal(decode(np.full((3, 4), 900, np.uint16), syntax=syntax), np.zeros((3, 4)))
 
 
-def rle(pixels):
-    high_first = pixels.astype(pixels.dtype.newbyteorder(">")).tobytes()
-    planes = np.frombuffer(high_first, np.uint8).reshape(-1, pixels.itemsize).T
-    segments = [pack(plane.tobytes()) for plane in planes]
-    starts = np.cumsum([64, *[len(segment) for segment in segments]])[:-1]
-    header = [len(segments), *starts, *[0] * (15 - len(segments))]
-    return struct.pack("<16L", *header) + b"".join(segments)
-
-
-def pack(values):
-    """PackBits of a kind: a run where two bytes are equal, else a literal; a no-op and a pad at the end."""
-    packed, place = b"", 0
-    while place < len(values):
-        run = 1
-        while run < 128 and place + run < len(values) and values[place + run] == values[place]:
-            run += 1
-        packed += bytes([257 - run, values[place]]) if run > 1 else bytes([0, values[place]])
-        place += run
-    return packed + b"\x80" * (2 - len(packed) % 2)
+def compress(pixels, syntax, **elements):
+    dataset = make(pixels, **elements)
+    try:
+        dataset.compress(syntax, generate_instance_uid=False)
+    except (RuntimeError, NotImplementedError) as error:
+        if "missing" not in str(error):
+            raise
+        pytest.skip("needs an encoder")
+    return write(dataset)
 
 
 @pytest.mark.parametrize(
     ("syntax", "pixels"),
     [
+        (uid.RLELossless, LARGE8),
+        (uid.RLELossless, LARGE_SIGNED // 4000),  # with long runs
         (uid.JPEG2000Lossless, LARGE8),
         (uid.JPEG2000Lossless, LARGE12),
         (uid.JPEG2000Lossless, LARGE_SIGNED),
         (uid.JPEGLSLossless, LARGE8),
         (uid.JPEGLSLossless, LARGE12),
-        (uid.JPEGLosslessSV1, LARGE8),
-        (uid.JPEGLosslessSV1, LARGE12),
-        (uid.JPEGLossless, LARGE16),
     ],
     ids=lambda value: getattr(value, "keyword", None) or value.dtype.name,
 )
 def test_lossless_compression(syntax, pixels):
-    stored = STORED12 if pixels is LARGE12 else {}
-    dataset = make(pixels, **stored)
-    if syntax in (uid.JPEGLosslessSV1, uid.JPEGLossless):
-        if "pylibjpeg" not in get_decoder(syntax).available_plugins:
-            pytest.skip("needs pylibjpeg-libjpeg")
-        packed = encapsulate([lossless_jpeg(pixels, bits=stored.get("BitsStored", 8 * pixels.itemsize))])
-        content = write(make(pixels, syntax=syntax, data=packed, **stored))
-    else:
-        try:
-            get_encoder(syntax)
-            dataset.compress(syntax, generate_instance_uid=False)
-        except (RuntimeError, NotImplementedError) as error:
-            if "missing" not in str(error):
-                raise
-            pytest.skip("needs an encoder")
-        content = write(dataset)
+    content = compress(pixels, syntax, **(STORED12 if pixels is LARGE12 else {}))
     result = read_dicom(content, name="x", max_pixels=MAX_PIXELS).pixels
     np.testing.assert_array_equal(result, show_range(pixels))
-
-
-def lossless_jpeg(pixels, *, bits):
-    """ITU-T T.81 annex H, predictor 1, with one code of five bits for each of the 17 lengths of a difference."""
-    values = pixels.astype(np.int64)
-    left = np.empty_like(values)
-    left[:, 1:] = values[:, :-1]
-    left[1:, 0] = values[:-1, 0]
-    left[0, 0] = 2 ** (bits - 1)
-    stream = ""
-    for difference in (values - left).reshape(-1):
-        wrapped = int((difference + 2**15) % 2**16 - 2**15)
-        length = abs(wrapped).bit_length()
-        stream += f"{length:05b}"
-        if 0 < length < 16:
-            stream += f"{wrapped if wrapped > 0 else wrapped + 2**length - 1:0{length}b}"
-    stream += "1" * (-len(stream) % 8)
-    scan = bytes(int(stream[place : place + 8], 2) for place in range(0, len(stream), 8)).replace(b"\xff", b"\xff\0")
-    rows, columns = pixels.shape
-    return (
-        b"\xff\xd8\xff\xc3"
-        + struct.pack(">HBHHBBBB", 11, bits, rows, columns, 1, 1, 0x11, 0)
-        + b"\xff\xc4"
-        + struct.pack(">HB", 36, 0)
-        + bytes([0, 0, 0, 0, 17, *[0] * 11, *range(17)])
-        + b"\xff\xda"
-        + struct.pack(">HBBBBBB", 8, 1, 1, 0, 1, 0, 0)
-        + scan
-        + b"\xff\xd9"
-    )
 
 
 def jpeg(pixels, **options):
@@ -280,10 +219,6 @@ def test_monochrome1():
     values = GREY12.astype(np.float64)
     np.testing.assert_array_equal(inverted, round_half_up(1 - (values - values.min()) / np.ptp(values)))
     assert np.abs(plain.astype(int) + inverted - 255).max() <= 1
-
-
-def test_constant_picture():
-    np.testing.assert_array_equal(decode(np.full((3, 4), 900, np.uint16)), np.zeros((3, 4)))
 
 
 WINDOWS = [
@@ -388,18 +323,11 @@ REFUSED = [
     ({"NumberOfFrames": 3}, "NumberOfFrames: 3 instead of 1"),
     ({"PixelData": None}, "has no PixelData (Digital X-Ray Image Storage - For Presentation)"),
     ({"PixelData": None, "SOPClassUID": uid.EncapsulatedPDFStorage}, "has no PixelData (Encapsulated PDF Storage)"),
-    ({"PixelData": None, "SOPClassUID": uid.BasicTextSRStorage, "Modality": "SR"}, "has no PixelData (Basic Text SR"),
-    ({"PixelData": None, "SOPClassUID": "1.2.9.4711"}, "has no PixelData (of an unknown kind)"),
     ({"PixelData": bytes(10)}, "PixelData: 10 bytes instead of 35"),
-    ({"Rows": None}, "Rows: 0 values"),
-    ({"Rows": 0}, "Rows: 0;"),
     ({"Rows": 60000, "Columns": 60000}, "60000 x 60000 pixels in its header are more than 10000"),
     ({"SamplesPerPixel": 4}, "SamplesPerPixel: 4 with MONOCHROME2"),
     ({"PhotometricInterpretation": "PALETTE COLOR"}, "PhotometricInterpretation: is not one of MONOCHROME1"),
-    ({"PhotometricInterpretation": "YBR_FULL"}, "is not one of MONOCHROME1, MONOCHROME2, RGB"),
-    ({"PhotometricInterpretation": "MARKER"}, "is not one of MONOCHROME1, MONOCHROME2, RGB"),
     ({"BitsAllocated": 32}, "BitsStored: 8 in BitsAllocated 32"),
-    ({"BitsStored": 12}, "BitsStored: 12 in BitsAllocated 8"),
     ({"HighBit": 9}, "HighBit: 9; expected 7"),
     ({"PixelRepresentation": 2}, "PixelRepresentation: 2;"),
     ({"RescaleSlope": "0"}, "RescaleSlope: 0"),
@@ -421,7 +349,6 @@ def test_refused(settings, found):
     ("syntax", "found"),
     [
         (uid.DeflatedExplicitVRLittleEndian, "Deflated Explicit VR Little Endian is not one of"),
-        (uid.MPEG2MPML, "MPEG2"),
         ("1.2.3.4711", "an unknown syntax"),
     ],
 )
@@ -448,13 +375,12 @@ def test_deflated_bomb_is_not_inflated():
     tracemalloc.stop()
 
 
-def test_no_decoder_for_lossless_jpeg(monkeypatch):
+def test_a_missing_decoder_is_named_with_its_command(monkeypatch):
     from pydicom.pixels.decoders import base
 
     monkeypatch.setattr(base.Decoder, "available_plugins", property(lambda _: ("gdcm",)))
-    packed = encapsulate([lossless_jpeg(GREY8, bits=8)])
-    message = refusal(write(make(GREY8, syntax=uid.JPEGLosslessSV1, data=packed)))
-    assert "no decoder for JPEG Lossless SV1 is installed: pip install pylibjpeg-libjpeg (GPL)" in message
+    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)]))))
+    assert 'no decoder for JPEG Baseline is installed: pip install -e ".[dicom]"' in message
 
 
 def test_compressed_size_has_to_match():
@@ -502,13 +428,9 @@ def corrupt_values():
         ("Rows", "PN"),
         ("WindowCenter", "PN"),
         ("RescaleSlope", "LO"),
-        ("PixelPaddingValue", "LO"),
-        ("NumberOfFrames", "PN"),
         ("PhotometricInterpretation", "PN"),
-        ("PixelRepresentation", "LT"),
         ("PixelData", "LT"),
         ("VOILUTSequence", "PN"),
-        ("Modality", "PN"),
         ("ViewPosition", "PN"),
         ("PixelSpacing", "PN"),
     ):
@@ -552,7 +474,7 @@ VALID = {
     ),
     "lut": write(make(GREY8, VOILUTSequence=lut(range(200), first=3, bits=8), PixelPaddingValue=3)),
     "jpeg": write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)]))),
-    "rle": write(make(GREY16, syntax=uid.RLELossless, data=encapsulate([rle(GREY16)]))),
+    "rle": compress(GREY16, uid.RLELossless),
     "implicit": write(make(GREY8, syntax=uid.ImplicitVRLittleEndian, WindowCenter="90", WindowWidth="90")),
 }
 

@@ -147,19 +147,14 @@ def test_box_size_is_required_and_checked(tmp_path):
 
 BAD = [
     (a_test_record(choices=["A: x", "C: y"], answer="A"), r"choices\[1\]: 'C: y'; expected a text after 'B: '"),
-    (a_test_record(choices=["x", "y"], answer="A"), r"choices\[0\]"),
     (a_test_record(choices=["A: x", "B: x"], answer="A"), "choices: "),
     (a_test_record(choices=CHOICES, answer="D"), "answer: 'D' is no readable answer of kind 'single'"),
     (a_test_record(choices=CHOICES, answer=[]), "answer: '' is no readable answer of kind 'multi'"),
     (a_test_record(visual_locations=[]), "visual_locations: 0 boxes of 1 regions"),
-    (a_test_record(visual_locations=[[1, 2, 3]]), "visual_locations"),
     (a_test_record(visual_locations=[[9, 2, 3, 4]]), r"visual_locations\[0\]: box"),
-    (a_test_record(visual_locations=[[1, 2, "3", 4]]), "visual_locations"),
     (a_test_record(visual_regions=["<b>"]), r"visual_locations\[0\]: label"),
     (a_test_record(image_path="../../etc/passwd"), "image_path: "),
-    (a_test_record(image_path="/"), "image_path: "),
     (a_test_record(question=" "), "question: blank"),
-    (a_test_record(question=3), "question: Expected `str`, got `int`"),
     ({"visual_locations": []}, "Object missing required field `question`"),
     (
         training("<image>\nQ", "<answer> A <reason> r", "closed_ended"),

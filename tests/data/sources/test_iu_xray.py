@@ -101,31 +101,6 @@ def test_real_counts(raw, reports):
     assert sum(len(report.mesh) for report in reports) == in_bytes(rb"<major>\s*[^<\s]", raw)
 
 
-def test_real_projections(raw, reports):
-    """The words that come first most often, found in the raw bytes by counting, tell the same images frontal."""
-    words = {
-        name: word
-        for content in raw
-        for name, word in re.findall(
-            rb'<parentImage id="([^"]+)".*?<EdgeHistogram>(\w+)</EdgeHistogram>', content, re.DOTALL
-        )
-    }
-    pairs = [[image.id.encode() for image in report.images] for report in reports if len(report.images) == 2]
-    first, second = (collections.Counter(words[pair[place]] for pair in pairs) for place in (0, 1))
-    frontal = {word for word in first if first[word] >= 3 * second[word] and first[word] >= 20}
-    lateral = {word for word in second if second[word] >= 3 * first[word] and second[word] >= 20}
-    told = {name: words[name] in frontal for name in words if words[name] in frontal | lateral}
-    decided = {
-        image.id.encode(): image.projection == "frontal"
-        for report in reports
-        for image in report.images
-        if image.projection != "undecided"
-    }
-    both = told.keys() & decided.keys()
-    assert len(both) > 3000
-    assert sum(told[name] == decided[name] for name in both) / len(both) > 0.95
-
-
 def test_real_projection_counts(reports):
     counts = collections.Counter((image.projection, image.decided_by) for report in reports for image in report.images)
     assert counts == {
@@ -161,10 +136,7 @@ def test_real_collection(shared, coding):
     ("content", "found"),
     [
         (b"", "not XML"),
-        (b"<eCitation>", "not XML"),
-        (b"\xff\xfe\x00", "not XML"),
         (b'<?xml version="1.0" encoding="klingon"?><eCitation/>', "not XML"),
-        (b"<html/>", "is <html>"),
         (b"<eCitation/>", "uId: ''"),
         (report_xml("../../etc"), "uId: '../../etc'"),
         (report_xml(images=image_xml("../x")), "id of a parentImage: '../x'"),
@@ -236,12 +208,9 @@ def test_projection_list(tmp_path):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"uid,filename\n", "no column projection"),
         (b"", "is empty"),
         (b"filename,projection\nx,oblique\n", "row 2: projection 'oblique'"),
-        (b"filename,projection\nx\n", "row 2: projection ''"),
         (b"filename,projection\nx,Frontal\nx.png,Lateral\n", "row 3: 'x' already"),
-        (b"\xff\xfe", "UTF-16"),
     ],
 )
 def test_bad_projection_lists(tmp_path, content, found):
@@ -338,14 +307,11 @@ def bad_archives():
     packed = gzip.compress(tar)
     return {
         "empty": b"",
-        "text": b"Dear reader,\n" * 100,
         "gzip of text": gzip.compress(b"Dear reader,\n" * 100),
-        "gzip cut": packed[: len(packed) // 2],
         "gzip checksum": packed[:-8] + bytes(8),
         "gzip bomb behind the end": gzip.compress(tar + bytes(2**20)),
         "gzip damaged": packed[:800] + bytes(20) + packed[820:],
         "tar cut in a file": tar[: 512 + 100],
-        "tar cut in a header": tar[: second + 100],
         "tar damaged header": tar[:second] + b"\xff" * 512 + tar[second + 512 :],
         "header of 8 GB": gzip.compress(pax_header(8 * 2**30 - 1) + bytes(10_000)),
         "headers of headers": pax_header(0) * 3000,

@@ -183,10 +183,8 @@ def test_master_tables_that_cannot_be_used(tmp_path, rows, message):
         ({"StudyID": None}, "Expected `int | str`, got `null` - at `$[1].StudyID`"),
         ({"StudyID": " "}, "the study's identifier is empty - at `$[1].StudyID`"),
         ({"ImageID": "../x.png"}, "is not a file name without folders - at `$[1].ImageID`"),
-        ({"ImageID": "a\0b.png"}, "is not a file name without folders"),
         ({"ImageID": "image_1.png"}, "has the same image as record 0"),
         ({"findings": []}, "has no findings - at `$[1].findings`"),
-        ({"findings": None}, "Expected `array`, got `null` - at `$[1].findings`"),
         ({"findings": [finding("mass", boxes=[[0, 0, 1]])]}, "`$[1].findings[0].boxes[0]`"),
         (
             {"findings": [finding(), finding("mass", boxes=[[0, 0, 1, 1], [0.5, 0, 0.5, 1]])]},
@@ -194,8 +192,6 @@ def test_master_tables_that_cannot_be_used(tmp_path, rows, message):
         ),
         ({"findings": [finding("mass", extra_boxes=[[0, 0, 512, 512]])]}, "as fractions from 0 to 1"),
         ({"findings": [finding("mass", boxes=[[-0.1, 0, 1, 1]])]}, "box [-0.1, 0.0, 1.0, 1.0]"),
-        ({"findings": [finding("mass", labels="mass")]}, "Expected `array"),
-        ({"findings": [finding("mass", abnormal="yes")]}, "Expected `bool`"),
     ],
 )
 def test_bad_studies(tmp_path, changes, message):
