@@ -6,7 +6,6 @@ Messages name an element that cannot be read and never quote its value.
 import contextlib
 import dataclasses
 import io
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -153,7 +152,6 @@ def is_packed(tag: int) -> bool:
 
 EXTRA = install_extra("dicom")
 
-_CODE = re.compile(r"[A-Z0-9 _]{1,16}")
 _Read = TypeVar("_Read")
 
 
@@ -260,14 +258,6 @@ class Fields:
         if text not in accepted:
             raise self.refuse(f"{keyword}: is not one of {', '.join(accepted)}")
         return text
-
-    def code(self, keyword: str) -> str:
-        """Return an element's value if it is a code string, else ""."""
-        with contextlib.suppress(BadInput):
-            value = self.value(keyword)
-            if isinstance(value, str) and _CODE.fullmatch(value.strip()):
-                return value.strip()
-        return ""
 
     def item(self, keyword: str) -> "Fields | None":
         """Return the first item of a sequence, None where there is none; `BadInput` if unreadable."""

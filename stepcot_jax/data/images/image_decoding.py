@@ -39,7 +39,7 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int) -> Image.Image
         if opener is not None:
             return _open_and_load(opener(io.BytesIO(content)), name=name, max_pixels=max_pixels)
         if is_dicom(content):
-            return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels).pixels)
+            return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels))
     except BadInput:
         raise
     # Pillow's decoders raise a dozen types of error on broken files.

@@ -10,11 +10,10 @@ import dataclasses
 import fcntl
 import hashlib
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -34,9 +33,8 @@ from stepcot_jax.record import Record
 
 INDEX_NAME = "image_shards.json"
 
-_VERSION = 1
-_SHARD_NAME = re.compile(r"images-[0-9]{5}\.array_record")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _READER_BUFFER_BYTES = 32_768
 _MOST_OPEN = 128
@@ -46,18 +44,22 @@ _CHANGED = "the shard has changed since it was written: copy it again or write t
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One shard; `paths`, `sizes` and `digests` have an item for each record, in order."""
 
-    file: str
+    file: Annotated[str, msgspec.Meta(pattern=r"^images-[0-9]{5}\.array_record$")]
     num_bytes: int
-    sha256: str
+    sha256: Digest
     paths: tuple[str, ...]
     sizes: tuple[int, ...]
-    digests: tuple[str, ...]
+    digests: tuple[Digest, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.paths) == len(self.sizes) == len(self.digests):
+            raise BadInput(f"the entry of {self.file} is incomplete or damaged")
 
 
 class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
     """All shards of a folder."""
 
-    version: int = _VERSION
+    version: Literal[1] = 1
     source: str
     shards: tuple[ShardEntry, ...]
     set_aside: tuple[tuple[str, str], ...] = ()
@@ -78,25 +80,12 @@ def read_index(root: Path) -> ShardIndex:
     path = Path(root) / INDEX_NAME
     expected = "expected the index that `stepcot data shards` writes"
     index = read_json(path, ShardIndex, accepted=expected, max_bytes=MAX_LISTING_BYTES)
-    if index.version != _VERSION:
-        raise BadInput(f"{path}: version {index.version} is not {_VERSION}; write the shards anew")
-    for entry in index.shards:
-        check_entry(entry, where=path)
     paths = [image for entry in index.shards for image in entry.paths]
     if len(set(paths)) != len(paths):
         raise BadInput(f"{path}: an image is listed twice; {expected}")
     for entry in index.shards:
         check_size(Path(root) / entry.file, entry.num_bytes)
     return index
-
-
-def check_entry(entry: ShardEntry, *, where: Path) -> None:
-    """Raise `BadInput`, which names `where`, for a foreign file name, bad digests or lists of different lengths."""
-    if not _SHARD_NAME.fullmatch(entry.file):
-        raise BadInput(f"{where}: {entry.file[:80]!r} is not a shard name such as {shard_name(0)}")
-    lengths = {len(entry.paths), len(entry.sizes), len(entry.digests)}
-    if len(lengths) != 1 or not all(_DIGEST.fullmatch(digest) for digest in (entry.sha256, *entry.digests)):
-        raise BadInput(f"{where}: the entry of {entry.file} is incomplete or damaged")
 
 
 def check_size(path: Path, num_bytes: int) -> None:
@@ -318,7 +307,6 @@ class _ShardWriter:
             if sorted(paths) != sorted(case.image for case in covered):
                 raise BadInput(f"{path}: lists other images than the records; use a new folder")
             if note.entry:
-                check_entry(note.entry, where=path)
                 actual = None
                 with contextlib.suppress(OSError):
                     actual = digest_file(self.folder / note.entry.file)

@@ -1,6 +1,5 @@
 """NIH ChestX-ray8: cases from its box list and its table of labels, with the answers that follow from the labels."""
 
-import collections
 import dataclasses
 import logging
 import math
@@ -73,19 +72,6 @@ class Entry:
     age: float | None = None  # in years; None if the table has an impossible one
     view: str = ""  # as in the table, such as "PA" or "AP"
     problem: str = ""  # why the row cannot be used; "" if it can
-
-
-def count_boxes(root: Path) -> tuple[int, int, int]:
-    """Count boxes, images and images with one distinct label in the box list of a data root."""
-    path = find_file(root, BOX_LIST)
-    if path is None:
-        raise BadInput(f"{root}: has no {BOX_LIST}")
-    boxes, labels = read_box_list(path), collections.defaultdict(set)
-    for box in boxes:
-        if box.problem:
-            raise BadInput(f"{path}: {box.problem}")
-        labels[box.image].add(box.box.label)
-    return len(boxes), len(labels), sum(len(names) == 1 for names in labels.values())
 
 
 def read_box_list(path: Path) -> list[ListedBox]:

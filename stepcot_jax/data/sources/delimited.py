@@ -55,7 +55,7 @@ def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str 
     """Yield the header and the rows that are not empty, as `read_table`; `expected` ends the messages."""
     number, line = 0, 0
     try:
-        with open_text(path, accepted="a table") as file:
+        with open_text(path) as file:
             delimiter, num_skipped = _find_delimiter(file, known_columns=known_columns, path=path)
             for number, (last_line, texts) in enumerate(
                 iterate_rows(file, delimiter=delimiter, path=path), start=1 + num_skipped
@@ -71,9 +71,9 @@ def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str 
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
 
 
-def open_text(path: Path, *, accepted: str) -> TextIO:
+def open_text(path: Path) -> TextIO:
     """Open a text file in UTF-8, with or without a byte order mark."""
-    file = open_untrusted(path, accepted=accepted)
+    file = open_untrusted(path, accepted="a table")
     if file.read(4).startswith(_OTHER_ENCODINGS):
         file.close()
         raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {_EXPECTED}")

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -133,8 +133,6 @@ def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:
     return tuple(finding for label in folded for finding in FINDINGS.get(label, ()))
 
 
-BoxReaders = Literal["first", "both"]
-
 ORIGIN = "PadChest-GR"
 IMAGE_FOLDERS = (
     *(".", "images", "images_grounding", "PadChest_GR", "Padchest_GR_files", "Padchest_GR_files/PadChest_GR"),
@@ -149,7 +147,6 @@ def read_padchest_gr(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
     single_label: bool = True,
-    readers: BoxReaders = "first",
 ) -> Collection:
     """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 
@@ -159,15 +156,12 @@ def read_padchest_gr(
     study counts as one patient, with a warning.
     """
     root = Path(root)
-    if readers not in ("first", "both"):
-        raise BadInput(f"readers: {readers!r} is not 'first' or 'both'")
     path = find_file(root, REPORTS)
     if path is None:
         raise BadInput(f"{root}: has no {REPORTS}")
     reader = _StudyReader(
         finder=ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images),
         facts=read_facts(root, path=path),
-        readers=readers,
         single_label=single_label,
         intake=Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record),
     )
@@ -202,7 +196,6 @@ class _StudyReader:
 
     finder: ImageFinder
     facts: Mapping[str, StudyFacts]
-    readers: BoxReaders
     single_label: bool
     intake: Intake
     num_boxless: int = 0
@@ -262,12 +255,8 @@ class _StudyReader:
         return ""
 
     def _boxes(self, study: GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
-        chosen: list[tuple[GroundedFinding, Corners]] = []
-        for finding in study.findings:
-            second = finding.extra_boxes or ()
-            self.num_second += len(second) if self.readers == "first" else 0
-            boxes = (*(finding.boxes or ()), *(second if self.readers == "both" else ()))
-            chosen += [(finding, box) for box in boxes]
+        chosen = [(finding, box) for finding in study.findings for box in finding.boxes or ()]
+        self.num_second += sum(len(finding.extra_boxes or ()) for finding in study.findings)
         if size is None:
             self.num_boxless += bool(chosen)
             return ()

@@ -78,7 +78,7 @@ def _find_columns(header: list[str], *, path: Path) -> list[int]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    with open_text(path, accepted="a table") as file:
+    with open_text(path) as file:
         header = file.readline(_LONGEST_HEADER)
         file.seek(0)
         yield from iterate_rows(file, delimiter=max(",;\t", key=header.count), path=path)

@@ -98,7 +98,7 @@ def test_overlays_private_values_and_pixels_do_not_count(monkeypatch, syntax):
     header = read(content, whole=True)
     assert header.value("PatientID") == "7"
     assert not [tag for tag in header.dataset.keys() if tag.is_private or tag.group == 0x6000]  # noqa: SIM118
-    assert read(content, whole=False).pixels.shape == (8, 8)
+    assert read(content, whole=False).shape == (8, 8)
 
 
 def test_private_values_of_another_type_count(monkeypatch):
@@ -135,12 +135,12 @@ def test_depth_is_limited(syntax, undefined):
         return content.replace(placeholder, nest(depth, undefined=undefined, syntax=syntax))
 
     assert len(read(nested(MOST_DEPTH), whole=True).dataset.OtherPatientIDsSequence) == 1
-    assert read(nested(MOST_DEPTH), whole=False).pixels.shape == (8, 8)
+    assert read(nested(MOST_DEPTH), whole=False).shape == (8, 8)
     for depth in (MOST_DEPTH + 1, 100, 400, 20_000):
         with pytest.raises(BadInput, match=r"^scan.dcm: (its sequences are more than 16 deep|cannot be read as DICOM)"):
             read(nested(depth), whole=True)
         if not undefined:  # a picture's own sequences are read to their first level, and no others
-            assert read(nested(depth), whole=False).pixels.shape == (8, 8)
+            assert read(nested(depth), whole=False).shape == (8, 8)
 
 
 def test_items_are_counted_before_they_are_made(monkeypatch):

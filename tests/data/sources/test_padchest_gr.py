@@ -90,9 +90,6 @@ def test_boxes_sentences_and_labels_of_a_study(tmp_path):
         Box.of_size("nodule", 0, 0, 200, 100, "There is nodule."),
         Box.of_size("Calcified granuloma", 100, 50, 100, 50, "Hay  Calcified  granuloma ."),
     )
-    both = read_padchest_gr(tmp_path, readers="both").cases[0].boxes
-    assert len(both) == 4
-    assert both[2].x1 == pytest.approx(20)
     write_records(tmp_path, chain=DEFAULT_CHAIN, cases=collection.cases)
     assert read_records(tmp_path).cases == collection.cases
 
@@ -212,8 +209,6 @@ def test_bad_studies(tmp_path, changes, message):
 def test_roots_that_cannot_be_used(tmp_path):
     with pytest.raises(BadInput, match="has no grounded_reports"):
         read_padchest_gr(tmp_path)
-    with pytest.raises(BadInput, match="readers: 'all'"):
-        read_padchest_gr(tmp_path, readers="all")
     (tmp_path / "grounded_reports_20240819.json").write_text('[{"StudyID": "1", "ImageID"')
     with pytest.raises(BadInput, match="grounded_reports_20240819"):
         read_padchest_gr(tmp_path)
