@@ -1,7 +1,6 @@
 """Check a data root: its contents and whether a run can use it, as one object of plain facts; see `docs/data.md`.
 
-A check uses the code of a run: the same scan, decoder, split tables and split making. Unlike a run it continues after
-the first fault, and it keeps no texts.
+A check uses the code of a run, continues after the first fault, and keeps no texts.
 """
 
 import collections

@@ -26,8 +26,6 @@ from absl import flags
 
 from stepcot_jax.host.errors import BadInput, RunStopped
 
-# Handshake between the run and its worker processes: a worker reports and waits until the run has registered it.
-#
 # Python drops the exit code of a child that ended unnoticed. Until a worker is registered it has written nothing and
 # Grain notices its death; afterwards the run keeps its exit code.
 

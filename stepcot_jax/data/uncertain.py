@@ -1,7 +1,6 @@
 """Training targets of uncertain answers: ignored, negative, positive, or soft (Irvin et al., CheXpert, AAAI 2019).
 
-The step's negative option is `chain.Step.negative`. Only targets of training depend on the setting: an uncertain answer
-is never among a case's labels, so that validation and test never count it as the truth.
+An uncertain answer is never among the labels: validation and test never count it as the truth.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """Encode images in the processes of an engine, in blocks of one shard each.
 
-A block holds the same images, in the same batches, as a shard of the local engine, so both write the same shards. The
-processes return features, and the run stores each block when it arrives, completely or not at all.
+A block is a shard of the local engine, so both write the same shards; a block is stored completely or not at all.
 """
 
 import dataclasses

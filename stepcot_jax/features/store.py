@@ -1,8 +1,6 @@
 """A folder of features by key, written in shards by any number of processes and read without a lock.
 
-The folder holds `store.json` (see `StoreSpec`) and shards (see `Shard`). A process killed at any moment leaves
-complete shards and at most a hidden partial file, which is never read. A reader sees the union of the shards; a key in
-two of them is harmless, since a key determines its value.
+Readers see the union of complete shards; a key in two of them is harmless, since it determines its value.
 """
 
 import dataclasses
@@ -26,8 +24,6 @@ from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, sync_folder, write_whole
 
-# Keys of stored features: digests of everything that determines a feature's numbers.
-#
 # A key is the SHA-256 of a canonical JSON text of named fields. The fields include the kind and version of the key, so
 # that different ingredients never give the same text.
 

@@ -1,8 +1,6 @@
 """Radiographs from DICOM files as a workstation shows them, without the patient's data.
 
-Only the elements that the picture needs are parsed. Names, dates and identifiers are read by `read_header` alone, for
-reports that are filed with the image. pydicom's and highdicom's messages quote values, so they are kept out of
-exceptions, warnings and logs.
+Only the picture's elements are parsed. pydicom's messages quote values, so none reaches an error, a warning or a log.
 """
 
 import contextlib
@@ -35,10 +33,7 @@ from stepcot_jax.host.errors import BadInput
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# The projection of a radiograph by its DICOM header: frontal, lateral, oblique or decubitus.
-#
-# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010). Free text such as
-# `SeriesDescription` is not read, and no value of the header is passed on: the projection is one of four words.
+# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
 
 
 Projection = Literal["frontal", "lateral", "oblique", "decubitus", ""]
@@ -219,8 +214,6 @@ def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int]]:
     return [(right - left, bottom - top, num_samples)]
 
 
-# Stored values of a DICOM file to grey values on a screen: modality, window, polarity, padding.
-#
 # A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
 # values (DICOM PS3.3 C.11.1 and C.11.2). pydicom applies the windows. Its lookup tables are not used:
 # `apply_modality_lut` fails on entries of 10, 12 or 14 bits, and `apply_voi` wraps indices above 255 where entries have

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pydicom import Dataset
     from pydicom.tag import BaseTag
 
-# A DICOM file whose parsing ends above the limits on its header: elements and bytes.
-#
 # pydicom turns an element or a sequence's item, which may have 8 bytes in the file, into objects of hundreds of bytes,
 # and parses sequences of undefined length even if they are not asked for.
 

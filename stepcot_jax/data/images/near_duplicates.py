@@ -1,8 +1,6 @@
 """Near-duplicate images: perceptual hashes, pairs whose hashes differ in few bits, patients whom these pairs join.
 
-Merged collections repeat radiographs: encoded anew, at another size, a little brighter. If one copy is in the train
-split and another in the test split, the test score is too high. Radiographs of different patients look alike too, so
-the radius must be small; `docs/data.md` has measurements.
+A copy in another split makes the test score too high. Patients look alike too: `docs/data.md` has measurements.
 """
 
 import collections

@@ -1,8 +1,6 @@
 """Images in ArrayRecord shards: their index, and a reader that verifies each image against its SHA-256.
 
-`data shards` writes shards whose record k is the content of an image file, indexed by `image_shards.json`, which is
-written last: without it a folder has no shards. `data.tfds` writes shards of tensorflow_datasets examples. `ShardFiles`
-reads both.
+`image_shards.json`, written last, indexes them; `data.tfds` writes other shards, which `ShardFiles` reads as well.
 """
 
 import contextlib
@@ -191,8 +189,6 @@ class ShardFiles:
         return reader
 
 
-# Write a folder's images into ArrayRecord shards: each image is decoded once, and a restart resumes.
-#
 # Shards are written one after the other. After each shard a note lists its content: a restart continues after the last
 # noted shard, and rewrites a shard without a note. The index replaces the notes at the end.
 

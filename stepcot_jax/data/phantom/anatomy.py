@@ -1,7 +1,6 @@
 """A schematic frontal chest in attenuation: 0 is air, 1 nearly opaque.
 
-Lengths are in body coordinates. Only `render_anatomy` depends on the number of pixels, so that a patient looks the same
-at every size.
+Lengths are in body coordinates: a patient looks the same at every size, since `render_anatomy` alone sees pixels.
 """
 
 import dataclasses
@@ -10,8 +9,6 @@ import functools
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-# Acquisition of a phantom radiograph: body coordinates, their pixels, and three styles.
-#
 # The trunk spans about -1 to 1; x grows to the right of the picture (the patient's left) and y downwards. The styles
 # differ in tone curve, sharpness, noise, field of view, collimation and marker. They stand for three origins, so that
 # a model trained on one can be tested on another.

@@ -1,7 +1,6 @@
 """Consistent answers for phantom chests: the diagnosis first, then the steps that lead to it.
 
-Every step is drawn from a table conditional on the diagnosis and restricted by the earlier answers, so that the
-diagnosis alone determines no step and later steps depend on earlier ones.
+Each step is drawn given the diagnosis and the earlier answers, so that the diagnosis alone determines no step.
 """
 
 import json

@@ -317,8 +317,6 @@ def _calcification(focus: Focus, *, mottle: Image, frame: Frame, window: tuple[s
     return 0.3 * smooth_step(mottle - 0.6, 0.4)
 
 
-# Plan a scene from seven answers: each answer decides something visible in the picture.
-#
 # Detection decides air or density, distribution the number of lesions, pattern their texture, location their zone,
 # morphology their edge, secondary effects a sign beside them, and the diagnosis their size and density.
 

@@ -1,7 +1,6 @@
 """Phantom chests: drawn frontal radiographs that show their seven answers, for runs without data.
 
-The answers are drawn first, then the picture from them. A case depends only on (seed, index, prevalence), its pixels
-also on the size.
+Answers are drawn first, then the picture. A case depends on (seed, index, prevalence), its pixels also on the size.
 """
 
 import csv

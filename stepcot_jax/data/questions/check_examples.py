@@ -1,8 +1,6 @@
 """Training examples of self-checks: a wrong first attempt and the check that follows it (MEDSAGE).
 
-The paper prints neither markup nor wording of a self-check; both are ours. A wrong attempt is the reply to another
-training question of the same topic with another answer. The check goes along visual grounding, visual analysis and
-knowledge, as the paper's does, and has only facts of the record: its boxes, what is seen, and the deciding rule.
+The paper prints no self-check: markup and wording are ours. A check states facts of the record alone.
 """
 
 import collections

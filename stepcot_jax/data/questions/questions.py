@@ -1,7 +1,6 @@
 """Questions of four kinds about a grounded image, with answer, references and thinking that agree with the image.
 
-Design: a record is a function of (seed, image, number of the question). Findings are referred to by their boxes, absent
-ones by the region where they would be, a normal chest by its lungs.
+A record is a function of (seed, image, number of the question); findings are referred to by their boxes.
 """
 
 import dataclasses

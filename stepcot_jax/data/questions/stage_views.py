@@ -1,8 +1,6 @@
 """Easy, medium and hard views of training records (MedCLM's curriculum).
 
-Easy shows the picture with the record's boxes drawn, medium the bare picture with the same text, hard a record of
-another case of the same domain (lesion and modality) with only its answer. Stages change input and target of training;
-evaluation uses bare pictures.
+Easy draws the boxes, medium shows the bare picture, hard another case of the same domain with only its answer.
 """
 
 import collections

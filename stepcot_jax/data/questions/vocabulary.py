@@ -16,8 +16,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 from stepcot_jax.record import Stages
 
-# Boxes of anatomical regions from masks of lungs and heart, and the organ that hosts a lesion.
-#
 # Design: zones are thirds of a lung's box. This library's choice: hilar structures are the inner third of the middle
 # zone, a hemidiaphragm reaches a quarter of the lung's height above and below its lower edge, and the mediastinum
 # reaches from the heart to the top of the lungs. Names follow GEMeX where it has one.
@@ -157,8 +155,6 @@ def accepted_names(label: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*phrases, term_of(name).name, name)))
 
 
-# Sentences of thinking texts and stages; each states facts that can be checked against the picture.
-#
 # Design: a thinking text has one sentence a reference, one an option, and one with the answer (GEMeX-RMCoT's pipeline,
 # offline). Stages follow MEDSAGE: location, what is seen, a rule, the conclusion. No sentence mentions a report.
 

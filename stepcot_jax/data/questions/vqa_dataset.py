@@ -77,8 +77,6 @@ def _within(box: list[float], image_size: tuple[int, int]) -> Corners:
     return x1, y1, x2, y2
 
 
-# Reasoning records of a folder with their splits and images, for runs.
-#
 # No message names an image's path: paths of MIMIC-CXR hold patient numbers. Records are named by line and id.
 
 

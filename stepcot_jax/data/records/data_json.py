@@ -1,8 +1,6 @@
 """The published layout of `data.json`: bytes to typed records and back.
 
-`data.json` is one array of records: patient_id, image_path, origin, report and vqa_chain, which holds one
-entry a step: step, question, options, answer, reasoning (authors' dataset card). The optional
-`stepcot_jax` holds our additional fields; other fields are ignored. `RecordReader` interprets the entries.
+One array of records as on the authors' dataset card; the optional `stepcot_jax` holds our additional fields.
 """
 
 import array
@@ -349,8 +347,6 @@ class RecordReader:
         return label
 
 
-# Read the records of a data root once, for a run and for `data check`: cases in columns, and records set aside.
-#
 # Some checks need all records: the option set that most share, and images named twice.
 
 

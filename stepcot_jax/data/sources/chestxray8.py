@@ -17,8 +17,6 @@ from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
-# The two tables of NIH ChestX-ray8: the box list and the labels of all images.
-#
 # Both released headers are irregular: `Bbox [x,y,w,h]` and `OriginalImage[Width,Height]` are split at their commas,
 # and empty columns trail. Wang et al., "ChestX-ray8", CVPR 2017.
 

@@ -1,8 +1,6 @@
 """Map findings of other collections to answers of the chain, without guessing.
 
-A normal image answers all seven steps: "No abnormality", "N/A" five times, "Normal". Other images answer the first
-step if a finding implies denser or more transparent lungs, and the last if they have one diagnosis. The steps between
-are not annotated.
+A normal image answers all seven steps, another one the first by density and the last if it has one diagnosis.
 """
 
 import dataclasses

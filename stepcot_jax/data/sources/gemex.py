@@ -1,7 +1,6 @@
 """GEMeX as released: test records, training conversations and the thinking columns of GEMeX-RMCoT.
 
-GEMeX-RMCoT, Section 3; Awenbocc/GEMeX-Project has the first two, the dataset GEMeX-ThinkVG on Hugging Face the third.
-No release states the size of the picture that its boxes refer to, so the caller must.
+GEMeX-RMCoT, Section 3. No release states the size of the picture that its boxes refer to, so the caller must.
 """
 
 import functools

@@ -1,31 +1,17 @@
 """The experts' coding of IU X-Ray (MeSH and RadLex headings with qualifiers) as answers of the chain.
 
-A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". The mapping is literal. The diagnoses
-were mapped before any rule was tuned. Of the other steps, one line changed after a first look at the tuning half:
-several lesions outside the taxonomy answer nothing; they were "multifocal" before.
+A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". The mapping is literal; the diagnoses
+were mapped before any rule was tuned. `iu_coding.json` has the tables:
 
-- `DIAGNOSES`: only a heading that names a diagnosis of the chain implies one. A calcified granuloma looks like a
-  nodule, but is a separate diagnosis that the coders distinguish from "Nodule"; "Opacity", "Density", "Airspace
-  Disease" and "Consolidation" are patterns that several diagnoses share; "Cardiac Shadow/enlarged" and "Costophrenic
-  Angle/blunted" are signs; "Cicatrix", "Emphysema", "Pulmonary Edema" and the rest are none of the nine. A
-  hydropneumothorax is two diagnoses. The diagnosis is annotated if the headings name exactly one; "normal" together
-  with a finding is none.
-- `LESIONS`: headings with location and look of something in lungs or pleura. Steps 2 to 5 are about the headings of
-  the diagnosis and, since the coders use several for one lesion ("Calcinosis/lung/upper lobe/right" and
-  "Nodule/lung/upper lobe/right"), about every lesion coded with the same location. Without a diagnosis of the chain
-  they are about the lesions if all are coded with one location; of several it is unknown which the chain would
-  describe. Each step is annotated if these headings name exactly one answer.
-- `LOCATIONS`: lobes as the zones of a frontal radiograph. The lingula, as the middle lobe, is the middle zone;
-  "retrocardiac" is the lower lobe. "Thorax" and "lung" alone are no location.
-- Distribution: `FOCAL`, `MULTIFOCAL` and `DIFFUSE` qualifiers, diffuse before multifocal before focal; without them,
-  one side (or lingula or middle lobe, which imply one) is focal, both sides or two different locations are multifocal.
-- `PATTERNS`: the coders write "round" for "nodular", a shape and not a margin, so it is a pattern.
-- `MORPHOLOGIES`: headings of calcification, and qualifiers of a margin that is not sharp. Nothing codes a sharp or a
-  spiculated margin.
-- `SECONDARY`: findings beside the diagnosis; of none of them, N/A, since the coding is of all findings. An elevated
-  diaphragm is how volume loss shows. Of several the step is not annotated.
-- Detection: `LUCENT` headings and densities of lung and pleura (`LESIONS`, pulmonary edema); both make it mixed.
-  An enlarged heart is neither, as in `findings`; alone it leaves the step not annotated.
+- diagnoses: only a heading that names one implies it. Patterns that several share (opacity, consolidation), signs
+  (enlarged cardiac shadow, blunted angle) and a calcified granuloma, which the coders distinguish, imply none.
+- lesions: steps 2 to 5 are about the headings of the diagnosis and every lesion with the same location; without a
+  diagnosis, about the lesions if all have one location. A step is annotated if these name exactly one answer.
+- locations: lobes as zones of a frontal radiograph; "thorax" and "lung" alone are none.
+- distribution: diffuse before multifocal before focal; else one side is focal, both or two locations multifocal.
+- patterns: the coders write "round", a shape, for "nodular". No heading codes a sharp or a spiculated margin.
+- secondary: findings beside the diagnosis; of none N/A, of several not annotated.
+- detection: lucent and dense headings together are mixed; an enlarged heart is neither.
 """
 
 import json

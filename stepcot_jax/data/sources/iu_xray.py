@@ -1,7 +1,6 @@
 """The IU X-Ray collection (Demner-Fushman et al., JAMIA 2016): reports, coding and images.
 
-A data root is the archive `NLMCXR_reports.tgz`, a folder with it, or a folder with the XML files (directly or in
-`ecgen-radiology/`). Images are beside the reports in `NLMCXR_png/` or `images/`.
+A data root is `NLMCXR_reports.tgz`, a folder with it, or one with the XML files; images are beside the reports.
 """
 
 import collections
@@ -28,8 +27,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record
 
-# Read the report files of the IU X-Ray collection from its archive or a folder, without trusting either.
-#
 # Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 
 
@@ -233,8 +230,6 @@ def name_image(name: str) -> str:
     return re.sub(r"^CXR(\d+_(?=\d+_))?", "", bare)
 
 
-# Parse one XML report of the IU X-Ray collection: sections, coding and images.
-#
 # `XXXX` in a text marks words removed to protect the patient; texts are kept unchanged.
 
 

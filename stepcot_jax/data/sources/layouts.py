@@ -1,7 +1,6 @@
 """Layouts of data: detect and read answers of a chain, detection lists, and released questions.
 
-MedCLM, data: its reasoning data starts from detection lists. Boxes that leave the picture are refused, never clipped;
-none of the 984 released boxes of ChestX-ray8 does.
+Boxes that leave the picture are refused, never clipped; none of the 984 released boxes of ChestX-ray8 does.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Read the rows of an .xlsx as a stream, within `Limits`.
 
-Not openpyxl: it holds a row, the shared strings and the styles in memory before anything can be counted, and fills gaps
-between row numbers with empty rows. Dates are converted by its functions.
+Not openpyxl: it holds rows, shared strings and styles in memory before anything can be counted.
 """
 
 import posixpath

@@ -17,8 +17,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import exceeds, read_limits
 from stepcot_jax.record import Record, SetAside
 
-# Read the rows of a split table, such as train.xlsx or train.csv, as text.
-#
 # The csv module, not pandas: messages need the row as spreadsheets count it, and a stray quote must stay an error.
 
 

@@ -1,9 +1,6 @@
 """Write and open a prepared dataset: the files next to its shards, its cases, splits and encoded images.
 
-tensorflow_datasets writes the shards and its own metadata. Next to them are `data.json` with the cases in the published
-layout, so that reading labels needs no images; `quarantine.jsonl` with the records that were set aside; and
-`step_cot.json` with the location and digest of each image. That one is written last: without it, the preparation was
-not finished.
+Next to the shards are `data.json`, `quarantine.jsonl` and `step_cot.json`, which is written last.
 """
 
 import itertools
