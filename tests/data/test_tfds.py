@@ -17,8 +17,7 @@ from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.tfds.preparing import Reading
-from stepcot_jax.data.tfds.source import check_prepared_from, open_prepared
+from stepcot_jax.data.tfds.source import Reading, check_prepared_from, open_prepared
 from stepcot_jax.host.errors import BadInput
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
