@@ -524,14 +524,8 @@ def _find_unreadable_images(collection: VqaCollection, options: CheckOptions, te
 def _spread(lengths: Sequence[int]) -> dict[str, float]:
     if not lengths:
         return {"texts": 0}
-    low, middle, high = np.percentile(lengths, (5, 50, 95)).tolist()
-    return {
-        "texts": len(lengths),
-        "percentile_5": low,
-        "median": middle,
-        "percentile_95": high,
-        "longest": max(lengths),
-    }
+    names, spread = ("percentile_5", "median", "percentile_95"), np.percentile(lengths, (5, 50, 95)).tolist()
+    return {"texts": len(lengths), **dict(zip(names, spread, strict=True)), "longest": max(lengths)}
 
 
 def _try_formats(records: Iterable[Record]) -> list[dict[str, Any]]:

@@ -214,17 +214,8 @@ class RecordTable(Sequence[Record]):
         }
         if self._rest is None:
             return Record(**columns)
-        rest = _DECODER.decode(self._rest[number])
-        return Record(
-            **columns,
-            report=rest.report,
-            reasoning=rest.reasoning,
-            boxes=tuple([Box(*box) for box in rest.boxes]),  # type: ignore[arg-type]
-            sex=rest.sex,
-            age=rest.age,
-            view=rest.view,
-            provenance=rest.provenance,
-        )
+        rest = msgspec.structs.asdict(_DECODER.decode(self._rest[number]))
+        return Record(**columns, **rest | {"boxes": tuple([Box(*box) for box in rest["boxes"]])})
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RecordTable | tuple | list):
@@ -263,10 +254,7 @@ class RecordTable(Sequence[Record]):
         labels, uncertain = self.labels.copy(), self.uncertain.copy()
         labels[hidden] = uncertain[hidden] = NOT_ANNOTATED
         changed = self.with_labels(labels, uncertain)
-        changed._num_boxes, changed._num_box_labels = (
-            array.array("i", self._num_boxes),
-            array.array("i", self._num_box_labels),
-        )
+        changed._num_boxes, changed._num_box_labels = self._num_boxes[:], self._num_box_labels[:]
         changed._rest = None if self._rest is None else list(self._rest)
         for index in hidden:
             changed._num_boxes[index] = changed._num_box_labels[index] = 0

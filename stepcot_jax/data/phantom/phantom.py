@@ -117,19 +117,9 @@ def export_phantom(
         for index in progress(range(num_cases)):
             drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
             write_pictures(root, drawn)
-            table.writerows(
-                [
-                    drawn.case.image,
-                    mark.box.label,
-                    mark.box.x1,
-                    mark.box.y1,
-                    *mark.box.size,
-                    mark.side,
-                    mark.kind,
-                    drawn.side,
-                ]
-                for mark in drawn.marks
-            )
+            for mark in drawn.marks:
+                numbers = (mark.box.x1, mark.box.y1, *mark.box.size, mark.side)
+                table.writerow([drawn.case.image, mark.box.label, *numbers, mark.kind, drawn.side])
             cases.append(drawn.case)
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
 

@@ -205,10 +205,8 @@ def load_pictures(
         first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
     pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
     pixels = PixelCache(pictures, cache_bytes)
-    if check_images == "ahead":
-        digests, reasons = _decode_ahead(pictures, pixels, num_threads=num_threads, progress=progress)
-    else:
-        digests, reasons = _find_files(pictures, progress=progress)
+    decodes = check_images == "ahead"
+    digests, reasons = _examine(pictures, pixels, decodes=decodes, num_threads=num_threads, progress=progress)
     bad = {pictures.paths[index]: reason for index, reason in reasons.items()}
     if bad and (on_bad_record == "stop" or len(bad) == len(first)):
         more = f"; {len(bad) - 1} more of {len(first)} images are bad" if len(bad) > 1 else ""
@@ -231,34 +229,27 @@ Checked = tuple[dict[int, bytes], dict[int, str]]
 """Digests of the readable images, and the reasons of the others, by index."""
 
 
-def _decode_ahead(pictures: RecordPictures, pixels: PixelCache, *, num_threads: int, progress: Progress) -> Checked:
-    """Decode every image into the cache; digests are of pixels."""
+def _examine(
+    pictures: RecordPictures, pixels: PixelCache, *, decodes: bool, num_threads: int, progress: Progress
+) -> Checked:
+    """Decode every image into the cache and digest its pixels, or else digest the path and size of its file."""
     digests, reasons = dict[int, bytes](), dict[int, str]()
 
-    def decode(index: int) -> CompactPixels | BadInput:
+    def examine(index: int) -> CompactPixels | bytes | BadInput:
         try:
-            return pictures(index)
+            path = pictures.paths[index]
+            return pictures(index) if decodes else f"{path}:{pictures.num_bytes(index)}".encode()
         except BadInput as error:
             return error
 
-    indices = progress(range(len(pictures.paths)))
-    for index, result in map_in_threads(decode, indices, num_threads=num_threads):
+    for index, result in map_in_threads(examine, progress(range(len(pictures.paths))), num_threads=num_threads):
         if isinstance(result, BadInput):
             reasons[index] = str(result)
+        elif isinstance(result, bytes):
+            digests[index] = hashlib.sha256(result).digest()
         else:
             pixels.put(index, result)
             digests[index] = digest_pixels(result)
-    return digests, reasons
-
-
-def _find_files(pictures: RecordPictures, *, progress: Progress) -> Checked:
-    """Locate every image file; digests are of path and size in bytes."""
-    digests, reasons = dict[int, bytes](), dict[int, str]()
-    for index in progress(range(len(pictures.paths))):
-        try:
-            digests[index] = hashlib.sha256(f"{pictures.paths[index]}:{pictures.num_bytes(index)}".encode()).digest()
-        except BadInput as error:
-            reasons[index] = str(error)
     return digests, reasons
 
 

@@ -29,13 +29,10 @@ class Intake:
     """Collects every record of a source in order and numbers them from 0."""
 
     def __init__(self, root: Path, *, file: str, layout: str, on_bad_record: OnBadRecord) -> None:
-        self._root = root
-        self._file = file
-        self._layout = layout
-        self._on_bad_record = on_bad_record
+        self._root, self._file, self._layout, self._on_bad_record = root, file, layout, on_bad_record
         self._cases: list[Record] = []
         self._bad: list[SetAside] = []
-        self._left_out: list[SetAside] = []
+        self._set_aside: list[SetAside] = []
         self._first: dict[str, str] = {}
 
     def keep(self, case: Record, *, real_path: str, location: str) -> None:
@@ -49,26 +46,24 @@ class Intake:
 
     def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
         """Add a bad record."""
-        self._bad.append(SetAside(self._number(), image_path, reason, patient_id))
+        self.leave_out(reason, image_path=image_path, patient_id=patient_id)
+        self._bad.append(self._set_aside[-1])
 
     def leave_out(self, reason: str, *, image_path: str, patient_id: str) -> None:
         """Add a valid record that a rule of the reader excludes."""
-        self._left_out.append(SetAside(self._number(), image_path, reason, patient_id))
+        number = len(self._cases) + len(self._set_aside)
+        self._set_aside.append(SetAside(number, image_path, reason, patient_id))
 
     def finish(self, chain: Chain) -> Collection:
         """Return all records as a collection."""
         path = self._root / self._file
+        aside = self._set_aside
         if self._bad and self._on_bad_record == "stop":
-            raise BadInput(describe_bad_records(path, self._bad, num_good=self._number() - len(self._bad)))
-        set_aside = sorted([*self._bad, *self._left_out], key=lambda aside: aside.record)
+            num_good = len(self._cases) + len(aside) - len(self._bad)
+            raise BadInput(describe_bad_records(path, self._bad, num_good=num_good))
         if not self._cases:
-            if not set_aside:
-                raise BadInput(f"{path}: has no records")
-            raise BadInput(describe_bad_records(path, set_aside, num_good=0))
-        return Collection(self._root, chain, RecordTable(self._cases), tuple(set_aside), self._layout, self._file)
-
-    def _number(self) -> int:
-        return len(self._cases) + len(self._bad) + len(self._left_out)
+            raise BadInput(describe_bad_records(path, aside, num_good=0) if aside else f"{path}: has no records")
+        return Collection(self._root, chain, RecordTable(self._cases), tuple(aside), self._layout, self._file)
 
 
 # Bad records of a source that is read one record at a time: stop, or set them aside and continue.
@@ -86,8 +81,7 @@ class Sorting:
     def __init__(self, path: Path, *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None = None) -> None:
         if on_bad_record not in ("stop", "skip"):
             raise BadInput(f"on_bad_record: {on_bad_record!r:.80} is not 'stop' or 'skip'")
-        self._path = path
-        self._on_bad_record = on_bad_record
+        self._path, self._on_bad_record = path, on_bad_record
         self.set_aside = [] if set_aside is None else set_aside
         self._first: dict[str, str] = {}
         self._num_good = 0
