@@ -1,6 +1,5 @@
 """Headers of DICOM files: elements, items and bytes are limited while they are parsed; bulk data are not counted."""
 
-import io
 import struct
 import warnings
 
@@ -9,8 +8,10 @@ import pytest
 
 pydicom = pytest.importorskip("pydicom")
 
+from data.images.test_dicom import make
+from data.images.test_dicom import write as encode
 from pydicom import uid
-from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.dataset import Dataset
 
 from stepcot_jax.data.images.dicom import read_dicom, read_header, read_projection
 from stepcot_jax.data.images.dicom_fields import MOST_DEPTH
@@ -23,22 +24,11 @@ SYNTAXES = [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.Explicit
 
 def write(*, syntax=uid.ExplicitVRLittleEndian, change=lambda image: None):
     """The bytes of a radiograph."""
-    image = Dataset()
-    image.file_meta = FileMetaDataset()
-    image.file_meta.TransferSyntaxUID = syntax
-    image.SOPClassUID, image.ViewPosition = uid.DigitalXRayImageStorageForPresentation, "PA"
-    image.Rows, image.Columns = PIXELS.shape
-    image.SamplesPerPixel, image.PhotometricInterpretation = 1, "MONOCHROME2"
-    image.BitsAllocated, image.BitsStored, image.HighBit, image.PixelRepresentation = 8, 8, 7, 0
-    image.PixelData = PIXELS.tobytes()
-    file = io.BytesIO()
+    image = make(PIXELS, syntax=syntax)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         change(image)
-        image.set_original_encoding(syntax.is_implicit_VR, syntax.is_little_endian)
-        image.preamble = b"\0" * 128
-        pydicom.dcmwrite(file, image, enforce_file_format=False)
-    return file.getvalue()
+    return encode(image)
 
 
 def add_items(keyword, *, number, undefined):
