@@ -215,12 +215,7 @@ def test_monochrome1():
     assert np.abs(plain.astype(int) + inverted - 255).max() <= 1
 
 
-WINDOWS = [("LINEAR", 2000.0, 1500.0), ("LINEAR_EXACT", 2000.0, 1500.0), ("SIGMOID", 2000.0, 800.0), ("LINEAR", 1e3, 1)]
-    ("LINEAR", 2000.0, 1500.0),
-    ("LINEAR_EXACT", 2000.0, 1500.0),
-    ("SIGMOID", 2000.0, 800.0),
-    ("LINEAR", 1000, 1),
-]
+WINDOWS = [("LINEAR", 2e3, 1500.0), ("LINEAR_EXACT", 2e3, 1500.0), ("SIGMOID", 2e3, 800.0), ("LINEAR", 1e3, 1)]
 
 
 @pytest.mark.parametrize(("function", "centre", "width"), WINDOWS)
@@ -438,7 +433,9 @@ def test_no_patient_in_messages(kind, content, caplog, capfd):
 
 
 VALID = {
-    "native": write(make(GREY12, WindowCenter="2000", WindowWidth="9", RescaleSlope="1", RescaleIntercept="0", **STORED12)),
+    "native": write(
+        make(GREY12, WindowCenter="9", WindowWidth="9", RescaleSlope="1", RescaleIntercept="0", **STORED12)
+    ),
     "lut": write(make(GREY8, VOILUTSequence=lut(range(200), first=3, bits=8), PixelPaddingValue=3)),
     "jpeg": write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)]))),
     "rle": compress(GREY16, uid.RLELossless),
