@@ -159,7 +159,6 @@ def evaluation_batches(
 
 
 def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
-    """Return the rows of a batch that belong to a process."""
     num_rows, remainder = divmod(batch_size, process_count)
     if remainder:
         raise BadInput(f"batch size {batch_size} is not a multiple of {process_count} processes")

@@ -373,7 +373,6 @@ def _read_other(root: Path, layout: str, options: CheckOptions, require_images: 
 
 @contextlib.contextmanager
 def _recorded_warnings() -> Iterator[list[str]]:
-    """Collect the readers' warnings in a list instead of the log."""
     heard: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -388,7 +387,6 @@ def _recorded_warnings() -> Iterator[list[str]]:
 
 
 def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
-    """Return the splits of the tables, else those that a run would make."""
     assignment = resolve_tables(
         scan.root,
         scan.table,
@@ -477,7 +475,6 @@ _MISSING = "does not exist below the data root"
 
 
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
-    """Return the facts of a file of reasoning records."""
     collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
     unreadable = _find_unreadable_images(collection, options, terminal) if options.images == "decode" else {}
     records = [record for record in collection.records if record.image not in unreadable]
@@ -509,7 +506,6 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
 
 
 def _find_unreadable_images(collection: VqaCollection, options: CheckOptions, terminal: Terminal) -> dict[str, str]:
-    """Return the images that cannot be decoded, with the reason."""
     unreadable = {}
     paths = list(dict.fromkeys(record.image for record in collection.records))
     for path in terminal.watch(paths, "reading the images"):
@@ -569,7 +565,6 @@ def find_difference(record: Record, text: str, dialect: str) -> str:
 
 
 def _count_shared(records: Sequence[Record]) -> int:
-    """Count the patients that are in more than one split."""
     splits = collections.defaultdict(set)
     for record in records:
         splits[record.patient].add(record.split)

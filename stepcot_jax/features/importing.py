@@ -289,7 +289,6 @@ def _open_store(folder: Path, kind: Kind) -> FeatureStore:
 
 
 def _open_parts(path: Path, ids: Path | None, *, most: int) -> tuple[ArrayFile, list[str], ArrayFile | None]:
-    """Return the features, the ids, and the prompt features if any."""
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".npz"):
         raise BadInput(f"{path}: suffix {path.suffix!r} is not .npy or .npz")
@@ -330,7 +329,6 @@ def _check_finite(features: ArrayFile, names: Sequence[str]) -> None:
 
 
 def _write(features: ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Kind, source: str) -> None:
-    """Write the rows that are not in the store yet."""
     spec = StoreSpec(kind=kind, encoder=features.path.name, digest=source, width=features.shape[1])
     store = FeatureStore(folder, spec)
     for start, rows in read_features(features, max_rows=4096):
@@ -375,6 +373,5 @@ def _match_ids(ids: Sequence[str], cases: Sequence[Record], *, where: str) -> li
 
 
 def _list(texts: Sequence[str]) -> str:
-    """Return the first of many strings, for a message."""
     shown = ", ".join(repr(text[:_NUM_SHOWN]) for text in texts[:_NUM_LISTED])
     return shown + (f" and {len(texts) - _NUM_LISTED} more" if len(texts) > _NUM_LISTED else "")

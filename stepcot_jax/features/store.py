@@ -229,8 +229,6 @@ _MAX_DESCRIPTION_BYTES = 1 << 20
 
 
 class _FrozenEncoder(Protocol):
-    """Frozen encoder of any framework."""
-
     @property
     def name(self) -> str: ...
 
@@ -513,7 +511,6 @@ class StoredFeatures:
         return len(self._keys)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Return features float32 [..., width] for an index, a slice or an array of indices."""
         if isinstance(index, slice):
             index = np.arange(len(self._keys))[index]
         positions = np.asarray(index)

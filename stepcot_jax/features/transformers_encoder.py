@@ -84,7 +84,6 @@ def load_transformers_encoder(source: str) -> TransformersEncoder:
 
 
 def _load_model(source: str) -> tuple[Any, frozenset[str]]:
-    """Return the model in float32 and the names of its weights missing from the checkpoint."""
     import torch
     import transformers
 
@@ -185,7 +184,6 @@ def _run(model: Any, images: np.ndarray, pooling: Pooling) -> Any:
 
 
 def _pool(output: Any, pooling: Pooling) -> np.ndarray:
-    """Return features float32 [case, width] of a model's output."""
     if pooling == "mean":
         states = output.last_hidden_state
         pooled = states.mean(dim=1) if states.ndim == 3 else states.flatten(2).mean(dim=2)
@@ -205,7 +203,6 @@ def _num_patches(config: Any, size: int) -> int | None:
 
 
 def _digest(weights: Mapping[str, Any], model_class: str, pooling: str) -> str:
-    """Return the SHA-256 of every weight's name, dtype, shape and values, in hex."""
     digest = hashlib.sha256(f"{model_class} {pooling}".encode())
     for name, tensor in sorted(weights.items()):
         values = np.ascontiguousarray(tensor.cpu().numpy())

@@ -477,7 +477,6 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
 
 
 def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
-    """Return the pixel format; `BadInput` if it is not accepted."""
     if fields.value("PixelData") in (None, "", b""):
         raise fields.refuse(f"has no PixelData ({fields.kind}); {_EXPECTED}")
     num_frames = fields.integer("NumberOfFrames", default=1)

@@ -45,7 +45,6 @@ def draw_named_boxes(
 
 
 def _clip_box(box: Corners, scale: float, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return the first and last pixel of a box in both directions, within the picture."""
     width, height = size
     left, right = (min(max(round(number * scale), 0), width) for number in (box[0], box[2]))
     upper, lower = (min(max(round(number * scale), 0), height) for number in (box[1], box[3]))

@@ -71,7 +71,6 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _as_grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Convert any of Pillow's PNG and JPEG modes to "L" or "RGB"."""
     if image.mode.startswith("I"):
         return Image.fromarray(_scale_to_bytes(np.asarray(image)))
     if image.has_transparency_data:
@@ -84,7 +83,6 @@ def _as_grey_or_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scale_to_bytes(pixels: Integer[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
-    """Scale integers in [0, 65535] to uint8."""
     largest = int(pixels.max())
     full_scale = next(scale for scale in _FULL_SCALES if largest <= scale)
     # A table with one entry for each grey value avoids a picture of floats.

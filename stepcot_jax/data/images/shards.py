@@ -259,7 +259,6 @@ class _ShardWriter:
         return content
 
     def _write_shard(self, number: int, contents: Iterator[tuple[tuple[int, Record], bytes | BadInput]]) -> _Note:
-        """Write one shard from the next images, and its note."""
         from array_record.python.array_record_module import ArrayRecordWriter  # only shards need it
 
         path = self.folder / shard_name(number)
@@ -290,7 +289,6 @@ class _ShardWriter:
         return note
 
     def _read_notes(self) -> list[_Note]:
-        """Read the notes of the finished shards and verify the shards."""
         notes: list[_Note] = []
         first = 0
         while (path := (self.folder / shard_name(len(notes))).with_suffix(".json")).exists():
@@ -394,7 +392,6 @@ def make_shards(
 def _describe(
     index: ShardIndex, num_earlier: int, out: Path, *, names: tuple[str, ...], num_set_aside: int
 ) -> list[str]:
-    """Return lines that describe the written shards."""
     num_images = sum(len(entry.paths) for entry in index.shards)
     lines = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_earlier} of them from an earlier start"]
     if names != records.PUBLISHED_STEP_NAMES:

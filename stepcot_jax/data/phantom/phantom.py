@@ -141,7 +141,6 @@ def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
 
 
 def _patient(index: int, *, seed: int) -> int:
-    """Return the number of an image's patient."""
     block, position = divmod(index, len(_PATIENTS_OF_BLOCK))
     order = generator(seed, block, stream=2).permutation(len(_PATIENTS_OF_BLOCK))
     return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[position]]

@@ -91,7 +91,6 @@ def _count_options(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _median_boxes(records: Sequence[Record]) -> tuple[Box, ...]:
-    """Return the median references, in the unit square."""
     number = int(_most_common([f"{len(record.references):09}" for record in records]))
     chosen = [record for record in records if len(record.references) == number]
     boxes = []

@@ -99,7 +99,6 @@ def list_absent(findings: Sequence[Box]) -> tuple[str, ...]:
 
 
 def _find(case: Record, drawn: Sequence[Mark], facts: dict[str, str], regions: dict[str, Corners]) -> tuple[Box, ...]:
-    """Return the findings, those of the diagnosis first."""
     by_label = collections.defaultdict(list)
     for mark in sorted(drawn, key=lambda mark: mark.box.label != facts["diagnosis"]):
         by_label[mark.box.label].append(mark)
@@ -116,7 +115,6 @@ def _find(case: Record, drawn: Sequence[Mark], facts: dict[str, str], regions: d
 
 
 def _sentence(report: str, label: str, facts: dict[str, str]) -> str:
-    """Return the part of the report about a label; bullae are in the first sentence."""
     first, _, second = report.partition(". ")
     return second.partition(";")[0] + "." if label == facts["secondary"] else first + "."
 

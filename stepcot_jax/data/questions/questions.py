@@ -131,8 +131,6 @@ _PATTERN = ("Which radiographic pattern is seen?", "What is the predominant radi
 
 @dataclasses.dataclass(frozen=True)
 class _Option:
-    """An option."""
-
     text: str
     rejected: str  # the thinking's words about it if it is wrong
     label: str = ""  # finding that it names; "" for another statement
@@ -220,7 +218,6 @@ def _offer_diagnoses(image: Record) -> _Choice | None:
 
 
 def _offer_zones(image: Record) -> _Choice | None:
-    """Offer zones; wrong is only a zone in which no box of the diagnosis is centred."""
     right = image.facts.get("zone", NOT_APPLICABLE)
     if right == NOT_APPLICABLE or image.region_box(HEART) is None:
         return None
@@ -238,7 +235,6 @@ def _offer_zones(image: Record) -> _Choice | None:
 
 
 def _regions_of(zone: str) -> tuple[str, ...]:
-    """Return the regions that a zone of step 4 consists of; the pleura has none."""
     if zone == "Cardiac":
         return (HEART,)
     if zone == "Hilar/Mediastinal":
@@ -305,7 +301,6 @@ def _draw(rng: np.random.Generator, pool: Sequence[_Option], number: int) -> lis
 def _shuffle(
     rng: np.random.Generator, right: Sequence[_Option], wrong: Sequence[_Option]
 ) -> tuple[list[_Option], tuple[str, ...]]:
-    """Return the options in random order, and the letters of the right ones."""
     options = [*right, *wrong]
     options = [options[index] for index in rng.permutation(len(options))]
     return options, tuple(
@@ -314,7 +309,6 @@ def _shuffle(
 
 
 def _judge(options: Sequence[_Option], letters: Sequence[str]) -> tuple[str, ...]:
-    """Return the thinking's sentence about each option."""
     return tuple(
         f"Option {letter}, {option.text}: {_FITS if letter in letters else option.rejected}."
         for letter, option in zip(string.ascii_uppercase, options, strict=False)

@@ -80,8 +80,6 @@ def as_line(record: Record) -> dict[str, Any]:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """A line of which only the id is read."""
-
     id: str
 
 
@@ -145,7 +143,6 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
 
 
 def _find_id(line: bytes) -> str | None:
-    """Return the id of a bad line; None if it cannot be read."""
     try:
         return _ID_DECODER.decode(line).id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -127,7 +127,6 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
 
 
 def _skip_byte_order_mark(file: BinaryIO) -> int:
-    """Move to the first character of a file; return its position."""
     start = file.read(4)
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if start.startswith(mark):
@@ -210,10 +209,7 @@ def normalise_image_path(image_path: str) -> str:
 
 
 class _Cache(dict[Any, Any]):
-    """A dict of bounded size."""
-
     def keep(self, key: Any, value: Any, *, num_chars: int = 0) -> None:
-        """Store a value unless its key is long."""
         if num_chars <= _LONGEST_REMEMBERED:
             if len(self) >= _MOST_REMEMBERED:
                 self.clear()
@@ -488,7 +484,6 @@ def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
 
 
 def _describe_difference(scan: Scan, steps: Sequence[Step], usual: Sequence[Step]) -> str:
-    """Return which options of a record differ from those of most records."""
     pairs = enumerate(zip(_fold_options(steps), _fold_options(usual), strict=True))
     index = next(index for index, (folded, expected) in pairs if folded != expected)
     options, expected = ([option[:_NUM_SHOWN] for option in chain[index].options] for chain in (steps, usual))

@@ -222,7 +222,6 @@ def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Itera
 
 
 def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
-    """Group the boxes by image; a row without an image's name is a separate group."""
     groups: dict[str, list[ListedBox]] = {}
     for box in boxes:
         groups.setdefault(box.image or f"\0{box.number}", []).append(box)

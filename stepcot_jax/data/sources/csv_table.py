@@ -89,8 +89,6 @@ def read_csv_table(
 
 
 class _RowReader:
-    """Reads single rows; caches answers, which repeat in nearly every row."""
-
     def __init__(self, folder: Path, *, columns: Columns, chain: Chain, require_images: bool) -> None:
         self._locator = ImageLocator(folder, require_images=require_images)
         self._columns = columns
@@ -99,7 +97,6 @@ class _RowReader:
         self._derives = chain == DEFAULT_CHAIN and all(column is None for column in columns.steps[:-1])
 
     def read(self, row: Row) -> tuple[Record, str]:
-        """Return the case of a row, and the real path of its image."""
         num_columns = self._columns.num_columns
         if len(row.cells) < num_columns or any(row.cells[num_columns:]):
             raise BadInput(f"{len(row.cells)} cells instead of {num_columns} as in the header")
@@ -138,7 +135,6 @@ class _RowReader:
         return case.with_stated(labels, doubts) if any(doubts) else case, real_path
 
     def _answer(self, row: Row) -> tuple[tuple[int, ...], tuple[str, ...], tuple[bool, ...]]:
-        """Return the labels of a row, the reasons, and which labels are uncertain."""
         answers = [
             (NOT_ANNOTATED, False) if column is None else self._read_label(index, row.cells[column])
             for index, column in enumerate(self._columns.steps)

@@ -136,18 +136,15 @@ class _LimitedReader(io.RawIOBase):
         self.source, self.largest, self.last = source, _MAX_HEADER_BYTES, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes and keep them as `last`."""
         if not 0 <= size <= self.largest:
             raise BadInput(f"{self.source}: has a header of {size} bytes; {_EXPECTED}")
         self.last = self._file.read(size)
         return self.last
 
     def tell(self) -> int:
-        """Position in bytes."""
         return self._file.tell()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move forward to a position from the start."""
         if whence != os.SEEK_SET or offset < self._file.tell():
             raise BadInput(f"{self.source}: has an entry that points backwards; {_EXPECTED}")
         if offset > MAX_ARCHIVE_BYTES:
@@ -472,7 +469,6 @@ def _locate_data(root: Path) -> Path:
 
 
 def _locate_reports(root: Path) -> Path:
-    """Return the archive or the folder with the XML files of a data root."""
     if not root.is_dir():
         return root
     archives = _find_archives(root)

@@ -253,7 +253,6 @@ def _drop_repeats(image: Record) -> Record:
 
 
 def _find_problem(image: Record) -> str:
-    """Return why records of the image would be refused, "" if they would not."""
     width, height = image.image_size
     for finding in image.boxes:
         try:
@@ -374,7 +373,6 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
 
 
 def _find_keys(path: Path) -> set[str]:
-    """Return the fields of the first record that can be decoded; none if the file is empty or one JSON object."""
     first = ""
     for location, fields in read_objects(path):
         if not isinstance(fields, BadInput):

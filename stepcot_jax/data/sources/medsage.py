@@ -106,7 +106,6 @@ def _read(
 
 
 def _read_response(response: str) -> dict[str, Any]:
-    """Return the written answer and the fields that follow from the response; `reply` is None without stages."""
     tags = set(_TAGS.findall(response))
     if not tags:
         return {"written": response, "cue": "image", "reply": None, "provenance": {"record": "answer only"}}

@@ -205,7 +205,6 @@ class _StudyReader:
         return self.facts[study].patient_id if study in self.facts else study
 
     def read(self, study: GroundedStudy, *, index: int) -> None:
-        """Add one study to the intake."""
         study_id = str(study.study)
         if not study_id.strip():
             raise BadInput(f"the study's identifier is empty - at `$[{index}].StudyID`")

@@ -173,7 +173,6 @@ def _ground(
 
 
 def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:
-    """Return width and height of each image in `train_meta.csv`; empty without the file."""
     path = find_file(root, SIZE_TABLE)
     if path is None:
         return {}

@@ -90,7 +90,6 @@ def deal(
 
 
 def _check_joined(groups: Sequence[Group], table: RecordTable, fractions: Sequence[float]) -> None:
-    """Check that joined patients fit into the smallest split."""
     joined = [group for group in groups if len(group.patients) > 1]
     largest = max(joined, key=lambda group: len(group.cases), default=None)
     num_cases = sum(len(group.cases) for group in groups)

@@ -40,7 +40,6 @@ class _Part:
         """Handle the end of an element."""
 
     def read(self, archive: zipfile.ZipFile, member: str) -> Iterator[None]:
-        """Read the file; yield after each chunk."""
         parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = self._begin, self._end
@@ -57,12 +56,10 @@ class _Part:
         yield
 
     def read_all(self, archive: zipfile.ZipFile, member: str) -> None:
-        """Read the file at once."""
         for _ in self.read(archive, member):
             pass
 
     def check_count(self, number: int) -> None:
-        """Raise `BadInput` for a list that is too long."""
         if number > _MOST_LISTED:
             raise BadInput(f"{self.path}: more than {_MOST_LISTED} sheets, relations or styles")
 
@@ -85,7 +82,6 @@ class _Part:
             self._pieces.append(text)
 
     def clear(self) -> None:
-        """Forget the collected text."""
         self._pieces.clear()
         self._num_chars, self.collects = 0, False
 
@@ -112,8 +108,6 @@ class _Listed(_Part):
 
 
 class _Strings(_Part):
-    """The shared strings."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.strings: list[str] = []
@@ -269,7 +263,6 @@ def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _follow(archive: zipfile.ZipFile, member: str, folder: str, *, path: Path) -> dict[str, tuple[str, str]]:
-    """Return target and type of each relation, by its id and by its type."""
     listed = _Listed(path, "Relationship")
     listed.read_all(archive, member)
     targets: dict[str, tuple[str, str]] = {}

@@ -64,7 +64,6 @@ def read_split_table(path: Path) -> Iterator[SplitRow]:
 
 
 def _find_columns(header: list[str], *, path: Path) -> list[int]:
-    """Return the position of each column, -1 if missing."""
     folded = ["_".join(name.casefold().replace("_", " ").split()) for name in header]
     shown = [name[:40] for name in header[:20]]
     for column in _COLUMNS:
@@ -177,7 +176,6 @@ class _Names:
         self._numbers_aside = TextIndex(aside, range(len(aside)), key=_as_number)
 
     def find(self, row: SplitRow) -> list[int]:
-        """Return the positions of the cases that a row names; none if it names a record that was set aside."""
         patients = self._find_patients(row.patient_id)
         if row.image_path:
             path = normalise_image_path(row.image_path)
@@ -194,7 +192,6 @@ class _Names:
         return self._by_patient.find(patients[0])
 
     def _find_patients(self, written: str) -> list[str]:
-        """Return the patients that a cell may mean: the one of this name, or else those of this number."""
         if self._by_patient.find(written) or self._patients_aside.find(written):
             return [written]
         if not (number := _NUMBER.fullmatch(written)):
