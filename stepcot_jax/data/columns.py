@@ -17,7 +17,6 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.record import Record
 
 OTHER_ORIGINS = "(further origins)"
-
 _DIGEST_BYTES = 16
 _MAX_NAMES, _MAX_CHARS = 1000, 300
 

@@ -140,8 +140,7 @@ class Dataset:
         return {name: len(indices) for name, indices in self.splits.by_name().items()}
 
 
-ACCOUNT_FILES = ("splits.json", "quarantine.jsonl")
-"""Files of a workdir that `write_account` writes or removes."""
+ACCOUNT_FILES = ("splits.json", "quarantine.jsonl")  # files of a workdir that `write_account` writes or removes
 
 
 def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:

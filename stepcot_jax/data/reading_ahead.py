@@ -31,7 +31,6 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 
 
 LOOK_SECONDS = 0.02  # polling interval of waiting workers and of the run waiting for them
-
 _KILL_SECONDS = 5.0
 _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
@@ -119,7 +118,6 @@ def _end_with(error: BaseException, _: object) -> None:
 
 
 Finish = Callable[[Any], Any]
-
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 _BUFFER = 2

@@ -19,7 +19,6 @@ from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
 NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"
-
 LENGTH_ENDS = (5, 10, 15, 20, 25)
 """Largest number of words of each range of lengths but the last; the paper does not state those of its Figure 2B."""
 
@@ -125,8 +124,7 @@ def list_ranges() -> list[str]:
     return [*(f"{start}-{end}" for start, end in zip(starts, LENGTH_ENDS, strict=True)), f"over {LENGTH_ENDS[-1]}"]
 
 
-LENGTHS = ("question", "thinking", *STAGE_NAMES)
-"""The texts of a record whose words are counted."""
+LENGTHS = ("question", "thinking", *STAGE_NAMES)  # the texts of a record whose words are counted
 
 
 class Majority(NamedTuple):

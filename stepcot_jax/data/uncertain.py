@@ -25,8 +25,7 @@ class UncertainAnswers:
     weight: float = 0.5  # of a soft target: probability of the uncertain answer; the negative option has the rest
 
 
-IGNORED = UncertainAnswers()
-"""Uncertain answers add no loss."""
+IGNORED = UncertainAnswers()  # uncertain answers add no loss
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,12 +18,8 @@ from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder, StoreSp
 from stepcot_jax.host.extras import MapBlocks
 
 SHARD_SIZE = 512
-
-Block: TypeAlias = list[tuple[int, bytes]]
-"""Index of the case and key of each image."""
-
-Rows: TypeAlias = tuple[Sequence[bytes], np.ndarray, np.ndarray | None]
-"""Keys, features and patches of a shard."""
+Block: TypeAlias = list[tuple[int, bytes]]  # index of the case and key of each image
+Rows: TypeAlias = tuple[Sequence[bytes], np.ndarray, np.ndarray | None]  # keys, features and patches of a shard
 
 
 class _Kept:

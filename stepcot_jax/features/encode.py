@@ -21,9 +21,7 @@ from stepcot_jax.features.store import (
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 
-Progress = Callable[[Sequence[Any], str], Iterable[Any]]
-"""Wraps a sequence with a description, like a progress bar."""
-
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps a sequence with a description, like a progress bar
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHARD_BYTES = 64 * 2**20
 

@@ -26,13 +26,9 @@ from stepcot_jax.record import Record
 # Read arrays and ids from untrusted files: no pickle, bounded headers, rows in blocks.
 
 
-MAX_TEXT_BYTES = 256 * 2**20
-"""Memory limit for the ids of a file."""
-
+MAX_TEXT_BYTES = 256 * 2**20  # memory limit for the ids of a file
 MAX_WIDTH = 65_536
-
 ID_COLUMNS = ("image_path", "patient_id", "id", "ids")
-
 _BLOCK_BYTES = 16 * 2**20
 _EXPECTED = "expected a file written by numpy.save or numpy.savez"
 

@@ -21,8 +21,7 @@ class Processes:
         return int.from_bytes(key[:8], "big") % self.count == self.index
 
 
-ALONE = Processes()
-"""A run of one process."""
+ALONE = Processes()  # a run of one process
 
 
 def encode_together(

@@ -29,10 +29,7 @@ from stepcot_jax.host.files import read_json, sync_folder, write_whole
 
 
 KEY_BYTES = 32
-
-DECODING_VERSION = 1
-"""Version of the pixels that `data.images` decodes; a new version gives every image a new key."""
-
+DECODING_VERSION = 1  # version of the pixels that `data.images` decodes; a new version gives every image a new key
 _VERSION = 1
 
 
@@ -74,13 +71,11 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 SUFFIX = ".safetensors"
-
 _DTYPES: dict[str, np.dtype] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 _TENSORS = ("keys", "features", "patches")
 _MAX_HEADER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _STALE_SECONDS = 3600.0
-
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -220,10 +215,8 @@ def remove_stale_partials(folder: Path) -> None:
 
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "store.json"
-
 Kind = Literal["image", "text", "imported images", "imported prompts"]
 Patches = Literal["none", "float16", "float32"]
-
 _FORMAT = "stepcot_jax features"
 _MAX_DESCRIPTION_BYTES = 1 << 20
 
@@ -371,9 +364,7 @@ def _read_spec(path: Path) -> StoreSpec:
         raise BadInput(f"{path}: {error}; {expected}") from None
 
 
-MAX_BYTES = 1 << 30
-"""Default memory limit for features: half a million cases of width 512."""
-
+MAX_BYTES = 1 << 30  # default memory limit for features: half a million cases of width 512
 BAD_SUFFIX = ".bad"
 
 

@@ -15,11 +15,8 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
 
-TRANSFORMERS = "transformers:"
-"""Prefix of the folder or Hugging Face id of an encoder that runs in PyTorch."""
-
+TRANSFORMERS = "transformers:"  # prefix of the folder or Hugging Face id of an encoder that runs in PyTorch
 Pooling = Literal["projection", "pooler", "mean"]
-
 _LOGGER = logging.getLogger(__name__)
 _BICUBIC = 3
 

@@ -346,7 +346,6 @@ def _read_number(fields: Fields, keyword: str, *, default: float) -> float:
 
 
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
-
 _PREAMBLE_BYTES, _MAGIC = 128, b"DICM"
 _MAX_SIDE = 65_535
 _FILE_META_GROUP, _PIXELS = 2, 0x7FE00000

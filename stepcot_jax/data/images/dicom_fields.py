@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 # and parses sequences of undefined length even if they are not asked for.
 
 
-PIXELS = 0x7FE00010
-"""Tag of PixelData."""
-
+PIXELS = 0x7FE00010  # tag of PixelData
 _READS_PER_ELEMENT = 3  # tag with type, length, value; an item is one read
 _UNDEFINED = 0xFFFFFFFF
 _PACKED = (None, "OB", "OW", "UN")
-MOST_DEPTH = 16
-"""Accepted depth of sequences in sequences; real headers have three or four."""
+MOST_DEPTH = 16  # accepted depth of sequences in sequences; real headers have three or four
 
 _CODE_MACRO = frozenset(
     {
@@ -149,7 +146,6 @@ def is_packed(tag: int) -> bool:
 
 
 EXTRA = install_extra("dicom")
-
 _Read = TypeVar("_Read")
 
 

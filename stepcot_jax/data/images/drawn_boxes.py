@@ -12,9 +12,7 @@ from stepcot_jax.box import Box, Corners, convert, pixels
 TRUE, PREDICTED = (0x37, 0xD6, 0x7A), (0xFF, 0xAB, 0x40)
 """Colours of true and of predicted boxes, red, green and blue; those of the pages of replies."""
 
-LEAST_SIDE = 384
-"""Smaller pictures are enlarged to this many pixels, so that lines and names can be read."""
-
+LEAST_SIDE = 384  # smaller pictures are enlarged to this many pixels, so that lines and names can be read
 _MOST_SIDE = 1536
 _LONGEST_NAME = 40
 _TEXT_HEIGHT = 14
@@ -78,8 +76,7 @@ def write_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
     return buffer.getvalue()
 
 
-_BLEND = 0.5
-"""Share of white in a drawn line, rounded to 255ths: 128 / 255."""
+_BLEND = 0.5  # share of white in a drawn line, rounded to 255ths: 128 / 255
 
 
 def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tuple[int, ...]) -> list[Corners]:

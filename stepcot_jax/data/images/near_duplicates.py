@@ -17,7 +17,6 @@ from stepcot_jax.host.errors import BadInput
 
 MAX_RADIUS = 16  # in bits; beyond it all radiographs are neighbours
 MAX_PAIRS = 5_000_000  # more pairs mean that the radius is too large
-
 _NUM_BITS = 64
 _SIDE = 32
 _FREQUENCIES = np.arange(1, 9)[:, None]

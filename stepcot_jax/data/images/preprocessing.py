@@ -14,7 +14,6 @@ from stepcot_jax.host.files import read_file
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
 _WIDEST_RESIZED = 4
 
 

@@ -30,8 +30,6 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
 
 INDEX_NAME = "image_shards.json"
-
-
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _READER_BUFFER_BYTES = 32_768

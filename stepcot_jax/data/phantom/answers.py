@@ -14,15 +14,12 @@ from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTION
 from stepcot_jax.host.errors import BadInput
 
 Prevalence: TypeAlias = Literal["published", "flat"]
-
 NUM_PUBLISHED = dict(zip(DIAGNOSIS_OPTIONS, (6787, 851, 731, 723, 440, 276, 131, 88, 41), strict=True))
 """Cases of each diagnosis in the published train, validation and test sets together."""
 
 _HILAR, _PLEURA = DEFAULT_CHAIN.steps[3].options[3:5]
 _SPICULATED, _CALCIFIED = DEFAULT_CHAIN.steps[4].options[2:4]
 _FLUID, _AIR = DEFAULT_CHAIN.steps[5].options[2:4]
-
-
 _TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """Shares of answers by diagnosis, factors of signs by location, and wordings by step and answer."""
 _COLLAPSED_LUNG_SHARE = 0.12

@@ -121,9 +121,7 @@ def _around_heart(anatomy: Anatomy) -> tuple[float, float, float, float]:
     return left - edge, anatomy.heart_y - down - edge, middle + across + edge, anatomy.heart_y + down + edge
 
 
-_SHOWN = 0.08
-"""A box encloses the pixels where a layer exceeds this share of its maximum."""
-
+_SHOWN = 0.08  # a box encloses the pixels where a layer exceeds this share of its maximum
 _DOT_CELL = 0.11
 _THINNEST_BLOB = 0.03
 _LARGEST_NODULE = 0.09
@@ -321,9 +319,7 @@ def _calcification(focus: Focus, *, mottle: Image, frame: Frame, window: tuple[s
 # morphology their edge, secondary effects a sign beside them, and the diagnosis their size and density.
 
 
-EMPHYSEMA = "Emphysema"
-"""Box label of the bullae that make a detection "Mixed" if nothing else is lucent."""
-
+EMPHYSEMA = "Emphysema"  # box label of the bullae that make a detection "Mixed" if nothing else is lucent
 _ZONES = {"Upper lung zone": (0.17, 0.31), "Middle lung zone": (0.44, 0.58), "Lower lung zone": (0.72, 0.86)}
 _ANYWHERE = (0.2, 0.85)
 _SOFTNESS = {"Well-circumscribed": 0.12, "Spiculated": 0.25, "Calcified": 0.15, "Ill-defined": 0.75, "N/A": 1.2}

@@ -31,20 +31,15 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
 __all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
-
-ORIGINS = tuple(style.origin for style in STYLES)
-"""Names of the three origins, each with its own acquisition style."""
-
+ORIGINS = tuple(style.origin for style in STYLES)  # names of the three origins, each with its own acquisition style
 _PATIENTS_OF_BLOCK = (*range(12), 10, 11, 11)
 """Patient of each of 15 images: ten patients have one image, one has two and one has three."""
 
 _LEAST_SIZE, _MOST_SIZE = 16, 4096
-
 BOX_COLUMNS = ("image_path", "label", "x", "y", "width", "height", "side", "kind", "case_side")
 """Columns of `boxes.csv`; the last three are the mark's side and kind, and the side of the case."""
 
-PICTURE_FOLDERS = ("images", "masks/lung", "masks/heart")
-"""Folders of a phantom collection's images and masks."""
+PICTURE_FOLDERS = ("images", "masks/lung", "masks/heart")  # folders of a phantom collection's images and masks
 
 
 @dataclasses.dataclass(frozen=True)

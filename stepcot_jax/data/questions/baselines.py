@@ -17,7 +17,6 @@ from stepcot_jax.record import Record, Stages
 
 _THINKING = "The usual answer to this question, with the usual boxes."
 _STAGES = Stages("The usual place.", "The picture is not looked at.", "No rule is applied.", "The usual answer.")
-
 Topic = tuple[str, str]  # kind and topic; the topic "" stands for all of a kind
 
 

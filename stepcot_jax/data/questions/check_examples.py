@@ -18,7 +18,6 @@ from stepcot_jax.reasoning.replies import write_answer
 from stepcot_jax.record import Record
 
 CHECK_OPENS, CHECK_CLOSES = "<CHECK>", "</CHECK>"
-
 _STREAM = 6  # of random numbers, apart from those of views and stages
 _DIALECTS_IN_PIXELS = ("gemex", "gemex_plain", "lvkc_released")
 _GROUNDING = (

@@ -21,7 +21,6 @@ from stepcot_jax.reasoning.dialects import write_question, write_reply
 from stepcot_jax.record import Record
 
 CONVERSATIONS = "conversations.jsonl"
-
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
@@ -42,8 +41,7 @@ def make_phantom_records(
     return records
 
 
-Planned = tuple[PlannedCase, str]
-"""A phantom that is not drawn yet, and its split."""
+Planned = tuple[PlannedCase, str]  # a phantom that is not drawn yet, and its split
 
 
 def plan_phantoms(

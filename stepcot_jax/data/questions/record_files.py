@@ -18,13 +18,11 @@ from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
 FILE_NAME = "records.jsonl"
-
 _LONGEST_LINE = 2**22
 _LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": get_args(Split)}
 _ENCODER = msgspec.json.Encoder()
-
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
 _REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
 _LINE: tuple[str, ...] = (
@@ -41,9 +39,7 @@ _LINE: tuple[str, ...] = (
     "answer",
 )
 _LINE = (*_LINE, "synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion")
-_LINE = (*_LINE, "organ", "modality", "facts", "provenance")
-"""The fields of a question in the order of the file."""
-
+_LINE = (*_LINE, "organ", "modality", "facts", "provenance")  # the fields of a question in the order of the file
 _FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
 
 

@@ -22,11 +22,9 @@ from stepcot_jax.record import Stages
 
 
 Mask = Bool[np.ndarray, "height width"]
-
 BOTH_LUNGS, HEART, MEDIASTINUM = "bilateral lung", "cardiac region", "mediastinum"
 SIDES = ("right", "left")  # the patient's right is the picture's left
 ZONES = ("upper", "middle", "lower")
-
 _NONE = "no pixel inside; a mask of both lungs and one of the heart are required"
 
 
@@ -117,13 +115,10 @@ class Term:
 
 
 _TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-
 TERMS = {name: Term(**words) for name, words in _TABLES["terms"].items()}
 """The findings of the phantom; texts use labels of other sources unchanged."""
 
-SAME: dict[str, str] = _TABLES["same"]
-"""Other labels of the findings above."""
-
+SAME: dict[str, str] = _TABLES["same"]  # other labels of the findings above
 LOOK_ALIKES: dict[str, list[str]] = _TABLES["look_alikes"]
 """Findings that are not denied if another is present: both words may be true of one picture."""
 
@@ -131,7 +126,6 @@ EXPLAINS: dict[str, list[str]] = _TABLES["explains"]
 """Diagnoses that explain a secondary sign; no question is asked about other pairs."""
 
 NORMAL_PHRASES = ("normal chest radiograph", "normal chest", "no abnormality", NORMAL)
-
 _CANONICAL = {name.casefold(): name for name in TERMS} | {name.casefold(): label for name, label in SAME.items()}
 
 
@@ -163,7 +157,6 @@ FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "sec
 """Names of the facts that hold the answers of the chain's seven steps; further facts are "side" and "organ"."""
 
 PREAMBLE = "This is a frontal chest radiograph."
-
 _SEEN = ("and see", "where I see", "which shows")
 _LAST = ("So the answer is", "Therefore the answer is", "Hence the answer is")
 _EACH = "Each option is held against what is seen."

@@ -260,7 +260,6 @@ def digest_pixels(pixels: CompactPixels) -> bytes:
 
 
 Indices = Int32[np.ndarray, " record"]
-
 _ENCODER = msgspec.json.Encoder()
 
 

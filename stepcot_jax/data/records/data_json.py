@@ -27,7 +27,6 @@ from stepcot_jax.host.untrusted import Limits, exceeds, open_untrusted, read_lim
 from stepcot_jax.record import Record, SetAside
 
 FILE_NAME = "data.json"
-
 _CHUNK_BYTES = 2**18
 _MOST_OPTIONS = 1000
 SHORT_RECORD, MOST_SHORT_RECORDS = 16, 10_000
@@ -191,7 +190,6 @@ def identify(raw: bytes) -> tuple[str, str]:
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
 # Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
-
 _NUM_SHOWN = 80
 _MOST_REMEMBERED = 4096
 _LONGEST_REMEMBERED = 10_000
@@ -349,7 +347,6 @@ class RecordReader:
 _MOST_KEPT = 100_000_000
 _COST_OF_STEPS = 2_000
 _MOST_WORDINGS = 1000
-
 Options = tuple[tuple[str, ...], ...]
 
 

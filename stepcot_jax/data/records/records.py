@@ -29,9 +29,7 @@ from stepcot_jax.host.files import write_whole
 from stepcot_jax.record import Record, SetAside
 
 OnBadRecord = Literal["stop", "skip"]
-
 PUBLISHED_STEP_NAMES: tuple[str, ...] = tuple(name for name, _ in PUBLISHED_STEPS)
-
 _LOG = logging.getLogger(__name__)
 _NUM_SHOWN = 80
 

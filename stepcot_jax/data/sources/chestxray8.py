@@ -23,17 +23,13 @@ from stepcot_jax.record import Record
 
 BOX_LIST = "BBox_List_2017*.csv"
 ENTRY_TABLE = "Data_Entry_2017*.csv"
-
-RELEASED_SIDE = 1024
-"""Width and height of the released images, in pixels; boxes use these pixels."""
-
+RELEASED_SIDE = 1024  # width and height of the released images, in pixels; boxes use these pixels
 NO_FINDING = "No Finding"
 CLASSES = (
     *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
     *("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia"),
 )
 _CLASS_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)} | {"infiltrate": "Infiltration"}
-
 _BOX_HEADER = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
 _ENTRY_HEADER = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender", "View Position")
 _PATIENT = re.compile("[0-9]{1,12}")
@@ -155,7 +151,6 @@ def _unknown(label: str) -> str:
 
 
 LabelsFrom = Literal["auto", "boxes", "entries"]
-
 ORIGIN = "NIH ChestX-ray8"
 IMAGE_FOLDERS = (".", "images", "images_*", "images_*/images")
 

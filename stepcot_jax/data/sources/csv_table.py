@@ -24,12 +24,10 @@ from stepcot_jax.host.untrusted import read_limits
 from stepcot_jax.record import Record
 
 TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
-
 IMAGE_COLUMNS = ("image", "image path")
 PATIENT_COLUMN = "patient id"
 TEXT_COLUMNS = (PATIENT_COLUMN, "report", "origin", "sex", "age", "view")
 LABEL_COLUMN = "label"
-
 _SEXES = {"": "", "f": "F", "female": "F", "m": "M", "male": "M", "o": "O", "other": "O"}
 _MAX_AGE = 150
 _LOG = logging.getLogger(__name__)

@@ -30,7 +30,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import KINDS, Kind, Record, SetAside
 
 ORIGIN = "GEMeX"
-
 _LICENCE = "MIMIC-CXR-JPG: credentialed access (PhysioNet)"
 
 

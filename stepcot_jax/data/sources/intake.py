@@ -70,7 +70,6 @@ class Intake:
 
 
 Readers = int | Literal["all"]
-
 Listing = Iterator[tuple[str, Record | BadInput]]
 """Location of each image in its list, such as "row 7", and the image, or why it is bad."""
 
@@ -205,12 +204,8 @@ def read_image_size(path: Path) -> tuple[int, int]:
 
 
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
-
 T = TypeVar("T")
-
-UNNAMED = "region"
-"""Label of a box without a name in the release."""
-
+UNNAMED = "region"  # label of a box without a name in the release
 _CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
 _MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
 _CHOICES_MARK = "<choices>:"

@@ -22,7 +22,6 @@ from typing import Any
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
 
 _TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-
 DIAGNOSES: dict[str, list[str]] = _TABLES["diagnoses"]
 LESIONS = frozenset({*DIAGNOSES, *_TABLES["lesions"]} - {"normal", "cardiomegaly"})
 OUTSIDE_LUNG = frozenset(_TABLES["outside_lung"])  # qualifiers of a calcification, a lucency or a density elsewhere
@@ -36,7 +35,6 @@ LOCATIONS, PATTERNS, MORPHOLOGIES = (
 SECONDARY: list[list[str]] = _TABLES["secondary"]  # heading, qualifier ("" for any) and answer
 LUCENT = frozenset(_TABLES["lucent"])
 DENSE = (LESIONS | {"pulmonary edema"}) - LUCENT
-
 _Heading = tuple[str, ...]
 
 

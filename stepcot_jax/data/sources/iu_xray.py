@@ -30,20 +30,12 @@ from stepcot_jax.record import Record
 # Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 
 
-MAX_REPORT_BYTES = 1_000_000
-"""Largest report file that is read; the released ones have at most 9 thousand bytes."""
-
-MAX_REPORTS = 100_000
-"""Most entries of an archive or a folder; the released one has 3,955."""
-
-MAX_ARCHIVE_BYTES = 1_000_000_000
-"""Most bytes of an unpacked archive; the released one has 20 million."""
-
+MAX_REPORT_BYTES = 1_000_000  # largest report file that is read; the released ones have at most 9 thousand bytes
+MAX_REPORTS = 100_000  # most entries of an archive or a folder; the released one has 3,955
+MAX_ARCHIVE_BYTES = 1_000_000_000  # most bytes of an unpacked archive; the released one has 20 million
 _MAX_HEADER_BYTES = 100_000
 _EXPECTED = "expected the collection's archive (.tgz, .tar.gz, .tar) or a folder with its XML files"
 _NUM_SHOWN = 80
-
-
 ReportFile = tuple[str, bytes | str]
 """Name of a report file, for messages only, and its content as bytes, or as text the reason why it cannot be read."""
 
@@ -157,20 +149,13 @@ class _LimitedReader(io.RawIOBase):
 
 Projection = Literal["frontal", "lateral", "undecided"]
 DecidedBy = Literal["list", "descriptors", "order", ""]
-
 LIST_NAME = "indiana_projections.csv"
-
 EVIDENCE: dict[str, dict[str, float]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """Log odds of frontal against lateral for each descriptor's words, times 0.65 since the descriptors are correlated."""
 
-FIRST_OF_TWO = 2.2
-"""Log odds that the first of two images is the frontal one: 0.90 against 0.10."""
-
-_DECIDED = 1.4
-"""Log odds from which an image is decided: 4 to 1."""
-
+FIRST_OF_TWO = 2.2  # log odds that the first of two images is the frontal one: 0.90 against 0.10
+_DECIDED = 1.4  # log odds from which an image is decided: 4 to 1
 ProjectionList: TypeAlias = Mapping[str, Projection]
-
 _COLUMNS = ("filename", "projection")
 _MAX_LIST_BYTES = 10_000_000
 _EXPECTED_COLUMNS = "expected the columns uid, filename and projection (Frontal or Lateral)"
@@ -361,7 +346,6 @@ def _as_image(image: dict[str, str], decided: tuple[Projection, DecidedBy]) -> I
 
 
 ORIGIN = "IU X-Ray"
-
 _ARCHIVE_ENDINGS = (".tgz", ".tar.gz", ".tar")
 _ARCHIVE_PATTERNS = ("NLMCXR_reports*.tgz", "NLMCXR_reports*.tar.gz", "NLMCXR_reports*.tar")
 _REPORT_FOLDER = "ecgen-radiology"

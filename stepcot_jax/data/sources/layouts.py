@@ -273,7 +273,6 @@ def _expected_list() -> str:
 
 
 RECORDS, GEMEX, MEDSAGE = "records", "gemex", "medsage"
-
 VQA_LAYOUTS: tuple[str, ...] = (RECORDS, GEMEX, MEDSAGE, *DETECTION_LAYOUTS)
 """Names of the layouts that `read_vqa_source` knows."""
 

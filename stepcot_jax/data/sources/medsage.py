@@ -32,7 +32,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import STAGE_NAMES, Kind, Record, SetAside, Stages
 
 ORIGIN = "MEDSAGE"
-
 _LICENCE = "of the image collections that MEDSAGE draws from"
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
 _PRINTED, _RELEASED = ("VISUAL", "KNOWLEDGE", "ANSWER"), ("VIS", "KNO")

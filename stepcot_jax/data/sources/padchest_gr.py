@@ -24,12 +24,10 @@ from stepcot_jax.record import Record
 
 REPORTS = "grounded_reports*.json"
 MASTER_TABLE = "master_table*.csv"
-
 _SLACK = 1e-6
 _MAX_AGE = 150
 _SEXES = ("F", "M", "O")
 _COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
-
 Corners = tuple[float, float, float, float]
 
 

@@ -27,9 +27,7 @@ _NUM_PLAIN = 6
 _KINDS = ("focus", "fluid", "air", "sign")
 _LICENCE = "drawn by this package"
 _LARGEST_MASK = 4096
-
-_Listed = tuple[Mark, str]
-"""A mark and the side of its case; "" for an earlier export."""
+_Listed = tuple[Mark, str]  # a mark and the side of its case; "" for an earlier export
 
 
 def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing:

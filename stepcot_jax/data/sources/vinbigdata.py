@@ -20,7 +20,6 @@ from stepcot_jax.record import Record
 ORIGIN = "VinBigData"
 IMAGE_FOLDERS = (".", "train", "images", "train_images")
 SIZE_TABLE = "train_meta.csv"
-
 NO_FINDING = "No finding"
 CLASSES = (
     *("Aortic enlargement", "Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "ILD", "Infiltration"),
@@ -28,9 +27,7 @@ CLASSES = (
     "Pulmonary fibrosis",
 )
 
-LEAST_IOU = 0.5
-"""Boxes of one class by two readers with at least this overlap mark the same finding."""
-
+LEAST_IOU = 0.5  # boxes of one class by two readers with at least this overlap mark the same finding
 _LICENCE = "VinDr-CXR: credentialed access (PhysioNet) or the rules of the Kaggle competition"
 _COLUMNS = ("image_id", "class_name", "rad_id", "x_min", "y_min", "x_max", "y_max")
 _NAME_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)}

@@ -21,10 +21,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
 PUBLISHED_FRACTIONS = (0.7, 0.15, 0.15)
-
 Stratum = tuple[int, str]  # diagnosis (the last step's label) and origin
 Level = tuple[str, int | str]  # what images are counted by: all, a diagnosis or an origin, with its value
-
 _EPSILON = 1e-6
 
 
@@ -216,8 +214,7 @@ def _choose(rows: Sequence[tuple[Sequence[float], int]], lacking: Sequence[float
 # Folds of a cross-validation by patient.
 
 
-NUM_FOLDS = 5
-"""Number of folds of the table `folds`."""
+NUM_FOLDS = 5  # number of folds of the table `folds`
 
 
 def list_folds(num_folds: int = NUM_FOLDS) -> list[str]:

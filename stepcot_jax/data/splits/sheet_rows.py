@@ -20,7 +20,6 @@ _MOST_LISTED = 2**16  # sheets, relations and styles; Excel's limit of styles
 _LONGEST_FORMAT = 255
 _CELL = re.compile(r"([A-Z]{1,5})[0-9]*")
 _INTEGER = re.compile(r"-?[0-9]{1,300}")
-
 Attributes = dict[str, str]
 
 

@@ -82,7 +82,6 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 TABLE_SUFFIXES = (".xlsx", ".csv")
-
 _NUMBER = re.compile(r"0*([0-9]+?)(?:\.0+)?")
 _NUM_SHOWN = 20
 

@@ -21,7 +21,6 @@ from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
 from stepcot_jax.record import Record, SetAside
 
 SPLIT_NAMES = ("train", "val", "test")
-
 _NUM_EXAMPLES = 5
 _MOST_NAMED = 1000
 

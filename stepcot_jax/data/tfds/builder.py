@@ -20,7 +20,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
 
 tfds = import_tfds()
-
 _FORMAT = "array_record"
 _HOMEPAGE = "https://arxiv.org/abs/2603.13878"
 _CITATION = """@inproceedings{stepcot2026,

@@ -188,7 +188,6 @@ NAME = "step_cot"
 VERSION = "1.1.0"
 CONTENTS_NAME = "step_cot.json"
 QUARANTINE_NAME = "quarantine.jsonl"
-
 _EXPECTED = "expected what `stepcot_jax.data.tfds` prepared"
 
 
