@@ -1,13 +1,13 @@
 """Features made elsewhere: what fits is stored in the cases' order, everything else is refused with a message."""
 
 import csv
-import io
 import json
 import zipfile
 
 import numpy as np
 import pytest
 
+from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.features import importing as arrays
 from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
@@ -31,12 +31,15 @@ def save(tmp_path, ids=PATHS, features=ROWS, **more):
     return path
 
 
-def refuse(path, message, ids=None, tmp_path=None):
-    folder = path.parent / "store"
-    with pytest.raises(BadInput, match=message) as caught:
-        import_features(path, ids, CASES, folder)
-    assert not folder.exists()
-    return str(caught.value)
+def refuse(path, message, ids=None):
+    with pytest.raises(BadInput, match=message):
+        import_features(path, ids, CASES, path.parent / "store")
+    assert not (path.parent / "store").exists()
+
+
+def assert_stored(tmp_path, rows=ROWS):
+    store, keys = open_imported_images(tmp_path / "store", CASES)
+    np.testing.assert_array_equal(open_features(store, keys), rows)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2"])
@@ -45,8 +48,7 @@ def test_features_come_back_in_the_order_of_the_cases(tmp_path, dtype):
     path = save(tmp_path, [PATHS[k] for k in order], ROWS[order].astype(dtype))
     counts = import_features(path, None, CASES, tmp_path / "store")
     assert (counts.images, counts.prompts, counts.width) == (30, 0, 4)
-    store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(open_features(store, keys), ROWS.astype(dtype).astype(np.float32))
+    assert_stored(tmp_path, ROWS.astype(dtype).astype(np.float32))
     assert open_imported_prompts(tmp_path / "store", num_steps=2) is None
 
 
@@ -64,15 +66,13 @@ def test_another_file_needs_another_folder(tmp_path):
     import_features(save(tmp_path), None, CASES, tmp_path / "store")
     with pytest.raises(BadInput, match="use another folder"):
         import_features(save(tmp_path, features=ROWS + 1), None, CASES, tmp_path / "store")
-    store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(open_features(store, keys), ROWS)
+    assert_stored(tmp_path)
 
 
 def test_ids_may_be_patients_with_one_image_and_paths_of_windows(tmp_path):
     ids = [".\\images\\0.png", "p1", "images/2.png", "./images/3.png", *(f"p{k}" for k in range(4, 30))]
     import_features(save(tmp_path, ids), None, CASES, tmp_path / "store")
-    store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(open_features(store, keys), ROWS)
+    assert_stored(tmp_path)
 
 
 def write_txt(path):
@@ -93,8 +93,7 @@ def test_an_npy_with_a_file_of_ids(tmp_path, name, write):
     np.save(tmp_path / "made.npy", ROWS)
     write(tmp_path / name)
     import_features(tmp_path / "made.npy", tmp_path / name, CASES, tmp_path / "store")
-    store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(open_features(store, keys), ROWS)
+    assert_stored(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +198,6 @@ def test_broken_id_files_are_refused(tmp_path, name, content, message):
 
 def test_large_files_go_through_in_blocks(tmp_path, monkeypatch):
     sizes = []
-    buffer = io.BytesIO()
-    np.save(buffer, ROWS)
     monkeypatch.setattr(arrays, "_BLOCK_BYTES", 7 * 16)
     path = save(tmp_path)
     for start, rows in arrays.read_features(arrays.open_array(path, "features")):
@@ -208,13 +205,10 @@ def test_large_files_go_through_in_blocks(tmp_path, monkeypatch):
         np.testing.assert_array_equal(rows, ROWS[start : start + len(rows)])
     assert sizes == [7, 7, 7, 7, 2]
     import_features(path, None, CASES, tmp_path / "store")
-    store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(open_features(store, keys), ROWS)
+    assert_stored(tmp_path)
 
 
 def test_the_command_imports_for_a_folder_without_its_images(tmp_path, capsys):
-    from stepcot_jax.chain import Chain, Step
-
     step = Step("Size", "How large?", ("Small", "Large"))
     write_records(tmp_path / "root", chain=Chain((step, step)), cases=CASES)
     path = save(tmp_path, prompt_features=ROWS[:2])

@@ -92,22 +92,14 @@ def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, froz
 
 def test_stored_features_are_those_of_each_case(folder, frozen, tmp_path):
     found = inputs.load_inputs(frozen_settings(folder), tmp_path, Terminal())
-    direct = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path / "other", Terminal())
-    images = np.stack([inputs_image(direct, index) for index in range(40)])
+    direct = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path / "other", Terminal()).dataset
+    images = normalise(np.stack([direct.pixels[index] for index in range(40)]), direct.preprocessing)
     np.testing.assert_allclose(found.dataset.features, FakeEncoder().encode(images), atol=1e-6)
     assert found.image_encoder is None
     assert found.example["image_features"].shape == (1, 4)
 
 
-def inputs_image(found, index):
-    from stepcot_jax.data.images.preprocessing import normalise
-
-    return normalise(found.dataset.pixels[index], found.dataset.preprocessing)
-
-
 def test_a_changed_picture_is_encoded_again_and_only_that(folder, frozen, tmp_path, capsys):
-    import shutil
-
     root = tmp_path / "copy"
     shutil.copytree(folder, root)
     inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
@@ -121,8 +113,6 @@ def test_a_changed_picture_is_encoded_again_and_only_that(folder, frozen, tmp_pa
 
 
 def test_a_picture_that_breaks_is_found_although_it_was_stored_before(folder, frozen, tmp_path):
-    import shutil
-
     root = tmp_path / "copy"
     shutil.copytree(folder, root)
     inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
