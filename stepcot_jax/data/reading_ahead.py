@@ -29,7 +29,6 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 # Python drops the exit code of a child that ended unnoticed. Until a worker is registered it has written nothing and
 # Grain notices its death; afterwards the run keeps its exit code.
 
-
 LOOK_SECONDS = 0.02  # polling interval of waiting workers and of the run waiting for them
 _KILL_SECONDS = 5.0
 _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)

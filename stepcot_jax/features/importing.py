@@ -25,7 +25,6 @@ from stepcot_jax.record import Record
 
 # Read arrays and ids from untrusted files: no pickle, bounded headers, rows in blocks.
 
-
 MAX_TEXT_BYTES = 256 * 2**20  # memory limit for the ids of a file
 MAX_WIDTH = 65_536
 ID_COLUMNS = ("image_path", "patient_id", "id", "ids")

@@ -27,7 +27,6 @@ from stepcot_jax.host.files import read_json, sync_folder, write_whole
 # A key is the SHA-256 of a canonical JSON text of named fields. The fields include the kind and version of the key, so
 # that different ingredients never give the same text.
 
-
 KEY_BYTES = 32
 DECODING_VERSION = 1  # version of the pixels that `data.images` decodes; a new version gives every image a new key
 _VERSION = 1
@@ -68,7 +67,6 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 # Shards of a feature store: safetensors files, verified to the last byte when opened.
-
 
 SUFFIX = ".safetensors"
 _DTYPES: dict[str, np.dtype] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -211,7 +209,6 @@ def remove_stale_partials(folder: Path) -> None:
 
 
 # Frozen encoders as protocols, and the description of the store that holds their features (`store.json`).
-
 
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "store.json"

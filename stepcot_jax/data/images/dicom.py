@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
 
-
 Projection = Literal["frontal", "lateral", "oblique", "decubitus", ""]
 """The projection that a header names; "" if it names none, or an unknown one."""
 
@@ -218,7 +217,6 @@ def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int]]:
 # values (DICOM PS3.3 C.11.1 and C.11.2). pydicom applies the windows. Its lookup tables are not used:
 # `apply_modality_lut` fails on entries of 10, 12 or 14 bits, and `apply_voi` wraps indices above 255 where entries have
 # 8 bits (pydicom 3.0.2).
-
 
 _FUNCTIONS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
 _MAX_ENTRIES = 65_536

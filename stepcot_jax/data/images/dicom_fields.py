@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 # pydicom turns an element or a sequence's item, which may have 8 bytes in the file, into objects of hundreds of bytes,
 # and parses sequences of undefined length even if they are not asked for.
 
-
 PIXELS = 0x7FE00010  # tag of PixelData
 _READS_PER_ELEMENT = 3  # tag with type, length, value; an item is one read
 _UNDEFINED = 0xFFFFFFFF

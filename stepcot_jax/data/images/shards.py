@@ -190,7 +190,6 @@ class ShardFiles:
 # Shards are written one after the other. After each shard a note lists its content: a restart continues after the last
 # noted shard, and rewrites a shard without a note. The index replaces the notes at the end.
 
-
 _WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
 _MOST_RECORD_BYTES = 2**34
 _QUARANTINE_NAME = "quarantine.jsonl"

@@ -13,7 +13,6 @@ from jaxtyping import Float32, UInt8
 # differ in tone curve, sharpness, noise, field of view, collimation and marker. They stand for three origins, so that
 # a model trained on one can be tested on another.
 
-
 Image = Float32[np.ndarray, "height width"]
 
 

@@ -103,7 +103,6 @@ def _detect(rng: np.random.Generator, diagnosis: str, pattern: str, secondary: s
 
 # Report sentences that state all seven answers, and the reasoning that quotes them.
 
-
 WORDINGS: tuple[dict[str, list[str]], ...] = tuple(_TABLES["wordings"].values())
 """Wordings of each step's answers; no wording stands for two answers of a step."""
 

@@ -10,7 +10,6 @@ from stepcot_jax.data.phantom.anatomy import Anatomy, Chest, Frame, Image, lung_
 
 # The contents of a phantom chest in body coordinates: lesions, fluid, air and changes of the anatomy.
 
-
 Texture = Literal["solid", "mottled", "net", "dots", "ring", "bulla", "flecks"]
 
 
@@ -317,7 +316,6 @@ def _calcification(focus: Focus, *, mottle: Image, frame: Frame, window: tuple[s
 
 # Detection decides air or density, distribution the number of lesions, pattern their texture, location their zone,
 # morphology their edge, secondary effects a sign beside them, and the diagnosis their size and density.
-
 
 EMPHYSEMA = "Emphysema"  # box label of the bullae that make a detection "Mixed" if nothing else is lucent
 _ZONES = {"Upper lung zone": (0.17, 0.31), "Middle lung zone": (0.44, 0.58), "Lower lung zone": (0.72, 0.86)}

@@ -37,7 +37,6 @@ from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 # Drafts of questions: question, answer, references and what is seen there.
 
-
 Reference = tuple[Box, str]
 """A box that an answer refers to, with the region that the thinking names, and what is seen there."""
 
@@ -105,7 +104,6 @@ def pick(rng: np.random.Generator, items: Sequence[Any], shares: Sequence[float]
 
 
 # Questions with four options, of which one or several are right.
-
 
 _NUM_CHOICES = 4
 _PATTERNS, _ZONES = (DEFAULT_CHAIN.steps[step].options[:-1] for step in (2, 3))

@@ -20,7 +20,6 @@ from stepcot_jax.record import Stages
 # zone, a hemidiaphragm reaches a quarter of the lung's height above and below its lower edge, and the mediastinum
 # reaches from the heart to the top of the lungs. Names follow GEMeX where it has one.
 
-
 Mask = Bool[np.ndarray, "height width"]
 BOTH_LUNGS, HEART, MEDIASTINUM = "bilateral lung", "cardiac region", "mediastinum"
 SIDES = ("right", "left")  # the patient's right is the picture's left
@@ -151,7 +150,6 @@ def accepted_names(label: str) -> tuple[str, ...]:
 
 # Design: a thinking text has one sentence a reference, one an option, and one with the answer (GEMeX-RMCoT's pipeline,
 # offline). Stages follow MEDSAGE: location, what is seen, a rule, the conclusion. No sentence mentions a report.
-
 
 FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "secondary", "diagnosis")
 """Names of the facts that hold the answers of the chain's seven steps; further facts are "side" and "organ"."""

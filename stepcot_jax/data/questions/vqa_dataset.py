@@ -33,7 +33,6 @@ from stepcot_jax.record import Record, SetAside
 
 # Reasoning records whose boxes refer to a picture of another size.
 
-
 _THINNEST = 1e-6  # pixels
 
 

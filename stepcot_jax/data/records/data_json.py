@@ -186,7 +186,6 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 # Turn one record of the published layout into a case: locate its image, order its steps, read its labels.
 
-
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
 # Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
@@ -342,7 +341,6 @@ class RecordReader:
 
 
 # Some checks need all records: the option set that most share, and images named twice.
-
 
 _MOST_KEPT = 100_000_000
 _COST_OF_STEPS = 2_000

@@ -20,7 +20,6 @@ from stepcot_jax.record import Record
 # Both released headers are irregular: `Bbox [x,y,w,h]` and `OriginalImage[Width,Height]` are split at their commas,
 # and empty columns trail. Wang et al., "ChestX-ray8", CVPR 2017.
 
-
 BOX_LIST = "BBox_List_2017*.csv"
 ENTRY_TABLE = "Data_Entry_2017*.csv"
 RELEASED_SIDE = 1024  # width and height of the released images, in pixels; boxes use these pixels

@@ -68,7 +68,6 @@ class Intake:
 
 # Bad records of a source that is read one record at a time: stop, or set them aside and continue.
 
-
 Readers = int | Literal["all"]
 Listing = Iterator[tuple[str, Record | BadInput]]
 """Location of each image in its list, such as "row 7", and the image, or why it is bad."""
@@ -117,7 +116,6 @@ class Sorting:
 
 
 # Find a collection's files by name and read the size of images without decoding them.
-
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 """Lower-case image suffixes: copies of a collection often store JPEG under the same names."""
@@ -201,7 +199,6 @@ def read_image_size(path: Path) -> tuple[int, int]:
 
 
 # Shared by the readers of released VQA data: undecoded records, choices with letters, images and patients.
-
 
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
 T = TypeVar("T")

@@ -29,7 +29,6 @@ from stepcot_jax.record import Record
 
 # Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 
-
 MAX_REPORT_BYTES = 1_000_000  # largest report file that is read; the released ones have at most 9 thousand bytes
 MAX_REPORTS = 100_000  # most entries of an archive or a folder; the released one has 3,955
 MAX_ARCHIVE_BYTES = 1_000_000_000  # most bytes of an unpacked archive; the released one has 20 million
@@ -146,7 +145,6 @@ class _LimitedReader(io.RawIOBase):
 
 # Which images of an IU X-Ray report are frontal.
 
-
 Projection = Literal["frontal", "lateral", "undecided"]
 DecidedBy = Literal["list", "descriptors", "order", ""]
 LIST_NAME = "indiana_projections.csv"
@@ -213,7 +211,6 @@ def name_image(name: str) -> str:
 
 
 # `XXXX` in a text marks words removed to protect the patient; texts are kept unchanged.
-
 
 _SECTIONS = ("COMPARISON", "INDICATION", "FINDINGS", "IMPRESSION")
 _TEXTS = {"AbstractText", "major", "caption", "url", *EVIDENCE}

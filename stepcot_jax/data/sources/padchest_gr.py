@@ -21,7 +21,6 @@ from stepcot_jax.record import Record
 
 # The files of BIMCV PadChest-GR, grounded reports in JSON and the master table, and its labels as findings.
 
-
 REPORTS = "grounded_reports*.json"
 MASTER_TABLE = "master_table*.csv"
 _SLACK = 1e-6

@@ -213,7 +213,6 @@ def _choose(rows: Sequence[tuple[Sequence[float], int]], lacking: Sequence[float
 
 # Folds of a cross-validation by patient.
 
-
 NUM_FOLDS = 5  # number of folds of the table `folds`
 
 

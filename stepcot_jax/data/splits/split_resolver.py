@@ -19,7 +19,6 @@ from stepcot_jax.record import Record, SetAside
 
 # The csv module, not pandas: messages need the row as spreadsheets count it, and a stray quote must stay an error.
 
-
 _COLUMNS = ("patient_id", "image_path")
 _LONGEST_HEADER = 2**16
 _EXPECTED = "expected a table whose first row has a column patient_id or image_path, or both"

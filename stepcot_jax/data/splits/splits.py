@@ -133,7 +133,6 @@ def check_splits(splits: Splits, cases: Iterable[Record], *, source: str) -> Non
 
 # `splits.json`: the splits of a run, with checksums that tie them to the data.
 
-
 _EXPECTED = "expected a manifest of splits that this project wrote"
 _NUM_SHOWN = 80
 _NUM_CHECKSUM_DIGITS = 16
