@@ -121,12 +121,9 @@ def test_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
         (ROWS[:, :0], "width 0 is not"),
         (
             np.where(np.arange(30)[:, None] % 15 == 2, np.nan, ROWS),
-            r"2 rows have .*: 2 \(images/2.png\), 17 \(images/17.png\)",
+            r"2 rows have .*: 2 \(images/2.png\), 17 \(images/17",
         ),
-        (
-            np.where(np.arange(30)[:, None] == 2, 1e300, ROWS.astype("f8")),
-            r"1 rows have values that are not finite in float32: 2 \(",
-        ),
+        (np.where(np.arange(30)[:, None] == 2, 1e300, ROWS.astype("f8")), r"1 rows have values that are not finite in"),
     ],
 )
 def test_features_that_do_not_fit_are_refused(tmp_path, features, message):

@@ -139,11 +139,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_padchest_gr(
-    root: Path,
-    *,
-    on_bad_record: OnBadRecord = "stop",
-    require_images: bool = True,
-    single_label: bool = True,
+    root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True, single_label: bool = True
 ) -> Collection:
     """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 

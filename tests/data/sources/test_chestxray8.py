@@ -224,10 +224,7 @@ def test_bad_rows_of_the_box_list(tmp_path, row, message):
     ("row", "message"),
     [
         (f"00000009_000.png,Mass|,0,9,50,F,PA,{ENTRY_REST}", "label ''"),
-        (
-            f"00000009_000.png,No Finding|Mass,0,9,50,F,PA,{ENTRY_REST}",
-            "No Finding and other labels exclude each other",
-        ),
+        (f"00000009_000.png,No Finding|Mass,0,9,50,F,PA,{ENTRY_REST}", "No Finding and other labels exclude each"),
         (f"00000009_000.png,Mass,0,8,50,F,PA,{ENTRY_REST}", "the patient is not the number"),
         (f"00000009_000.png,Mass,0,{'9' * 5000},50,F,PA,{ENTRY_REST}", "the patient is not the number"),
         (f"00000001_000.png,Mass,0,1,50,F,PA,{ENTRY_REST}", "has the same image as row 2"),

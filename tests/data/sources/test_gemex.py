@@ -156,14 +156,8 @@ BAD = [
     (a_test_record(image_path="../../etc/passwd"), "image_path: "),
     (a_test_record(question=" "), "question: blank"),
     ({"visual_locations": []}, "Object missing required field `question`"),
-    (
-        training("<image>\nQ", "<answer> A <reason> r", "closed_ended"),
-        r"conversations\[1\].value: <location> is missing",
-    ),
-    (
-        training("<image>\nQ", "<answer> Yes <reason> r <location> []", "riddle"),
-        "q_type: 'riddle' is not a question type",
-    ),
+    (training("<image>\nQ", "<answer> A <reason> r", "closed"), r"conversations\[1\].value: <location> is missing"),
+    (training("<image>\nQ", "<answer> Yes <reason> r <location> []", "riddle"), "q_type: 'riddle' is not a question"),
     (training("Q <choices>: A, B", "<answer> A <reason> r <location> []"), "choices: "),
     (training("Q", "r", conversations=[]), "conversations: turns of"),
     (
