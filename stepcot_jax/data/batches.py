@@ -28,11 +28,7 @@ _ENDLESS = 2**50
 
 @dataclasses.dataclass(frozen=True)
 class _ReadBatch(grain.transforms.MapWithIndex):
-    """Reads this process's rows of a global batch, as pixels or features; runs in workers.
-
-    It holds only what reading needs, since every worker gets a copy. Pixels have one channel if all images are grey: a
-    twelfth of the bytes of normalised images.
-    """
+    """Reads this process's rows of a global batch; every worker gets a copy, so it holds only what reading needs."""
 
     indices: Sequence[int]
     pixels: PixelCache
@@ -92,15 +88,10 @@ def _draw_rows(number: int, *, cumulative: np.ndarray, batch_size: int, seed: in
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Batches by number, made in two stages so that the first may run in another process.
+    """Batches by number, made in two stages so that the first may run in another process."""
 
-    Attributes:
-      read: number -> uint8 pixels or features, and positions.
-      finish: output of `read` -> the batch.
-    """
-
-    read: grain.MapDataset
-    finish: _Finish
+    read: grain.MapDataset  # number -> uint8 pixels or features, and positions
+    finish: _Finish  # output of `read` -> the batch
 
     def __len__(self) -> int:
         return len(self.read)
@@ -130,11 +121,6 @@ def training_batches(
     so no case is dropped. Inverse frequency: each row draws an answer of the last step ("not annotated" counts as one),
     then a case with that answer, each with equal chance. Inverse frequency of steps (authors' code): the probability of
     a case is proportional to the mean, over its annotated steps, of 1 / number of cases with its answer.
-
-    Returns:
-      Batches with "images" float32 [case, height, width, 3] or "image_features" float32 [case, width], "labels" int32
-      [case, step], "index" int32 [case] (position in the split) and "present" bool [case]; if uncertain answers are
-      soft targets also "targets" float32 [case, step, answer]. Labels and targets are `dataset.training_targets`.
     """
     if augment and dataset.features is not None:
         raise BadInput("augment requires images; these features were encoded ahead")
@@ -162,15 +148,7 @@ def evaluation_batches(
     process_count: int = 1,
     multiple_of: int = 1,
 ) -> Batches:
-    """Return the batches of a split in order; the last one is padded with rows whose "present" is False.
-
-    Args:
-      batch_size: cases in a global batch; a smaller split makes a smaller batch.
-      multiple_of: round the batch size up to a multiple of this, such as the number of devices.
-
-    Returns:
-      Batches as from `training_batches`, without sampling or augmentation; every case once over all processes. Labels
-    """
+    """Return the batches of a split in order; the last one is padded with rows whose "present" is False."""
     indices = getattr(dataset.splits, split)
     multiple_of = math.lcm(multiple_of, process_count)
     batch_size = -(-min(batch_size, len(indices)) // multiple_of) * multiple_of
@@ -181,7 +159,6 @@ def evaluation_batches(
 
 
 def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
-    """Return the rows of a batch that belong to a process."""
     num_rows, remainder = divmod(batch_size, process_count)
     if remainder:
         raise BadInput(f"batch size {batch_size} is not a multiple of {process_count} processes")

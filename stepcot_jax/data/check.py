@@ -1,7 +1,6 @@
 """Check a data root: its contents and whether a run can use it, as one object of plain facts; see `docs/data.md`.
 
-A check uses the code of a run: the same scan, decoder, split tables and split making. Unlike a run it continues after
-the first fault, and it keeps no texts.
+A check uses the code of a run, continues after the first fault, and keeps no texts.
 """
 
 import collections
@@ -90,29 +89,18 @@ _NUM_EXAMPLES = 20
 
 @dataclasses.dataclass
 class Findings:
-    """The results of a check.
-
-    Attributes:
-      reasons: the records set aside, by reason.
-      num_unreadable: images that cannot be decoded.
-      original: for each record the first one whose image has the same pixels; None if no image was decoded.
-      assignment: the splits; None if no record is good.
-      boxes_of: cases whose boxes are counted; None for those of the scan.
-      uncertain: treatment of uncertain answers in training.
-      stops: what would stop a run.
-      notes: what a run accepts but the user may want to know.
-    """
+    """The results of a check."""
 
     scan: Scan
-    reasons: Reasons
+    reasons: Reasons  # the records set aside, by reason
     layout: str
-    num_unreadable: int = 0
+    num_unreadable: int = 0  # images that cannot be decoded
     original: Int64[np.ndarray, " record"] | None = None
-    assignment: Assignment | None = None
-    boxes_of: RecordTable | None = None
-    uncertain: UncertainAnswers = IGNORED
-    stops: list[str] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
+    assignment: Assignment | None = None  # the splits; None if no record is good
+    boxes_of: RecordTable | None = None  # cases whose boxes are counted; None for those of the scan
+    uncertain: UncertainAnswers = IGNORED  # treatment of uncertain answers in training
+    stops: list[str] = dataclasses.field(default_factory=list)  # what would stop a run
+    notes: list[str] = dataclasses.field(default_factory=list)  # what a run accepts but the user may want to know
 
 
 def gather(findings: Findings, *, images: str) -> dict[str, Any]:
@@ -154,10 +142,7 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
 
 
 def _find_targets(findings: Findings) -> tuple[Targets | None, list[str]]:
-    """Return the training targets of the train split, and why a run could not make them.
-
-    None without a train split. Uncertain answers are ignored if the run could not treat them as set.
-    """
+    """Return the training targets of the train split, and why a run could not make them."""
     scan, assignment = findings.scan, findings.assignment
     if assignment is None or scan.chain is None:
         return None, []
@@ -290,30 +275,18 @@ _MEGABYTE = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class CheckOptions:
-    """How to check a data root; names shared with a run's settings mean the same.
+    """How to check a data root; names shared with a run's settings mean the same."""
 
-    Attributes:
-      layout: a key of `layouts.LAYOUTS`, or "auto".
-      images: "decode" decodes every image, "exists" tests that its file exists, "none" skips images.
-      step_names: name of each step, in order.
-      on_bad_record: whether bad records would stop a run.
-      max_pixels: largest accepted width times height of an image.
-      num_threads: images decoded at the same time.
-      single_label: leave images with several findings out, in layouts with lists of findings.
-      labels_from: table that ChestX-ray8's labels come from.
-      uncertain: treatment of uncertain answers in training.
-    """
-
-    layout: str = AUTO
-    images: Literal["decode", "exists", "none"] = "decode"
-    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES
-    on_bad_record: OnBadRecord = "stop"
-    max_pixels: int = 64_000_000
+    layout: str = AUTO  # a key of `layouts.LAYOUTS`, or "auto"
+    images: Literal["decode", "exists", "none"] = "decode"  # "exists" looks for their files
+    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES  # name of each step, in order
+    on_bad_record: OnBadRecord = "stop"  # whether bad records would stop a run
+    max_pixels: int = 64_000_000  # largest accepted width times height of an image
     split_seed: int = 0
-    num_threads: int = 2
-    single_label: bool = True
-    labels_from: Literal["auto", "boxes", "entries"] = "auto"
-    uncertain: Treatment = "ignore"
+    num_threads: int = 2  # images decoded at the same time
+    single_label: bool = True  # leave images with several findings out, in layouts with lists of findings
+    labels_from: Literal["auto", "boxes", "entries"] = "auto"  # table that ChestX-ray8's labels come from
+    uncertain: Treatment = "ignore"  # treatment of uncertain answers in training
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
@@ -400,7 +373,6 @@ def _read_other(root: Path, layout: str, options: CheckOptions, require_images: 
 
 @contextlib.contextmanager
 def _recorded_warnings() -> Iterator[list[str]]:
-    """Collect the readers' warnings in a list instead of the log."""
     heard: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -415,7 +387,6 @@ def _recorded_warnings() -> Iterator[list[str]]:
 
 
 def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
-    """Return the splits of the tables, else those that a run would make."""
     assignment = resolve_tables(
         scan.root,
         scan.table,
@@ -435,10 +406,7 @@ def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
 
 
 def scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
-    """Return a collection that was read without requiring images as a scan; it shares the collection's table.
-
-    `reasons` collects the records set aside and, with `require_images`, those without their image file.
-    """
+    """Return a collection that was read without requiring images as a scan; it shares the collection's table."""
     for item in collection.set_aside:
         reasons.append(item)
     scan = Scan(
@@ -471,11 +439,7 @@ def decode_pictures(
     num_threads: int,
     progress: Callable[[Iterable[Any], str], Iterable[Any]],
 ) -> tuple[int, Int64[np.ndarray, " record"]]:
-    """Decode the image of every good record, from files or shards; set records aside where that fails.
-
-    Returns:
-      The number of images that cannot be decoded, and for each record the first one whose image has the same pixels.
-    """
+    """Decode the image of every good record, from files or shards; set records aside where that fails."""
     good = np.flatnonzero(scan.good)
     paths, limit = scan.table.image_paths, most_bytes(max_pixels)
     files: ImageFiles
@@ -511,11 +475,6 @@ _MISSING = "does not exist below the data root"
 
 
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
-    """Return the facts of a file of reasoning records.
-
-    Every record is written in every dialect and read back; its answer and boxes must be the same to the dialect's
-    precision.
-    """
     collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
     unreadable = _find_unreadable_images(collection, options, terminal) if options.images == "decode" else {}
     records = [record for record in collection.records if record.image not in unreadable]
@@ -547,7 +506,6 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
 
 
 def _find_unreadable_images(collection: VqaCollection, options: CheckOptions, terminal: Terminal) -> dict[str, str]:
-    """Return the images that cannot be decoded, with the reason."""
     unreadable = {}
     paths = list(dict.fromkeys(record.image for record in collection.records))
     for path in terminal.watch(paths, "reading the images"):
@@ -562,14 +520,8 @@ def _find_unreadable_images(collection: VqaCollection, options: CheckOptions, te
 def _spread(lengths: Sequence[int]) -> dict[str, float]:
     if not lengths:
         return {"texts": 0}
-    low, middle, high = np.percentile(lengths, (5, 50, 95)).tolist()
-    return {
-        "texts": len(lengths),
-        "percentile_5": low,
-        "median": middle,
-        "percentile_95": high,
-        "longest": max(lengths),
-    }
+    names, spread = ("percentile_5", "median", "percentile_95"), np.percentile(lengths, (5, 50, 95)).tolist()
+    return {"texts": len(lengths), **dict(zip(names, spread, strict=True)), "longest": max(lengths)}
 
 
 def _try_formats(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -613,7 +565,6 @@ def find_difference(record: Record, text: str, dialect: str) -> str:
 
 
 def _count_shared(records: Sequence[Record]) -> int:
-    """Count the patients that are in more than one split."""
     splits = collections.defaultdict(set)
     for record in records:
         splits[record.patient].add(record.split)

@@ -17,7 +17,6 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.record import Record
 
 OTHER_ORIGINS = "(further origins)"
-
 _DIGEST_BYTES = 16
 _MAX_NAMES, _MAX_CHARS = 1000, 300
 
@@ -28,12 +27,7 @@ def _encode(text: str) -> bytes:
 
 
 class TextColumn:
-    """Texts by position; a text needs its UTF-8 bytes and 8 more.
-
-    >>> column = TextColumn(["Übersicht"])
-    >>> column[0], len(column)
-    ('Übersicht', 1)
-    """
+    """Texts by position; a text needs its UTF-8 bytes and 8 more."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._content = bytearray()
@@ -79,11 +73,7 @@ class DigestColumn:
 
 
 class CategoryColumn:
-    """Repeated texts by position: a number per item, and every distinct text once.
-
-    Args:
-      other: bounds the memory: texts are cut to 300 characters, and those beyond the first thousand become this one.
-    """
+    """Repeated texts by position: a number per item, and every distinct text once."""
 
     def __init__(self, *, other: str | None = None) -> None:
         self.names: list[str] = []
@@ -112,11 +102,7 @@ class CategoryColumn:
 
 
 class TextIndex:
-    """Finds the positions of a text in a column; needs 16 bytes per item, a tenth of a dict.
-
-    >>> TextIndex(TextColumn(["a", "b", "A"]), range(3), key=str.casefold).find("a")
-    [0, 2]
-    """
+    """Finds the positions of a text in a column; needs 16 bytes per item, a tenth of a dict."""
 
     def __init__(
         self, column: TextColumn, indices: Iterable[int], *, key: Callable[[str], str | None] = lambda text: text
@@ -146,11 +132,7 @@ def _short_digest(text: str) -> int:
 
 
 def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item"]:
-    """Return for each item the position of the first equal item, which may be the item itself.
-
-    >>> find_first(np.array([[7, 1], [7, 2], [7, 1]], np.uint64)).tolist()
-    [0, 1, 0]
-    """
+    """Return for each item the position of the first equal item, which may be the item itself."""
     order = np.lexsort(halves.T)  # stable: the first of equal items comes first
     differs = (halves[order] != np.roll(halves[order], 1, axis=0)).any(axis=1)
     first = np.empty_like(order)
@@ -177,19 +159,7 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Rest)
 
 
 class RecordTable(Sequence[Record]):
-    """The pictures and answers of records as columns; indexing builds one `Record`, without a question.
-
-    Args:
-      with_texts: keep everything. Otherwise only labels, identifiers, origins and box counts are kept, in less than
-        200 bytes a case, and origins beyond the first thousand are merged.
-
-    Attributes:
-      patients: digest of each case's patient.
-
-    >>> table = RecordTable([Record(image="a.png", patient="p", answers=(0, 1), reasoning=("", ""))])
-    >>> table.labels.tolist(), table[0].patient
-    ([[0, 1]], 'p')
-    """
+    """The pictures and answers of records as columns; indexing builds one `Record`, without a question."""
 
     def __init__(self, cases: Iterable[Record] = (), *, with_texts: bool = True) -> None:
         self.patient_ids, self.image_paths = TextColumn(), TextColumn()
@@ -243,17 +213,8 @@ class RecordTable(Sequence[Record]):
         }
         if self._rest is None:
             return Record(**columns)
-        rest = _DECODER.decode(self._rest[number])
-        return Record(
-            **columns,
-            report=rest.report,
-            reasoning=rest.reasoning,
-            boxes=tuple([Box(*box) for box in rest.boxes]),  # type: ignore[arg-type]
-            sex=rest.sex,
-            age=rest.age,
-            view=rest.view,
-            provenance=rest.provenance,
-        )
+        rest = msgspec.structs.asdict(_DECODER.decode(self._rest[number]))
+        return Record(**columns, **rest | {"boxes": tuple([Box(*box) for box in rest["boxes"]])})
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RecordTable | tuple | list):
@@ -292,10 +253,7 @@ class RecordTable(Sequence[Record]):
         labels, uncertain = self.labels.copy(), self.uncertain.copy()
         labels[hidden] = uncertain[hidden] = NOT_ANNOTATED
         changed = self.with_labels(labels, uncertain)
-        changed._num_boxes, changed._num_box_labels = (
-            array.array("i", self._num_boxes),
-            array.array("i", self._num_box_labels),
-        )
+        changed._num_boxes, changed._num_box_labels = self._num_boxes[:], self._num_box_labels[:]
         changed._rest = None if self._rest is None else list(self._rest)
         for index in hidden:
             changed._num_boxes[index] = changed._num_box_labels[index] = 0

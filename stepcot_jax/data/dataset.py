@@ -64,11 +64,7 @@ class Dataset:
 
     @functools.cached_property
     def training_targets(self) -> Targets:
-        """Targets of the training split's cases, in its order; `uncertain` sets the treatment of uncertain answers.
-
-        Raises:
-          BadInput: a step with uncertain answers lacks the negative option that this needs.
-        """
+        """Targets of the training split's cases, in its order; `uncertain` sets the treatment of uncertain answers."""
         chosen = np.asarray(self.splits.train, int)
         labels, uncertain = self.cases.labels[chosen], self.cases.uncertain[chosen]
         return make_targets(labels=labels, uncertain=uncertain, chain=self.chain, rule=self.uncertain)
@@ -144,8 +140,7 @@ class Dataset:
         return {name: len(indices) for name, indices in self.splits.by_name().items()}
 
 
-ACCOUNT_FILES = ("splits.json", "quarantine.jsonl")
-"""Files of a workdir that `write_account` writes or removes."""
+ACCOUNT_FILES = ("splits.json", "quarantine.jsonl")  # files of a workdir that `write_account` writes or removes
 
 
 def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:

@@ -72,7 +72,6 @@ class ClosedFeatures:
         return len(self._features)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Return features for an index, a slice or an array of indices."""
         for case in np.arange(len(self))[index].ravel().tolist():
             _refuse(case, self._closed)
         rows: np.ndarray = self._features[index]

@@ -26,25 +26,16 @@ from absl import flags
 
 from stepcot_jax.host.errors import BadInput, RunStopped
 
-# Handshake between the run and its worker processes: a worker reports and waits until the run has registered it.
-#
 # Python drops the exit code of a child that ended unnoticed. Until a worker is registered it has written nothing and
 # Grain notices its death; afterwards the run keeps its exit code.
 
-
 LOOK_SECONDS = 0.02  # polling interval of waiting workers and of the run waiting for them
-
 _KILL_SECONDS = 5.0
 _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
 class RollCall:
-    """The workers of one iterator.
-
-    Attributes:
-      waiting: folder in which workers report, the argument of `report`.
-      processes: workers that have reported, by process ID.
-    """
+    """The workers of one iterator."""
 
     def __init__(self) -> None:
         try:
@@ -87,10 +78,7 @@ class RollCall:
 
 
 def hold_signals() -> None:
-    """Block the parent's signals in workers that this thread or its threads start.
-
-    They are blocked from a worker's first moment, and ignored once it reports.
-    """
+    """Block the parent's signals in workers that this thread or its threads start."""
     resource_tracker.ensure_running()  # started later, it would unblock them
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
 
@@ -129,7 +117,6 @@ def _end_with(error: BaseException, _: object) -> None:
 
 
 Finish = Callable[[Any], Any]
-
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 _BUFFER = 2

@@ -19,43 +19,28 @@ from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 
 NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"
-
 LENGTH_ENDS = (5, 10, 15, 20, 25)
 """Largest number of words of each range of lengths but the last; the paper does not state those of its Figure 2B."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Counts of a collection.
-
-    Attributes:
-      origins: names, the most frequent first.
-      diagnoses: cases of each answer of the last step and each origin.
-      answers: for each step, the cases of each answer.
-      uncertain: for each step, the cases whose answer is uncertain; they are among those not annotated.
-      flows: for each step but the last, the cases with each answer and each next answer.
-      rest_flows: the same without the cases of the most frequent first answer.
-      words: for each step and origin, the number of words of each reasoning that is not empty.
-      diagnosis_words: for each step and answer of the last step, the same.
-      splits: cases of each answer of the last step in each split.
-      origin_splits: cases of each origin in each split.
-      splits_source: where the splits come from, in words.
-    """
+    """Counts of a collection."""
 
     chain: Chain
     num_cases: int
     num_patients: int
-    origins: tuple[str, ...]
-    diagnoses: Int64[np.ndarray, "answer origin"]
-    answers: tuple[Int64[np.ndarray, " answer"], ...]
-    uncertain: Int64[np.ndarray, " step"]
-    flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
+    origins: tuple[str, ...]  # names, the most frequent first
+    diagnoses: Int64[np.ndarray, "answer origin"]  # cases of each answer of the last step and each origin
+    answers: tuple[Int64[np.ndarray, " answer"], ...]  # for each step, the cases of each answer
+    uncertain: Int64[np.ndarray, " step"]  # for each step, the cases whose answer is uncertain
+    flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]  # for each step but the last
     rest_flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
-    words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]
+    words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]  # for each step and origin, no empty reasoning
     diagnosis_words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]
-    splits: Int64[np.ndarray, "answer split"]
-    origin_splits: Int64[np.ndarray, "origin split"]
-    splits_source: str
+    splits: Int64[np.ndarray, "answer split"]  # cases of each answer of the last step in each split
+    origin_splits: Int64[np.ndarray, "origin split"]  # cases of each origin in each split
+    splits_source: str  # where the splits come from, in words
 
     def answer_names(self, step: int) -> tuple[str, ...]:
         """Return the names of a step's answers, "(not annotated)" last."""
@@ -129,26 +114,17 @@ def _count_flows(
 
 
 def count_lengths(words: Int64[np.ndarray, " reasoning"]) -> Int64[np.ndarray, " range"]:
-    """Count reasonings by range of their numbers of words.
-
-    >>> count_lengths(np.array([1, 5, 6, 25, 26, 90])).tolist()
-    [2, 1, 0, 0, 1, 2]
-    """
+    """Count reasonings by range of their numbers of words."""
     return np.bincount(np.searchsorted(LENGTH_ENDS, words), minlength=len(LENGTH_ENDS) + 1)
 
 
 def list_ranges() -> list[str]:
-    """Return the names of the ranges of numbers of words.
-
-    >>> list_ranges()
-    ['1-5', '6-10', '11-15', '16-20', '21-25', 'over 25']
-    """
+    """Return the names of the ranges of numbers of words."""
     starts = [1, *(end + 1 for end in LENGTH_ENDS[:-1])]
     return [*(f"{start}-{end}" for start, end in zip(starts, LENGTH_ENDS, strict=True)), f"over {LENGTH_ENDS[-1]}"]
 
 
-LENGTHS = ("question", "thinking", *STAGE_NAMES)
-"""The texts of a record whose words are counted."""
+LENGTHS = ("question", "thinking", *STAGE_NAMES)  # the texts of a record whose words are counted
 
 
 class Majority(NamedTuple):

@@ -1,7 +1,6 @@
 """Training targets of uncertain answers: ignored, negative, positive, or soft (Irvin et al., CheXpert, AAAI 2019).
 
-The step's negative option is `chain.Step.negative`. Only targets of training depend on the setting: an uncertain answer
-is never among a case's labels, so that validation and test never count it as the truth.
+An uncertain answer is never among the labels: validation and test never count it as the truth.
 """
 
 import dataclasses
@@ -20,35 +19,21 @@ Treatment = Literal["ignore", "negative", "positive", "soft"]
 
 @dataclasses.dataclass(frozen=True)
 class UncertainAnswers:
-    """How training treats uncertain answers.
+    """How training treats uncertain answers."""
 
-    Attributes:
-      treatment: "ignore": as if nobody had answered. "negative": the step's negative option. "positive": the uncertain
-        answer. "soft": the uncertain answer with probability `weight`, else the negative option; an uncertain negative
-        option is ignored.
-      weight: above 0 and below 1 for a run, so that a soft answer differs from a certain one.
-    """
-
-    treatment: Treatment = "ignore"
-    weight: float = 0.5
+    treatment: Treatment = "ignore"  # as if nobody had answered
+    weight: float = 0.5  # of a soft target: probability of the uncertain answer; the negative option has the rest
 
 
-IGNORED = UncertainAnswers()
-"""Uncertain answers add no loss."""
+IGNORED = UncertainAnswers()  # uncertain answers add no loss
 
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """Training targets, with which the losses compare the network's answers.
+    """Training targets, with which the losses compare the network's answers."""
 
-    Attributes:
-      labels: int32 [case, step], `chain.NOT_ANNOTATED` where no loss counts; of a soft target the more probable answer.
-      distributions: float32 [case, step, answer], the probability of each answer, 0 where no loss counts; None if no
-        target is soft.
-    """
-
-    labels: Int32[np.ndarray, "case step"]
-    distributions: Float32[np.ndarray, "case step answer"] | None = None
+    labels: Int32[np.ndarray, "case step"]  # NOT_ANNOTATED without a loss; the more probable answer of a soft target
+    distributions: Float32[np.ndarray, "case step answer"] | None = None  # 0 without a loss; None if none is soft
 
     @property
     def has_one_answer(self) -> Bool[np.ndarray, " step"]:

@@ -1,7 +1,6 @@
 """Encode images in the processes of an engine, in blocks of one shard each.
 
-A block holds the same images, in the same batches, as a shard of the local engine, so both write the same shards. The
-processes return features, and the run stores each block when it arrives, completely or not at all.
+A block is a shard of the local engine, so both write the same shards; a block is stored completely or not at all.
 """
 
 import dataclasses
@@ -19,12 +18,8 @@ from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder, StoreSp
 from stepcot_jax.host.extras import MapBlocks
 
 SHARD_SIZE = 512
-
-Block: TypeAlias = list[tuple[int, bytes]]
-"""Index of the case and key of each image."""
-
-Rows: TypeAlias = tuple[Sequence[bytes], np.ndarray, np.ndarray | None]
-"""Keys, features and patches of a shard."""
+Block: TypeAlias = list[tuple[int, bytes]]  # index of the case and key of each image
+Rows: TypeAlias = tuple[Sequence[bytes], np.ndarray, np.ndarray | None]  # keys, features and patches of a shard
 
 
 class _Kept:
@@ -45,18 +40,12 @@ class _Kept:
 
 @dataclasses.dataclass(frozen=True)
 class BlockEncoder:
-    """Makes the function with which a process of an engine encodes a block.
+    """Makes the function with which a process of an engine encodes a block."""
 
-    Attributes:
-      load: returns the encoder; called once in each process.
-      pixels: returns uint8 [size, size, 3] of a case.
-      names: image path of each case, for messages.
-    """
-
-    load: Callable[[], FrozenImageEncoder]
+    load: Callable[[], FrozenImageEncoder]  # returns the encoder; called once in each process
     spec: StoreSpec
-    pixels: Callable[[int], np.ndarray]
-    names: Sequence[str] | TextColumn
+    pixels: Callable[[int], np.ndarray]  # returns uint8 [size, size, 3] of a case
+    names: Sequence[str] | TextColumn  # image path of each case, for messages
     batch_size: int
     num_threads: int
 
@@ -87,11 +76,7 @@ def encode_in_blocks(
     num_threads: int = 2,
     progress: Progress | None = None,
 ) -> EncodeCounts:
-    """Encode the images without a stored feature in the processes of an engine; return when all are stored.
-
-    Args:
-      shard_size: images in a block and a shard, rounded up to full batches; a killed process loses at most as many.
-    """
+    """Encode the images without a stored feature in the processes of an engine; return when all are stored."""
     store.refresh()
     blocks = cut_blocks(keys, size=batch_size * math.ceil(shard_size / batch_size))
     missing = [[(index, key) for index, key in block if key not in store] for block in blocks]

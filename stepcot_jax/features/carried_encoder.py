@@ -15,7 +15,6 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import one_line
 
 PREPROCESSING_FILE = "preprocessing.json"
-
 _MOST_BYTES = 4 * 2**20
 _ACCEPTED = "expected a file that stepcot export wrote"
 

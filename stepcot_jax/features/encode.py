@@ -21,26 +21,18 @@ from stepcot_jax.features.store import (
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 
-Progress = Callable[[Sequence[Any], str], Iterable[Any]]
-"""Wraps a sequence with a description, like a progress bar."""
-
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps a sequence with a description, like a progress bar
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHARD_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageItem:
-    """An image to encode.
-
-    Attributes:
-      read: returns pixels uint8 [size, size, 3] at the encoder's size; called in a thread, and only for images without
-        a stored feature.
-      name: name of the case, for messages.
-    """
+    """An image to encode."""
 
     key: bytes
-    read: Callable[[], np.ndarray]
-    name: str
+    read: Callable[[], np.ndarray]  # uint8 [size, size, 3] at the encoder's size; called in a thread if it is needed
+    name: str  # name of the case, for messages
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,33 +25,22 @@ from stepcot_jax.record import Record
 
 # Read arrays and ids from untrusted files: no pickle, bounded headers, rows in blocks.
 
-
-MAX_TEXT_BYTES = 256 * 2**20
-"""Memory limit for the ids of a file."""
-
+MAX_TEXT_BYTES = 256 * 2**20  # memory limit for the ids of a file
 MAX_WIDTH = 65_536
-
 ID_COLUMNS = ("image_path", "patient_id", "id", "ids")
-
 _BLOCK_BYTES = 16 * 2**20
 _EXPECTED = "expected a file written by numpy.save or numpy.savez"
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFile:
-    """An array in a file, with its header read.
-
-    Attributes:
-      member: entry of an .npz; None for an .npy.
-      shape: of the header, checked against the size of the entry.
-      offset: bytes before the first value.
-    """
+    """An array in a file, with its header read."""
 
     path: Path
-    member: str | None
-    shape: tuple[int, ...]
+    member: str | None  # entry of an .npz; None for an .npy
+    shape: tuple[int, ...]  # of the header, checked against the size of the entry
     dtype: np.dtype
-    offset: int
+    offset: int  # bytes before the first value
 
     @property
     def where(self) -> str:
@@ -174,11 +163,7 @@ def read_texts(array: ArrayFile, *, most: int) -> list[str]:
 
 
 def read_ids(path: Path, *, most: int) -> list[str]:
-    """Return the ids of a file, in order.
-
-    Args:
-      path: .txt with one id per line, .csv with a header and one of `ID_COLUMNS`, or .json with a list of ids.
-    """
+    """Return the ids of a file, in order."""
     expected = f"expected .txt (one id per line), .csv (column {' or '.join(ID_COLUMNS)}) or .json (a list of ids)"
     readers: dict[str, Callable[[bytes, Path], Iterator[str]]] = {
         ".txt": _read_lines,
@@ -242,13 +227,7 @@ class ImportCounts(NamedTuple):
 
 
 def import_features(path: Path, ids: Path | None, cases: Sequence[Record], folder: Path) -> ImportCounts:
-    """Import features into a store; nothing is written before all of them are checked.
-
-    Args:
-      path: an .npz with `features` [case, width], `ids` [case] unless `ids` names a file, and optionally
-        `prompt_features` [step, width]; or an .npy [case, width].
-      folder: for the stores of this file; importing it again is harmless.
-    """
+    """Import features into a store; nothing is written before all of them are checked."""
     path = Path(path)
     if not cases:
         raise BadInput(f"{path}: the data have no cases")
@@ -305,7 +284,6 @@ def _open_store(folder: Path, kind: Kind) -> FeatureStore:
 
 
 def _open_parts(path: Path, ids: Path | None, *, most: int) -> tuple[ArrayFile, list[str], ArrayFile | None]:
-    """Return the features, the ids, and the prompt features if any."""
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".npz"):
         raise BadInput(f"{path}: suffix {path.suffix!r} is not .npy or .npz")
@@ -346,7 +324,6 @@ def _check_finite(features: ArrayFile, names: Sequence[str]) -> None:
 
 
 def _write(features: ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Kind, source: str) -> None:
-    """Write the rows that are not in the store yet."""
     spec = StoreSpec(kind=kind, encoder=features.path.name, digest=source, width=features.shape[1])
     store = FeatureStore(folder, spec)
     for start, rows in read_features(features, max_rows=4096):
@@ -391,6 +368,5 @@ def _match_ids(ids: Sequence[str], cases: Sequence[Record], *, where: str) -> li
 
 
 def _list(texts: Sequence[str]) -> str:
-    """Return the first of many strings, for a message."""
     shown = ", ".join(repr(text[:_NUM_SHOWN]) for text in texts[:_NUM_LISTED])
     return shown + (f" and {len(texts) - _NUM_LISTED} more" if len(texts) > _NUM_LISTED else "")

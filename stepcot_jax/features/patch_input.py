@@ -23,20 +23,13 @@ from stepcot_jax.host.errors import BadInput
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PatchInput:
-    """Turns pictures into patch vectors.
-
-    Attributes:
-      shape: (patch, channel) of a picture's patches.
-      dtype: "float32" or "float16", dtype of the patches.
-      batch_size: maximal number of pictures per batch.
-      store: holds patches that are known; None to encode every picture.
-    """
+    """Turns pictures into patch vectors."""
 
     encoder: FrozenImageEncoder
-    shape: tuple[int, int]
-    dtype: str
-    batch_size: int
-    store: FeatureStore | None = None
+    shape: tuple[int, int]  # (patch, channel) of a picture's patches
+    dtype: str  # "float32" or "float16", dtype of the patches
+    batch_size: int  # maximal number of pictures per batch
+    store: FeatureStore | None = None  # holds patches that are known; None to encode every picture
 
     @property
     def digest(self) -> str:
@@ -46,11 +39,7 @@ class PatchInput:
         return digest_fields("patches", encoder=self.encoder.digest, preprocessing=rules, dtype=self.dtype).hex()
 
     def __call__(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Float[np.ndarray, "case patch channel"]:
-        """Return the patches of pictures, row by row, and encode those that are not stored.
-
-        Args:
-          pictures: uint8 [case, size, size, 3] at the encoder's size.
-        """
+        """Return the patches of pictures, row by row, and encode those that are not stored."""
         if self.store is None:
             return self._encode(pictures)
         keys = [self.key(picture) for picture in pictures]
@@ -104,8 +93,5 @@ def make_patch_input(
     if grid > side:
         raise BadInput(f"config.policy.grid: {grid} is more than {side}, the patches on a side of {encoder.name}")
     return PatchInput(
-        encoder=encoder,
-        shape=(number, channels),
-        dtype="float32" if dtype == "none" else dtype,
-        batch_size=batch_size,
+        encoder=encoder, shape=(number, channels), dtype="float32" if dtype == "none" else dtype, batch_size=batch_size
     )

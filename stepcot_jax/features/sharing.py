@@ -10,14 +10,9 @@ from stepcot_jax.features.store import FeatureStore, FrozenImageEncoder
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The processes of a run.
+    """The processes of a run."""
 
-    Attributes:
-      index: of this process, from 0.
-      wait: barrier; takes its name and returns when every process has called it.
-    """
-
-    index: int = 0
+    index: int = 0  # of this process, from 0
     count: int = 1
     wait: Callable[[str], None] = lambda name: None  # noqa: ARG005
 
@@ -26,8 +21,7 @@ class Processes:
         return int.from_bytes(key[:8], "big") % self.count == self.index
 
 
-ALONE = Processes()
-"""A run of one process."""
+ALONE = Processes()  # a run of one process
 
 
 def encode_together(

@@ -1,8 +1,6 @@
 """A folder of features by key, written in shards by any number of processes and read without a lock.
 
-The folder holds `store.json` (see `StoreSpec`) and shards (see `Shard`). A process killed at any moment leaves
-complete shards and at most a hidden partial file, which is never read. A reader sees the union of the shards; a key in
-two of them is harmless, since a key determines its value.
+Readers see the union of complete shards; a key in two of them is harmless, since it determines its value.
 """
 
 import dataclasses
@@ -26,17 +24,11 @@ from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, sync_folder, write_whole
 
-# Keys of stored features: digests of everything that determines a feature's numbers.
-#
 # A key is the SHA-256 of a canonical JSON text of named fields. The fields include the kind and version of the key, so
 # that different ingredients never give the same text.
 
-
 KEY_BYTES = 32
-
-DECODING_VERSION = 1
-"""Version of the pixels that `data.images` decodes; a new version gives every image a new key."""
-
+DECODING_VERSION = 1  # version of the pixels that `data.images` decodes; a new version gives every image a new key
 _VERSION = 1
 
 
@@ -55,11 +47,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest_pixels(pixels: np.ndarray) -> str:
-    """Return "pixels:" and the SHA-256 of an array's type, shape and values in hex, for images without a file.
-
-    Args:
-      pixels: any numeric array, such as uint8 [height, width, 3].
-    """
+    """Return "pixels:" and the SHA-256 of an array's type, shape and values in hex, for images without a file."""
     pixels = np.asarray(pixels)
     pixels = np.ascontiguousarray(pixels.astype(pixels.dtype.newbyteorder("<"), copy=False))
     digest = hashlib.sha256(f"{pixels.dtype.str} {pixels.shape} ".encode("ascii"))
@@ -80,15 +68,12 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
 
 # Shards of a feature store: safetensors files, verified to the last byte when opened.
 
-
 SUFFIX = ".safetensors"
-
 _DTYPES: dict[str, np.dtype] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 _TENSORS = ("keys", "features", "patches")
 _MAX_HEADER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _STALE_SECONDS = 3600.0
-
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -135,11 +120,7 @@ class Shard:
 def write_shard(
     folder: Path, *, store_digest: str, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None
 ) -> Path:
-    """Write a new shard atomically and return its path, which depends on its content alone.
-
-    Args:
-      patches: float16 or float32 [case, patch, width], or None.
-    """
+    """Write a new shard atomically and return its path, which depends on its content alone."""
     tensors = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES), "features": features}
     if patches is not None:
         tensors["patches"] = patches
@@ -229,24 +210,15 @@ def remove_stale_partials(folder: Path) -> None:
 
 # Frozen encoders as protocols, and the description of the store that holds their features (`store.json`).
 
-
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "store.json"
-
 Kind = Literal["image", "text", "imported images", "imported prompts"]
 Patches = Literal["none", "float16", "float32"]
-
 _FORMAT = "stepcot_jax features"
 _MAX_DESCRIPTION_BYTES = 1 << 20
 
 
 class _FrozenEncoder(Protocol):
-    """Frozen encoder of any framework.
-
-    Attributes:
-      digest: of the weights and of everything else that determines the features, such as the compute dtype.
-    """
-
     @property
     def name(self) -> str: ...
 
@@ -287,21 +259,14 @@ class FrozenTextEncoder(_FrozenEncoder, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StoreSpec:
-    """Origin of the features of a store.
-
-    Attributes:
-      encoder: name for messages; the same weights under another name are the same encoder.
-      digest: of the encoder's weights, or of the files of imported features.
-      details: preprocessing of images, or pooling of texts; JSON values.
-      patches: dtype of the patch tokens stored with the features, or "none".
-    """
+    """Origin of the features of a store."""
 
     kind: Kind
-    encoder: str
-    digest: str
+    encoder: str  # name for messages; the same weights under another name are the same encoder
+    digest: str  # of the encoder's weights, or of the files of imported features
     width: int
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    patches: Patches = "none"
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # preprocessing of images, or pooling of texts
+    patches: Patches = "none"  # dtype of the patch tokens stored with the features, or "none"
 
     def __post_init__(self) -> None:
         # Lists for tuples, as JSON returns them, so that written and requested specs compare equal.
@@ -396,18 +361,12 @@ def _read_spec(path: Path) -> StoreSpec:
         raise BadInput(f"{path}: {error}; {expected}") from None
 
 
-MAX_BYTES = 1 << 30
-"""Default memory limit for features: half a million cases of width 512."""
-
+MAX_BYTES = 1 << 30  # default memory limit for features: half a million cases of width 512
 BAD_SUFFIX = ".bad"
 
 
 class FeatureStore:
-    """Features by key in a folder.
-
-    Attributes:
-      saved: called after every shard that this object has written; None for no call.
-    """
+    """Features by key in a folder."""
 
     def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
         self.folder = Path(folder)
@@ -449,11 +408,7 @@ class FeatureStore:
                 _LOGGER.warning("%s: cannot be read (%s); its features will be computed again", path, error.strerror)
 
     def write(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None = None) -> None:
-        """Write features as one shard, readable by any process when this returns.
-
-        Args:
-          patches: [case, patch, width] if the store has patch tokens.
-        """
+        """Write features as one shard, readable by any process when this returns."""
         features = np.asarray(features, "<f4")
         if features.shape != (len(keys), self.spec.width) or any(len(key) != KEY_BYTES for key in keys):
             raise ValueError(f"features must have shape ({len(keys)}, {self.spec.width}) and keys {KEY_BYTES} bytes")
@@ -544,7 +499,6 @@ class StoredFeatures:
         return len(self._keys)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Return features float32 [..., width] for an index, a slice or an array of indices."""
         if isinstance(index, slice):
             index = np.arange(len(self._keys))[index]
         positions = np.asarray(index)

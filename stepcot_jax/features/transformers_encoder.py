@@ -15,32 +15,22 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
 
-TRANSFORMERS = "transformers:"
-"""Prefix of the folder or Hugging Face id of an encoder that runs in PyTorch."""
-
+TRANSFORMERS = "transformers:"  # prefix of the folder or Hugging Face id of an encoder that runs in PyTorch
 Pooling = Literal["projection", "pooler", "mean"]
-
 _LOGGER = logging.getLogger(__name__)
 _BICUBIC = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformersEncoder:
-    """A frozen model; see `store.FrozenImageEncoder`.
-
-    Attributes:
-      preprocessing: of the model's image processor.
-      digest: of weights, class and pooling.
-      pooling: "projection": output of `get_image_features`; "pooler": `pooler_output`; "mean": mean of the last hidden
-        states.
-    """
+    """A frozen model; see `store.FrozenImageEncoder`."""
 
     name: str
     width: int
-    preprocessing: Preprocessing
-    digest: str
+    preprocessing: Preprocessing  # of the model's image processor
+    digest: str  # of weights, class and pooling
     num_parameters: int
-    pooling: Pooling
+    pooling: Pooling  # "projection": `get_image_features`; "pooler": `pooler_output`; "mean" of the last hidden states
     model: Any
 
     def encode(self, images: np.ndarray) -> np.ndarray:
@@ -68,11 +58,7 @@ class TransformersEncoder:
 
 
 def load_transformers_encoder(source: str) -> TransformersEncoder:
-    """Load a model, on a GPU if there is one, and its image processor.
-
-    Args:
-      source: a folder or a Hugging Face id, without `TRANSFORMERS`. Code shipped with a model is never run.
-    """
+    """Load a model, on a GPU if there is one, and its image processor."""
     try:
         import torch
     except ImportError:
@@ -95,7 +81,6 @@ def load_transformers_encoder(source: str) -> TransformersEncoder:
 
 
 def _load_model(source: str) -> tuple[Any, frozenset[str]]:
-    """Return the model in float32 and the names of its weights missing from the checkpoint."""
     import torch
     import transformers
 
@@ -196,7 +181,6 @@ def _run(model: Any, images: np.ndarray, pooling: Pooling) -> Any:
 
 
 def _pool(output: Any, pooling: Pooling) -> np.ndarray:
-    """Return features float32 [case, width] of a model's output."""
     if pooling == "mean":
         states = output.last_hidden_state
         pooled = states.mean(dim=1) if states.ndim == 3 else states.flatten(2).mean(dim=2)
@@ -216,7 +200,6 @@ def _num_patches(config: Any, size: int) -> int | None:
 
 
 def _digest(weights: Mapping[str, Any], model_class: str, pooling: str) -> str:
-    """Return the SHA-256 of every weight's name, dtype, shape and values, in hex."""
     digest = hashlib.sha256(f"{model_class} {pooling}".encode())
     for name, tensor in sorted(weights.items()):
         values = np.ascontiguousarray(tensor.cpu().numpy())

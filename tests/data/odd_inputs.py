@@ -69,30 +69,18 @@ def image_of(root, number=4):
     return root / records_of(root)[number]["image_path"]
 
 
-def empty(root):
-    (root / "data.json").write_bytes(b"")
+def edit(change):
+    """Change the content of data.json."""
+    return lambda root: (root / "data.json").write_bytes(change((root / "data.json").read_bytes()))
 
 
-def truncate(root):
-    content = (root / "data.json").read_bytes()
-    (root / "data.json").write_bytes(content[: len(content) // 2])
+def edit_image(change):
+    return lambda root: image_of(root).write_bytes(change(image_of(root).read_bytes()))
 
 
 def use_latin_1(root):
     change(root, report="Überblähung")
-    (root / "data.json").write_text((root / "data.json").read_text(encoding="utf-8"), encoding="latin-1")
-
-
-def use_utf_16(root):
-    (root / "data.json").write_text((root / "data.json").read_text(encoding="utf-8"), encoding="utf-16")
-
-
-def add_mark(root):
-    (root / "data.json").write_bytes(b"\xef\xbb\xbf" + (root / "data.json").read_bytes())
-
-
-def nest_deeply(root):
-    (root / "data.json").write_bytes(b"[" * 200_000)
+    edit(lambda content: content.decode().encode("latin-1"))(root)
 
 
 def share_a_patient(root):
@@ -106,22 +94,9 @@ def share_a_patient(root):
     write_rows(root, "val", rows["val"])
 
 
-def lose_an_image(root):
-    image_of(root).unlink()
-
-
-def truncate_an_image(root):
-    content = image_of(root).read_bytes()
-    image_of(root).write_bytes(content[: len(content) // 2])
-
-
 def use_16_bits(root):
     ramp = np.linspace(0, 4095, 32 * 32).astype(np.uint16).reshape(32, 32)
     Image.fromarray(ramp).save(image_of(root))
-
-
-def use_a_palette(root):
-    Image.open(image_of(root)).convert("P").save(image_of(root))
 
 
 def use_cmyk(root):
@@ -150,10 +125,6 @@ def plant_a_bomb(root):
     )
 
 
-def escape(root):
-    change(root, image_path="../../etc/passwd")
-
-
 def link_out(root):
     outside = root.parent / f"{root.name}-outside.png"
     image_of(root).rename(outside)
@@ -166,14 +137,6 @@ def lose_a_step(root):
     write_all(root, records)
 
 
-def answer_otherwise(root):
-    change_step(root, answer="Somewhere else")
-
-
-def answer_out_of_range(root):
-    change_step(root, answer="Z")
-
-
 def reorder_options(root):
     options = records_of(root)[4]["vqa_chain"][3]["options"]
     bare = [option.partition(". ")[2] or option for option in options]
@@ -183,10 +146,6 @@ def reorder_options(root):
 def reorder_lettered_options(root):
     options = records_of(root)[4]["vqa_chain"][3]["options"]
     change_step(root, options=[options[1], options[0], *options[2:]])
-
-
-def name_unknown_ids(root):
-    write_rows(root, "test", [*read_rows(root, "test"), ["P999999", ""], ["P999998", "images/none.png"]])
 
 
 def leave_rows_empty(root):
@@ -211,10 +170,6 @@ def merge_whole_rows(root):
     write_book(root, "train", [*rows, *others], merged=["A2:A3", "B2:B3"])
 
 
-def lose_a_table(root):
-    (root / "val.csv").unlink()
-
-
 def write_umlauts(root):
     change(root, report="Überblähung — 胸部X線 🫁", patient_id="Ünal-胸", origin="Universitätsklinik")
     old = image_of(root)
@@ -225,14 +180,6 @@ def write_umlauts(root):
         lines = path.read_text(encoding="utf-8").splitlines()
         lines = [line.replace(patient, "Ünal-胸") if "röntgen" in line else line for line in lines]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def write_5_megabytes(root):
-    change(root, report="No acute disease. " * 280_000)
-
-
-def write_escapes(root):
-    change(root, origin="\x1b[2J\x1b]0;title\x07 clinic \u202egnp", report="x")
 
 
 def repeat_an_image_path(root):
@@ -274,56 +221,54 @@ def write_many(root, num_records=2000):
     write_all(root, many)
 
 
-def keep(root):
-    """Nothing odd."""
-
-
-# Name, what it does to a good folder, exit code of check, words of its output, further arguments.
-ODD_INPUTS = [
-    ("nothing odd", keep, 0, ["a run can use it"], []),
-    ("empty file", empty, 2, ["data.json: the file is empty"], []),
-    ("truncated JSON", truncate, 2, ["not readable as JSON: Input data was truncated", "from byte"], []),
-    ("wrong encoding (Latin-1)", use_latin_1, 2, ["not UTF-8 (from byte"], []),
-    ("wrong encoding (UTF-16)", use_utf_16, 2, ["the text is UTF-16"], []),
-    ("byte order mark of UTF-8", add_mark, 0, ["a run can use it"], []),
-    ("brackets nested 200,000 deep", nest_deeply, 2, ["not readable as JSON: maximum recursion depth"], []),
-    (
-        "patient in two splits",
+ODD_INPUTS = {
+    "nothing odd": (lambda root: None, 0, "a run can use it"),
+    "empty file": (edit(lambda content: b""), 2, "data.json: the file is empty"),
+    "truncated JSON": (edit(lambda content: content[: len(content) // 2]), 2, "JSON: Input data was truncated", "from"),
+    "wrong encoding (Latin-1)": (use_latin_1, 2, "not UTF-8 (from byte"),
+    "wrong encoding (UTF-16)": (edit(lambda content: content.decode().encode("utf-16")), 2, "the text is UTF-16"),
+    "byte order mark of UTF-8": (edit(lambda content: b"\xef\xbb\xbf" + content), 0, "a run can use it"),
+    "brackets nested 200,000 deep": (edit(lambda content: b"[" * 200_000), 2, "maximum recursion depth"),
+    "patient in two splits": (
         share_a_patient,
         1,
-        ["splits: patients are in more than one split: 'P", "(train.csv row 2, val.csv row 2)"],
-        [],
+        "patients are in more than one split: 'P",
+        "(train.csv row 2, val.csv",
     ),
-    ("image missing", lose_an_image, 1, ["images missing 1", "does not exist below the data root"], []),
-    ("image truncated", truncate_an_image, 1, ["images unreadable 1", "1 images cannot be decoded"], []),
-    ("16-bit PNG", use_16_bits, 0, ["a run can use it"], []),
-    ("palette PNG", use_a_palette, 0, ["a run can use it"], []),
-    ("CMYK JPEG", use_cmyk, 0, ["a run can use it"], []),
-    ("decompression bomb", plant_a_bomb, 1, ["images unreadable 1", "pixels in its header"], []),
-    ("path escape", escape, 1, ["must be a path below the data root"], []),
-    ("symlink out", link_out, 1, ["is a link out of the data root"], []),
-    ("step missing", lose_a_step, 1, ["6 steps"], []),
-    ("answer not among options", answer_otherwise, 1, ["… is not one of A. Upper lung zone"], []),
-    ("letter outside range", answer_out_of_range, 1, ["… is not one of A. Upper lung zone"], []),
-    ("options in another order", reorder_options, 1, ["records with other options 1", "differ from"], []),
-    ("lettered options in another order", reorder_lettered_options, 0, ["records with other options 0"], []),
-    ("split file with unknown ids", name_unknown_ids, 1, ["a patient_id that data.json does not have", "P999999"], []),
-    ("split file with empty rows", leave_rows_empty, 0, ["3 rows of split tables name nothing"], []),
-    ("split file with merged patient cells", merge_patient_cells, 0, ["a run can use it"], []),
-    (
-        "split file with merged rows",
-        merge_whole_rows,
+    "image missing": (lambda root: image_of(root).unlink(), 1, "images missing 1", "does not exist below the data"),
+    "image truncated": (edit_image(lambda content: content[: len(content) // 2]), 1, "1 images cannot be decoded"),
+    "16-bit PNG": (use_16_bits, 0, "a run can use it"),
+    "palette PNG": (lambda root: Image.open(image_of(root)).convert("P").save(image_of(root)), 0, "a run can use it"),
+    "CMYK JPEG": (use_cmyk, 0, "a run can use it"),
+    "decompression bomb": (plant_a_bomb, 1, "images unreadable 1", "pixels in its header"),
+    "path escape": (lambda root: change(root, image_path="../../etc/passwd"), 1, "must be a path below the data root"),
+    "symlink out": (link_out, 1, "is a link out of the data root"),
+    "step missing": (lose_a_step, 1, "6 steps"),
+    "answer not among options": (lambda root: change_step(root, answer="Somewhere"), 1, "… is not one of A. Upper"),
+    "letter outside range": (lambda root: change_step(root, answer="Z"), 1, "… is not one of A. Upper lung zone"),
+    "options in another order": (reorder_options, 1, "records with other options 1", "differ from"),
+    "lettered options in another order": (reorder_lettered_options, 0, "records with other options 0"),
+    "split file with unknown ids": (
+        lambda root: write_rows(root, "test", [*read_rows(root, "test"), ["P999999", ""]]),
         1,
-        ["splits: cases are in no split", "1 rows of split tables"],
-        [],
+        "a patient_id that data.json does not have",
+        "P999999",
     ),
-    ("split file missing", lose_a_table, 1, ["exactly one of val.xlsx and val.csv is required"], []),
-    ("non-ASCII text", write_umlauts, 0, ["Universitätsklinik"], []),
-    ("control characters", write_escapes, 0, ["\\x1b[2J\\x1b]0;title\\x07 clinic \\u202egnp"], []),
-    ("5 MB report", write_5_megabytes, 0, ["a run can use it"], []),
-    ("image named twice", repeat_an_image_path, 1, ["records that repeat an image 1", "the image of record"], []),
-    ("one picture in two splits", repeat_content_across_splits, 0, ["pictures in several splits 1", "leakage"], []),
-    ("no answer at all", answer_nothing, 1, ["no annotated answer"], []),
-    ("two patients, no tables", keep_two_patients, 1, ["2 patients cannot fill 3 splits"], []),
-    ("many records, images elsewhere", write_many, 0, ["records 2,000", "images found -"], ["--images", "none"]),
-]
+    "split file with empty rows": (leave_rows_empty, 0, "3 rows of split tables name nothing"),
+    "split file with merged patient cells": (merge_patient_cells, 0, "a run can use it"),
+    "split file with merged rows": (merge_whole_rows, 1, "splits: cases are in no split", "1 rows of split tables"),
+    "split file missing": (lambda root: (root / "val.csv").unlink(), 1, "exactly one of val.xlsx and val.csv"),
+    "non-ASCII text": (write_umlauts, 0, "Universitätsklinik"),
+    "control characters": (
+        lambda root: change(root, origin="\x1b[2J\x1b]0;title\x07 clinic \u202egnp", report="x"),
+        0,
+        "\\x1b[2J\\x1b]0;title\\x07 clinic \\u202egnp",
+    ),
+    "5 MB report": (lambda root: change(root, report="No acute disease. " * 280_000), 0, "a run can use it"),
+    "image named twice": (repeat_an_image_path, 1, "records that repeat an image 1", "the image of record"),
+    "one picture in two splits": (repeat_content_across_splits, 0, "pictures in several splits 1", "leakage"),
+    "no answer at all": (answer_nothing, 1, "no annotated answer"),
+    "two patients, no tables": (keep_two_patients, 1, "2 patients cannot fill 3 splits"),
+    "many records, images elsewhere": (write_many, 0, "records 2,000", "images found -"),
+}
+"""By name: what it does to a good folder, the exit code of check, and words of its output."""

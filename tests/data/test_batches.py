@@ -1,6 +1,5 @@
 """Batches: a function of seed and step; every case exactly once in evaluation."""
 
-import collections
 import dataclasses
 import functools
 import multiprocessing
@@ -19,7 +18,7 @@ import pytest
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data import reading_ahead
 from stepcot_jax.data import reading_ahead as roll_call
-from stepcot_jax.data.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
+from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
@@ -106,31 +105,6 @@ def test_iterator_goes_on_where_its_saved_state_was(num_threads):
     fresh.set_state(state)
     np.testing.assert_array_equal([next(fresh)["index"] for _ in range(3)], expected)
     np.testing.assert_array_equal([batches[step]["index"] for step in (4, 5, 6)], expected)
-
-
-def test_an_epoch_is_at_least_one_batch():
-    assert batches_per_epoch(dataset(), 4) == 2
-    assert batches_per_epoch(dataset(), 64) == 1
-    assert training_batches(dataset(), batch_size=64, seed=0)[0]["labels"].shape == (64, 1)
-
-
-def test_pixels_beyond_the_budget_are_read_again_and_equal():
-    reads = collections.Counter()
-
-    def read(index):
-        reads[index] += 1
-        return np.full((4, 4, 3), index, np.uint8)
-
-    cache = PixelCache(read, budget_bytes=20)
-    for index in range(2):
-        cache.put(index, read(index))
-    for index in (0, 1, 0, 1):
-        np.testing.assert_array_equal(cache[index], np.full((4, 4, 3), index))
-    assert reads == {0: 1, 1: 3}
-    coloured = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    cache = PixelCache(read, budget_bytes=48)
-    cache.put(5, coloured)
-    np.testing.assert_array_equal(cache[5], coloured)
 
 
 def read_number(index):
@@ -357,34 +331,6 @@ def test_processes_evaluate_every_case_once(batch_size):
     assert len(shapes) == 1
 
 
-def rare_dataset():
-    """90 cases of one answer, 9 of another, one that nobody annotated."""
-    data = dataset(num_train=100, num_val=1)
-    answers = {case: 0 if place < 90 else 1 if place < 99 else -100 for place, case in enumerate(data.splits.train)}
-    cases = tuple(
-        Record(patient=case.patient, image=case.image, answers=(answers.get(index, 0),), reasoning=("",))
-        for index, case in enumerate(data.cases)
-    )
-    return type(data)(data.chain, cases, data.splits, data.pixels, data.preprocessing)
-
-
-def test_inverse_frequency_draws_every_answer_as_often_and_every_case_of_it():
-    data = rare_dataset()
-    batches = training_batches(data, batch_size=30, seed=0, sampling="inverse_frequency")
-    drawn = np.concatenate([batches.read[step]["index"] for step in range(100)])
-    counts = np.bincount(drawn, minlength=100)
-    for members in (slice(0, 90), slice(90, 99), slice(99, 100)):
-        assert abs(counts[members].sum() - 1000) < 150
-        assert counts[members].max() - counts[members].min() < 8 * np.sqrt(counts[members].mean())
-    assert counts.min() > 0
-    assert batches_per_epoch(data, 30) == 3
-    again = training_batches(data, batch_size=30, seed=0, sampling="inverse_frequency")
-    assert_equal(again[7], batches[7])
-    assert (again.read[8]["index"] != batches.read[7]["index"]).any()
-    other = training_batches(data, batch_size=30, seed=1, sampling="inverse_frequency")
-    assert (other.read[7]["index"] != batches.read[7]["index"]).any()
-
-
 def uneven_dataset():
     """A rare answer at step 1 in two of 64 cases, one at step 3 in two others, which nobody annotated at step 2."""
     data = dataset(num_train=64, num_val=1)
@@ -434,15 +380,6 @@ def test_augmentation_is_a_function_of_seed_step_and_row():
     assert len({image.tobytes() for image in images}) == len(images)
     plain = evaluation_batches(data, "val", batch_size=3)[0]["images"]
     np.testing.assert_array_equal(plain[0], normalise(np.repeat(picture[..., None], 3, -1), PREPROCESSING))
-
-
-def test_features_are_not_augmented():
-    data = dataset()
-    features = np.zeros((17, 3), np.float32)
-    data = type(data)(data.chain, data.cases, data.splits, data.pixels, data.preprocessing, features)
-    assert training_batches(data, batch_size=4, seed=0)[0]["image_features"].shape == (4, 3)
-    with pytest.raises(BadInput, match="augment requires images"):
-        training_batches(data, batch_size=4, seed=0, augment=True)
 
 
 def test_a_copy_of_the_cache_in_a_worker_keeps_nothing():

@@ -58,11 +58,6 @@ def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
     assert re.search(r"config\.data\.step_names: \('one', 'two'\) must be \('Detection'", message)
 
 
-def test_prepared_data_that_are_not_there_are_refused(tmp_path):
-    pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
-    assert str(tmp_path) in refusal(tmp_path, source="tfds")
-
-
 def with_copies(folder, root):
     """The folder with two of its patients' images a second time, under the names of two new patients."""
     shutil.copytree(folder, root)

@@ -3,33 +3,22 @@
 import hashlib
 import json
 import pathlib
-import pickle
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
-import grain
 import msgspec
 import numpy as np
 import pytest
-from cloud.memory_store import put_files
-from PIL import Image
 
 from stepcot_jax.box import Box
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.images.image_files import ImageFiles
-from stepcot_jax.data.images.pixels import FilePixels
-from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.tfds.preparing import Reading
-from stepcot_jax.data.tfds.source import check_prepared_from, open_prepared
-from stepcot_jax.host.download import find_path
+from stepcot_jax.data.tfds.source import Reading, check_prepared_from, open_prepared
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.data.tfds import main
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
 
@@ -221,58 +210,6 @@ def test_examples_hold_all_of_a_case(sources, original):
             assert json.loads(example["provenance"]) == dict(case.provenance)
 
 
-def test_the_metadata_say_what_labels_mean_and_where_it_comes_from(original):
-    info = tfds.builder_from_directory(original).info
-    steps = [Step(step["name"], step["question"], tuple(step["options"])) for step in info.metadata["steps"]]
-    assert Chain(tuple(steps)) == DEFAULT_CHAIN
-    assert info.metadata["not_annotated"] == NOT_ANNOTATED
-    assert info.metadata["num_set_aside"] == 0
-    assert (info.name, str(info.version), info.file_format.value) == ("step_cot", "1.1.0", "array_record")
-    assert set(info.release_notes) == {"1.0.0", "1.1.0"}
-    assert "2603.13878" in info.citation
-    assert "2603.13878" in info.homepage
-    assert {name: split.num_examples for name, split in info.splits.items()} == {"train": 10, "val": 1, "test": 1}
-
-
-def test_one_call_of_the_library_prepares_and_reads(sources, tmp_path):
-    settings = {"data_dir": tmp_path, "builder_kwargs": {"data_root": sources}}
-    source = tfds.data_source("step_cot", split="train", **settings)
-    assert pickle.loads(pickle.dumps(source))[3]["image_path"] == source[3]["image_path"]  # noqa: S301
-    assert len(tfds.data_source("step_cot", split="val", data_dir=tmp_path)) == 1
-
-
-def test_grain_takes_the_librarys_source(sources, original):
-    source = tfds.data_source("step_cot", split="train", data_dir=original.parents[1])
-    batches = grain.MapDataset.source(source).shuffle(seed=0).map(lambda example: example["labels"]).batch(5)
-    labels = np.concatenate([batches[index] for index in range(len(batches))])
-    expected = [case.answers for case in read_records(sources).cases[2:]]
-    assert sorted(map(tuple, labels.tolist())) == sorted(expected)
-
-
-def test_the_manual_folder_of_the_library_is_read(sources, tmp_path):
-    builder = StepCot(data_dir=tmp_path)
-    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=sources))
-    assert open_prepared(tmp_path).collection.cases == read_records(sources).cases
-
-
-def test_a_builder_in_another_process_prepares_the_same(sources, tmp_path):
-    reading = Reading(on_bad_record="skip")
-    builder = StepCot(data_root=sources, reading=reading, data_dir=tmp_path)
-    pickle.loads(pickle.dumps(builder)).download_and_prepare()  # noqa: S301
-    check_prepared_from(tmp_path, sources, reading)
-
-
-def test_images_are_files_like_any_others(sources, original):
-    images = open_prepared(original).images
-    assert isinstance(images, ImageFiles)
-    copy = pickle.loads(pickle.dumps(images))  # noqa: S301
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(copy.read, range(NUM_CASES))) == [images.read(index) for index in range(NUM_CASES)]
-    pixels = FilePixels(copy, Preprocessing(32), 10_000, "data.json", range(NUM_CASES))(3)
-    expected = np.asarray(Image.open(sources / read_records(sources).cases[3].image).resize((32, 32), 3))
-    np.testing.assert_allclose(pixels.astype(int), expected, atol=1)
-
-
 def test_cases_are_found_in_any_number_of_shards(sources, tmp_path, monkeypatch):
     monkeypatch.setattr("stepcot_jax.data.images.shards._MOST_OPEN", 1)
     root = pathlib.Path(shutil.copytree(sources, tmp_path / "root"))
@@ -322,7 +259,7 @@ def test_splits_are_made_where_there_are_no_tables(tmp_path):
     assert made.splits == make_splits(cases, seed=7)
     assert "made from seed 7" in made.splits_source
     pair = (0, cases.index(other))
-    for seed in range(4):
+    for seed in range(2):
         reading = Reading(split_seed=seed, split_fractions=(0.4, 0.3, 0.3), near_duplicate_radius=1)
         opened = open_prepared(prepare(root, tmp_path / f"joined {seed}", reading))
         assert any(set(pair) <= set(part) for part in opened.splits.by_name().values())
@@ -366,39 +303,6 @@ def test_refuses_a_folder_where_nothing_is_prepared(tmp_path, kind):
     assert f"{folder}: no prepared dataset" in message
 
 
-def test_refuses_to_reuse_a_folder_that_was_not_finished(sources, tmp_path):
-    (tmp_path / "step_cot" / "1.1.0").mkdir(parents=True)
-    assert "no prepared dataset" in refusal(prepare, sources, tmp_path)
-
-
-DAMAGES = {
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "{size_less_1} bytes instead of {size}"),
-    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"x"), "bytes instead of {size}"),
-    "missing": (lambda path: path.unlink(), "No such file"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_refuses_a_shard_of_another_size(prepared, damage):
-    path = next(prepared.glob("step_cot-train*"))
-    size = path.stat().st_size
-    change, found = DAMAGES[damage]
-    change(path)
-    message = refusal(open_prepared, prepared)
-    assert path.name in message
-    assert found.format(size=size, size_less_1=size - 1) in message
-
-
-def test_refuses_a_shard_with_other_content(prepared):
-    path = next(prepared.glob("step_cot-train*"))
-    content = path.read_bytes()
-    path.write_bytes(content[:200] + bytes(len(content) - 400) + content[-200:])
-    images = open_prepared(prepared).images
-    messages = [refusal(images.read, index) for index in TABLES["train"]]
-    assert all(path.name in message for message in messages)
-    assert images.read(0)
-
-
 def test_refuses_shards_that_changed_places(prepared):
     val, test = (next(prepared.glob(f"step_cot-{name}*")) for name in ("val", "test"))
     content = json.loads((prepared / "step_cot.json").read_text())
@@ -419,16 +323,11 @@ def test_refuses_records_other_than_those_prepared(prepared):
     ("change", "found"),
     [
         (lambda content: content.update(version="0.9.0"), "version '0.9.0' is not 1.1.0"),
-        (lambda content: content.pop("digests"), "missing required field `digests`"),
         (lambda content: content["digests"].pop(), "images disagree"),
-        (lambda content: content["sizes"].pop(), "images disagree"),
         (lambda content: content["splits"].pop("val"), "images disagree"),
-        (lambda content: content["splits"]["val"].append(1), "images disagree"),
-        (lambda content: content["shards"].pop(), "images disagree"),
         (lambda content: content["shards"][0].update(num_records=11), "images disagree"),
-        (lambda content: content["shards"][0].update(num_records=-1), "is invalid"),
-        (lambda content: content["shards"][0].update(split="more"), "is invalid"),
-        (lambda content: content["shards"][0].update(file="../../etc/passwd"), "is invalid"),
+        (lambda content: content["shards"][0].update(split="more"), "Invalid enum value 'more'"),
+        (lambda content: content["shards"][0].update(file="../../etc/passwd"), "matching regex"),
     ],
 )
 def test_refuses_contents_that_make_no_sense(prepared, change, found):
@@ -439,63 +338,3 @@ def test_refuses_contents_that_make_no_sense(prepared, change, found):
     message = refusal(open_prepared, prepared)
     assert str(path) in message
     assert found in message
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_refuses_unreadable_contents(prepared, content):
-    (prepared / "step_cot.json").write_bytes(content)
-    assert "expected what `stepcot_jax.data.tfds` prepared" in refusal(open_prepared, prepared)
-
-
-def test_an_image_that_is_too_large_is_not_read(original, monkeypatch):
-    images = open_prepared(original).images
-    monkeypatch.setattr(images, "_max_bytes", 10)
-    assert "more than 10" in refusal(images.read, 0)
-
-
-def test_refuses_other_file_formats(tmp_path):
-    assert "'tfrecord' is not 'array_record'" in refusal(StepCot, data_dir=tmp_path, file_format="tfrecord")
-    formats = tfds.core.FileFormat
-    assert "'riegeli'" in refusal(StepCot, data_dir=tmp_path, file_format=formats.RIEGELI)
-    StepCot(data_dir=tmp_path, file_format=formats.ARRAY_RECORD)
-
-
-def test_refuses_to_prepare_from_nowhere(tmp_path):
-    message = refusal(StepCot(data_dir=tmp_path).download_and_prepare)
-    assert "data_root or a filled manual_dir is required" in message
-    assert "expected a JSON array" in refusal(prepare, tmp_path / "none", tmp_path / "data")
-
-
-def test_refuses_to_leave_cases_out(sources, tmp_path):
-    config = tfds.download.DownloadConfig(max_examples_per_split=1)
-    message = refusal(StepCot(data_root=sources, data_dir=tmp_path).download_and_prepare, download_config=config)
-    assert "1 records of split train were written instead of 10" in message
-    assert not list(tmp_path.rglob("*.array_record*"))
-
-
-def test_refuses_a_reading_that_is_none():
-    assert "'ask' is not 'stop' or 'skip'" in refusal(Reading, on_bad_record="ask")
-
-
-def test_the_command_prepares_and_counts(sources, tmp_path, capsys):
-    root = pathlib.Path(shutil.copytree(sources, tmp_path / "root"))
-    add_bad_records(root)
-    main([str(root), str(tmp_path / "data"), "--on-bad-record", "skip"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith(f"10 cases in {tmp_path / 'data' / 'step_cot' / '1.1.0'}: 8 train, 1 val, 1 test")
-    assert lines[-1].startswith("2 records are set aside")
-
-
-def test_a_dataset_on_a_store_is_read_there(sources, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    here = prepare(sources, tmp_path / "here")
-    prepared = open_prepared(find_path(f"{put_files(tmp_path / 'here', monkeypatch)}/step_cot/1.1.0"))
-    assert prepared.collection.cases == open_prepared(here).collection.cases
-
-
-def test_the_real_sample(shared, tmp_path):
-    root = shared / "data" / "nih_sample"
-    opened = open_prepared(prepare(root, tmp_path))
-    collection = read_records(root)
-    assert (opened.collection.cases, opened.splits) == (collection.cases, read_splits(root, collection.cases))
-    assert opened.images.read(400) == (root / collection.cases[400].image).read_bytes()

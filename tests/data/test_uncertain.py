@@ -107,19 +107,8 @@ def test_training_follows_the_setting_and_evaluation_never_sees_an_uncertain_ans
     np.testing.assert_array_equal(dataset.batch(range(4))["labels"], LABELS)
 
 
-def test_a_run_refuses_what_is_left_without_any_answer():
-    dataset = make_dataset()
-    empty = dataset.cases.with_labels(np.full((8, 2), NO))
-    none_left = dataclasses.replace(dataset, cases=empty)
-    with pytest.raises(BadInput, match="the train split has no annotated answer"):
-        check_annotated(none_left)
-    with pytest.raises(BadInput, match="the val split has no annotated answer"):
-        check_annotated(dataclasses.replace(none_left, uncertain=UncertainAnswers("positive")))
-
-
 @pytest.mark.parametrize(
-    ("treatment", "noted"),
-    [("ignore", True), ("positive", True), ("negative", False), ("soft", False)],
+    ("treatment", "noted"), [("ignore", True), ("positive", True), ("negative", False), ("soft", False)]
 )
 def test_notes_on_the_train_split_are_of_its_targets(treatment, noted):
     """The certain answers of step 1 are all the first option; what its uncertain ones are taken for decides."""
@@ -136,11 +125,6 @@ def test_the_digest_notices_marks_alone():
     moved = dataclasses.replace(marked, cases=plain.cases.with_labels(LABELS.repeat(2, 0), UNCERTAIN.repeat(2, 0)))
     assert len({unmarked.digest, moved.digest}) == 2
     assert plain.digest == marked.digest
-
-
-def test_the_last_step_alone_forgets_the_other_steps_marks():
-    changed = make_dataset("positive").with_last_step_alone()
-    assert changed.training_targets.labels.tolist() == [[NO, 0], [NO, 1], [NO, 2], [NO, 1]]
 
 
 def test_a_mark_survives_reading_and_writing(root):

@@ -62,9 +62,7 @@ def make_items(numbers, encoder, reads=None):
 
     return [
         ImageItem(
-            image_keys(encoder, [digest_pixels(draw(number))])[0],
-            lambda number=number: read(number),
-            f"case {number}",
+            image_keys(encoder, [digest_pixels(draw(number))])[0], lambda number=number: read(number), f"case {number}"
         )
         for number in numbers
     ]

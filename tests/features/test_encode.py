@@ -6,17 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from features.fake_encoders import WIDTH, FakeImageEncoder, FakeTextEncoder, draw, make_items
+from features.fake_encoders import FakeImageEncoder, FakeTextEncoder, draw, make_items
 
 from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys
-from stepcot_jax.features.store import (
-    FeatureStore,
-    FrozenImageEncoder,
-    FrozenTextEncoder,
-    describe_image_store,
-    describe_text_store,
-    open_features,
-)
+from stepcot_jax.features.store import FeatureStore, describe_image_store, describe_text_store, open_features
 from stepcot_jax.host.errors import BadInput
 
 
@@ -27,11 +20,6 @@ def log(caplog):
 
 def open_store(tmp_path, encoder, **options):
     return FeatureStore(tmp_path / "store", describe_image_store(encoder, **options))
-
-
-def test_the_fakes_follow_the_protocol():
-    assert isinstance(FakeImageEncoder(), FrozenImageEncoder)
-    assert isinstance(FakeTextEncoder(), FrozenTextEncoder)
 
 
 def test_each_distinct_image_is_encoded_once_in_batches_of_one_shape(tmp_path, caplog):
@@ -47,18 +35,6 @@ def test_each_distinct_image_is_encoded_once_in_batches_of_one_shape(tmp_path, c
     np.testing.assert_allclose(open_features(store, [item.key for item in items[:10]]), expected, rtol=1e-5)
 
 
-def test_training_on_stored_features_encodes_none(tmp_path, caplog):
-    encoder = FakeImageEncoder()
-    items = make_items(range(10), encoder)
-    encode_images(encoder, items, open_store(tmp_path, encoder), batch_size=4)
-    again, reads = FakeImageEncoder(), []
-    store = open_store(tmp_path, again)
-    assert encode_images(again, make_items(range(10), again, reads), store, batch_size=4) == EncodeCounts(0, 10)
-    open_features(store, [item.key for item in items])
-    assert (again.shapes, reads) == ([], [])
-    assert caplog.messages[-1] == "images: 0 encoded, 10 read from the store"
-
-
 def test_only_what_is_missing_is_read_and_encoded(tmp_path, caplog):
     encoder, reads = FakeImageEncoder(), []
     store = open_store(tmp_path, encoder)
@@ -66,13 +42,6 @@ def test_only_what_is_missing_is_read_and_encoded(tmp_path, caplog):
     encode_images(encoder, make_items(range(20), encoder, reads), store, batch_size=4)
     assert reads == list(range(1, 20, 2))
     assert caplog.messages[-1] == "images: 10 encoded, 10 read from the store"
-
-
-def test_other_weights_meet_no_stale_features(tmp_path):
-    one, other = FakeImageEncoder("one"), FakeImageEncoder("other")
-    assert not {item.key for item in make_items(range(5), one)} & {item.key for item in make_items(range(5), other)}
-    with pytest.raises(ValueError, match="another encoder"):
-        encode_images(other, [], open_store(tmp_path, one))
 
 
 def test_patches_are_stored_beside_the_features(tmp_path):
@@ -114,27 +83,6 @@ def test_a_feature_that_is_not_finite_names_its_case(tmp_path):
     assert len(store) == 0
 
 
-def test_an_encoder_of_another_width_is_a_defect(tmp_path):
-    encoder = FakeImageEncoder()
-    store = open_store(tmp_path, encoder)
-    encoder.encode = lambda images: np.zeros((len(images), 3))
-    with pytest.raises(ValueError, match=r"shape \(4, 6\)"):
-        encode_images(encoder, make_items(range(3), encoder), store, batch_size=4)
-
-
-def test_progress_watches_what_is_missing(tmp_path):
-    encoder, watched = FakeImageEncoder(), []
-
-    def progress(items, description):
-        watched.append((len(items), description))
-        return items
-
-    store = open_store(tmp_path, encoder)
-    for count in (6, 6, 8):
-        encode_images(encoder, make_items(range(count), encoder), store, batch_size=4, progress=progress)
-    assert watched == [(6, "encoding images"), (2, "encoding images")]
-
-
 def test_prompts_are_encoded_once(tmp_path, caplog):
     encoder = FakeTextEncoder()
     store = FeatureStore(tmp_path / "texts", describe_text_store(encoder, pooling="cls"))
@@ -147,12 +95,6 @@ def test_prompts_are_encoded_once(tmp_path, caplog):
     np.testing.assert_array_equal(features, FakeTextEncoder().encode(texts, pooling="cls"))
     with pytest.raises(ValueError, match="another encoder or pooling"):
         encode_prompts(encoder, texts, store, pooling="mean")
-
-
-def test_projected_texts_have_their_own_width():
-    encoder = FakeTextEncoder()
-    encoder.projected_width = 3
-    assert [describe_text_store(encoder, pooling=pooling).width for pooling in ("cls", "projected")] == [WIDTH, 3]
 
 
 def test_importing_the_features_imports_no_framework():

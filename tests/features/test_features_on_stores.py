@@ -96,10 +96,3 @@ def test_a_folder_of_other_files_is_refused(fill, monkeypatch, capsys):
     assert fill("a", address) == (2, 0)
     assert "holds data.json and no mirror.json" in capsys.readouterr().err
     assert objects(address).keys() == {"data.json"}
-
-
-def test_a_policy_is_refused_before_anything_is_encoded(fill, tmp_path, capsys):
-    changes = {"job": "sft", "vqa.source": "phantom", "data.source": "phantom", "data.root": ""}
-    assert fill("a", tmp_path / "here", **changes) == (2, 0)
-    assert "config.job: 'sft' is of a policy, whose run encodes the pictures" in capsys.readouterr().err
-    assert not (tmp_path / "here").exists()

@@ -9,7 +9,6 @@ import pytest
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
-from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
@@ -93,22 +92,14 @@ def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, froz
 
 def test_stored_features_are_those_of_each_case(folder, frozen, tmp_path):
     found = inputs.load_inputs(frozen_settings(folder), tmp_path, Terminal())
-    direct = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path / "other", Terminal())
-    images = np.stack([inputs_image(direct, index) for index in range(40)])
+    direct = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path / "other", Terminal()).dataset
+    images = normalise(np.stack([direct.pixels[index] for index in range(40)]), direct.preprocessing)
     np.testing.assert_allclose(found.dataset.features, FakeEncoder().encode(images), atol=1e-6)
     assert found.image_encoder is None
     assert found.example["image_features"].shape == (1, 4)
 
 
-def inputs_image(found, index):
-    from stepcot_jax.data.images.preprocessing import normalise
-
-    return normalise(found.dataset.pixels[index], found.dataset.preprocessing)
-
-
 def test_a_changed_picture_is_encoded_again_and_only_that(folder, frozen, tmp_path, capsys):
-    import shutil
-
     root = tmp_path / "copy"
     shutil.copytree(folder, root)
     inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
@@ -122,8 +113,6 @@ def test_a_changed_picture_is_encoded_again_and_only_that(folder, frozen, tmp_pa
 
 
 def test_a_picture_that_breaks_is_found_although_it_was_stored_before(folder, frozen, tmp_path):
-    import shutil
-
     root = tmp_path / "copy"
     shutil.copytree(folder, root)
     inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
@@ -131,27 +120,6 @@ def test_a_picture_that_breaks_is_found_although_it_was_stored_before(folder, fr
     picture.write_bytes(picture.read_bytes()[:-30])
     with pytest.raises(BadInput, match="phantom_000007"):
         inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
-
-
-def test_without_the_store_each_batch_is_encoded_once(folder, frozen, tmp_path):
-    found = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path, Terminal())
-    seen = frozen[0].num_seen
-    batch = {"images": np.zeros((5, 32, 32, 3), np.float32), "labels": np.zeros((5, 7), np.int32)}
-    prepared = found.prepare(batch)
-    assert frozen[0].num_seen == seen + 5
-    assert prepared["image_features"].shape == (5, 4)
-    assert not (tmp_path / "features").exists() or not list((tmp_path / "features").glob("image-*"))
-
-
-def test_targets_are_made_for_training_alone(folder, frozen, tmp_path, monkeypatch):
-    def refuse(dataset):
-        raise BadInput("no negative option")
-
-    monkeypatch.setattr(Dataset, "training_targets", property(refuse))
-    found = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path, Terminal())
-    assert frozen[0].num_seen == 0
-    with pytest.raises(BadInput, match="no negative option"):
-        _ = found.example
 
 
 def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):

@@ -10,12 +10,10 @@ from run.small_policy_run import small_settings
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
-from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.policy_data import store_patches
 from stepcot_jax.run.policy_networks import patches_of
-from stepcot_jax.run.settings import load_settings
 
 PICTURES = np.stack([draw(number) for number in (3, 5, 300, 7, 3)])
 
@@ -83,21 +81,6 @@ def test_the_digest_is_of_all_that_decides_a_patch():
     assert patches_of(settings_of(), other).digest == plain.digest
 
 
-def test_a_store_of_patches_of_another_shape_is_another_store(tmp_path):
-    spec = describe_image_store(PatchEncoder(), patches="float32")
-    encoder = PatchEncoder()
-    encoder.patch_shape = lambda: (17, 3)
-    assert describe_image_store(encoder, patches="float32").folder_name != spec.folder_name
-    assert describe_image_store(encoder).folder_name == describe_image_store(PatchEncoder()).folder_name
-
-
-def test_nothing_is_written_without_a_store(tmp_path):
-    settings = settings_of(store=False)
-    patches = patches_of(settings, PatchEncoder())
-    assert store_patches(patches, dataset_of(PICTURES), settings, tmp_path, Terminal()) is patches
-    assert not list(tmp_path.iterdir())
-
-
 def test_patches_that_float16_cannot_hold_are_refused(tmp_path):
     encoder = PatchEncoder()
     encoder.change = lambda patches: patches * 1e5
@@ -118,9 +101,3 @@ def test_patches_that_are_no_square_are_refused():
     encoder.patch_shape = lambda: (15, 3)
     with pytest.raises(BadInput, match=r"config\.image_encoder\.weights: fake gives 15 patches of a picture of 4 px"):
         patches_of(settings_of(), encoder)
-
-
-def test_settings_of_a_qwen_refuse_a_frozen_encoder():
-    frozen = {"image_encoder.name": "pretrained", "image_encoder.weights": "clip"}
-    with pytest.raises(BadInput, match=r"config\.policy\.weights: 'qwen' has no effect with config\.image_encoder"):
-        load_settings("base", **{"job": "sft", "policy.weights": "qwen", "sft.pack_length": 0, **frozen})

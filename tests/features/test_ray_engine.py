@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 from features.fake_encoders import FakeImageEncoder
 from features.ray_harness import BATCH_SIZE, SHARD_SIZE, make_dataset
 from ray_cluster import run_cluster
 
 from stepcot_jax.contrib.cloud.ray_blocks import RayCluster
-from stepcot_jax.features.blocks import cut_blocks
 from stepcot_jax.features.encode import encode_images, image_item
 from stepcot_jax.features.store import FeatureStore, describe_image_store
 from stepcot_jax.host.errors import BadInput
@@ -122,23 +120,6 @@ def test_a_killed_driver_is_resumed_without_encoding_stored_blocks_again(tmp_pat
     assert len(set(encoded(log))) == 63 - num_stored
     encode_locally(tmp_path / "local")
     assert files(folder) == files(tmp_path / "local")
-
-
-def test_a_store_of_the_local_engine_is_completed(tmp_path):
-    encode_locally(tmp_path / "ray", number=20)
-    log = tmp_path / "log"
-    assert finish(start(tmp_path / "ray", log)) == "images: 45 encoded, 18 read from the store"
-    store, keys = encode_locally(tmp_path / "local")
-    found = FeatureStore(tmp_path / "ray", describe_image_store(FakeImageEncoder()))
-    np.testing.assert_array_equal(found.read(keys), store.read(keys))
-
-
-def test_blocks_depend_on_the_images_alone():
-    _, keys = make_dataset(NUM_IMAGES)
-    blocks = cut_blocks(keys, size=8)
-    assert [len(block) for block in blocks] == [8] * 7 + [7]
-    assert [key for block in blocks for _, key in block] == list(dict.fromkeys(keys))
-    assert cut_blocks(keys[:16], size=8)[0] == blocks[0]
 
 
 @pytest.mark.parametrize("changes", [{"num_workers": 0}, {"num_cpus": -1.0}, {"num_gpus": float("inf")}])

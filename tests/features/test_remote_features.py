@@ -98,12 +98,6 @@ def test_processes_that_share_no_folder_encode_a_share_each(load, tmp_path, monk
     assert 0 < shares[0] < 40
 
 
-def test_a_store_that_cannot_be_read_is_named_with_the_setting(load, monkeypatch):
-    monkeypatch.setattr(StoreFolder, "list", lambda store: (_ for _ in ()).throw(StoreError("no such bucket")))
-    with pytest.raises(StoreError, match=r"^config\.features\.folder: no such bucket"):
-        load("a")
-
-
 def test_shards_of_an_engine_are_those_of_the_local_engine_and_a_bad_one_is_replaced(
     load, folder, tmp_path, monkeypatch
 ):

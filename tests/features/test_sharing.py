@@ -5,7 +5,7 @@ import threading
 import pytest
 from features.fake_encoders import FakeImageEncoder, make_items
 
-from stepcot_jax.features.sharing import ALONE, Processes, encode_together
+from stepcot_jax.features.sharing import Processes, encode_together
 from stepcot_jax.features.store import FeatureStore, describe_image_store
 
 NUMBERS = [*range(40), 3, 5]  # two images are in the data twice
@@ -48,9 +48,3 @@ def test_what_the_others_left_out_is_made_all_the_same(tmp_path):
     assert len(said) == 1
     assert 0 < counts.encoded < 40
     assert len(store) == 40
-
-
-def test_one_process_has_everything_to_do(tmp_path):
-    counts, store = fill(tmp_path, FakeImageEncoder(), ALONE, said := [])
-    assert not said
-    assert (counts.encoded, len(store)) == (40, 40)

@@ -1,59 +1,48 @@
 """Radiographs from DICOM files as a workstation shows them, without the patient's data.
 
-Only the elements that the picture needs are parsed. Names, dates and identifiers are read by `read_header` alone, for
-reports that are filed with the image. pydicom's and highdicom's messages quote values, so they are kept out of
-exceptions, warnings and logs.
+Only the picture's elements are parsed. pydicom's messages quote values, so none reaches an error, a warning or a log.
 """
 
 import contextlib
 import dataclasses
 import importlib
+import json
 import logging
 import math
 import re
+import struct
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float64, UInt8, UInt16
 
-from stepcot_jax.data.images.dicom_fields import EXTRA, SYNTAXES, Fields, HeaderFile, attempt, clean_items, is_packed
-from stepcot_jax.data.images.dicom_pixels import PixelFormat, decode_stored
+from stepcot_jax.data.images.dicom_fields import (
+    EXTRA,
+    RLE,
+    SYNTAXES,
+    Fields,
+    HeaderFile,
+    attempt,
+    clean_items,
+    is_packed,
+)
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# The projection of a radiograph by its DICOM header: frontal, lateral, oblique or decubitus.
-#
-# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010). Free text such as
-# `SeriesDescription` is not read, and no value of the header is passed on: the projection is one of four words.
-
+# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
 
 Projection = Literal["frontal", "lateral", "oblique", "decubitus", ""]
 """The projection that a header names; "" if it names none, or an unknown one."""
 
-# In order: "AP LLD" is a decubitus view, "XTABLE LATERAL" a lateral one. "PA LAT" names two: unknown.
-_WORDS: dict[Projection, frozenset[str]] = {
-    "decubitus": frozenset({"LLD", "RLD", "DECUB", "DECUBITUS", "LLDECUB", "RLDECUB"}),
-    "oblique": frozenset({"LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBL", "OBLIQUE"}),
-    "lateral": frozenset({"LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT"}),
-    "frontal": frozenset({"AP", "PA", "FRONTAL", "ANTEROPOSTERIOR", "POSTEROANTERIOR"}),
-}
+_VIEWS: dict[str, dict[Projection, list[str]]] = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+)
+"""Words of `ViewPosition`, the deciding ones first ("AP LLD" is a decubitus view), and codes of SNOMED CT and RT."""
 
-# SNOMED CT, and the older SNOMED RT identifier of the same concept.
-_CODES: dict[Projection, frozenset[str]] = {
-    "frontal": frozenset({"399348003", "R-10206", "272479007", "R-10214", "R-40888", "399033003", "R-10202"}),
-    "lateral": frozenset(
-        {"399067008", "R-102CD", "399173006", "R-10236", "399198007", "R-10232"}
-        | {"399260004", "R-10224", "399352003", "R-10228", "30730003", "G-A145"}
-    ),
-    "oblique": frozenset(
-        {"399182000", "R-102C1", "399135007", "R-10220", "399006002", "R-10212", "399356000", "R-40985"}
-        | {"399038007", "R-10210", "399184004", "R-10238", "399236003", "R-10234", "399312000", "R-10208"}
-        | {"399059000", "R-10216", "260427002", "R-40783", "399160007", "R-10204"}
-    ),
-}
 _SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
 
 
@@ -67,13 +56,13 @@ def find_projection(fields: Fields) -> Projection:
         code = fields.item("ViewCodeSequence")
         if code is not None and str(code.value("CodingSchemeDesignator")).strip() in _SCHEMES:
             value = str(code.value("CodeValue")).strip()
-            return next((projection for projection, codes in _CODES.items() if value in codes), "")
+            return next((projection for projection, codes in _VIEWS["codes"].items() if value in codes), "")
     return ""
 
 
 def _read_position(position: str) -> Projection:
     words = set(re.findall("[A-Z]+", position[:80].upper()))
-    named = [projection for projection, known in _WORDS.items() if words & known]
+    named = [projection for projection, known in _VIEWS["words"].items() if words & {*known}]
     if "decubitus" in named:
         return "decubitus"
     if "frontal" in named and "lateral" in named:
@@ -81,13 +70,153 @@ def _read_position(position: str) -> Projection:
     return named[0] if named else ""
 
 
-# Stored values of a DICOM file to grey values on a screen: modality, window, polarity, padding.
-#
+# Stored values of the picture, never more than its header declares. pydicom decodes all but RLE; the size in the header
+# and in a compressed picture is checked before a decoder runs.
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelFormat:
+    """How pixels are stored."""
+
+    num_rows: int
+    num_columns: int
+    num_samples: int  # 1 for grey, 3 for colour
+    bits_allocated: int  # bits that a sample takes up
+    bits_stored: int  # bits of it that count, the lowest ones
+    signed: bool  # whether these bits are a two's complement
+    photometric: str  # MONOCHROME1 (high is dark), MONOCHROME2 or RGB
+    planar: bool  # whether all of red comes first, then all of green, then all of blue
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns, and samples if there are several."""
+        return (self.num_rows, self.num_columns) + ((self.num_samples,) if self.num_samples > 1 else ())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the picture uncompressed."""
+        return self.num_rows * self.num_columns * self.num_samples * self.bits_allocated // 8
+
+
+def decode_stored(
+    fields: Fields, form: PixelFormat
+) -> UInt8[np.ndarray, "row column *sample"] | UInt16[np.ndarray, "row column *sample"]:
+    """Return the stored values, their bits taken as unsigned numbers below 2 ** bits_stored."""
+    data = fields.value("PixelData")
+    if not isinstance(data, bytes):
+        raise fields.refuse("PixelData: cannot be read; expected bytes")
+    if fields.syntax == RLE:
+        pixels = _decode_rle(_join_fragments(data, fields), fields, form)
+    else:
+        if SYNTAXES[fields.syntax].decoders:
+            _check_compressed_size(_join_fragments(data, fields), fields, form)
+        elif len(data) < form.num_bytes:
+            raise fields.refuse(f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as its header says")
+        pixels = _decode_with_pydicom(fields, form)
+    if form.bits_stored == 8:
+        return pixels.astype(np.uint8, copy=False)
+    return pixels.astype(np.uint16, copy=False) & np.uint16(2**form.bits_stored - 1)
+
+
+def _decode_with_pydicom(fields: Fields, form: PixelFormat) -> np.ndarray:
+    from pydicom.pixels import get_decoder, pixel_array
+
+    # Devices leave these out where they have only one sensible value; pydicom requires them.
+    fields.dataset.SamplesPerPixel, fields.dataset.PixelRepresentation = form.num_samples, int(form.signed)
+    fields.dataset.PlanarConfiguration = int(form.planar)
+    syntax = SYNTAXES[fields.syntax]
+    available = get_decoder(fields.syntax).available_plugins
+    for plugin in [name for name in syntax.decoders if name in available] if syntax.decoders else [""]:
+        with contextlib.suppress(Exception):
+            pixels = pixel_array(fields.dataset, decoding_plugin=plugin, raw=True)
+            if pixels.shape == form.shape:
+                return pixels
+    if syntax.decoders and not set(available) & set(syntax.decoders):
+        raise fields.refuse(f"no decoder for {syntax.name} is installed: {syntax.install}")
+    raise fields.refuse(f"PixelData: cannot be decoded as {syntax.name}")
+
+
+def _join_fragments(data: bytes, fields: Fields) -> bytes:
+    from pydicom.encaps import generate_frames
+
+    otherwise = fields.refuse("PixelData: cannot be read as fragments of one compressed picture")
+    return attempt(lambda: next(generate_frames(data, number_of_frames=1)), otherwise)
+
+
+def _decode_rle(frame: bytes, fields: Fields, form: PixelFormat) -> np.ndarray:
+    """Decode PS3.5 annex G up to the header's size; pydicom's decoder expands a segment to 64 times its size first."""
+    bytes_a_sample = form.bits_allocated // 8
+    num_segments = form.num_samples * bytes_a_sample
+    num_values = form.num_rows * form.num_columns
+    header = struct.unpack("<16L", frame[:64].ljust(64, b"\0"))
+    if len(frame) < 64 or header[0] != num_segments:
+        raise fields.refuse(f"PixelData: {header[0]} RLE segments instead of {num_segments}")
+    bounds = [*header[1 : num_segments + 1], len(frame)]
+    planes = np.empty((num_segments, form.num_rows, form.num_columns), np.uint8)
+    for plane, start, stop in zip(planes, bounds[:-1], bounds[1:], strict=True):
+        values = _unpack_segment(frame[start:stop], num_values=num_values)
+        if len(values) < num_values:
+            raise fields.refuse(f"PixelData: an RLE segment of {len(values)} bytes instead of {num_values}")
+        plane[...] = np.frombuffer(values, np.uint8, count=num_values).reshape(plane.shape)
+    if bytes_a_sample == 2:
+        return planes[0].astype(np.uint16) << 8 | planes[1]
+    return planes[0] if form.num_samples == 1 else np.moveaxis(planes, 0, -1)
+
+
+def _unpack_segment(segment: bytes, *, num_values: int) -> bytearray:
+    values = bytearray()
+    position = 0
+    while len(values) < num_values and position < len(segment) - 1:
+        count = segment[position]
+        if count < 128:
+            values += segment[position + 1 : position + 2 + count]
+            position += 2 + count
+        else:
+            values += segment[position + 1 : position + 2] * (257 - count if count > 128 else 0)
+            position += 2 if count > 128 else 1
+    return values
+
+
+def _check_compressed_size(frame: bytes, fields: Fields, form: PixelFormat) -> None:
+    sizes = _read_jpeg_2000_sizes(frame) if frame.startswith(b"\xff\x4f") else _read_jpeg_sizes(frame)
+    expected = (form.num_columns, form.num_rows, form.num_samples)
+    if not sizes or any(size != expected for size in sizes):
+        shown = " x ".join(map(str, sizes[0])) if sizes else "no size"
+        raise fields.refuse(
+            f"PixelData: {shown} (columns x rows x samples) in the compressed picture instead of "
+            f"{expected[0]} x {expected[1]} x {expected[2]}, as its header says"
+        )
+
+
+def _read_jpeg_sizes(frame: bytes) -> list[tuple[int, int, int]]:
+    """Return columns, rows and samples of every frame header before the first scan."""
+    sizes = []
+    position = 2
+    while frame.startswith(b"\xff\xd8") and position + 10 <= len(frame) and frame[position] == 0xFF:
+        marker = frame[position + 1]
+        if marker == 0xDA:
+            break
+        if marker == 0xFF:
+            position += 1
+            continue
+        if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
+            num_rows, num_columns, num_samples = struct.unpack_from(">HHB", frame, position + 5)
+            sizes.append((num_columns, num_rows, num_samples))
+        position += 2 + struct.unpack_from(">H", frame, position + 2)[0]
+    return sizes
+
+
+def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int]]:
+    if frame[2:4] != b"\xff\x51" or len(frame) < 42:
+        return []
+    _, _, right, bottom, left, top, *_, num_samples = struct.unpack_from(">HHIIIIIIIIH", frame, 4)
+    return [(right - left, bottom - top, num_samples)]
+
+
 # A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
 # values (DICOM PS3.3 C.11.1 and C.11.2). pydicom applies the windows. Its lookup tables are not used:
 # `apply_modality_lut` fails on entries of 10, 12 or 14 bits, and `apply_voi` wraps indices above 255 where entries have
 # 8 bits (pydicom 3.0.2).
-
 
 _FUNCTIONS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
 _MAX_ENTRIES = 65_536
@@ -96,10 +225,7 @@ _MAX_ENTRIES = 65_536
 def make_tone_table(
     fields: Fields, form: PixelFormat, stored: UInt8[np.ndarray, "row column"] | UInt16[np.ndarray, "row column"]
 ) -> UInt8[np.ndarray, "value"]:
-    """Return the grey value for each stored value, indexed by its bits as an unsigned number.
-
-    The pixels `stored` give the range if the file has no window.
-    """
+    """Return the grey value for each stored value, indexed by its bits as an unsigned number."""
     values = np.arange(2**form.bits_stored, dtype=np.float64)
     if form.signed:
         values[values >= 2 ** (form.bits_stored - 1)] -= 2**form.bits_stored
@@ -182,10 +308,7 @@ def _apply_pydicom_window(fields: Fields, physical: Float64[np.ndarray, "value"]
 def _look_up(
     item: Fields, values: Float64[np.ndarray, "value"], *, signed: bool
 ) -> tuple[Float64[np.ndarray, "value"], float]:
-    """Return the entries of a LUT for values, and the largest number that an entry can be.
-
-    Values before the first entry get the first, values after the last get the last.
-    """
+    """Return the entries of a LUT for values, and the largest number that an entry can be."""
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
         raise item.refuse(f"LUTDescriptor: {len(descriptor)} values instead of 3")
@@ -221,43 +344,19 @@ def _read_number(fields: Fields, keyword: str, *, default: float) -> float:
 
 
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
-
-SpacingSource = Literal["PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", ""]
-
 _PREAMBLE_BYTES, _MAGIC = 128, b"DICM"
 _MAX_SIDE = 65_535
 _FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
 _PARSED = (
-    *("SOPClassUID", "Modality", "ViewPosition", "ViewCodeSequence", "PixelSpacing", "ImagerPixelSpacing"),
-    *("NominalScannedPixelSpacing", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
+    *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
+    *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
 )
-_SPACINGS: tuple[SpacingSource, ...] = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing")
+
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
 _IGNORED = ("ignore", None, Warning, re.compile(_QUOTING), 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class DicomImage:
-    """A radiograph as a workstation shows it.
-
-    Attributes:
-      pixels: uint8 [height, width], high is bright (dense).
-      pixel_spacing_mm: distance of rows and of columns in millimetres; None where the file has none above 0.
-      spacing_source: element that the spacing comes from. "PixelSpacing" is meant for the patient,
-        "ImagerPixelSpacing" is at the detector, where everything is magnified,
-        "NominalScannedPixelSpacing" is on a scanned film.
-      view: view position such as "PA"; "" where the file has none.
-      modality: such as "DX" or "CR"; "" where the file has none.
-    """
-
-    pixels: UInt8[np.ndarray, "height width"]
-    pixel_spacing_mm: tuple[float, float] | None
-    spacing_source: SpacingSource
-    view: str
-    modality: str
 
 
 def is_dicom(start: bytes) -> bool:
@@ -265,13 +364,13 @@ def is_dicom(start: bytes) -> bool:
     return start[_PREAMBLE_BYTES : _PREAMBLE_BYTES + len(_MAGIC)] == _MAGIC
 
 
-def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
-    """Return the picture of a DICOM file as a workstation first shows it.
+def read_dicom(content: bytes, *, name: str, max_pixels: int) -> UInt8[np.ndarray, "height width"]:
+    """Return the picture of a DICOM file, high is bright, as a workstation first shows it.
 
-    Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else
-    the first window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its
-    smallest to its largest value. MONOCHROME1 is inverted. Padding does not count for the range and is black.
-    RGB becomes grey with ITU-R 601 weights. Overlays and presentation states are not applied.
+    Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
+    window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its smallest to its
+    largest value. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with
+    ITU-R 601 weights. Overlays and presentation states are not applied.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
@@ -283,16 +382,11 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
         # Pillow's integer weights, so that DICOM and PNG colour give the same grey.
         red, green, blue = (stored[..., channel].astype(np.uint32) for channel in range(3))
         pixels = ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)
-    spacing, source = _read_spacing(fields)
-    return DicomImage(pixels, spacing, source, view=fields.code("ViewPosition"), modality=fields.code("Modality"))
+    return pixels
 
 
 def read_projection(content: bytes, *, name: str) -> Projection:
-    """Return the projection that the header of a file names, without decoding its picture; "" if it is no DICOM file.
-
-    Raises:
-      BadInput: pydicom is missing, or the header cannot be read; the message begins with `name`.
-    """
+    """Return the projection that the header of a file names, without decoding its picture; "" if it is not DICOM."""
     if not is_dicom(content):
         return ""
     _silence_pydicom(name)
@@ -300,11 +394,7 @@ def read_projection(content: bytes, *, name: str) -> Projection:
 
 
 def read_header(content: bytes, *, name: str) -> Fields:
-    """Return the elements of a file up to the pixels, those of patient and study included.
-
-    Private elements and overlays are left out, and so are names, comments and other texts in the items of sequences
-    (`clean_items`).
-    """
+    """Return the elements of a file up to the pixels, those of patient and study included."""
     _silence_pydicom(name)
     fields = _read_fields(content, name=name, all_elements=True)
     otherwise = fields.refuse(f"cannot be read as DICOM; {_EXPECTED}")
@@ -384,7 +474,6 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
 
 
 def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
-    """Return the pixel format; `BadInput` if it is not accepted."""
     if fields.value("PixelData") in (None, "", b""):
         raise fields.refuse(f"has no PixelData ({fields.kind}); {_EXPECTED}")
     num_frames = fields.integer("NumberOfFrames", default=1)
@@ -416,12 +505,3 @@ def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
     if high_bit != form.bits_stored - 1:
         raise fields.refuse(f"HighBit: {high_bit}; expected {form.bits_stored - 1}, BitsStored less 1")
     return form
-
-
-def _read_spacing(fields: Fields) -> tuple[tuple[float, float] | None, SpacingSource]:
-    for source in _SPACINGS:
-        with contextlib.suppress(BadInput):
-            spacing = fields.numbers(source)
-            if len(spacing) == 2 and all(math.isfinite(value) and value > 0 for value in spacing):
-                return (spacing[0], spacing[1]), source
-    return None, ""

@@ -6,7 +6,6 @@ Messages name an element that cannot be read and never quote its value.
 import contextlib
 import dataclasses
 import io
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,20 +19,14 @@ if TYPE_CHECKING:
     from pydicom import Dataset
     from pydicom.tag import BaseTag
 
-# A DICOM file whose parsing ends above the limits on its header: elements and bytes.
-#
 # pydicom turns an element or a sequence's item, which may have 8 bytes in the file, into objects of hundreds of bytes,
 # and parses sequences of undefined length even if they are not asked for.
 
-
-PIXELS = 0x7FE00010
-"""Tag of PixelData."""
-
+PIXELS = 0x7FE00010  # tag of PixelData
 _READS_PER_ELEMENT = 3  # tag with type, length, value; an item is one read
 _UNDEFINED = 0xFFFFFFFF
 _PACKED = (None, "OB", "OW", "UN")
-MOST_DEPTH = 16
-"""Accepted depth of sequences in sequences; real headers have three or four."""
+MOST_DEPTH = 16  # accepted depth of sequences in sequences; real headers have three or four
 
 _CODE_MACRO = frozenset(
     {
@@ -99,13 +92,6 @@ def clean_items(header: "Dataset", *, name: str) -> BadInput | None:
     Names, comments, addresses and other texts are removed, as are private elements and sequences written as another
     type. Items of code sequences keep the elements of DICOM's code macro. pydicom parses an item on access; so one
     level is parsed after the other, and removed items are not parsed.
-
-    Args:
-      header: changed in place.
-      name: of the file, for messages.
-
-    Returns:
-      The error for sequences that are more than `MOST_DEPTH` deep or have too many elements; None for all others.
     """
     too_many = exceeds(name, "its header has too many elements and items", "elements")
     level, left = [header], read_limits().elements
@@ -159,24 +145,16 @@ def is_packed(tag: int) -> bool:
 
 
 EXTRA = install_extra("dicom")
-
-_CODE = re.compile(r"[A-Z0-9 _]{1,16}")
 _Read = TypeVar("_Read")
 
 
 @dataclasses.dataclass(frozen=True)
 class Syntax:
-    """A transfer syntax: how pixels are packed.
-
-    Attributes:
-      decoders: pydicom's decoder plugins, the preferred first; none for uncompressed pixels and RLE. GDCM's is left
-        out: it ends the whole process on unexpected input.
-      install: command that installs a decoder.
-    """
+    """A transfer syntax: how pixels are packed."""
 
     name: str
-    decoders: tuple[str, ...] = ()
-    install: str = EXTRA
+    decoders: tuple[str, ...] = ()  # of pydicom, the preferred first; not GDCM's, which ends the process on bad input
+    install: str = EXTRA  # command that installs a decoder
 
 
 RLE = "1.2.840.10008.1.2.5"
@@ -273,14 +251,6 @@ class Fields:
         if text not in accepted:
             raise self.refuse(f"{keyword}: is not one of {', '.join(accepted)}")
         return text
-
-    def code(self, keyword: str) -> str:
-        """Return an element's value if it is a code string, else ""."""
-        with contextlib.suppress(BadInput):
-            value = self.value(keyword)
-            if isinstance(value, str) and _CODE.fullmatch(value.strip()):
-                return value.strip()
-        return ""
 
     def item(self, keyword: str) -> "Fields | None":
         """Return the first item of a sequence, None where there is none; `BadInput` if unreadable."""

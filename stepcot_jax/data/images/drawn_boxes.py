@@ -12,9 +12,7 @@ from stepcot_jax.box import Box, Corners, convert, pixels
 TRUE, PREDICTED = (0x37, 0xD6, 0x7A), (0xFF, 0xAB, 0x40)
 """Colours of true and of predicted boxes, red, green and blue; those of the pages of replies."""
 
-LEAST_SIDE = 384
-"""Smaller pictures are enlarged to this many pixels, so that lines and names can be read."""
-
+LEAST_SIDE = 384  # smaller pictures are enlarged to this many pixels, so that lines and names can be read
 _MOST_SIDE = 1536
 _LONGEST_NAME = 40
 _TEXT_HEIGHT = 14
@@ -27,11 +25,7 @@ def draw_named_boxes(
     colour: tuple[int, int, int] = PREDICTED,
     least_side: int = LEAST_SIDE,
 ) -> UInt8[np.ndarray, "height2 width2 3"]:
-    """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side.
-
-    The label is written above each box, none for "". A dark seam keeps lines visible on white and on black. Corners
-    outside of the picture are moved to its edge.
-    """
+    """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side."""
     picture = Image.fromarray(np.ascontiguousarray(pixels))
     scale = min(max(1.0, least_side / min(picture.size)), _MOST_SIDE / max(picture.size))
     if scale != 1.0:
@@ -49,7 +43,6 @@ def draw_named_boxes(
 
 
 def _clip_box(box: Corners, scale: float, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return the first and last pixel of a box in both directions, within the picture."""
     width, height = size
     left, right = (min(max(round(number * scale), 0), width) for number in (box[0], box[2]))
     upper, lower = (min(max(round(number * scale), 0), height) for number in (box[1], box[3]))
@@ -83,8 +76,7 @@ def write_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
     return buffer.getvalue()
 
 
-_BLEND = 0.5
-"""Share of white in a drawn line, rounded to 255ths: 128 / 255."""
+_BLEND = 0.5  # share of white in a drawn line, rounded to 255ths: 128 / 255
 
 
 def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tuple[int, ...]) -> list[Corners]:
@@ -95,13 +87,7 @@ def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tu
 
 
 def draw_boxes(picture: Image.Image, boxes: Sequence[Corners], image_size: tuple[int, int]) -> Image.Image:
-    """Return a picture with boxes drawn: the outermost pixels of each, rounded, in lines of 1 pixel.
-
-    A pixel of a line becomes (128 white + 127 picture) / 255 in each channel, once even where lines cross.
-
-    Args:
-      image_size: width and height that the boxes refer to; they are scaled to the picture.
-    """
+    """Return a picture with boxes drawn: the outermost pixels of each, rounded, in lines of 1 pixel."""
     base = picture.convert("RGB" if picture.mode not in ("L", "RGB") else picture.mode)
     lines = Image.new("L", base.size)
     drawing = ImageDraw.Draw(lines)

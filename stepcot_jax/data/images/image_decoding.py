@@ -39,7 +39,7 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int) -> Image.Image
         if opener is not None:
             return _open_and_load(opener(io.BytesIO(content)), name=name, max_pixels=max_pixels)
         if is_dicom(content):
-            return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels).pixels)
+            return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels))
     except BadInput:
         raise
     # Pillow's decoders raise a dozen types of error on broken files.
@@ -71,7 +71,6 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _as_grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Convert any of Pillow's PNG and JPEG modes to "L" or "RGB"."""
     if image.mode.startswith("I"):
         return Image.fromarray(_scale_to_bytes(np.asarray(image)))
     if image.has_transparency_data:
@@ -84,7 +83,6 @@ def _as_grey_or_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scale_to_bytes(pixels: Integer[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
-    """Scale integers in [0, 65535] to uint8."""
     largest = int(pixels.max())
     full_scale = next(scale for scale in _FULL_SCALES if largest <= scale)
     # A table with one entry for each grey value avoids a picture of floats.

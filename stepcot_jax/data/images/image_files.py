@@ -24,10 +24,7 @@ Pixels = UInt8[np.ndarray, "height width *channel"]
 
 @runtime_checkable
 class ImageFiles(Protocol):
-    """Encoded images by number; worker processes get a pickled copy.
-
-    `digest(index)`, the SHA-256 of the content in hex, is optional: for sources that know it without reading.
-    """
+    """Encoded images by number; worker processes get a pickled copy."""
 
     def read(self, index: int) -> bytes:
         """Return the content of an image file; `BadInput` if it cannot be read or has changed."""
@@ -46,14 +43,10 @@ def digest_content(images: ImageFiles, index: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Some images of another source, in a given order.
-
-    Attributes:
-      indices: index in the other source of each image.
-    """
+    """Some images of another source, in a given order."""
 
     images: ImageFiles
-    indices: Sequence[int] | np.ndarray
+    indices: Sequence[int] | np.ndarray  # index in the other source of each image
 
     def name(self, index: int) -> str:
         """See `ImageFiles`."""
@@ -70,16 +63,11 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class FolderFiles:
-    """Image files below a data root; links may not lead out of it.
-
-    Attributes:
-      paths: of the images, relative to it.
-      max_bytes: a larger file is refused before it is read.
-    """
+    """Image files below a data root; links may not lead out of it."""
 
     root: Path
-    paths: Sequence[str] | TextColumn
-    max_bytes: int
+    paths: Sequence[str] | TextColumn  # of the images, relative to it
+    max_bytes: int  # a larger file is refused before it is read
 
     def name(self, index: int) -> str:
         """Return the image's path."""
@@ -109,16 +97,7 @@ def check_images(
     progress: Callable[[Iterable[Record]], Iterable[Record]] | None = None,
     num_threads: int = 2,
 ) -> Collection:
-    """Decode every image that is not known yet and return the collection without the unreadable ones.
-
-    At most `num_threads` + 2 decoded images are in memory at a time, besides those that `visit` keeps.
-
-    Args:
-      on_bad_record: "stop" raises after the last image if any is unreadable, "skip" sets them aside.
-      visit: called in order, in the caller's thread, with each readable image's index among the returned cases and
-        its pixels: uint8 [height, width] if grey, else [height, width, 3]; of the encoder's size with `preprocessing`.
-      is_known: takes a case and the content of its image file; if true, the image is neither decoded nor visited.
-    """
+    """Decode every image that is not known yet and return the collection without the unreadable ones."""
     files = images or folder_files(collection, max_pixels=max_pixels)
 
     def prepare(item: tuple[int, Record]) -> Pixels | BadInput | None:

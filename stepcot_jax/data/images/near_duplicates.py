@@ -1,8 +1,6 @@
 """Near-duplicate images: perceptual hashes, pairs whose hashes differ in few bits, patients whom these pairs join.
 
-Merged collections repeat radiographs: encoded anew, at another size, a little brighter. If one copy is in the train
-split and another in the test split, the test score is too high. Radiographs of different patients look alike too, so
-the radius must be small; `docs/data.md` has measurements.
+A copy in another split makes the test score too high. Patients look alike too: `docs/data.md` has measurements.
 """
 
 import collections
@@ -19,7 +17,6 @@ from stepcot_jax.host.errors import BadInput
 
 MAX_RADIUS = 16  # in bits; beyond it all radiographs are neighbours
 MAX_PAIRS = 5_000_000  # more pairs mean that the radius is too large
-
 _NUM_BITS = 64
 _SIDE = 32
 _FREQUENCIES = np.arange(1, 9)[:, None]
@@ -32,13 +29,6 @@ def perceptual_hash(pixels: UInt8[np.ndarray, "height width *channel"]) -> np.ui
     The image is averaged to 32 x 32 grey pixels and transformed by DCT-II. The bits mark which of the 8 x 8
     coefficients of frequencies 1 to 8 in both directions are above their median. Frequency 0 is omitted: the mean is
     brightness, and single rows or columns barely distinguish chests.
-
-    Args:
-      pixels: uint8 [height, width] or [height, width, 3].
-
-    >>> image = np.add.outer(np.arange(64), np.arange(64) ** 2 // 60).astype(np.uint8)
-    >>> int(np.bitwise_count(perceptual_hash(image) ^ perceptual_hash(image[::2, ::2] + 9)))
-    0
     """
     picture = Image.fromarray(pixels).convert("L").convert("F")
     small = np.asarray(picture.resize((_SIDE, _SIDE), Image.Resampling.BOX), np.float64)
@@ -48,15 +38,7 @@ def perceptual_hash(pixels: UInt8[np.ndarray, "height width *channel"]) -> np.ui
 
 
 def find_near_duplicates(hashes: UInt64[np.ndarray, " case"], *, radius: int) -> Int64[np.ndarray, "pair 2"]:
-    """Return the pairs of cases whose hashes differ in at most `radius` bits, without comparing all pairs.
-
-    The bits are cut into more than `radius` bands: two hashes within the radius agree in all other bands. For each
-    choice of bands the hashes are sorted by them, and only equal keys are compared.
-
-    Returns:
-      int64 [pair, 2], indices into `hashes`, the smaller one first, ascending. Only the first case of each hash is
-      paired with the others of the hash and with other hashes; the connected groups are those of all pairs.
-    """
+    """Return the pairs of cases whose hashes differ in at most `radius` bits, without comparing all pairs."""
     if not 0 <= radius <= MAX_RADIUS:
         raise BadInput(f"near-duplicate radius: {radius} is not 0 to {MAX_RADIUS} bits")
     hashes = np.asarray(hashes, np.uint64)
@@ -111,10 +93,7 @@ def _equal_neighbours(
 
 
 def _choose_num_bands(num_values: int, *, radius: int) -> int:
-    """Return the cheapest number of bands; `radius` itself means comparing all pairs.
-
-    Only half of a band's bits count, since bits of radiographs are correlated.
-    """
+    """Return the cheapest number of bands; `radius` itself means comparing all pairs."""
 
     def cost(num_bands: int) -> float:
         num_pairs = num_values**2 / 2 ** (1 + _NUM_BITS / 2 * (num_bands - radius) / num_bands)
@@ -126,11 +105,7 @@ def _choose_num_bands(num_values: int, *, radius: int) -> int:
 def join_patients(
     patients: Sequence[str], images: Mapping[str, Sequence[int]], joined: Any, *, num_cases: int
 ) -> list[tuple[str, ...]]:
-    """Return the patients of each group that pairs of their images join, directly or through others.
-
-    Patients are given, and returned in each group, ascending; groups come in the order of their first patient.
-    `images` has the indices of each patient's images, `joined` pairs of such indices.
-    """
+    """Return the patients of each group that pairs of their images join, directly or through others."""
     pairs = np.asarray(joined, np.int64).reshape(-1, 2)
     if not len(pairs):
         return [(patient,) for patient in patients]

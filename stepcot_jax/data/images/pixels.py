@@ -29,19 +29,13 @@ CompactPixels = UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"
 
 @dataclasses.dataclass(frozen=True)
 class FilePixels:
-    """Reads, decodes and resizes the image of a case.
-
-    Attributes:
-      max_pixels: largest accepted width times height.
-      file: with the records, for messages.
-      records: position of each case in that file.
-    """
+    """Reads, decodes and resizes the image of a case."""
 
     images: ImageFiles
     preprocessing: Preprocessing
-    max_pixels: int
-    file: str
-    records: Sequence[int]
+    max_pixels: int  # largest accepted width times height
+    file: str  # with the records, for messages
+    records: Sequence[int]  # position of each case in that file
 
     def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of a case; a `BadInput` names record and file."""
@@ -54,14 +48,10 @@ class FilePixels:
 
 @dataclasses.dataclass(frozen=True)
 class PhantomPixels:
-    """Draws the picture of a phantom case.
-
-    Attributes:
-      size: side of the drawn picture.
-    """
+    """Draws the picture of a phantom case."""
 
     seed: int
-    size: int
+    size: int  # side of the drawn picture
     prevalence: Prevalence
     preprocessing: Preprocessing
 
@@ -79,9 +69,6 @@ class PixelCache:
     """Pixels of cases, cached in memory up to a budget.
 
     A pickled copy in a worker process caches nothing: the workers' caches would add up beyond the budget.
-
-    Args:
-      read: case index -> uint8 [size, size, 3], or [size, size] if the channels are equal; may be replaced.
     """
 
     def __init__(self, read: Callable[[int], CompactPixels], budget_bytes: float) -> None:
@@ -128,20 +115,13 @@ class Augmentation:
 
     No flips: left and right of a chest differ (the heart's apex points to the patient's left), and answers about
     location may name the side.
-
-    Attributes:
-      degrees: of rotation about the centre.
-      shift: along each axis, as a share of the side.
-      scale: of the size, as a share.
-      brightness: added to every pixel, as a share of full scale.
-      contrast: of the distance from mid grey, as a share.
     """
 
-    degrees: float = 5.0
-    shift: float = 0.03
-    scale: float = 0.05
-    brightness: float = 0.05
-    contrast: float = 0.1
+    degrees: float = 5.0  # of rotation about the centre
+    shift: float = 0.03  # along each axis, as a share of the side
+    scale: float = 0.05  # of the size, as a share
+    brightness: float = 0.05  # added to every pixel, as a share of full scale
+    contrast: float = 0.1  # of the distance from mid grey, as a share
 
 
 LIGHT = Augmentation()
@@ -150,10 +130,7 @@ LIGHT = Augmentation()
 def augment_image(
     pixels: CompactPixels, generator: np.random.Generator, augmentation: Augmentation = LIGHT
 ) -> CompactPixels:
-    """Return a changed copy of an image, uint8 [size, size] or [size, size, 3]; beyond its edges it is black.
-
-    The number of draws from the generator is constant.
-    """
+    """Return a changed copy of an image, uint8 [size, size] or [size, size, 3]; beyond its edges it is black."""
     turn, right, down, growth, brightness, contrast = generator.uniform(-1.0, 1.0, 6)
     slope = 1.0 + augmentation.contrast * contrast
     values = (np.arange(256) - 127.5) * slope + 127.5 + 255.0 * augmentation.brightness * brightness

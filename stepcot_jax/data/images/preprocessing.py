@@ -14,26 +14,17 @@ from stepcot_jax.host.files import read_file
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
 _WIDEST_RESIZED = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """Input format of an image encoder.
+    """Input format of an image encoder."""
 
-    Attributes:
-      size: height and width in pixels.
-      mean: mean of red, green and blue in [0, 1], subtracted.
-      std: standard deviation of red, green and blue, > 0, divided by.
-      fit: makes an image square. "crop": resize the short side to `size` and crop the centre, as CLIP's processor
-        does; "pad": resize the long side to `size` and add black bars; "stretch": resize both sides to `size`.
-    """
-
-    size: int
-    mean: tuple[float, float, float] = CLIP_MEAN
-    std: tuple[float, float, float] = CLIP_STD
-    fit: Literal["crop", "pad", "stretch"] = "crop"
+    size: int  # height and width in pixels
+    mean: tuple[float, float, float] = CLIP_MEAN  # mean of red, green and blue in [0, 1], subtracted
+    std: tuple[float, float, float] = CLIP_STD  # standard deviation of red, green and blue, > 0, divided by
+    fit: Literal["crop", "pad", "stretch"] = "crop"  # the centre of the short side; black bars; both sides resized
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:
@@ -64,9 +55,8 @@ def decode_image_bytes(
 
     16-bit grey: full scale is the smallest of 2^10 - 1, 2^12 - 1, 2^14 - 1 and 2^16 - 1 that holds the image's largest
     pixel, since detectors of 10 to 14 bits write into the low bits of 16. 16-bit colour keeps the high byte.
-    Transparent pixels are blended onto black. The EXIF orientation is applied, so that the picture is as its reader
-    saw it; the authors' code does not apply it, and their images have none. Of an animated PNG the first picture is
-    used.
+    Transparent pixels are blended onto black. The EXIF orientation is applied, so that the picture is as its reader saw
+    it; the authors' code does not apply it, and their images have none. Of an animated PNG the first picture is used.
     DICOM: see `dicom.read_dicom`.
     """
     pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))
@@ -76,13 +66,7 @@ def decode_image_bytes(
 def prepare_image(
     content: bytes, *, name: str, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]:
-    """Decode and resize an image; one channel if all three are equal.
-
-    Same pixels as `resize_image(decode_image_bytes(...))`; a grey image stays grey for a third of the work.
-
-    Returns:
-      uint8 [size, size], or [size, size, 3] if the channels differ.
-    """
+    """Decode and resize an image; one channel if all three are equal."""
     picture = decode_picture(content, name=name, max_pixels=max_pixels)
     return drop_equal_channels(np.array(_resize(picture, preprocessing)))
 
@@ -104,11 +88,7 @@ def drop_equal_channels(
 def resize_image(
     pixels: UInt8[np.ndarray, "height width *channel"], preprocessing: Preprocessing
 ) -> UInt8[np.ndarray, "size size *channel"]:
-    """Resize a grey or RGB image to the encoder's size and fit: bicubic, antialiased when shrinking.
-
-    Returns:
-      uint8 [size, size] or [size, size, 3]; a grey image has the values of each channel of its RGB image.
-    """
+    """Resize a grey or RGB image to the encoder's size and fit: bicubic, antialiased when shrinking."""
     return np.array(_resize(Image.fromarray(np.ascontiguousarray(pixels)), preprocessing))
 
 

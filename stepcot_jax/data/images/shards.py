@@ -1,8 +1,6 @@
 """Images in ArrayRecord shards: their index, and a reader that verifies each image against its SHA-256.
 
-`data shards` writes shards whose record k is the content of an image file, indexed by `image_shards.json`, which is
-written last: without it a folder has no shards. `data.tfds` writes shards of tensorflow_datasets examples. `ShardFiles`
-reads both.
+`image_shards.json`, written last, indexes them; `data.tfds` writes other shards, which `ShardFiles` reads as well.
 """
 
 import contextlib
@@ -10,11 +8,10 @@ import dataclasses
 import fcntl
 import hashlib
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -33,10 +30,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
 
 INDEX_NAME = "image_shards.json"
-
-_VERSION = 1
-_SHARD_NAME = re.compile(r"images-[0-9]{5}\.array_record")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _READER_BUFFER_BYTES = 32_768
 _MOST_OPEN = 128
@@ -46,22 +40,22 @@ _CHANGED = "the shard has changed since it was written: copy it again or write t
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One shard; `paths`, `sizes` and `digests` have an item for each record, in order."""
 
-    file: str
+    file: Annotated[str, msgspec.Meta(pattern=r"^images-[0-9]{5}\.array_record$")]
     num_bytes: int
-    sha256: str
+    sha256: Digest
     paths: tuple[str, ...]
     sizes: tuple[int, ...]
-    digests: tuple[str, ...]
+    digests: tuple[Digest, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.paths) == len(self.sizes) == len(self.digests):
+            raise BadInput(f"the entry of {self.file} is incomplete or damaged")
 
 
 class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """All shards of a folder.
+    """All shards of a folder."""
 
-    `source` is the SHA-256 of the records that the shards were written for. `set_aside` lists the image paths of the
-    records whose images could not be decoded, each with its reason.
-    """
-
-    version: int = _VERSION
+    version: Literal[1] = 1
     source: str
     shards: tuple[ShardEntry, ...]
     set_aside: tuple[tuple[str, str], ...] = ()
@@ -82,25 +76,12 @@ def read_index(root: Path) -> ShardIndex:
     path = Path(root) / INDEX_NAME
     expected = "expected the index that `stepcot data shards` writes"
     index = read_json(path, ShardIndex, accepted=expected, max_bytes=MAX_LISTING_BYTES)
-    if index.version != _VERSION:
-        raise BadInput(f"{path}: version {index.version} is not {_VERSION}; write the shards anew")
-    for entry in index.shards:
-        check_entry(entry, where=path)
     paths = [image for entry in index.shards for image in entry.paths]
     if len(set(paths)) != len(paths):
         raise BadInput(f"{path}: an image is listed twice; {expected}")
     for entry in index.shards:
         check_size(Path(root) / entry.file, entry.num_bytes)
     return index
-
-
-def check_entry(entry: ShardEntry, *, where: Path) -> None:
-    """Raise `BadInput`, which names `where`, for a foreign file name, bad digests or lists of different lengths."""
-    if not _SHARD_NAME.fullmatch(entry.file):
-        raise BadInput(f"{where}: {entry.file[:80]!r} is not a shard name such as {shard_name(0)}")
-    lengths = {len(entry.paths), len(entry.sizes), len(entry.digests)}
-    if len(lengths) != 1 or not all(_DIGEST.fullmatch(digest) for digest in (entry.sha256, *entry.digests)):
-        raise BadInput(f"{where}: the entry of {entry.file} is incomplete or damaged")
 
 
 def check_size(path: Path, num_bytes: int) -> None:
@@ -124,10 +105,7 @@ def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
 def open_images(
     collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
 ) -> tuple[Collection, ImageFiles]:
-    """Open a collection's image files or, if `sharded`, the shards next to its records.
-
-    Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
-    """
+    """Open a collection's image files or, if `sharded`, the shards next to its records."""
     if not sharded:
         return collection, folder_files(collection, max_pixels=max_pixels)
     index = read_index(collection.root)
@@ -138,11 +116,7 @@ def open_images(
 
 
 class ShardFiles:
-    """Images in shards, each verified against its SHA-256 when it is read; picklable.
-
-    Args:
-      unpack: a picklable function from a record to the content of the image file; None where they are the same.
-    """
+    """Images in shards, each verified against its SHA-256 when it is read; picklable."""
 
     def __init__(
         self,
@@ -213,11 +187,8 @@ class ShardFiles:
         return reader
 
 
-# Write a folder's images into ArrayRecord shards: each image is decoded once, and a restart resumes.
-#
 # Shards are written one after the other. After each shard a note lists its content: a restart continues after the last
 # noted shard, and rewrites a shard without a note. The index replaces the notes at the end.
-
 
 _WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
 _MOST_RECORD_BYTES = 2**34
@@ -238,10 +209,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class _ShardWriter:
-    """Writes the image files of a collection to a folder, which must exist; see `make_shards`.
-
-    `source` is the SHA-256 of the records: a folder with shards of other records is refused.
-    """
+    """Writes the image files of a collection to a folder, which must exist; see `make_shards`."""
 
     collection: records.Collection
     folder: Path
@@ -252,11 +220,7 @@ class _ShardWriter:
     num_threads: int
 
     def write(self, progress: Callable[[Sequence[Record]], Iterable[Record]]) -> tuple[ShardIndex, int]:
-        """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases.
-
-        Returns:
-          The index of all shards, and the number of images that an earlier start had written.
-        """
+        """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases."""
         if (self.folder / INDEX_NAME).exists():
             index = read_index(self.folder)
             self._check_source(index.source)
@@ -292,7 +256,6 @@ class _ShardWriter:
         return content
 
     def _write_shard(self, number: int, contents: Iterator[tuple[tuple[int, Record], bytes | BadInput]]) -> _Note:
-        """Write one shard from the next images, and its note."""
         from array_record.python.array_record_module import ArrayRecordWriter  # only shards need it
 
         path = self.folder / shard_name(number)
@@ -323,7 +286,6 @@ class _ShardWriter:
         return note
 
     def _read_notes(self) -> list[_Note]:
-        """Read the notes of the finished shards and verify the shards."""
         notes: list[_Note] = []
         first = 0
         while (path := (self.folder / shard_name(len(notes))).with_suffix(".json")).exists():
@@ -336,7 +298,6 @@ class _ShardWriter:
             if sorted(paths) != sorted(case.image for case in covered):
                 raise BadInput(f"{path}: lists other images than the records; use a new folder")
             if note.entry:
-                check_entry(note.entry, where=path)
                 actual = None
                 with contextlib.suppress(OSError):
                     actual = digest_file(self.folder / note.entry.file)
@@ -393,23 +354,7 @@ def make_shards(
     num_threads: int,
     terminal: Terminal,
 ) -> list[str]:
-    """Write a folder's images into shards, and its records and split tables next to them: a data root for fast starts.
-
-    Args:
-      root: folder or file in any layout, with image files.
-      out: a new folder, or one in which this was interrupted.
-      reading: keyword arguments of `layouts.read_source`; "on_bad_record" is also for images that cannot be decoded.
-      max_pixels: largest accepted width times height of an image.
-      shard_bytes: a shard ends with the image that reaches this size.
-      num_threads: images decoded at the same time.
-      terminal: shows progress.
-
-    Returns:
-      Lines that describe the written shards.
-
-    Raises:
-      BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
-    """
+    """Write a folder's images into shards, with records and split tables; return lines that describe them."""
     if has_shards(root):
         raise BadInput(f"{root} has shards already ({INDEX_NAME}); a folder with image files is required")
     if out.resolve() == root.resolve():
@@ -444,7 +389,6 @@ def make_shards(
 def _describe(
     index: ShardIndex, num_earlier: int, out: Path, *, names: tuple[str, ...], num_set_aside: int
 ) -> list[str]:
-    """Return lines that describe the written shards."""
     num_images = sum(len(entry.paths) for entry in index.shards)
     lines = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_earlier} of them from an earlier start"]
     if names != records.PUBLISHED_STEP_NAMES:

@@ -1,7 +1,6 @@
 """A schematic frontal chest in attenuation: 0 is air, 1 nearly opaque.
 
-Lengths are in body coordinates. Only `render_anatomy` depends on the number of pixels, so that a patient looks the same
-at every size.
+Lengths are in body coordinates: a patient looks the same at every size, since `render_anatomy` alone sees pixels.
 """
 
 import dataclasses
@@ -10,12 +9,9 @@ import functools
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-# Acquisition of a phantom radiograph: body coordinates, their pixels, and three styles.
-#
 # The trunk spans about -1 to 1; x grows to the right of the picture (the patient's left) and y downwards. The styles
 # differ in tone curve, sharpness, noise, field of view, collimation and marker. They stand for three origins, so that
 # a model trained on one can be tested on another.
-
 
 Image = Float32[np.ndarray, "height width"]
 
@@ -34,17 +30,12 @@ class Pose:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """The pixels of one picture in body coordinates.
-
-    Attributes:
-      pixel: side of a pixel in body coordinates.
-      pose: maps body coordinates to pixels.
-    """
+    """The pixels of one picture in body coordinates."""
 
     x: Image
     y: Image
-    pixel: float
-    pose: Pose
+    pixel: float  # side of a pixel in body coordinates
+    pose: Pose  # maps body coordinates to pixels
 
     @classmethod
     def of(cls, pose: Pose, size: int) -> "Frame":
@@ -89,29 +80,19 @@ def _spline(num_knots: int, size: int) -> Float32[np.ndarray, "size knot"]:
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Appearance of one institution's pictures.
-
-    Attributes:
-      num_published: published cases of the origin that it stands for.
-      fields_of_view: least and greatest half-width of the picture in body units.
-      gamma: exponent of the tone curve; above 1 darkens the middle tones.
-      blur: standard deviation of the point spread as a share of the picture's side.
-      noise: standard deviation of a pixel's noise, in grey levels of 0 to 1.
-      border: width of the unexposed border as a share of the picture's side.
-      marker_corner: left and upper edge of the letter as shares of the picture's side.
-    """
+    """Appearance of one institution's pictures."""
 
     origin: str
-    num_published: int
-    fields_of_view: tuple[float, float]
+    num_published: int  # published cases of the origin that it stands for
+    fields_of_view: tuple[float, float]  # least and greatest half-width of the picture in body units
     darkest: float
     brightest: float
-    gamma: float
-    blur: float
-    noise: float
-    border: float
+    gamma: float  # exponent of the tone curve; above 1 darkens the middle tones
+    blur: float  # standard deviation of the point spread as a share of the picture's side
+    noise: float  # standard deviation of a pixel's noise, in grey levels of 0 to 1
+    border: float  # width of the unexposed border as a share of the picture's side
     marker: str
-    marker_corner: tuple[float, float]
+    marker_corner: tuple[float, float]  # left and upper edge of the letter as shares of the picture's side
 
 
 STYLES = (
@@ -149,11 +130,7 @@ def draw_pose(rng: np.random.Generator, style: Style) -> Pose:
 def expose(
     attenuation: Image, *, style: Style, pose: Pose, rng: np.random.Generator
 ) -> UInt8[np.ndarray, "height width"]:
-    """Return the picture of an attenuation.
-
-    Args:
-      attenuation: [height, width], square; 0 is air.
-    """
+    """Return the picture of an attenuation."""
     size = attenuation.shape[0]
     sharp = pose.gain * attenuation + pose.offset
     spread = _point_spread(style.blur * size, size)
@@ -198,11 +175,7 @@ def _within(least: float, most: float) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """One patient's chest: lengths, shares and densities.
-
-    `texture` holds zero-mean, unit-variance values for tissue, lesions and networks; `mediastinal_shift` is the
-    displacement of trachea, great vessels and heart to the right of the picture.
-    """
+    """One patient's chest: lengths, shares and densities."""
 
     midline: float = _within(-0.02, 0.02)
     right_width: float = _within(0.62, 0.74)
@@ -244,27 +217,17 @@ class Anatomy:
 
 @dataclasses.dataclass(frozen=True)
 class Chest:
-    """A rendered chest without lesions; every array is [height, width].
+    """A rendered chest without lesions; every array is [height, width]."""
 
-    Attributes:
-      attenuation: the sum of all tissues.
-      lungs: the share of aerated lung of the patient's right (-1) and left (1) side.
-      overlaid: the lungs including the parts behind heart and mediastinum, where a lesion is only faintly visible.
-      vessels: the lung vessels' part of the attenuation.
-      depth: 0 at the lung's apex, 1 at its base.
-      across: 0 at the lung's inner edge, 1 at the chest wall.
-      net: texture of networks, finer than the mottle.
-    """
-
-    attenuation: Image
-    lungs: dict[int, Image]
-    overlaid: dict[int, Image]
+    attenuation: Image  # the sum of all tissues
+    lungs: dict[int, Image]  # the share of aerated lung of the patient's right (-1) and left (1) side
+    overlaid: dict[int, Image]  # the lungs including the parts behind heart and mediastinum
     heart: Image
-    vessels: Image
-    depth: Image
-    across: Image
+    vessels: Image  # the lung vessels' part of the attenuation
+    depth: Image  # 0 at the lung's apex, 1 at its base
+    across: Image  # 0 at the lung's inner edge, 1 at the chest wall
     mottle: Image
-    net: Image
+    net: Image  # texture of networks, finer than the mottle
 
 
 def draw_anatomy(rng: np.random.Generator) -> Anatomy:

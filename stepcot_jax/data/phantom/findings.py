@@ -10,94 +10,59 @@ from stepcot_jax.data.phantom.anatomy import Anatomy, Chest, Frame, Image, lung_
 
 # The contents of a phantom chest in body coordinates: lesions, fluid, air and changes of the anatomy.
 
-
 Texture = Literal["solid", "mottled", "net", "dots", "ring", "bulla", "flecks"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Focus:
-    """An elliptic lesion.
-
-    Attributes:
-      side: -1 for the patient's right lung, 1 for the left.
-      x: its centre, in body coordinates.
-      y: its centre, in body coordinates.
-      angle: rotation in radians, clockwise on the picture.
-      softness: width of its edge as a share of its radius.
-      phase: offset of its texture, different for each lesion.
-      spiculated: whether spikes stand out of it.
-      calcified: whether it holds flecks as dense as bone.
-      confined: whether it ends where the lung ends.
-    """
+    """An elliptic lesion."""
 
     label: str
     texture: Texture
-    side: int
-    x: float
-    y: float
+    side: int  # -1 for the patient's right lung, 1 for the left
+    x: float  # its centre, in body coordinates
+    y: float  # its centre, in body coordinates
     radius_x: float
     radius_y: float
-    angle: float
+    angle: float  # rotation in radians, clockwise on the picture
     density: float
-    softness: float
-    phase: float
-    spiculated: bool = False
-    calcified: bool = False
-    confined: bool = True
+    softness: float  # width of its edge as a share of its radius
+    phase: float  # offset of its texture, different for each lesion
+    spiculated: bool = False  # whether spikes stand out of it
+    calcified: bool = False  # whether it holds flecks as dense as bone
+    confined: bool = True  # whether it ends where the lung ends
 
 
 @dataclasses.dataclass(frozen=True)
 class Fluid:
-    """Fluid in one pleural space.
-
-    Attributes:
-      side: -1 for the patient's right lung, 1 for the left.
-      height: height of the level as a share of the lung's height.
-      rim: width of the rim by the chest wall as a share of the lung's width.
-      softness: width of its edge as a share of the lung.
-      veil: attenuation that a layer of fluid behind the lung adds to the whole lung.
-      calcified: whether the pleura holds flecks as dense as bone.
-    """
+    """Fluid in one pleural space."""
 
     label: str
-    side: int
-    height: float
-    rim: float
-    softness: float
-    veil: float = 0.0
-    calcified: bool = False
+    side: int  # -1 for the patient's right lung, 1 for the left
+    height: float  # height of the level as a share of the lung's height
+    rim: float  # width of the rim by the chest wall as a share of the lung's width
+    softness: float  # width of its edge as a share of the lung
+    veil: float = 0.0  # attenuation that a layer of fluid behind the lung adds to the whole lung
+    calcified: bool = False  # whether the pleura holds flecks as dense as bone
 
 
 @dataclasses.dataclass(frozen=True)
 class Air:
-    """Air in one pleural space.
-
-    Attributes:
-      side: -1 for the patient's right lung, 1 for the left.
-      apical: depth of the air above the lung as a share of the lung's height.
-      lateral: width of the air beside the lung as a share of the lung's width.
-      total: whether the whole lung has collapsed upon its hilum.
-      line: attenuation of the visceral pleura; 0 if invisible.
-      softness: width of its edge as a share of the lung.
-      collapse: attenuation that the collapsed lung gains.
-    """
+    """Air in one pleural space."""
 
     label: str
-    side: int
-    apical: float
-    lateral: float
-    total: bool
-    line: float
-    softness: float
-    collapse: float = 0.0
+    side: int  # -1 for the patient's right lung, 1 for the left
+    apical: float  # depth of the air above the lung as a share of the lung's height
+    lateral: float  # width of the air beside the lung as a share of the lung's width
+    total: bool  # whether the whole lung has collapsed upon its hilum
+    line: float  # attenuation of the visceral pleura; 0 if invisible
+    softness: float  # width of its edge as a share of the lung
+    collapse: float = 0.0  # attenuation that the collapsed lung gains
 
 
 @dataclasses.dataclass(frozen=True)
 class Sign:
-    """A change of the anatomy, with its left, upper, right and lower limits in body coordinates.
-
-    `side` is -1 for the patient's right lung, 1 for the left, 0 for heart and mediastinum.
-    """
+    """A change of the anatomy, with its left, upper, right and lower limits in body coordinates."""
 
     label: str
     limits: tuple[float, float, float, float]
@@ -106,22 +71,14 @@ class Sign:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """One case before its pixels.
-
-    Attributes:
-      anatomy: the patient after findings changed heart, mediastinum and diaphragm.
-      foci: lesions in front of the lungs.
-      pleural: fluid and air around the lungs.
-      signs: the changes from `healthy` to `anatomy`.
-      side: "right", "left" or "bilateral"; "" for a normal chest.
-    """
+    """One case before its pixels."""
 
     healthy: Anatomy
-    anatomy: Anatomy
-    foci: tuple[Focus, ...] = ()
-    pleural: tuple[Fluid | Air, ...] = ()
-    signs: tuple[Sign, ...] = ()
-    side: str = ""
+    anatomy: Anatomy  # the patient after findings changed heart, mediastinum and diaphragm
+    foci: tuple[Focus, ...] = ()  # lesions in front of the lungs
+    pleural: tuple[Fluid | Air, ...] = ()  # fluid and air around the lungs
+    signs: tuple[Sign, ...] = ()  # the changes from `healthy` to `anatomy`
+    side: str = ""  # "right", "left" or "bilateral"; "" for a normal chest
 
 
 def change_anatomy(
@@ -163,9 +120,7 @@ def _around_heart(anatomy: Anatomy) -> tuple[float, float, float, float]:
     return left - edge, anatomy.heart_y - down - edge, middle + across + edge, anatomy.heart_y + down + edge
 
 
-_SHOWN = 0.08
-"""A box encloses the pixels where a layer exceeds this share of its maximum."""
-
+_SHOWN = 0.08  # a box encloses the pixels where a layer exceeds this share of its maximum
 _DOT_CELL = 0.11
 _THINNEST_BLOB = 0.03
 _LARGEST_NODULE = 0.09
@@ -173,25 +128,15 @@ _LARGEST_NODULE = 0.09
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """A drawn finding with its box.
+    """A drawn finding with its box."""
 
-    Attributes:
-      box: label and limits in pixels.
-      side: -1 for the patient's right lung, 1 for the left, 0 for heart and mediastinum.
-      kind: "focus", "fluid", "air" or "sign" (a change of the anatomy).
-    """
-
-    box: Box
-    side: int
-    kind: str
+    box: Box  # label and limits in pixels
+    side: int  # -1 for the patient's right lung, 1 for the left, 0 for heart and mediastinum
+    kind: str  # "focus", "fluid", "air" or "sign" (a change of the anatomy)
 
 
 def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) -> tuple[Image, tuple[Mark, ...]]:
-    """Draw a chest with its findings and return their boxes.
-
-    Returns:
-      Attenuation [height, width], and one mark for each visible finding, without boxes inside another one of the label.
-    """
+    """Draw a chest with its findings and return their boxes."""
     attenuation = chest.attenuation.copy()
     boxes = [(_box_of_sign(sign, frame), sign.side, "sign") for sign in scene.signs]
     for collection in scene.pleural:
@@ -369,15 +314,10 @@ def _calcification(focus: Focus, *, mottle: Image, frame: Frame, window: tuple[s
     return 0.3 * smooth_step(mottle - 0.6, 0.4)
 
 
-# Plan a scene from seven answers: each answer decides something visible in the picture.
-#
 # Detection decides air or density, distribution the number of lesions, pattern their texture, location their zone,
 # morphology their edge, secondary effects a sign beside them, and the diagnosis their size and density.
 
-
-EMPHYSEMA = "Emphysema"
-"""Box label of the bullae that make a detection "Mixed" if nothing else is lucent."""
-
+EMPHYSEMA = "Emphysema"  # box label of the bullae that make a detection "Mixed" if nothing else is lucent
 _ZONES = {"Upper lung zone": (0.17, 0.31), "Middle lung zone": (0.44, 0.58), "Lower lung zone": (0.72, 0.86)}
 _ANYWHERE = (0.2, 0.85)
 _SOFTNESS = {"Well-circumscribed": 0.12, "Spiculated": 0.25, "Calcified": 0.15, "Ill-defined": 0.75, "N/A": 1.2}

@@ -1,7 +1,6 @@
 """Phantom chests: drawn frontal radiographs that show their seven answers, for runs without data.
 
-The answers are drawn first, then the picture from them. A case depends only on (seed, index, prevalence), its pixels
-also on the size.
+Answers are drawn first, then the picture. A case depends on (seed, index, prevalence), its pixels also on the size.
 """
 
 import csv
@@ -32,39 +31,27 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
 __all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
-
-ORIGINS = tuple(style.origin for style in STYLES)
-"""Names of the three origins, each with its own acquisition style."""
-
+ORIGINS = tuple(style.origin for style in STYLES)  # names of the three origins, each with its own acquisition style
 _PATIENTS_OF_BLOCK = (*range(12), 10, 11, 11)
 """Patient of each of 15 images: ten patients have one image, one has two and one has three."""
 
 _LEAST_SIZE, _MOST_SIZE = 16, 4096
-
 BOX_COLUMNS = ("image_path", "label", "x", "y", "width", "height", "side", "kind", "case_side")
 """Columns of `boxes.csv`; the last three are the mark's side and kind, and the side of the case."""
 
-PICTURE_FOLDERS = ("images", "masks/lung", "masks/heart")
-"""Folders of a phantom collection's images and masks."""
+PICTURE_FOLDERS = ("images", "masks/lung", "masks/heart")  # folders of a phantom collection's images and masks
 
 
 @dataclasses.dataclass(frozen=True)
 class PhantomCase:
-    """A case with its pixels.
-
-    Attributes:
-      marks: the findings with box, side and kind; empty for a normal chest.
-      side: "right", "left" or "bilateral", as in the report; "" for a normal chest.
-      lung_mask: the aerated lungs, after findings changed heart and diaphragm, [height, width].
-      heart_mask: the heart above the diaphragm, [height, width].
-    """
+    """A case with its pixels."""
 
     case: Record
     image: UInt8[np.ndarray, "height width"]
-    marks: tuple[Mark, ...]
-    side: str
-    lung_mask: Bool[np.ndarray, "height width"]
-    heart_mask: Bool[np.ndarray, "height width"]
+    marks: tuple[Mark, ...]  # the findings with box, side and kind; empty for a normal chest
+    side: str  # "right", "left" or "bilateral", as in the report; "" for a normal chest
+    lung_mask: Bool[np.ndarray, "height width"]  # the aerated lungs, after findings changed heart and diaphragm
+    heart_mask: Bool[np.ndarray, "height width"]  # the heart above the diaphragm, [height, width]
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -74,13 +61,9 @@ class PhantomCase:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedCase:
-    """A case before its pixels; `plan_case` makes it and `draw_planned` draws it.
+    """A case before its pixels; `plan_case` makes it and `draw_planned` draws it."""
 
-    Attributes:
-      index: number of the case, from 0.
-    """
-
-    index: int
+    index: int  # number of the case, from 0
     seed: int
     case: Record
     scene: Scene
@@ -115,11 +98,7 @@ def export_phantom(
     prevalence: Prevalence = "published",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> None:
-    """Write phantom cases to a folder in the published layout.
-
-    Also writes `boxes.csv` (`BOX_COLUMNS`, boxes in pixels, sides as numbers as in `Mark`) and the masks `masks/lung/`
-    and `masks/heart/` (255 inside) under the names of the images.
-    """
+    """Write phantom cases to a folder in the published layout."""
     if num_cases < 1:
         raise BadInput(f"phantom: {num_cases} cases; expected at least 1")
     check_size(size)
@@ -133,19 +112,9 @@ def export_phantom(
         for index in progress(range(num_cases)):
             drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
             write_pictures(root, drawn)
-            table.writerows(
-                [
-                    drawn.case.image,
-                    mark.box.label,
-                    mark.box.x1,
-                    mark.box.y1,
-                    *mark.box.size,
-                    mark.side,
-                    mark.kind,
-                    drawn.side,
-                ]
-                for mark in drawn.marks
-            )
+            for mark in drawn.marks:
+                numbers = (mark.box.x1, mark.box.y1, *mark.box.size, mark.side)
+                table.writerow([drawn.case.image, mark.box.label, *numbers, mark.kind, drawn.side])
             cases.append(drawn.case)
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
 
@@ -167,10 +136,6 @@ def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
 
 
 def _patient(index: int, *, seed: int) -> int:
-    """Return the number of an image's patient.
-
-    A patient's images share a block, so that no other case has to be drawn.
-    """
     block, position = divmod(index, len(_PATIENTS_OF_BLOCK))
     order = generator(seed, block, stream=2).permutation(len(_PATIENTS_OF_BLOCK))
     return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[position]]

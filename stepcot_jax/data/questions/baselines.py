@@ -17,31 +17,19 @@ from stepcot_jax.record import Record, Stages
 
 _THINKING = "The usual answer to this question, with the usual boxes."
 _STAGES = Stages("The usual place.", "The picture is not looked at.", "No rule is applied.", "The usual answer.")
-
 Topic = tuple[str, str]  # kind and topic; the topic "" stands for all of a kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """Majority answers and constant boxes of training records; `fit_baseline` makes one.
+    """Majority answers and constant boxes of training records; `fit_baseline` makes one."""
 
-    Attributes:
-      answers: most frequent answer of the closed and open questions of each topic.
-      options: for each topic, the share of times that an option was right where it was offered, by its folded text.
-    """
-
-    answers: Mapping[Topic, str]
-    options: Mapping[Topic, Mapping[str, float]]
+    answers: Mapping[Topic, str]  # most frequent answer of the closed and open questions of each topic
+    options: Mapping[Topic, Mapping[str, float]]  # share of times that an offered option was right, by folded text
     boxes: Mapping[Topic, tuple[Box, ...]]
 
     def answer(self, record: Record) -> Record:
-        """Return the record with the baseline's answer and references, in a form that every dialect can write.
-
-        Its reasoning and stages only state that the answer is the usual one.
-
-        Single choice: the option that was right most often when offered; several: every option that was right more
-        often than not, at least one. Boxes are scaled to the record's image size.
-        """
+        """Return the record with the baseline's answer and references, in a form that every dialect can write."""
         topic = (record.kind, record.topic)
         if (record.kind, "") not in self.boxes:
             raise BadInput(f"baseline: no training record of kind {record.kind!r} (record {record.id[:80]!r})")
@@ -68,12 +56,7 @@ class Baseline:
 
 
 def fit_baseline(records: Iterable[Record]) -> Baseline:
-    """Return the baseline of training records.
-
-    Answers and boxes are counted for each (kind, topic), and for each kind, which is used for unseen topics. A topic
-    has as many references as most of its records; each is the median box, edge by edge, of the references of its
-    number, under their most frequent label. Ties go to the first in alphabetical order.
-    """
+    """Return the baseline of training records."""
     groups: dict[Topic, list[Record]] = collections.defaultdict(list)
     for record in records:
         for topic in dict.fromkeys(((record.kind, record.topic), (record.kind, ""))):
@@ -107,7 +90,6 @@ def _count_options(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _median_boxes(records: Sequence[Record]) -> tuple[Box, ...]:
-    """Return the median references, in the unit square."""
     number = int(_most_common([f"{len(record.references):09}" for record in records]))
     chosen = [record for record in records if len(record.references) == number]
     boxes = []

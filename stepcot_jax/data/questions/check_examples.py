@@ -1,8 +1,6 @@
 """Training examples of self-checks: a wrong first attempt and the check that follows it (MEDSAGE).
 
-The paper prints neither markup nor wording of a self-check; both are ours. A wrong attempt is the reply to another
-training question of the same topic with another answer. The check goes along visual grounding, visual analysis and
-knowledge, as the paper's does, and has only facts of the record: its boxes, what is seen, and the deciding rule.
+The paper prints no self-check: markup and wording are ours. A check states facts of the record alone.
 """
 
 import collections
@@ -20,7 +18,6 @@ from stepcot_jax.reasoning.replies import write_answer
 from stepcot_jax.record import Record
 
 CHECK_OPENS, CHECK_CLOSES = "<CHECK>", "</CHECK>"
-
 _STREAM = 6  # of random numbers, apart from those of views and stages
 _DIALECTS_IN_PIXELS = ("gemex", "gemex_plain", "lvkc_released")
 _GROUNDING = (
@@ -42,26 +39,15 @@ _KNOWLEDGE = (
 
 @dataclasses.dataclass(frozen=True)
 class CheckExample:
-    """A wrong first attempt at a record, and the check of it.
+    """A wrong first attempt at a record, and the check of it."""
 
-    Attributes:
-      wrong: index of the record whose reply is the attempt.
-      shows_check: whether the check is learnt; otherwise only the second attempt is, without the check in its context.
-    """
-
-    wrong: int
+    wrong: int  # index of the record whose reply is the attempt
     check: str
-    shows_check: bool = True
+    shows_check: bool = True  # whether the check is learnt
 
 
 def is_wrong(attempt: Record, record: Record) -> bool:
-    """Return whether the answer of an attempt, the target of another record of the same kind, is wrong.
-
-    >>> yes = Record(id="1", image="1.png", image_size=(8, 8), patient="1", kind="closed",
-    ...     question="Is there a mass?", answer="Yes")
-    >>> is_wrong(yes, yes)
-    False
-    """
+    """Return whether the answer of an attempt, the target of another record of the same kind, is wrong."""
     if record.kind != "open":
         return attempt.answer != record.answer
     return not {fold(text) for text in attempt.accepted_texts} & {fold(text) for text in record.accepted_texts}
@@ -76,14 +62,7 @@ def draw_check_examples(
     dialect: str,
     hides_check: bool = False,
 ) -> dict[int, CheckExample]:
-    """Return examples for about a share of some records, by their indices; a function of the seed and each index.
-
-    The wrong answer is that of another record of the kind and topic, or else of the kind. A record without either has
-    no example.
-
-    Args:
-      hides_check: whether the second attempt does not see the check: half of the examples then show each.
-    """
+    """Return examples for about a share of some records, by their indices; a function of the seed and each index."""
     by_topic, by_kind = (
         collections.defaultdict[tuple[str, str], list[int]](list),
         collections.defaultdict[str, list[int]](list),

@@ -21,7 +21,6 @@ from stepcot_jax.reasoning.dialects import write_question, write_reply
 from stepcot_jax.record import Record
 
 CONVERSATIONS = "conversations.jsonl"
-
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
@@ -42,8 +41,7 @@ def make_phantom_records(
     return records
 
 
-Planned = tuple[PlannedCase, str]
-"""A phantom that is not drawn yet, and its split."""
+Planned = tuple[PlannedCase, str]  # a phantom that is not drawn yet, and its split
 
 
 def plan_phantoms(
@@ -72,19 +70,9 @@ def draw_phantoms(
 
 
 def make_folder_records(
-    out: Path,
-    images: Sequence[Record],
-    *,
-    root: Path,
-    seed: int,
-    with_images: bool = True,
-    progress: Progress = iter,
+    out: Path, images: Sequence[Record], *, root: Path, seed: int, with_images: bool = True, progress: Progress = iter
 ) -> list[Record]:
-    """Copy the images of a detection list, with the masks of a phantom folder, and return records about them.
-
-    Args:
-      with_images: whether to copy images and masks; False for a list whose images are elsewhere.
-    """
+    """Copy the images of a detection list, with the masks of a phantom folder, and return records about them."""
     records: list[Record] = []
     for image in progress(split_images(images, seed=seed)):
         path = normalise_image_path(image.image)
@@ -117,11 +105,7 @@ def _copy(name: str, *, source: Path, target: Path) -> None:
 
 
 def write_records(out: Path, records: Sequence[Record], *, dialect: str | None = None) -> int:
-    """Write `records.jsonl`, and with a dialect `conversations.jsonl`; return the number of conversations.
-
-    A conversation is a line of JSON in the form of MEDSAGE's data: id, split, images, and a turn of "human" (the prompt
-    after "<image>") and of "gpt" (the reply). Records that the dialect cannot write are left out.
-    """
+    """Write `records.jsonl`, and with a dialect `conversations.jsonl`; return the number of conversations."""
     number, problem = 0, ""
     if dialect is not None:
         with writing_whole(out / CONVERSATIONS) as file:

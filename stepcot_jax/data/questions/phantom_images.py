@@ -39,11 +39,7 @@ _ZONES = {"Upper lung zone": "upper", "Middle lung zone": "middle", "Lower lung 
 def ground_phantom(
     index: int, *, seed: int = 0, size: int = 64, prevalence: Prevalence = "flat"
 ) -> tuple[Record, PhantomCase]:
-    """Draw a phantom and return it as a grounded image, and the drawn case.
-
-    A label with more than three boxes has one box a side that holds them. A label that looks like a present one
-    (`vocabulary.LOOK_ALIKES`) is neither present nor absent.
-    """
+    """Draw a phantom and return it as a grounded image, and the drawn case."""
     return ground_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size, prevalence=prevalence)
 
 
@@ -59,12 +55,7 @@ def ground_planned(planned: PlannedCase, *, size: int, prevalence: Prevalence = 
 def ground_marks(
     case: Record, marks: Sequence[Mark], *, side: str, lungs: Mask, heart: Mask, chain: Chain = DEFAULT_CHAIN
 ) -> Record:
-    """Return a drawn case as a grounded image without provenance.
-
-    Args:
-      side: "right", "left" or "bilateral"; "" for a normal chest. The fact "side" is empty where no mark of the
-        diagnosis or of the secondary sign shows it and the words for the zone have none.
-    """
+    """Return a drawn case as a grounded image without provenance."""
     facts = list_answers(case, chain)
     facts["side"] = side if _shows_side(marks, facts) else ""
     regions = find_regions(lungs, heart)
@@ -108,7 +99,6 @@ def list_absent(findings: Sequence[Box]) -> tuple[str, ...]:
 
 
 def _find(case: Record, drawn: Sequence[Mark], facts: dict[str, str], regions: dict[str, Corners]) -> tuple[Box, ...]:
-    """Return the findings, those of the diagnosis first."""
     by_label = collections.defaultdict(list)
     for mark in sorted(drawn, key=lambda mark: mark.box.label != facts["diagnosis"]):
         by_label[mark.box.label].append(mark)
@@ -125,7 +115,6 @@ def _find(case: Record, drawn: Sequence[Mark], facts: dict[str, str], regions: d
 
 
 def _sentence(report: str, label: str, facts: dict[str, str]) -> str:
-    """Return the part of the report about a label; bullae are in the first sentence."""
     first, _, second = report.partition(". ")
     return second.partition(";")[0] + "." if label == facts["secondary"] else first + "."
 

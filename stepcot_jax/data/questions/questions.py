@@ -1,7 +1,6 @@
 """Questions of four kinds about a grounded image, with answer, references and thinking that agree with the image.
 
-Design: a record is a function of (seed, image, number of the question). Findings are referred to by their boxes, absent
-ones by the region where they would be, a normal chest by its lungs.
+A record is a function of (seed, image, number of the question); findings are referred to by their boxes.
 """
 
 import dataclasses
@@ -38,32 +37,23 @@ from stepcot_jax.record import KINDS, Cue, Kind, Record
 
 # Drafts of questions: question, answer, references and what is seen there.
 
-
 Reference = tuple[Box, str]
 """A box that an answer refers to, with the region that the thinking names, and what is seen there."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A question with its answer.
+    """A question with its answer."""
 
-    Attributes:
-      topic: template that it comes from.
-      spoken: the answer as the thinking's last sentence words it.
-      sentences: the thinking's sentence about each option.
-      synonyms: further accepted texts of an open answer.
-      asked: label that the question is about, "" for several; None for the diagnosis, which the facts describe.
-    """
-
-    topic: str
+    topic: str  # template that it comes from
     question: str
     answer: str | tuple[str, ...]
-    spoken: str
+    spoken: str  # the answer as the thinking's last sentence words it
     references: tuple[Reference, ...] = ()
     choices: tuple[str, ...] = ()
-    sentences: tuple[str, ...] = ()
-    synonyms: tuple[str, ...] = ()
-    asked: str | None = None
+    sentences: tuple[str, ...] = ()  # the thinking's sentence about each option
+    synonyms: tuple[str, ...] = ()  # further accepted texts of an open answer
+    asked: str | None = None  # label that the question is about, "" for several
 
 
 def diagnosis_of(image: Record) -> str:
@@ -115,7 +105,6 @@ def pick(rng: np.random.Generator, items: Sequence[Any], shares: Sequence[float]
 
 # Questions with four options, of which one or several are right.
 
-
 _NUM_CHOICES = 4
 _PATTERNS, _ZONES = (DEFAULT_CHAIN.steps[step].options[:-1] for step in (2, 3))
 _FITS = "this fits what I see"
@@ -140,20 +129,11 @@ _PATTERN = ("Which radiographic pattern is seen?", "What is the predominant radi
 
 @dataclasses.dataclass(frozen=True)
 class _Option:
-    """An option.
-
-    Attributes:
-      rejected: the thinking's words about it if it is wrong.
-      label: finding that it names; "" for another statement.
-      region: region that it is about if it names no finding.
-      seen: what is seen there if it is right.
-    """
-
     text: str
-    rejected: str
-    label: str = ""
-    region: str = ""
-    seen: str = ""
+    rejected: str  # the thinking's words about it if it is wrong
+    label: str = ""  # finding that it names; "" for another statement
+    region: str = ""  # region that it is about if it names no finding
+    seen: str = ""  # what is seen there if it is right
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +216,6 @@ def _offer_diagnoses(image: Record) -> _Choice | None:
 
 
 def _offer_zones(image: Record) -> _Choice | None:
-    """Offer zones; wrong is only a zone in which no box of the diagnosis is centred."""
     right = image.facts.get("zone", NOT_APPLICABLE)
     if right == NOT_APPLICABLE or image.region_box(HEART) is None:
         return None
@@ -254,7 +233,6 @@ def _offer_zones(image: Record) -> _Choice | None:
 
 
 def _regions_of(zone: str) -> tuple[str, ...]:
-    """Return the regions that a zone of step 4 consists of; the pleura has none."""
     if zone == "Cardiac":
         return (HEART,)
     if zone == "Hilar/Mediastinal":
@@ -321,7 +299,6 @@ def _draw(rng: np.random.Generator, pool: Sequence[_Option], number: int) -> lis
 def _shuffle(
     rng: np.random.Generator, right: Sequence[_Option], wrong: Sequence[_Option]
 ) -> tuple[list[_Option], tuple[str, ...]]:
-    """Return the options in random order, and the letters of the right ones."""
     options = [*right, *wrong]
     options = [options[index] for index in rng.permutation(len(options))]
     return options, tuple(
@@ -330,7 +307,6 @@ def _shuffle(
 
 
 def _judge(options: Sequence[_Option], letters: Sequence[str]) -> tuple[str, ...]:
-    """Return the thinking's sentence about each option."""
     return tuple(
         f"Option {letter}, {option.text}: {_FITS if letter in letters else option.rejected}."
         for letter, option in zip(string.ascii_uppercase, options, strict=False)
@@ -358,16 +334,7 @@ _CAUSE = ("What explains the {name}?", "What is the most likely cause of the {na
 
 
 def ask_questions(image: Record, *, seed: int) -> tuple[Record, ...]:
-    """Ask one question of each kind about an image.
-
-    A kind is left out if too little is known: a closed question requires an absent label, one with choices four
-    options of known truth, an open one a diagnosis or a finding.
-
-    Args:
-      image: findings, absent labels, and regions and facts as far as known. If the facts have the seven steps and the
-        side, records have stages: of the diagnosis if the question is about it, else of what the question refers to,
-        which the fact "asked" then names.
-    """
+    """Ask one question of each kind about an image."""
     number = _number_of(image)
     makers: dict[Kind, Callable[[Record, np.random.Generator], Draft | None]] = {
         "open": _ask_open,

@@ -18,13 +18,11 @@ from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
 FILE_NAME = "records.jsonl"
-
 _LONGEST_LINE = 2**22
 _LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": get_args(Split)}
 _ENCODER = msgspec.json.Encoder()
-
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
 _REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
 _LINE: tuple[str, ...] = (
@@ -41,9 +39,7 @@ _LINE: tuple[str, ...] = (
     "answer",
 )
 _LINE = (*_LINE, "synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion")
-_LINE = (*_LINE, "organ", "modality", "facts", "provenance")
-"""The fields of a question in the order of the file."""
-
+_LINE = (*_LINE, "organ", "modality", "facts", "provenance")  # the fields of a question in the order of the file
 _FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
 
 
@@ -80,8 +76,6 @@ def as_line(record: Record) -> dict[str, Any]:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """A line of which only the id is read."""
-
     id: str
 
 
@@ -90,21 +84,14 @@ _ID_DECODER = msgspec.json.Decoder(_Named)
 
 @dataclasses.dataclass(frozen=True)
 class VqaCollection:
-    """The records of one file in order, and the lines set aside.
-
-    Attributes:
-      set_aside: the bad lines; `record` is the line, counted from 1.
-      lines: line of each valid record, counted from 1.
-      set_aside_ids: ids of the bad lines, as far as they can be read.
-      num_unnamed: number of bad lines whose id cannot be read.
-    """
+    """The records of one file in order, and the lines set aside."""
 
     path: Path
     records: tuple[Record, ...]
-    set_aside: tuple[SetAside, ...] = ()
-    lines: tuple[int, ...] = ()
-    set_aside_ids: frozenset[str] = frozenset()
-    num_unnamed: int = 0
+    set_aside: tuple[SetAside, ...] = ()  # the bad lines; `record` is the line, counted from 1
+    lines: tuple[int, ...] = ()  # line of each valid record, counted from 1
+    set_aside_ids: frozenset[str] = frozenset()  # ids of the bad lines, as far as they can be read
+    num_unnamed: int = 0  # number of bad lines whose id cannot be read
 
     @property
     def root(self) -> Path:
@@ -152,7 +139,6 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
 
 
 def _find_id(line: bytes) -> str | None:
-    """Return the id of a bad line; None if it cannot be read."""
     try:
         return _ID_DECODER.decode(line).id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -18,15 +18,10 @@ _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
 
 
 class ReplyLine(msgspec.Struct, frozen=True):
-    """A line of a file of replies. Further fields are ignored, so that a model's log can be used unchanged.
+    """A line of a file of replies. Further fields are ignored, so that a model's log can be used unchanged."""
 
-    Attributes:
-      id: of the record that it answers.
-      reply: everything that the model wrote; "" for nothing.
-    """
-
-    id: str
-    reply: str
+    id: str  # of the record that it answers
+    reply: str  # everything that the model wrote; "" for nothing
 
 
 _DECODER = msgspec.json.Decoder(ReplyLine)
@@ -39,22 +34,14 @@ _ESCAPES = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ReplyFile:
-    """The replies of one model.
+    """The replies of one model."""
 
-    Attributes:
-      name: of the model, in tables.
-      replies: texts by record id, of the chosen records only.
-      num_unused: replies to records of other splits.
-      num_set_aside: replies to bad lines of the records' file.
-      num_unknown: replies whose id is of no record that can be read; at most as many as there are bad lines without id.
-    """
-
-    name: str
+    name: str  # of the model, in tables
     path: Path
-    replies: Mapping[str, str]
-    num_unused: int = 0
-    num_set_aside: int = 0
-    num_unknown: int = 0
+    replies: Mapping[str, str]  # texts by record id, of the chosen records only
+    num_unused: int = 0  # replies to records of other splits
+    num_set_aside: int = 0  # replies to bad lines of the records' file
+    num_unknown: int = 0  # replies whose id is of no record that can be read
 
 
 def read_replies(
@@ -67,13 +54,7 @@ def read_replies(
     set_aside: Collection[str] = (),
     most_unknown: int = 0,
 ) -> ReplyFile:
-    """Read the replies of one model.
-
-    Args:
-      known: ids of all records of their file; replies to those that are not chosen are counted and not used.
-      set_aside: ids of bad lines of the records' file; replies to them are counted and not used.
-      most_unknown: number of bad lines whose id cannot be read; as many replies may have an unknown id.
-    """
+    """Read the replies of one model."""
     replies: dict[str, str] = {}
     seen: dict[str, int] = {}
     num_set_aside, num_unknown = 0, 0
@@ -118,11 +99,7 @@ def _decode(content: bytes) -> ReplyLine:
 
 
 def name_models(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each file: its stem, with its folder where stems repeat, else its path.
-
-    >>> name_models([Path("a/replies.jsonl"), Path("b/replies.jsonl")])
-    ['a/replies', 'b/replies']
-    """
+    """Return a name for each file: its stem, with its folder where stems repeat, else its path."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput(f"REPLIES: a file comes twice in {' '.join(map(str, paths))}")
     for named in ([path.stem for path in paths], [f"{path.parent.name}/{path.stem}" for path in paths]):
@@ -132,9 +109,5 @@ def name_models(paths: Sequence[Path]) -> list[str]:
 
 
 def as_text(path: Path | str) -> str:
-    r"""Return a path, or a part of one, as text; bytes that are not UTF-8 as escapes.
-
-    >>> as_text("r\udcff")
-    'r\\xff'
-    """
+    r"""Return a path, or a part of one, as text; bytes that are not UTF-8 as escapes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

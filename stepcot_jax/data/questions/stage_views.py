@@ -1,8 +1,6 @@
 """Easy, medium and hard views of training records (MedCLM's curriculum).
 
-Easy shows the picture with the record's boxes drawn, medium the bare picture with the same text, hard a record of
-another case of the same domain (lesion and modality) with only its answer. Stages change input and target of training;
-evaluation uses bare pictures.
+Easy draws the boxes, medium shows the bare picture, hard another case of the same domain with only its answer.
 """
 
 import collections
@@ -31,40 +29,23 @@ _SEED_CASE = "seed case"
 
 
 def domain_of(record: Record) -> str:
-    """Return the domain of a record, LESION_MODALITY; "" if it has no lesion.
-
-    >>> from stepcot_jax.record import Record
-    >>> domain_of(Record(id="1", image="1.png", image_size=(8, 8), patient="1", kind="closed",
-    ...     question="Is there a mass?", answer="Yes", lesion="mass", modality="xray"))
-    'Mass_xray'
-    """
+    """Return the domain of a record, LESION_MODALITY; "" if it has no lesion."""
     return f"{canonical(record.lesion)}_{record.modality}" if record.lesion else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class StageView:
-    """The record, picture and stage of a row of a batch.
-
-    Attributes:
-      index: of the record in the dataset; its image is the one shown.
-      boxes: drawn on the picture, corners in pixels of the record's `image_size`.
-      stage: of the view; may differ from the requested stage, see `StageViews.view`.
-      with_thinking: whether prompt and target have the part before the answer.
-    """
+    """The record, picture and stage of a row of a batch."""
 
     record: Record
-    index: int
-    boxes: tuple[Corners, ...]
-    stage: Stage
-    with_thinking: bool
+    index: int  # of the record in the dataset; its image is the one shown
+    boxes: tuple[Corners, ...]  # drawn on the picture, corners in pixels of the record's `image_size`
+    stage: Stage  # of the view; may differ from the requested stage, see `StageViews.view`
+    with_thinking: bool  # whether prompt and target have the part before the answer
 
 
 class StageViews:
-    """Views of the records of one split.
-
-    Records that `stepcot annotate vqa --task=medclm` wrote are views already (`provenance["stage"]`);
-    another stage of such a record is the record of the same lesion that was written for that stage.
-    """
+    """Views of the records of one split."""
 
     def __init__(
         self,
@@ -87,15 +68,7 @@ class StageViews:
                 self._of_domain[domain, record.kind].append(index)
 
     def view(self, index: int, stage: Stage, *, seed: int, update: int, row: int) -> StageView:
-        """Return the view of a record at a stage.
-
-        A record without lesion, and one that has no view of the stage (easy without boxes, hard without another case of
-        its domain and kind), is shown at the medium stage; the view's `stage` says so. Hard draws among the records of
-        the domain and kind with another image, of other patients if there are any.
-
-        Args:
-          row: of the record in the batch; the draw is a function of seed, update and row.
-        """
+        """Return the view of a record at a stage."""
         record = self._records[index]
         if stage == "hard" and self._dialect not in DIALECTS_WITH_HARD:
             raise BadInput(

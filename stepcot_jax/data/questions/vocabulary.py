@@ -1,7 +1,10 @@
 """Names of findings, the regions where they occur, and the look of their signs."""
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -13,19 +16,14 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 from stepcot_jax.record import Stages
 
-# Boxes of anatomical regions from masks of lungs and heart, and the organ that hosts a lesion.
-#
 # Design: zones are thirds of a lung's box. This library's choice: hilar structures are the inner third of the middle
 # zone, a hemidiaphragm reaches a quarter of the lung's height above and below its lower edge, and the mediastinum
 # reaches from the heart to the top of the lungs. Names follow GEMeX where it has one.
 
-
 Mask = Bool[np.ndarray, "height width"]
-
 BOTH_LUNGS, HEART, MEDIASTINUM = "bilateral lung", "cardiac region", "mediastinum"
 SIDES = ("right", "left")  # the patient's right is the picture's left
 ZONES = ("upper", "middle", "lower")
-
 _NONE = "no pixel inside; a mask of both lungs and one of the heart are required"
 
 
@@ -69,10 +67,7 @@ def find_regions(lungs: Mask, heart: Mask) -> tuple[Box, ...]:
 
 
 def split_lungs(lungs: Mask) -> dict[str, Mask]:
-    """Return the patient's right and left lung: the parts on either side of the emptiest column of the middle third.
-
-    Of several equally empty columns it is the one closest to their mean.
-    """
+    """Return the patient's right and left lung: the parts on either side of the emptiest column of the middle third."""
     x1, _, x2, _ = map(int, _enclose(lungs, "lungs"))
     first, last = x1 + (x2 - x1) // 3, x2 - (x2 - x1) // 3
     counts = lungs[:, first:last].sum(axis=0)
@@ -83,10 +78,7 @@ def split_lungs(lungs: Mask) -> dict[str, Mask]:
 
 
 def host_organ(box: Corners, organs: Mapping[str, Mask]) -> str:
-    """Return the organ that covers the greatest share of a box; "" if none covers any of it.
-
-    MedCLM's host organ by coverage: the share of the lesion box's pixels in an organ's mask.
-    """
+    """Return the organ that covers the greatest share of a box; "" if none covers any of it."""
     x1, y1 = (int(np.floor(edge)) for edge in box[:2])
     x2, y2 = (int(np.ceil(edge)) for edge in box[2:])
     shares = {name: float(mask[y1:y2, x1:x2].mean()) for name, mask in organs.items()}
@@ -112,73 +104,32 @@ NORMAL = "Normal"
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """The words for a finding.
+    """The words for a finding."""
 
-    Attributes:
-      name: without article, as in "no pleural effusion".
-      phrase: with article where English requires one, as in "Is there a pleural effusion?".
-      look: what its box shows, without naming it; "" for a lesion that the facts describe.
-      share: how often it is asked about, so that present and absent are asked about equally often in flat phantoms.
-    """
-
-    name: str
-    phrase: str
-    look: str = ""
+    name: str  # without article, as in "no pleural effusion"
+    phrase: str  # with article where English requires one, as in "Is there a pleural effusion?"
+    look: str = ""  # what its box shows, without naming it; "" for a lesion that the facts describe
     region: str = BOTH_LUNGS
-    share: float = 1.0
+    share: float = 1.0  # how often it is asked about
 
 
-TERMS: dict[str, Term] = {
-    "Nodule": Term("pulmonary nodule", "a pulmonary nodule", share=1.55),
-    "Atelectasis": Term("atelectasis", "atelectasis", share=1.03),
-    "Infiltration": Term("pulmonary infiltrate", "a pulmonary infiltrate", share=1.17),
-    "Effusion": Term("pleural effusion", "a pleural effusion", "fluid between lung and chest wall", share=2.05),
-    "Pneumonia": Term("pneumonia", "pneumonia", share=1.18),
-    "Cardiomegaly": Term("cardiomegaly", "an enlarged heart", "a large heart shadow", HEART, share=1.22),
-    "Mass": Term("lung mass", "a lung mass", share=1.12),
-    "Pneumothorax": Term("pneumothorax", "a pneumothorax", "air between lung and chest wall", share=1.04),
-    "Volume loss": Term("volume loss", "volume loss of a lung", "a raised hemidiaphragm", share=0.66),
-    "Mediastinal shift": Term(
-        "mediastinal shift", "a mediastinal shift", "a displaced mediastinum", MEDIASTINUM, share=0.41
-    ),
-    "Lymphadenopathy": Term(
-        "hilar lymphadenopathy", "hilar lymphadenopathy", "large hilar shadows", MEDIASTINUM, share=0.39
-    ),
-    "Emphysema": Term("emphysema", "emphysema", "rounded lucencies", share=0.15),
-}
+_TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+TERMS = {name: Term(**words) for name, words in _TABLES["terms"].items()}
 """The findings of the phantom; texts use labels of other sources unchanged."""
 
-SAME = {"Pleural effusion": "Effusion", "Infiltrate": "Infiltration"}
-"""Other labels of the findings above."""
-
-LOOK_ALIKES: dict[str, tuple[str, ...]] = {
-    "Atelectasis": ("Volume loss",),
-    "Volume loss": ("Atelectasis",),
-    "Infiltration": ("Pneumonia", "Nodule"),
-    "Pneumonia": ("Infiltration",),
-    "Nodule": ("Mass",),
-    "Mass": ("Nodule",),
-}
+SAME: dict[str, str] = _TABLES["same"]  # other labels of the findings above
+LOOK_ALIKES: dict[str, list[str]] = _TABLES["look_alikes"]
 """Findings that are not denied if another is present: both words may be true of one picture."""
 
-EXPLAINS: dict[str, tuple[str, ...]] = {
-    "Mediastinal shift": ("Atelectasis", "Effusion", "Pneumothorax", "Mass"),
-    "Volume loss": ("Atelectasis", "Effusion", "Pneumothorax", "Mass"),
-    "Pleural effusion": ("Pneumonia", "Cardiomegaly", "Mass"),
-}
+EXPLAINS: dict[str, list[str]] = _TABLES["explains"]
 """Diagnoses that explain a secondary sign; no question is asked about other pairs."""
 
 NORMAL_PHRASES = ("normal chest radiograph", "normal chest", "no abnormality", NORMAL)
-
 _CANONICAL = {name.casefold(): name for name in TERMS} | {name.casefold(): label for name, label in SAME.items()}
 
 
 def canonical(label: str) -> str:
-    """Return the finding that a label stands for, in any letter case; other labels unchanged.
-
-    >>> canonical("pleural effusion"), canonical("Rib fracture")
-    ('Effusion', 'Rib fracture')
-    """
+    """Return the finding that a label stands for, in any letter case; other labels unchanged."""
     return _CANONICAL.get(label.casefold(), label)
 
 
@@ -197,17 +148,13 @@ def accepted_names(label: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*phrases, term_of(name).name, name)))
 
 
-# Sentences of thinking texts and stages; each states facts that can be checked against the picture.
-#
 # Design: a thinking text has one sentence a reference, one an option, and one with the answer (GEMeX-RMCoT's pipeline,
 # offline). Stages follow MEDSAGE: location, what is seen, a rule, the conclusion. No sentence mentions a report.
-
 
 FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "secondary", "diagnosis")
 """Names of the facts that hold the answers of the chain's seven steps; further facts are "side" and "organ"."""
 
 PREAMBLE = "This is a frontal chest radiograph."
-
 _SEEN = ("and see", "where I see", "which shows")
 _LAST = ("So the answer is", "Therefore the answer is", "Hence the answer is")
 _EACH = "Each option is held against what is seen."
@@ -220,32 +167,20 @@ def knows_steps(facts: Mapping[str, str]) -> bool:
 
 
 def write_box(box: Corners) -> str:
-    """Return a box as thinking texts write it: whole pixels, rounded half up.
-
-    >>> write_box((1, 2, 3.5, 4))
-    '[1, 2, 4, 4]'
-    """
+    """Return a box as thinking texts write it: whole pixels, rounded half up."""
     space = pixels((1, 1))
     return str([int(edge) for edge in convert_rounded([box], source=space, target=space)[0].tolist()])
 
 
 def look_at(region: Box, seen: str, *, wording: int = 0) -> str:
-    """Return the sentence about one region: its name, its box, and what is seen there.
-
-    >>> look_at(Box("left lung", (1, 2, 3, 4)), "no lung mass")
-    'I look at the **left lung** ([1, 2, 3, 4]) and see no lung mass.'
-    """
+    """Return the sentence about one region: its name, its box, and what is seen there."""
     return f"I look at the **{region.label}** ({write_box(region.corners)}) {_SEEN[wording % len(_SEEN)]} {seen}."
 
 
 def write_thinking(
     seen: Iterable[tuple[Box, str]], *, answer: str, options: Iterable[str] = (), wording: int = 0
 ) -> str:
-    """Return a thinking text.
-
-    Args:
-      seen: for each reference its region, as label, with its box, and what is seen there.
-    """
+    """Return a thinking text."""
     sentences = [look_at(region, what, wording=wording) for region, what in seen]
     return " ".join([*sentences, *options, f"{_LAST[wording % len(_LAST)]} {answer}."])
 
@@ -266,11 +201,7 @@ def name_place(facts: Mapping[str, str], *, wording: int = 0) -> str:
 
 
 def write_stages(facts: Mapping[str, str], *, answer: str, wording: int = 0, place: str = "") -> Stages:
-    """Return MEDSAGE's stages of an image whose seven steps are known.
-
-    Args:
-      wording: number of the wording of every stage, from 0; the rule of knowledge has three.
-    """
+    """Return MEDSAGE's stages of an image whose seven steps are known."""
     diagnosis = facts["diagnosis"]
     rules = KNOWLEDGE[diagnosis]
     if diagnosis == NORMAL:
@@ -285,20 +216,12 @@ def write_stages(facts: Mapping[str, str], *, answer: str, wording: int = 0, pla
 
 
 def state_finding(diagnosis: str, *, wording: int = 0) -> str:
-    """Return the sentence in which a conclusion states the diagnosis.
-
-    >>> state_finding("Effusion", wording=1)
-    'Together this suggests pleural effusion.'
-    """
+    """Return the sentence in which a conclusion states the diagnosis."""
     return _CONCLUSIONS[wording % len(_CONCLUSIONS)].format(accepted_names(diagnosis)[0])
 
 
 def write_asked_stages(seen: Iterable[tuple[str, str]], *, asked: str, answer: str, wording: int = 0) -> Stages:
-    """Return MEDSAGE's stages of a question that is not about the diagnosis, from what its references show.
-
-    >>> write_asked_stages([("left lung", "no lung mass")], asked="Mass", answer="No").visual
-    'In the left lung I see no lung mass.'
-    """
+    """Return MEDSAGE's stages of a question that is not about the diagnosis, from what its references show."""
     shown = list(dict.fromkeys(seen))
     regions = list(dict.fromkeys(f"the {region}" for region, _ in shown))
     where = f"{', '.join(regions[:-1])} and {regions[-1]}" if len(regions) > 1 else regions[0]

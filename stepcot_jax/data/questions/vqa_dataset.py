@@ -33,7 +33,6 @@ from stepcot_jax.record import Record, SetAside
 
 # Reasoning records whose boxes refer to a picture of another size.
 
-
 _THINNEST = 1e-6  # pixels
 
 
@@ -77,26 +76,18 @@ def _within(box: list[float], image_size: tuple[int, int]) -> Corners:
     return x1, y1, x2, y2
 
 
-# Reasoning records of a folder with their splits and images, for runs.
-#
 # No message names an image's path: paths of MIMIC-CXR hold patient numbers. Records are named by line and id.
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordPictures:
-    """Reads, decodes and stretches the images of records.
+    """Reads, decodes and stretches the images of records."""
 
-    Attributes:
-      root: folder that image paths are relative to.
-      names: name of each image in messages.
-      max_pixels: largest accepted width times height.
-    """
-
-    root: Path
+    root: Path  # folder that image paths are relative to
     paths: tuple[str, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # name of each image in messages
     preprocessing: Preprocessing
-    max_pixels: int
+    max_pixels: int  # largest accepted width times height
 
     def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of an image; a `BadInput` names the record, never the path."""
@@ -182,20 +173,13 @@ def _check_patients(images: Iterable[Record], path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecords:
-    """Records of some splits with their pixels.
+    """Records of some splits with their pixels."""
 
-    Attributes:
-      records: in order, each with its split.
-      image_of: index of each record's image.
-      pixels: index of an image -> uint8 [size, size, 3].
-      set_aside: records set aside, with the reason.
-    """
-
-    records: tuple[Record, ...]
-    image_of: tuple[int, ...]
-    pixels: PixelCache
+    records: tuple[Record, ...]  # in order, each with its split
+    image_of: tuple[int, ...]  # index of each record's image
+    pixels: PixelCache  # index of an image -> uint8 [size, size, 3]
     digest: bytes
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()  # records set aside, with the reason
 
 
 def load_pictures(
@@ -212,12 +196,7 @@ def load_pictures(
     num_threads: int,
     progress: Progress = iter,
 ) -> LoadedRecords:
-    """Load the records of a collection that are in `splits`, with boxes as in the file, and their pictures.
-
-    `check_images` "ahead" decodes every image of these splits; "on_use" checks that the files exist. `on_bad_record`
-    sets whether a bad image stops the run or sets its records aside. Splits are made before, so that they do not depend
-    on it.
-    """
+    """Load the records of a collection that are in `splits`, with boxes as in the file, and their pictures."""
     split = split_records(collection, fractions=fractions, seed=seed)
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
     first: dict[str, str] = {}
@@ -225,10 +204,8 @@ def load_pictures(
         first.setdefault(record.image, f"line {line}, image of record {record.id[:80]!r}")
     pictures = RecordPictures(collection.root, tuple(first), tuple(first.values()), preprocessing, max_pixels)
     pixels = PixelCache(pictures, cache_bytes)
-    if check_images == "ahead":
-        digests, reasons = _decode_ahead(pictures, pixels, num_threads=num_threads, progress=progress)
-    else:
-        digests, reasons = _find_files(pictures, progress=progress)
+    decodes = check_images == "ahead"
+    digests, reasons = _examine(pictures, pixels, decodes=decodes, num_threads=num_threads, progress=progress)
     bad = {pictures.paths[index]: reason for index, reason in reasons.items()}
     if bad and (on_bad_record == "stop" or len(bad) == len(first)):
         more = f"; {len(bad) - 1} more of {len(first)} images are bad" if len(bad) > 1 else ""
@@ -251,34 +228,27 @@ Checked = tuple[dict[int, bytes], dict[int, str]]
 """Digests of the readable images, and the reasons of the others, by index."""
 
 
-def _decode_ahead(pictures: RecordPictures, pixels: PixelCache, *, num_threads: int, progress: Progress) -> Checked:
-    """Decode every image into the cache; digests are of pixels."""
+def _examine(
+    pictures: RecordPictures, pixels: PixelCache, *, decodes: bool, num_threads: int, progress: Progress
+) -> Checked:
+    """Decode every image into the cache and digest its pixels, or else digest the path and size of its file."""
     digests, reasons = dict[int, bytes](), dict[int, str]()
 
-    def decode(index: int) -> CompactPixels | BadInput:
+    def examine(index: int) -> CompactPixels | bytes | BadInput:
         try:
-            return pictures(index)
+            path = pictures.paths[index]
+            return pictures(index) if decodes else f"{path}:{pictures.num_bytes(index)}".encode()
         except BadInput as error:
             return error
 
-    indices = progress(range(len(pictures.paths)))
-    for index, result in map_in_threads(decode, indices, num_threads=num_threads):
+    for index, result in map_in_threads(examine, progress(range(len(pictures.paths))), num_threads=num_threads):
         if isinstance(result, BadInput):
             reasons[index] = str(result)
+        elif isinstance(result, bytes):
+            digests[index] = hashlib.sha256(result).digest()
         else:
             pixels.put(index, result)
             digests[index] = digest_pixels(result)
-    return digests, reasons
-
-
-def _find_files(pictures: RecordPictures, *, progress: Progress) -> Checked:
-    """Locate every image file; digests are of path and size in bytes."""
-    digests, reasons = dict[int, bytes](), dict[int, str]()
-    for index in progress(range(len(pictures.paths))):
-        try:
-            digests[index] = hashlib.sha256(f"{pictures.paths[index]}:{pictures.num_bytes(index)}".encode()).digest()
-        except BadInput as error:
-            reasons[index] = str(error)
     return digests, reasons
 
 
@@ -289,31 +259,19 @@ def digest_pixels(pixels: CompactPixels) -> bytes:
 
 
 Indices = Int32[np.ndarray, " record"]
-
 _ENCODER = msgspec.json.Encoder()
 
 
 @dataclasses.dataclass(frozen=True)
 class VqaDataset:
-    """Reasoning records with their images and splits; `make_vqa_dataset` makes one.
+    """Reasoning records with their images and splits; `make_vqa_dataset` makes one."""
 
-    Attributes:
-      records: those of the loaded splits, in order; boxes are in pixels of the picture that the model sees, so that
-        every `image_size` is (size, size).
-      image_of: [record], index of its image.
-      splits: for each loaded split the indices of its records, ascending; no patient is in two.
-      digest: SHA-256 of records, splits and pixels, which must not change before a run resumes. With
-        `data.check_images="on_use"` of the image files' paths and sizes instead of the pixels.
-      set_aside: records set aside, with the reason.
-      pixels: index of an image -> uint8 [size, size, 3]; cached up to `data.cache_megabytes`.
-    """
-
-    records: tuple[Record, ...]
-    image_of: Indices
-    splits: Mapping[str, Indices]
-    digest: str
-    set_aside: tuple[SetAside, ...]
-    pixels: PixelCache
+    records: tuple[Record, ...]  # those of the loaded splits, in order
+    image_of: Indices  # [record], index of its image
+    splits: Mapping[str, Indices]  # for each loaded split the indices of its records, ascending; no patient is in two
+    digest: str  # SHA-256 of records, splits and pixels, which must not change before a run resumes
+    set_aside: tuple[SetAside, ...]  # records set aside, with the reason
+    pixels: PixelCache  # index of an image -> uint8 [size, size, 3]; cached up to `data.cache_megabytes`
 
     @property
     def num_images(self) -> int:
@@ -321,10 +279,7 @@ class VqaDataset:
         return int(self.image_of.max(initial=-1)) + 1
 
     def hold_out(self) -> "tuple[VqaDataset, HeldOut[VqaDataset]]":
-        """Return a view without the test split's answers, boxes and pictures, and the data for the last evaluation.
-
-        Prompts are the same in both. In the view, reading a picture of the test split raises `TestSplitClosed`.
-        """
+        """Return a view without the test split's answers, boxes and pictures, and the data for the last evaluation."""
         closed = self.splits.get("test", np.zeros(0, np.int32))
         records = list(self.records)
         for index in closed.tolist():
@@ -345,11 +300,7 @@ def _without_answer(record: Record) -> Record:
 
 
 def make_vqa_dataset(loaded: LoadedRecords, *, splits: Sequence[str], size: int, where: str) -> VqaDataset:
-    """Return the dataset of loaded records, with boxes in pixels of pictures that are stretched to `size`.
-
-    Args:
-      where: the source, in the message about a split without records.
-    """
+    """Return the dataset of loaded records, with boxes in pixels of pictures that are stretched to `size`."""
     records = tuple(scale_record(record, (size, size)) for record in loaded.records)
     indices_of = {
         name: np.array([index for index, record in enumerate(records) if record.split == name], np.int32)

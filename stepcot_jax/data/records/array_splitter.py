@@ -13,7 +13,6 @@ from jaxtyping import Bool, UInt8
 from stepcot_jax.host.errors import BadInput
 
 MAX_RECORD_BYTES = 64_000_000  # largest accepted element: ten times the largest report tried
-
 _WHITE = b" \t\n\r"
 _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = b'"\\,{}'
 _LOWER_CASE = 0x20  # turns [ into { and ] into }

@@ -1,8 +1,6 @@
 """The published layout of `data.json`: bytes to typed records and back.
 
-`data.json` is one array of records: patient_id, image_path, origin, report and vqa_chain, which holds one
-entry a step: step, question, options, answer, reasoning (authors' dataset card). The optional
-`stepcot_jax` holds our additional fields; other fields are ignored. `RecordReader` interprets the entries.
+One array of records as on the authors' dataset card; the optional `stepcot_jax` holds our additional fields.
 """
 
 import array
@@ -29,7 +27,6 @@ from stepcot_jax.host.untrusted import Limits, exceeds, open_untrusted, read_lim
 from stepcot_jax.record import Record, SetAside
 
 FILE_NAME = "data.json"
-
 _CHUNK_BYTES = 2**18
 _MOST_OPTIONS = 1000
 SHORT_RECORD, MOST_SHORT_RECORDS = 16, 10_000
@@ -46,10 +43,7 @@ _BYTE_ORDER_MARKS = {
 
 
 class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `vqa_chain`; a missing answer means the same as null: not annotated.
-
-    `uncertain` is ours and optional: the answer is a possible one.
-    """
+    """One entry of `vqa_chain`; a missing answer means the same as null: not annotated."""
 
     step: str
     question: str
@@ -104,11 +98,7 @@ _IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 
 
 def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable.
-
-    The file (UTF-8, with or without a byte order mark) is read while the records are consumed; only a chunk of it is
-    in memory. `visit` gets the number of bytes read after each chunk, for progress bars.
-    """
+    """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable."""
     accepted = "a JSON array of records in UTF-8"
     num_records = num_short = 0
     try:
@@ -136,7 +126,6 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
 
 
 def _skip_byte_order_mark(file: BinaryIO) -> int:
-    """Move to the first character of a file; return its position."""
     start = file.read(4)
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if start.startswith(mark):
@@ -197,11 +186,9 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 # Turn one record of the published layout into a case: locate its image, order its steps, read its labels.
 
-
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
 # Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
-
 _NUM_SHOWN = 80
 _MOST_REMEMBERED = 4096
 _LONGEST_REMEMBERED = 10_000
@@ -212,21 +199,14 @@ class MissingImage(BadInput):
 
 
 def normalise_image_path(image_path: str) -> str:
-    r"""Return an image path with "/" as separator and without "." parts.
-
-    >>> normalise_image_path(r".\images\a.png")
-    'images/a.png'
-    """
+    r"""Return an image path with "/" as separator and without "." parts."""
     if _PLAIN_PATH.fullmatch(image_path):
         return image_path
     return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
 class _Cache(dict[Any, Any]):
-    """A dict of bounded size."""
-
     def keep(self, key: Any, value: Any, *, num_chars: int = 0) -> None:
-        """Store a value unless its key is long."""
         if num_chars <= _LONGEST_REMEMBERED:
             if len(self) >= _MOST_REMEMBERED:
                 self.clear()
@@ -234,10 +214,7 @@ class _Cache(dict[Any, Any]):
 
 
 class ImageLocator:
-    """Locates images below a data root, which may be a link itself, and refuses paths that leave it.
-
-    With `require_images` it also refuses images that do not exist.
-    """
+    """Locates images below a data root, which may be a link itself, and refuses paths that leave it."""
 
     def __init__(self, root: Path, *, require_images: bool) -> None:
         self._root = os.path.realpath(root)
@@ -363,15 +340,11 @@ class RecordReader:
         return label
 
 
-# Read the records of a data root once, for a run and for `data check`: cases in columns, and records set aside.
-#
 # Some checks need all records: the option set that most share, and images named twice.
-
 
 _MOST_KEPT = 100_000_000
 _COST_OF_STEPS = 2_000
 _MOST_WORDINGS = 1000
-
 Options = tuple[tuple[str, ...], ...]
 
 
@@ -384,38 +357,22 @@ class SetAsideSink(Protocol):
 
 @dataclasses.dataclass
 class Scan:
-    """The records of a data root. An index counts the records that are valid by themselves.
+    """The records of a data root. An index counts the records that are valid by themselves."""
 
-    Attributes:
-      root: folder that the image paths start from.
-      file: the file with the records.
-      table: the records that are valid by themselves.
-      numbers: position in the file of each of them, from 0.
-      set_aside: the records set aside.
-      good: which of `table` are not set aside.
-      chain: the chain of most records; None if no record is valid.
-      reference: the first record with these options.
-      questions: digest of each record's questions.
-      num_wordings: for each step, the number of wordings of its question; 1000 stands for more.
-      num_found: records whose image exists; None if not looked for.
-      num_other_options: records whose options are not those of most.
-      num_repeated: records whose image an earlier one has.
-    """
-
-    root: Path
-    file: Path
-    table: RecordTable
-    numbers: Sequence[int]
-    set_aside: SetAsideSink
-    good: Bool[np.ndarray, " record"]
-    chain: Chain | None = None
-    reference: int = 0
-    questions: DigestColumn = dataclasses.field(default_factory=DigestColumn)
-    num_wordings: tuple[int, ...] = ()
-    num_found: int | None = None
+    root: Path  # folder that the image paths start from
+    file: Path  # the file with the records
+    table: RecordTable  # the records that are valid by themselves
+    numbers: Sequence[int]  # position in the file of each of them, from 0
+    set_aside: SetAsideSink  # the records set aside
+    good: Bool[np.ndarray, " record"]  # which of `table` are not set aside
+    chain: Chain | None = None  # the chain of most records; None if no record is valid
+    reference: int = 0  # the first record with these options
+    questions: DigestColumn = dataclasses.field(default_factory=DigestColumn)  # digest of each record's questions
+    num_wordings: tuple[int, ...] = ()  # for each step, the number of wordings of its question; 1000 stands for more
+    num_found: int | None = None  # records whose image exists; None if not looked for
     num_missing: int = 0
-    num_other_options: int = 0
-    num_repeated: int = 0
+    num_other_options: int = 0  # records whose options are not those of most
+    num_repeated: int = 0  # records whose image an earlier one has
 
     def drop(self, index: int, reason: str) -> None:
         """Set a valid record aside."""
@@ -440,13 +397,7 @@ def scan_records(
     with_texts: bool,
     visit: Callable[[int], None] | None = None,
 ) -> Scan:
-    """Read `root/data.json` record by record.
-
-    Letter prefixes, letter case and spacing make no difference between options.
-
-    Args:
-      set_aside: collects the records set aside: first those invalid by themselves, then the others.
-    """
+    """Read `root/data.json` record by record."""
     path = Path(root) / FILE_NAME
     reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
     kinds, images, numbers = _OptionKinds(path), DigestColumn(), array.array("q")
@@ -528,7 +479,6 @@ def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
 
 
 def _describe_difference(scan: Scan, steps: Sequence[Step], usual: Sequence[Step]) -> str:
-    """Return which options of a record differ from those of most records."""
     pairs = enumerate(zip(_fold_options(steps), _fold_options(usual), strict=True))
     index = next(index for index, (folded, expected) in pairs if folded != expected)
     options, expected = ([option[:_NUM_SHOWN] for option in chain[index].options] for chain in (steps, usual))

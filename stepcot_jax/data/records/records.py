@@ -29,30 +29,21 @@ from stepcot_jax.host.files import write_whole
 from stepcot_jax.record import Record, SetAside
 
 OnBadRecord = Literal["stop", "skip"]
-
 PUBLISHED_STEP_NAMES: tuple[str, ...] = tuple(name for name, _ in PUBLISHED_STEPS)
-
 _LOG = logging.getLogger(__name__)
 _NUM_SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """The cases of one data root in the order of its records, and the records set aside.
+    """The cases of one data root in the order of its records, and the records set aside."""
 
-    Attributes:
-      root: folder that the image paths start from.
-      chain: questions and options of the labels.
-      cases: the records that are not set aside, as a `RecordTable`; any sequence of cases is converted.
-      file: name of the file with the records, for messages.
-    """
-
-    root: Path
-    chain: Chain
-    cases: RecordTable
+    root: Path  # folder that the image paths start from
+    chain: Chain  # questions and options of the labels
+    cases: RecordTable  # the records that are not set aside, as a `RecordTable`; any sequence of cases is converted
     set_aside: tuple[SetAside, ...]
     layout: str = "published"
-    file: str = data_json.FILE_NAME
+    file: str = data_json.FILE_NAME  # name of the file with the records, for messages
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cases", as_table(self.cases))
@@ -76,14 +67,7 @@ def read_records(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
 ) -> Collection:
-    """Read `root/data.json`.
-
-    The chain's options are those that most records have (the first record's on a tie). Its questions are those of the
-    first record with these options; other wordings are counted in one warning.
-
-    Args:
-      step_names: name of each step, in order; a record must have exactly as many steps.
-    """
+    """Read `root/data.json`."""
     set_aside: list[SetAside] = []
     scan = scan_records(root, set_aside, step_names=step_names, require_images=require_images, with_texts=True)
     set_aside.sort(key=lambda item: item.record)

@@ -1,6 +1,5 @@
 """NIH ChestX-ray8: cases from its box list and its table of labels, with the answers that follow from the labels."""
 
-import collections
 import dataclasses
 import logging
 import math
@@ -18,25 +17,18 @@ from stepcot_jax.data.sources.intake import ImageFinder, Intake, find_file, read
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
-# The two tables of NIH ChestX-ray8: the box list and the labels of all images.
-#
 # Both released headers are irregular: `Bbox [x,y,w,h]` and `OriginalImage[Width,Height]` are split at their commas,
 # and empty columns trail. Wang et al., "ChestX-ray8", CVPR 2017.
 
-
 BOX_LIST = "BBox_List_2017*.csv"
 ENTRY_TABLE = "Data_Entry_2017*.csv"
-
-RELEASED_SIDE = 1024
-"""Width and height of the released images, in pixels; boxes use these pixels."""
-
+RELEASED_SIDE = 1024  # width and height of the released images, in pixels; boxes use these pixels
 NO_FINDING = "No Finding"
 CLASSES = (
     *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
     *("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia"),
 )
 _CLASS_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)} | {"infiltrate": "Infiltration"}
-
 _BOX_HEADER = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
 _ENTRY_HEADER = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender", "View Position")
 _PATIENT = re.compile("[0-9]{1,12}")
@@ -63,41 +55,16 @@ class ListedBox:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One row of the table of labels.
+    """One row of the table of labels."""
 
-    Attributes:
-      number: row in the file, from 1.
-      labels: its classes, each once, in the order of the file.
-      patient_id: eight digits, as the images' names begin.
-      age: in years; None if the table has an impossible one.
-      view: as in the table, such as "PA" or "AP".
-      problem: why the row cannot be used; "" if it can.
-    """
-
-    number: int
+    number: int  # row in the file, from 1
     image: str
-    labels: tuple[str, ...] = ()
-    patient_id: str = ""
+    labels: tuple[str, ...] = ()  # its classes, each once, in the order of the file
+    patient_id: str = ""  # eight digits, as the images' names begin
     sex: str = ""
-    age: float | None = None
-    view: str = ""
-    problem: str = ""
-
-
-def count_boxes(root: Path) -> tuple[int, int, int]:
-    """Count boxes, images and images with one distinct label in the box list of a data root.
-
-    The released list has 984 boxes on 880 images, 787 of these with one distinct label.
-    """
-    path = find_file(root, BOX_LIST)
-    if path is None:
-        raise BadInput(f"{root}: has no {BOX_LIST}")
-    boxes, labels = read_box_list(path), collections.defaultdict(set)
-    for box in boxes:
-        if box.problem:
-            raise BadInput(f"{path}: {box.problem}")
-        labels[box.image].add(box.box.label)
-    return len(boxes), len(labels), sum(len(names) == 1 for names in labels.values())
+    age: float | None = None  # in years; None if the table has an impossible one
+    view: str = ""  # as in the table, such as "PA" or "AP"
+    problem: str = ""  # why the row cannot be used; "" if it can
 
 
 def read_box_list(path: Path) -> list[ListedBox]:
@@ -183,7 +150,6 @@ def _unknown(label: str) -> str:
 
 
 LabelsFrom = Literal["auto", "boxes", "entries"]
-
 ORIGIN = "NIH ChestX-ray8"
 IMAGE_FOLDERS = (".", "images", "images_*", "images_*/images")
 
@@ -250,7 +216,6 @@ def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Itera
 
 
 def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
-    """Group the boxes by image; a row without an image's name is a separate group."""
     groups: dict[str, list[ListedBox]] = {}
     for box in boxes:
         groups.setdefault(box.image or f"\0{box.number}", []).append(box)
@@ -270,11 +235,6 @@ def read_chestxray8(
     Boxes are scaled from the released 1024 x 1024 pixels to the image file; without a file they stay in released
     pixels, with a warning. Images whose classes are all outside the nine diagnoses and those that `single_label`
     excludes are set aside for any `on_bad_record`.
-
-    Args:
-      single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
-      labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
-        datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
     """
     root = Path(root)
     if labels_from not in ("auto", "boxes", "entries"):

@@ -24,12 +24,10 @@ from stepcot_jax.host.untrusted import read_limits
 from stepcot_jax.record import Record
 
 TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
-
 IMAGE_COLUMNS = ("image", "image path")
 PATIENT_COLUMN = "patient id"
 TEXT_COLUMNS = (PATIENT_COLUMN, "report", "origin", "sex", "age", "view")
 LABEL_COLUMN = "label"
-
 _SEXES = {"": "", "f": "F", "female": "F", "m": "M", "male": "M", "o": "O", "other": "O"}
 _MAX_AGE = 150
 _LOG = logging.getLogger(__name__)
@@ -39,16 +37,11 @@ _EXPECTED_CHAIN = 'expected a JSON array of {"name": ..., "question": ..., "opti
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Position of each column in a row, from 0.
-
-    Attributes:
-      texts: those of `TEXT_COLUMNS` that the table has.
-      steps: the answers of each step of the chain; None without a column.
-    """
+    """Position of each column in a row, from 0."""
 
     image: int
-    texts: dict[str, int]
-    steps: tuple[int | None, ...]
+    texts: dict[str, int]  # those of `TEXT_COLUMNS` that the table has
+    steps: tuple[int | None, ...]  # the answers of each step of the chain; None without a column
     num_columns: int
 
 
@@ -66,9 +59,6 @@ def read_csv_table(
     comes from `chain.json` next to the table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN` is
     answered, `findings` adds the answers that follow from it. Without patient_id each image counts as one patient, with
     a warning.
-
-    Args:
-      step_names: name of each step of the chain; the published names are accepted with any chain.
     """
     path = Path(root) / TABLE_NAME if Path(root).is_dir() else Path(root)
     folder = path.parent
@@ -97,8 +87,6 @@ def read_csv_table(
 
 
 class _RowReader:
-    """Reads single rows; caches answers, which repeat in nearly every row."""
-
     def __init__(self, folder: Path, *, columns: Columns, chain: Chain, require_images: bool) -> None:
         self._locator = ImageLocator(folder, require_images=require_images)
         self._columns = columns
@@ -107,7 +95,6 @@ class _RowReader:
         self._derives = chain == DEFAULT_CHAIN and all(column is None for column in columns.steps[:-1])
 
     def read(self, row: Row) -> tuple[Record, str]:
-        """Return the case of a row, and the real path of its image."""
         num_columns = self._columns.num_columns
         if len(row.cells) < num_columns or any(row.cells[num_columns:]):
             raise BadInput(f"{len(row.cells)} cells instead of {num_columns} as in the header")
@@ -146,7 +133,6 @@ class _RowReader:
         return case.with_stated(labels, doubts) if any(doubts) else case, real_path
 
     def _answer(self, row: Row) -> tuple[tuple[int, ...], tuple[str, ...], tuple[bool, ...]]:
-        """Return the labels of a row, the reasons, and which labels are uncertain."""
         answers = [
             (NOT_ANNOTATED, False) if column is None else self._read_label(index, row.cells[column])
             for index, column in enumerate(self._columns.steps)

@@ -28,20 +28,12 @@ class Row:
 
 
 def fold_column(name: str) -> str:
-    """Return a column's name with letter case, spacing, "_" and "-" normalised.
-
-    >>> fold_column("Patient_ID ") == fold_column("patient-id")
-    True
-    """
+    """Return a column's name with letter case, spacing, "_" and "-" normalised."""
     return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
 
 
 def read_age(written: str, *, most: float) -> float | None:
-    """Return the age in years from "58", or from "058Y", "011M", "003D" as in DICOM; None unless it is 0 to `most`.
-
-    >>> read_age("006M", most=120)
-    0.5
-    """
+    """Return the age in years from "58", or from "058Y", "011M", "003D" as in DICOM; None unless it is 0 to `most`."""
     unit = {"Y": 1.0, "M": 12.0, "D": 365.25}.get(written[-1:].upper())
     try:
         age = float(written[:-1] if unit else written) / (unit or 1.0)
@@ -51,12 +43,7 @@ def read_age(written: str, *, most: float) -> float | None:
 
 
 def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str, ...], Iterator[Row]]:
-    """Read the header and the rows of a delimited text file; empty rows are skipped.
-
-    Args:
-      path: the file; UTF-8, with or without a byte order mark or a first line "sep=;".
-      known_columns: folded names; the separator is the one with which the header has most of them.
-    """
+    """Read the header and the rows of a delimited text file; empty rows are skipped."""
     rows = read_rows(path, known_columns=known_columns)
     header = next(rows, None)
     if header is None:
@@ -68,7 +55,7 @@ def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str 
     """Yield the header and the rows that are not empty, as `read_table`; `expected` ends the messages."""
     number, line = 0, 0
     try:
-        with open_text(path, accepted="a table") as file:
+        with open_text(path) as file:
             delimiter, num_skipped = _find_delimiter(file, known_columns=known_columns, path=path)
             for number, (last_line, texts) in enumerate(
                 iterate_rows(file, delimiter=delimiter, path=path), start=1 + num_skipped
@@ -84,9 +71,9 @@ def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str 
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
 
 
-def open_text(path: Path, *, accepted: str) -> TextIO:
+def open_text(path: Path) -> TextIO:
     """Open a text file in UTF-8, with or without a byte order mark."""
-    file = open_untrusted(path, accepted=accepted)
+    file = open_untrusted(path, accepted="a table")
     if file.read(4).startswith(_OTHER_ENCODINGS):
         file.close()
         raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {_EXPECTED}")

@@ -1,8 +1,6 @@
 """Map findings of other collections to answers of the chain, without guessing.
 
-A normal image answers all seven steps: "No abnormality", "N/A" five times, "Normal". Other images answer the first
-step if a finding implies denser or more transparent lungs, and the last if they have one diagnosis. The steps between
-are not annotated.
+A normal image answers all seven steps, another one the first by density and the last if it has one diagnosis.
 """
 
 import dataclasses
@@ -12,22 +10,16 @@ from typing import Literal
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE
 
 NORMAL = DIAGNOSIS_OPTIONS[0]
-
 _NO_ABNORMALITY, _INCREASED, _DECREASED, _MIXED = DEFAULT_CHAIN.steps[0].options
 _DETECTION, _DIAGNOSIS = 0, DEFAULT_CHAIN.num_steps - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A collection's finding in terms of the chain.
+    """A collection's finding in terms of the chain."""
 
-    Attributes:
-      diagnosis: one of the nine; "" if it is none of them.
-      density: of the lungs; "" if unknown.
-    """
-
-    diagnosis: str = ""
-    density: Literal["", "increased", "decreased"] = ""
+    diagnosis: str = ""  # one of the nine; "" if it is none of them
+    density: Literal["", "increased", "decreased"] = ""  # of the lungs; "" if unknown
 
 
 DIAGNOSES: dict[str, Finding] = {

@@ -1,7 +1,6 @@
 """GEMeX as released: test records, training conversations and the thinking columns of GEMeX-RMCoT.
 
-GEMeX-RMCoT, Section 3; Awenbocc/GEMeX-Project has the first two, the dataset GEMeX-ThinkVG on Hugging Face the third.
-No release states the size of the picture that its boxes refer to, so the caller must.
+GEMeX-RMCoT, Section 3. No release states the size of the picture that its boxes refer to, so the caller must.
 """
 
 import functools
@@ -31,7 +30,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import KINDS, Kind, Record, SetAside
 
 ORIGIN = "GEMeX"
-
 _LICENCE = "MIMIC-CXR-JPG: credentialed access (PhysioNet)"
 
 
@@ -77,12 +75,7 @@ def read_gemex(
     require_images: bool = True,
     set_aside: list[SetAside] | None = None,
 ) -> Iterator[Record]:
-    """Yield the records of GEMeX files, one at a time.
-
-    The kind of a test record follows from its file's name (open, closed, single or multi), else from its choices and
-    answer. Reasons become `thinking`; the reports that test records quote are left out. Boxes of training records have
-    no names and are called "region". MIMIC-CXR paths name the patient; other images count as one each.
-    """
+    """Yield the records of GEMeX files, one at a time."""
     if box_size is None or min(box_size) < 1:
         problem = "is required" if box_size is None else f"{list(box_size)} is no size"
         raise BadInput(f"--box-size {problem}: width and height in pixels of the picture that GEMeX's boxes refer to")

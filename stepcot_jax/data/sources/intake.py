@@ -26,20 +26,13 @@ from stepcot_jax.record import Kind, Record
 
 
 class Intake:
-    """Collects every record of a source in order and numbers them from 0.
-
-    Args:
-      on_bad_record: "stop" raises in `finish` if any record is bad, "skip" sets bad records aside.
-    """
+    """Collects every record of a source in order and numbers them from 0."""
 
     def __init__(self, root: Path, *, file: str, layout: str, on_bad_record: OnBadRecord) -> None:
-        self._root = root
-        self._file = file
-        self._layout = layout
-        self._on_bad_record = on_bad_record
+        self._root, self._file, self._layout, self._on_bad_record = root, file, layout, on_bad_record
         self._cases: list[Record] = []
         self._bad: list[SetAside] = []
-        self._left_out: list[SetAside] = []
+        self._set_aside: list[SetAside] = []
         self._first: dict[str, str] = {}
 
     def keep(self, case: Record, *, real_path: str, location: str) -> None:
@@ -53,49 +46,40 @@ class Intake:
 
     def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
         """Add a bad record."""
-        self._bad.append(SetAside(self._number(), image_path, reason, patient_id))
+        self.leave_out(reason, image_path=image_path, patient_id=patient_id)
+        self._bad.append(self._set_aside[-1])
 
     def leave_out(self, reason: str, *, image_path: str, patient_id: str) -> None:
         """Add a valid record that a rule of the reader excludes."""
-        self._left_out.append(SetAside(self._number(), image_path, reason, patient_id))
+        number = len(self._cases) + len(self._set_aside)
+        self._set_aside.append(SetAside(number, image_path, reason, patient_id))
 
     def finish(self, chain: Chain) -> Collection:
         """Return all records as a collection."""
         path = self._root / self._file
+        aside = self._set_aside
         if self._bad and self._on_bad_record == "stop":
-            raise BadInput(describe_bad_records(path, self._bad, num_good=self._number() - len(self._bad)))
-        set_aside = sorted([*self._bad, *self._left_out], key=lambda aside: aside.record)
+            num_good = len(self._cases) + len(aside) - len(self._bad)
+            raise BadInput(describe_bad_records(path, self._bad, num_good=num_good))
         if not self._cases:
-            if not set_aside:
-                raise BadInput(f"{path}: has no records")
-            raise BadInput(describe_bad_records(path, set_aside, num_good=0))
-        return Collection(self._root, chain, RecordTable(self._cases), tuple(set_aside), self._layout, self._file)
-
-    def _number(self) -> int:
-        return len(self._cases) + len(self._bad) + len(self._left_out)
+            raise BadInput(describe_bad_records(path, aside, num_good=0) if aside else f"{path}: has no records")
+        return Collection(self._root, chain, RecordTable(self._cases), tuple(aside), self._layout, self._file)
 
 
 # Bad records of a source that is read one record at a time: stop, or set them aside and continue.
 
-
 Readers = int | Literal["all"]
-
 Listing = Iterator[tuple[str, Record | BadInput]]
 """Location of each image in its list, such as "row 7", and the image, or why it is bad."""
 
 
 class Sorting:
-    """Sorts the records of a source into good ones and those set aside.
-
-    Args:
-      set_aside: list that collects the records set aside; None for a new list.
-    """
+    """Sorts the records of a source into good ones and those set aside."""
 
     def __init__(self, path: Path, *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None = None) -> None:
         if on_bad_record not in ("stop", "skip"):
             raise BadInput(f"on_bad_record: {on_bad_record!r:.80} is not 'stop' or 'skip'")
-        self._path = path
-        self._on_bad_record = on_bad_record
+        self._path, self._on_bad_record = path, on_bad_record
         self.set_aside = [] if set_aside is None else set_aside
         self._first: dict[str, str] = {}
         self._num_good = 0
@@ -133,7 +117,6 @@ class Sorting:
 
 # Find a collection's files by name and read the size of images without decoding them.
 
-
 SUFFIXES = (".png", ".jpg", ".jpeg")
 """Lower-case image suffixes: copies of a collection often store JPEG under the same names."""
 
@@ -154,11 +137,7 @@ def find_file(root: Path, *patterns: str) -> Path | None:
 
 
 class ImageFinder:
-    """Finds the image of a name in the folders where a collection keeps its images.
-
-    Args:
-      folders: patterns of folders below the root, such as "images_*/images"; "." is the root itself.
-    """
+    """Finds the image of a name in the folders where a collection keeps its images."""
 
     def __init__(self, root: Path, *, folders: Sequence[str], require_images: bool) -> None:
         self._locator = ImageLocator(root, require_images=require_images)
@@ -179,11 +158,7 @@ class ImageFinder:
                     self._paths[stem].append(stem + suffix if folder == "." else f"{folder}/{stem}{suffix}")
 
     def find(self, name: str) -> tuple[str, str]:
-        """Return the image's path below the root, and its real path with every link resolved.
-
-        If no file has the name's suffix, one with another image suffix is returned. Without a file and with
-        `require_images=False`, the path is the name in the folder "images".
-        """
+        """Return the image's path below the root, and its real path with every link resolved."""
         if name in ("", ".", "..") or not _NOT_A_NAME.isdisjoint(name):
             raise BadInput(f"image {name[:_NUM_SHOWN]!r} is not a file name without folders")
         paths = self._paths.get(os.path.splitext(name)[0], [])  # noqa: PTH122
@@ -225,14 +200,9 @@ def read_image_size(path: Path) -> tuple[int, int]:
 
 # Shared by the readers of released VQA data: undecoded records, choices with letters, images and patients.
 
-
 TABLE_SUFFIXES = (".jsonl", ".json", ".csv")
-
 T = TypeVar("T")
-
-UNNAMED = "region"
-"""Label of a box without a name in the release."""
-
+UNNAMED = "region"  # label of a box without a name in the release
 _CHOICE = re.compile(r"\s*([A-Z])\s*[:.)]\s*(\S.*)", re.DOTALL)
 _MIMIC_PATIENT = re.compile(r"(?:^|/)(p[0-9]{8})(?=/)")
 _CHOICES_MARK = "<choices>:"
@@ -276,11 +246,7 @@ def convert_fields(fields: dict[str, Any], kind: type[T]) -> T:
 
 
 def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
-    """Return choices without "A: ", "B: " and so on.
-
-    >>> strip_letters(["A: left", "B: right"])
-    ('left', 'right')
-    """
+    """Return choices without "A: ", "B: " and so on."""
     stripped = []
     for index, choice in enumerate(choices):
         match = _CHOICE.fullmatch(choice)
@@ -293,11 +259,7 @@ def strip_letters(choices: Sequence[str]) -> tuple[str, ...]:
 
 
 def split_question(text: str) -> tuple[str, tuple[str, ...]]:
-    r"""Return question and bare choices of a prompt; text after the choices' bracket is left out.
-
-    >>> split_question("<image>\nWhich side? <choices>: [A: left, upper, B: right] Choose one.")
-    ('Which side?', ('left, upper', 'right'))
-    """
+    r"""Return question and bare choices of a prompt; text after the choices' bracket is left out."""
     question, mark, rest = text.strip().removeprefix(_IMAGE_MARK).partition(_CHOICES_MARK)
     if not mark:
         return question.strip(), ()
@@ -362,17 +324,9 @@ class NotARecord(BadInput):
 
 
 def iterate_records(
-    paths: Iterable[Path],
-    read: Callable[..., Record],
-    *,
-    on_bad_record: OnBadRecord,
-    set_aside: list[SetAside] | None,
+    paths: Iterable[Path], read: Callable[..., Record], *, on_bad_record: OnBadRecord, set_aside: list[SetAside] | None
 ) -> Iterator[Record]:
-    """Yield the records of files; bad records stop or are set aside, those that a reader's rule excludes are set aside.
-
-    Args:
-      read: (fields, path=.., location=..) -> the record; raises `NotARecord` for one that a rule excludes.
-    """
+    """Yield the records of files; bad ones stop or are set aside, those that `read` excludes are set aside."""
     for path in paths:
         sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
         for location, fields in read_objects(path):

@@ -1,124 +1,45 @@
 """The experts' coding of IU X-Ray (MeSH and RadLex headings with qualifiers) as answers of the chain.
 
-A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". The mapping is literal. The diagnoses
-were mapped before any rule was tuned. Of the other steps, one line changed after a first look at the tuning half:
-several lesions outside the taxonomy answer nothing; they were "multifocal" before.
+A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". The mapping is literal; the diagnoses
+were mapped before any rule was tuned. `iu_coding.json` has the tables:
 
-- `DIAGNOSES`: only a heading that names a diagnosis of the chain implies one. A calcified granuloma looks like a
-  nodule, but is a separate diagnosis that the coders distinguish from "Nodule"; "Opacity", "Density", "Airspace
-  Disease" and "Consolidation" are patterns that several diagnoses share; "Cardiac Shadow/enlarged" and "Costophrenic
-  Angle/blunted" are signs; "Cicatrix", "Emphysema", "Pulmonary Edema" and the rest are none of the nine. A
-  hydropneumothorax is two diagnoses. The diagnosis is annotated if the headings name exactly one; "normal" together
-  with a finding is none.
-- `LESIONS`: headings with location and look of something in lungs or pleura. Steps 2 to 5 are about the headings of
-  the diagnosis and, since the coders use several for one lesion ("Calcinosis/lung/upper lobe/right" and
-  "Nodule/lung/upper lobe/right"), about every lesion coded with the same location. Without a diagnosis of the chain
-  they are about the lesions if all are coded with one location; of several it is unknown which the chain would
-  describe. Each step is annotated if these headings name exactly one answer.
-- `LOCATIONS`: lobes as the zones of a frontal radiograph. The lingula, as the middle lobe, is the middle zone;
-  "retrocardiac" is the lower lobe. "Thorax" and "lung" alone are no location.
-- Distribution: `FOCAL`, `MULTIFOCAL` and `DIFFUSE` qualifiers, diffuse before multifocal before focal; without them,
-  one side (or lingula or middle lobe, which imply one) is focal, both sides or two different locations are multifocal.
-- `PATTERNS`: the coders write "round" for "nodular", a shape and not a margin, so it is a pattern.
-- `MORPHOLOGIES`: headings of calcification, and qualifiers of a margin that is not sharp. Nothing codes a sharp or a
-  spiculated margin.
-- `SECONDARY`: findings beside the diagnosis; of none of them, N/A, since the coding is of all findings. An elevated
-  diaphragm is how volume loss shows. Of several the step is not annotated.
-- Detection: `LUCENT` headings and densities of lung and pleura (`LESIONS`, pulmonary edema); both make it mixed.
-  An enlarged heart is neither, as in `findings`; alone it leaves the step not annotated.
+- diagnoses: only a heading that names one implies it. Patterns that several share (opacity, consolidation), signs
+  (enlarged cardiac shadow, blunted angle) and a calcified granuloma, which the coders distinguish, imply none.
+- lesions: steps 2 to 5 are about the headings of the diagnosis and every lesion with the same location; without a
+  diagnosis, about the lesions if all have one location. A step is annotated if these name exactly one answer.
+- locations: lobes as zones of a frontal radiograph; "thorax" and "lung" alone are none.
+- distribution: diffuse before multifocal before focal; else one side is focal, both or two locations multifocal.
+- patterns: the coders write "round", a shape, for "nodular". No heading codes a sharp or a spiculated margin.
+- secondary: findings beside the diagnosis; of none N/A, of several not annotated.
+- detection: lucent and dense headings together are mixed; an enlarged heart is neither.
 """
 
+import json
 from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
 
-
-def _by_word(words: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    return {word: answer for answer, named in words.items() for word in named}
-
-
-DIAGNOSES: dict[str, tuple[str, ...]] = {
-    "normal": ("Normal",),
-    "nodule": ("Nodule",),
-    "pulmonary atelectasis": ("Atelectasis",),
-    "infiltrate": ("Infiltration",),
-    "pleural effusion": ("Effusion",),
-    "pneumonia": ("Pneumonia",),
-    "cardiomegaly": ("Cardiomegaly",),
-    "mass": ("Mass",),
-    "pneumothorax": ("Pneumothorax",),
-    "hydropneumothorax": ("Effusion", "Pneumothorax"),
-}
-LESIONS = frozenset(
-    {
-        *(name for name in DIAGNOSES if name not in ("normal", "cardiomegaly")),
-        *("opacity", "density", "airspace disease", "consolidation", "calcified granuloma", "granuloma", "calcinosis"),
-        *("cicatrix", "cavitation", "lucency"),
-    }
-)
-OUTSIDE_LUNG = frozenset(
-    {
-        *("aorta", "aorta, thoracic", "blood vessels", "mitral valve", "aortic valve", "coronary vessels", "heart"),
-        *("ribs", "clavicle", "breast", "diaphragm", "abdomen", "neck", "trachea, carina", "trachea", "bronchi"),
-        *("thoracic vertebrae", "sternum", "humerus", "shoulder", "spine", "lymph nodes"),
-    }
-)
-"""Qualifiers that locate a calcification, a lucency or a density outside lung and pleura."""
-
-LOCATIONS = _by_word(
-    {
-        "Upper lung zone": ("apex", "upper lobe", "azygos lobe"),
-        "Middle lung zone": ("middle lobe", "lingula"),
-        "Lower lung zone": ("base", "lower lobe", "retrocardiac"),
-        "Hilar/Mediastinal": ("hilum", "mediastinum", "paratracheal"),
-        "Pleura/Chest wall": ("pleura", "pleural sinus", "costophrenic angle", "sulcus"),
-    }
-)
+_TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+DIAGNOSES: dict[str, list[str]] = _TABLES["diagnoses"]
+LESIONS = frozenset({*DIAGNOSES, *_TABLES["lesions"]} - {"normal", "cardiomegaly"})
+OUTSIDE_LUNG = frozenset(_TABLES["outside_lung"])  # qualifiers of a calcification, a lucency or a density elsewhere
 SIDES = frozenset({"left", "right"})
 ONE_SIDED = frozenset({"lingula", "middle lobe"})
-FOCAL = frozenset({"focal"})
-MULTIFOCAL = frozenset({"bilateral", "multiple", "scattered", "multilobar"})
-DIFFUSE = frozenset({"diffuse"})
-PATTERNS = _by_word(
-    {
-        "Cavity": ("cavitation",),
-        "Consolidation": ("consolidation", "airspace disease", "pulmonary alveoli"),
-        "Reticular": ("interstitial", "reticular"),
-        "Linear": ("streaky",),
-        "Nodular": ("round", "nodule", "mass"),
-    }
+FOCAL, DIFFUSE, MULTIFOCAL = frozenset({"focal"}), frozenset({"diffuse"}), frozenset(_TABLES["multifocal"])
+LOCATIONS, PATTERNS, MORPHOLOGIES = (
+    {word: answer for answer, words in _TABLES[name].items() for word in words}
+    for name in ("locations", "patterns", "morphologies")
 )
-MORPHOLOGIES = _by_word({"Calcified": ("calcinosis", "calcified granuloma"), "Ill-defined": ("patchy", "irregular")})
-SECONDARY: dict[tuple[str, str], str] = {
-    ("volume loss", ""): "Volume loss",
-    ("diaphragm", "elevated"): "Volume loss",
-    ("shift", "mediastinum"): "Mediastinal shift",
-    ("cardiac shadow", "enlarged"): "Cardiomegaly",
-    ("mediastinum", "lymph nodes"): "Lymphadenopathy",
-    ("lymph nodes", "enlarged"): "Lymphadenopathy",
-}
-"""Heading and qualifier ("" for any) of the findings of step 6 that are no diagnoses."""
-
-LUCENT = frozenset(
-    {
-        *("lucency", "cavitation", "lung, hyperlucent", "emphysema", "pulmonary emphysema", "bullous emphysema"),
-        *("blister", "pneumothorax", "hydropneumothorax"),
-    }
-)
-DENSE = LESIONS | {"pulmonary edema"}
-"""Headings that make the lungs denser; those also in `LUCENT` do not."""
-
+SECONDARY: list[list[str]] = _TABLES["secondary"]  # heading, qualifier ("" for any) and answer
+LUCENT = frozenset(_TABLES["lucent"])
+DENSE = (LESIONS | {"pulmonary edema"}) - LUCENT
 _Heading = tuple[str, ...]
 
 
 def read_coding(mesh: Sequence[str]) -> tuple[int, ...]:
-    """Return the labels of the steps of `DEFAULT_CHAIN` that the major headings of a report imply.
-
-    A label is `NOT_ANNOTATED` where they imply no answer or several.
-
-    >>> read_coding(["Nodule/lung/upper lobe/right", "Calcinosis/lung/upper lobe/right"])
-    (1, 0, 2, 0, 3, 6, 1)
-    """
+    """Return the labels of the steps of `DEFAULT_CHAIN` that the major headings of a report imply."""
     headings = [tuple(fold(part) for part in heading.split("/")) for heading in mesh]
     named = {diagnosis for heading in headings for diagnosis in DIAGNOSES.get(heading[0], ())}
     if len(named) > 1 or ("Normal" in named and len(headings) > 1):
@@ -178,7 +99,7 @@ def _secondary(headings: Sequence[_Heading]) -> str | None:
     effects = {
         answer
         for heading in headings
-        for (name, qualifier), answer in SECONDARY.items()
+        for name, qualifier, answer in SECONDARY
         if name in heading and (not qualifier or qualifier in heading)
     }
     return _only(effects) if effects else NOT_APPLICABLE
@@ -186,7 +107,7 @@ def _secondary(headings: Sequence[_Heading]) -> str | None:
 
 def _detection(headings: Sequence[_Heading]) -> str | None:
     names = {heading[0] for heading in headings if not OUTSIDE_LUNG.intersection(heading[1:])}
-    lucent, dense = bool(names & LUCENT), bool(names & (DENSE - LUCENT))
+    lucent, dense = bool(names & LUCENT), bool(names & DENSE)
     if not lucent and not dense:
         return None
     if lucent and dense:

@@ -1,7 +1,6 @@
 """The IU X-Ray collection (Demner-Fushman et al., JAMIA 2016): reports, coding and images.
 
-A data root is the archive `NLMCXR_reports.tgz`, a folder with it, or a folder with the XML files (directly or in
-`ecgen-radiology/`). Images are beside the reports in `NLMCXR_png/` or `images/`.
+A data root is `NLMCXR_reports.tgz`, a folder with it, or one with the XML files; images are beside the reports.
 """
 
 import collections
@@ -9,6 +8,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import json
 import os
 import re
 import tarfile
@@ -27,35 +27,20 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.record import Record
 
-# Read the report files of the IU X-Ray collection from its archive or a folder, without trusting either.
-#
 # Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 
-
-MAX_REPORT_BYTES = 1_000_000
-"""Largest report file that is read; the released ones have at most 9 thousand bytes."""
-
-MAX_REPORTS = 100_000
-"""Most entries of an archive or a folder; the released one has 3,955."""
-
-MAX_ARCHIVE_BYTES = 1_000_000_000
-"""Most bytes of an unpacked archive; the released one has 20 million."""
-
+MAX_REPORT_BYTES = 1_000_000  # largest report file that is read; the released ones have at most 9 thousand bytes
+MAX_REPORTS = 100_000  # most entries of an archive or a folder; the released one has 3,955
+MAX_ARCHIVE_BYTES = 1_000_000_000  # most bytes of an unpacked archive; the released one has 20 million
 _MAX_HEADER_BYTES = 100_000
 _EXPECTED = "expected the collection's archive (.tgz, .tar.gz, .tar) or a folder with its XML files"
 _NUM_SHOWN = 80
-
-
 ReportFile = tuple[str, bytes | str]
 """Name of a report file, for messages only, and its content as bytes, or as text the reason why it cannot be read."""
 
 
 def iterate_files(source: Path) -> Iterator[ReportFile]:
-    """Yield the XML files of an archive (in its order) or of a folder (by name), one at a time.
-
-    A link, a device or a file above `MAX_REPORT_BYTES` comes with the reason instead of its content. Folders and files
-    without the suffix .xml are skipped.
-    """
+    """Yield the XML files of an archive (in its order) or of a folder (by name), one at a time."""
     source = Path(source)
     try:
         if source.is_dir():
@@ -142,18 +127,15 @@ class _LimitedReader(io.RawIOBase):
         self.source, self.largest, self.last = source, _MAX_HEADER_BYTES, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes and keep them as `last`."""
         if not 0 <= size <= self.largest:
             raise BadInput(f"{self.source}: has a header of {size} bytes; {_EXPECTED}")
         self.last = self._file.read(size)
         return self.last
 
     def tell(self) -> int:
-        """Position in bytes."""
         return self._file.tell()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move forward to a position from the start."""
         if whence != os.SEEK_SET or offset < self._file.tell():
             raise BadInput(f"{self.source}: has an entry that points backwards; {_EXPECTED}")
         if offset > MAX_ARCHIVE_BYTES:
@@ -163,43 +145,15 @@ class _LimitedReader(io.RawIOBase):
 
 # Which images of an IU X-Ray report are frontal.
 
-
 Projection = Literal["frontal", "lateral", "undecided"]
 DecidedBy = Literal["list", "descriptors", "order", ""]
-
 LIST_NAME = "indiana_projections.csv"
-
-# fmt: off
-EVIDENCE: dict[str, dict[str, float]] = {
-    "CEDD": {
-        "f2p0k216": 2.4, "f2p0k680": 1.8, "f2p0k1598": 1.5, "f2p0k1637": 1.4, "f2p0k166": 1.4,
-        "f2p0k710": 1.2, "f2p0k1297": 1.1, "f2p0k750": 0.9, "f2p0k1362": 0.7, "f2p0k1205": 0.5,
-        "f2p0k1056": -0.5, "f2p0k1013": -0.7, "f2p0k1034": -1.4, "f2p0k754": -2.0, "f2p0k377": -2.1,
-        "f2p0k633": -2.1, "f2p0k220": -2.2, "f2p0k1498": -2.5,
-    },
-    "ColorLayout": {
-        "f1p0k98": 2.5, "f1p0k122": 2.3, "f1p0k137": 2.2, "f1p0k152": 1.8, "f1p0k65": 1.0,
-        "f1p0k16": 0.9, "f1p0k112": 0.8, "f1p0k55": 0.7, "f1p0k2": 0.6, "f1p0k109": 0.6,
-        "f1p0k147": 0.5, "f1p0k36": -0.4, "f1p0k33": -1.1, "f1p0k160": -1.5, "f1p0k129": -1.7,
-        "f1p0k76": -1.7, "f1p0k75": -2.1, "f1p0k6": -2.2, "f1p0k151": -2.6, "f1p0k66": -2.9,
-        "f1p0k7": -3.7,
-    },
-    "EdgeHistogram": {
-        "f0p0k338": 2.6, "f0p0k184": 2.1, "f0p0k1051": 0.8, "f0p0k1179": -1.2, "f0p0k436": -1.5,
-        "f0p0k447": -2.3, "f0p0k593": -2.7, "f0p0k832": -2.9, "f0p0k666": -3.1, "f0p0k518": -3.1,
-    },
-}
-# fmt: on
+EVIDENCE: dict[str, dict[str, float]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """Log odds of frontal against lateral for each descriptor's words, times 0.65 since the descriptors are correlated."""
 
-FIRST_OF_TWO = 2.2
-"""Log odds that the first of two images is the frontal one: 0.90 against 0.10."""
-
-_DECIDED = 1.4
-"""Log odds from which an image is decided: 4 to 1."""
-
+FIRST_OF_TWO = 2.2  # log odds that the first of two images is the frontal one: 0.90 against 0.10
+_DECIDED = 1.4  # log odds from which an image is decided: 4 to 1
 ProjectionList: TypeAlias = Mapping[str, Projection]
-
 _COLUMNS = ("filename", "projection")
 _MAX_LIST_BYTES = 10_000_000
 _EXPECTED_COLUMNS = "expected the columns uid, filename and projection (Frontal or Lateral)"
@@ -208,19 +162,7 @@ _EXPECTED_COLUMNS = "expected the columns uid, filename and projection (Frontal 
 def decide_projections(
     descriptors: Sequence[Mapping[str, str]], *, listed: Sequence[Projection | None] = ()
 ) -> tuple[tuple[Projection, DecidedBy], ...]:
-    """Return the projection of each image of one report, and what decided it.
-
-    Of two images one is frontal and one lateral; of any other number each is judged by itself. Listed images have the
-    list's projection.
-
-    Args:
-      descriptors: for each image, in the order of the figures, its word for each descriptor.
-      listed: for each image its projection in `indiana_projections.csv`, None if it is not listed; empty without
-        the list.
-
-    >>> decide_projections([{"EdgeHistogram": "f0p0k518"}, {"EdgeHistogram": "f0p0k338"}])
-    (('lateral', 'descriptors'), ('frontal', 'descriptors'))
-    """
+    """Return the projection of each image of one report, and what decided it."""
     evidence = [
         sum(weights.get(words.get(descriptor, ""), 0.0) for descriptor, weights in EVIDENCE.items())
         for words in descriptors
@@ -263,19 +205,12 @@ def read_projection_list(path: Path) -> ProjectionList:
 
 
 def name_image(name: str) -> str:
-    """Return an image's name without the prefix and suffixes that differ between releases.
-
-    >>> name_image("CXR1_1_IM-0001-3001") == name_image("1_IM-0001-3001.dcm.png")
-    True
-    """
+    """Return an image's name without the prefix and suffixes that differ between releases."""
     bare = re.sub(r"(\.(dcm|png|jpe?g))+$", "", name, flags=re.IGNORECASE)
     return re.sub(r"^CXR(\d+_(?=\d+_))?", "", bare)
 
 
-# Parse one XML report of the IU X-Ray collection: sections, coding and images.
-#
 # `XXXX` in a text marks words removed to protect the patient; texts are kept unchanged.
-
 
 _SECTIONS = ("COMPARISON", "INDICATION", "FINDINGS", "IMPRESSION")
 _TEXTS = {"AbstractText", "major", "caption", "url", *EVIDENCE}
@@ -286,45 +221,28 @@ _EXPECTED_REPORT = "expected a report of the collection (<eCitation> with <uId>,
 
 @dataclasses.dataclass(frozen=True)
 class IuImage:
-    """One image of a report.
+    """One image of a report."""
 
-    Attributes:
-      id: its name without ending, such as "CXR1000_IM-0003-1001".
-      caption: of the examination; nearly always the same for all images of a report.
-      file_name: its file in the archive, such as "CXR1000_IM-0003-1001.jpg".
-      decided_by: "list", "descriptors" or "order" (see `decide_projections`); "" if undecided.
-    """
-
-    id: str
-    caption: str
-    file_name: str
+    id: str  # its name without ending, such as "CXR1000_IM-0003-1001"
+    caption: str  # of the examination; nearly always the same for all images of a report
+    file_name: str  # its file in the archive, such as "CXR1000_IM-0003-1001.jpg"
     projection: Projection
-    decided_by: DecidedBy
+    decided_by: DecidedBy  # "list", "descriptors" or "order" (see `decide_projections`); "" if undecided
 
 
 @dataclasses.dataclass(frozen=True)
 class IuReport:
-    """One report with its coding; missing sections are "".
+    """One report with its coding; missing sections are ""."""
 
-    Attributes:
-      uid: name of the report, such as "CXR1000"; the collection has one report a patient.
-      mesh: the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal".
-      images: in the order of the file.
-    """
-
-    uid: str
+    uid: str  # name of the report, such as "CXR1000"; the collection has one report a patient
     findings: str
     impression: str
-    mesh: tuple[str, ...]
-    images: tuple[IuImage, ...]
+    mesh: tuple[str, ...]  # the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal"
+    images: tuple[IuImage, ...]  # in the order of the file
 
     @property
     def text(self) -> str:
-        """Findings and impression with their headings; empty sections are omitted.
-
-        >>> IuReport("CXR1", "Clear lungs.", "Normal.", ("normal",), ()).text
-        'FINDINGS: Clear lungs. IMPRESSION: Normal.'
-        """
+        """Findings and impression with their headings; empty sections are omitted."""
         sections = (("FINDINGS", self.findings), ("IMPRESSION", self.impression))
         return " ".join(f"{heading}: {section}" for heading, section in sections if section)
 
@@ -335,13 +253,7 @@ class IuReport:
 
 
 def read_report(content: bytes, *, listed: ProjectionList | None = None) -> IuReport:
-    """Parse a report file.
-
-    A document type declaration is refused, so no entity is expanded and no other file fetched.
-
-    Args:
-      content: bytes of the file; UTF-8, UTF-16, Latin-1 or ASCII, as declared in its first line.
-    """
+    """Parse a report file."""
     collector = _Collector()
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -431,7 +343,6 @@ def _as_image(image: dict[str, str], decided: tuple[Projection, DecidedBy]) -> I
 
 
 ORIGIN = "IU X-Ray"
-
 _ARCHIVE_ENDINGS = (".tgz", ".tar.gz", ".tar")
 _ARCHIVE_PATTERNS = ("NLMCXR_reports*.tgz", "NLMCXR_reports*.tar.gz", "NLMCXR_reports*.tar")
 _REPORT_FOLDER = "ecgen-radiology"
@@ -458,11 +369,7 @@ def is_iu_xray(root: Path) -> bool:
 
 
 def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
-    """Yield the reports of an archive or a folder, in the archive's order or by file name.
-
-    An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
-    `decide_projections` decides the projections, with the list next to the reports if there is one.
-    """
+    """Yield the reports of an archive or a folder, in the archive's order or by file name."""
     source = Path(source)
     path = _locate_data(source) / LIST_NAME
     listed = read_projection_list(path) if path.is_file() else None
@@ -486,13 +393,9 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
 def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:
     """Read one case for each frontal image, labelled from the experts' coding (`iu_coding`).
 
-    A step that the coding leaves open or answers in several ways is not annotated. Every image, every report without
-    an image and every unusable file is a record, numbered from 0. Lateral and undecided images and reports without
-    images are set aside; unusable files and missing images are bad records.
-
-    Args:
-      require_images: whether a record without its image file is bad; if not, its image path is its name in the
-        report, in the folder "images".
+    A step that the coding leaves open or answers in several ways is not annotated. Every image, every report without an
+    image and every unusable file is a record, numbered from 0. Lateral and undecided images and reports without images
+    are set aside; unusable files and missing images are bad records.
     """
     root = Path(root)
     folder, reports = _locate_data(root), _locate_reports(root)
@@ -547,7 +450,6 @@ def _locate_data(root: Path) -> Path:
 
 
 def _locate_reports(root: Path) -> Path:
-    """Return the archive or the folder with the XML files of a data root."""
     if not root.is_dir():
         return root
     archives = _find_archives(root)

@@ -1,12 +1,11 @@
 """Layouts of data: detect and read answers of a chain, detection lists, and released questions.
 
-MedCLM, data: its reasoning data starts from detection lists. Boxes that leave the picture are refused, never clipped;
-none of the 984 released boxes of ChestX-ray8 does.
+Boxes that leave the picture are refused, never clipped; none of the 984 released boxes of ChestX-ray8 does.
 """
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +13,14 @@ import msgspec
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
 from stepcot_jax.data.sources import chestxray8 as nih
 from stepcot_jax.data.sources.chestxray8 import IMAGE_FOLDERS, ORIGIN, ImageRecord, list_box_images
 from stepcot_jax.data.sources.csv_table import TABLE_NAME, read_csv_table
+from stepcot_jax.data.sources.gemex import is_gemex, read_gemex
 from stepcot_jax.data.sources.intake import (
     TABLE_SUFFIXES,
     ImageFinder,
@@ -29,6 +30,11 @@ from stepcot_jax.data.sources.intake import (
     find_file,
     read_objects,
 )
+from stepcot_jax.data.sources.iu_xray import is_iu_xray, read_iu_xray
+from stepcot_jax.data.sources.medsage import is_medsage, read_medsage
+from stepcot_jax.data.sources.padchest_gr import list_padchest_gr, read_padchest_gr
+from stepcot_jax.data.sources.phantom_folder import list_phantoms
+from stepcot_jax.data.sources.vinbigdata import list_vinbigdata
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.untrusted import open_untrusted
@@ -80,39 +86,23 @@ def read_source(
     single_label: bool = True,
     labels_from: Literal["auto", "boxes", "entries"] = "auto",
 ) -> Collection:
-    """Read a data root in any layout.
-
-    Only the layouts "published" and "csv" (with a `chain.json`) come with a chain. The answers of the others are labels
-    of `DEFAULT_CHAIN`.
-
-    Args:
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside. Records that
-        a rule of the reader excludes (several labels, a class without a diagnosis, a lateral view) are not bad: they
-        are set aside with their reasons in both cases.
-    """
+    """Read a data root in any layout."""
     root = Path(root)
     if layout == AUTO:
         layout = detect_layout(root)
     elif layout not in LAYOUTS:
         raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *LAYOUTS))}")
     options: dict[str, Any] = {"on_bad_record": on_bad_record, "require_images": require_images}
-    if layout == "published":
-        return read_records(root, step_names=step_names, **options)
-    if layout == "csv":
-        return read_csv_table(root, step_names=step_names, **options)
+    if layout in ("published", "csv"):
+        read = read_records if layout == "published" else read_csv_table
+        return read(root, step_names=step_names, **options)
     expected = [step.name for step in DEFAULT_CHAIN.steps]
     if list(step_names) != expected:
         raise BadInput(f"step_names {list(step_names)} do not match the layout {layout}: expected {expected}")
     if layout == "iu_xray":
-        from stepcot_jax.data.sources.iu_xray import read_iu_xray
-
         return read_iu_xray(root, **options)
     if layout == "chestxray8":
-        from stepcot_jax.data.sources.chestxray8 import read_chestxray8
-
-        return read_chestxray8(root, single_label=single_label, labels_from=labels_from, **options)
-    from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
-
+        return nih.read_chestxray8(root, single_label=single_label, labels_from=labels_from, **options)
     return read_padchest_gr(root, single_label=single_label, **options)
 
 
@@ -123,8 +113,6 @@ def _expected(further: str) -> str:
 
 def _has_layout(root: Path, layout: str) -> bool:
     if layout == "iu_xray":
-        from stepcot_jax.data.sources.iu_xray import is_iu_xray
-
         return is_iu_xray(root)
     if not root.is_dir():
         return layout == "csv" and root.suffix.lower() == ".csv"
@@ -153,28 +141,25 @@ def read_detections(
     readers: Readers = 2,
     set_aside: list[SetAside] | None = None,
 ) -> list[Record]:
-    """Read the images of a detection list with their boxed findings.
-
-    Args:
-      on_bad_record: "stop" raises at the first bad row, "skip" sets the images of bad rows aside.
-      with_normal: also return images without a box for which the source denies findings ("No finding").
-      readers: VinBigData: least number of readers whose boxes of a class agree, or "all" for every reader's box;
-        PadChest-GR: "all" adds the boxes of the second reader.
-
-    Returns:
-      The images in the order of the list. `absent` holds only labels that the source denies.
-    """
+    """Read the images of a detection list with their boxed findings."""
     root = Path(root)
     layout = detect_detection_layout(root) if layout == AUTO else layout
     if readers != "all" and (isinstance(readers, bool) or not isinstance(readers, int) or readers < 1):
         raise BadInput(f"readers: {readers!r} is not 'all' or a number from 1")
-    listing = _find_reader(layout, with_normal=with_normal)
+    if layout not in DETECTION_LAYOUTS:
+        raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *DETECTION_LAYOUTS))}")
     path = find_file(root, *DETECTION_LAYOUTS[layout])
     if path is None:
         raise BadInput(f"{root}: has no {DETECTION_LAYOUTS[layout][0]}")
     sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
     images, num_boxless = [], 0
-    for location, image in listing(path, require_images, readers):
+    listings: dict[str, Callable[[Path, bool, Readers], Listing]] = {
+        "chestxray8": functools.partial(_list_chestxray8, with_normal=with_normal),
+        "padchest_gr": list_padchest_gr,
+        "vinbigdata": list_vinbigdata,
+        "phantom": list_phantoms,
+    }
+    for location, image in listings[layout](path, require_images, readers):
         if isinstance(image, BadInput) or (problem := _find_problem(image)):
             sorting.refuse(f"{location}: {image if isinstance(image, BadInput) else problem}")
             continue
@@ -216,24 +201,6 @@ def detect_detection_layout(root: Path) -> str:
 def _names_readers(path: Path) -> bool:
     with open_untrusted(path, accepted="a table") as file:
         return b"rad_id" in file.readline(4096)
-
-
-def _find_reader(layout: str, *, with_normal: bool) -> Callable[[Path, bool, Readers], Listing]:
-    if layout == "chestxray8":
-        return functools.partial(_list_chestxray8, with_normal=with_normal)
-    if layout == "padchest_gr":
-        from stepcot_jax.data.sources.padchest_gr import list_padchest_gr
-
-        return list_padchest_gr
-    if layout == "vinbigdata":
-        from stepcot_jax.data.sources.vinbigdata import list_vinbigdata
-
-        return list_vinbigdata
-    if layout == "phantom":
-        from stepcot_jax.data.sources.phantom_folder import list_phantoms
-
-        return list_phantoms
-    raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *DETECTION_LAYOUTS))}")
 
 
 def _list_chestxray8(path: Path, require_images: bool, readers: Readers, *, with_normal: bool) -> Listing:
@@ -286,7 +253,6 @@ def _drop_repeats(image: Record) -> Record:
 
 
 def _find_problem(image: Record) -> str:
-    """Return why records of the image would be refused, "" if they would not."""
     width, height = image.image_size
     for finding in image.boxes:
         try:
@@ -307,7 +273,6 @@ def _expected_list() -> str:
 
 
 RECORDS, GEMEX, MEDSAGE = "records", "gemex", "medsage"
-
 VQA_LAYOUTS: tuple[str, ...] = (RECORDS, GEMEX, MEDSAGE, *DETECTION_LAYOUTS)
 """Names of the layouts that `read_vqa_source` knows."""
 
@@ -326,16 +291,7 @@ def read_vqa_source(
     readers: Readers = 2,
     set_aside: list[SetAside] | None = None,
 ) -> Iterator[Record]:
-    """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them.
-
-    Image paths are relative to `root` (its folder, if it is a file). Faults of single records are raised or set aside
-    while reading, so exhaust the iterator before reading `set_aside`. Detection lists have no questions;
-    `questions.ask_questions` asks them.
-
-    Args:
-      box_size: width and height in pixels of the picture that boxes refer to: required for GEMeX; by default the size
-        of each image for MEDSAGE; not accepted by the other layouts, which state theirs.
-    """
+    """Yield the reasoning records of a folder or file, one at a time; `stepcot data vqa` writes them."""
     root = Path(root)
     layout = detect_vqa_layout(root) if layout == AUTO else layout
     if layout not in VQA_LAYOUTS:
@@ -347,7 +303,8 @@ def read_vqa_source(
     options: dict[str, Any] = {"on_bad_record": on_bad_record, "require_images": require_images}
     if layout in DETECTION_LAYOUTS:
         options |= {"with_normal": with_normal, "readers": readers, "set_aside": set_aside}
-        return _ask(read_detections(root, layout=layout, **options), seed)
+        images = read_detections(root, layout=layout, **options)
+        return (record for image in images for record in ask_questions(image, seed=seed))
     if layout == RECORDS:
         collection = read_vqa_records(root, **options)
         if set_aside is not None:
@@ -355,26 +312,13 @@ def read_vqa_source(
         return iter(collection.records)
     if box_size is not None and min(box_size) < 1:
         raise BadInput(f"--box-size: {list(box_size)} is not a width and a height of at least 1 pixel")
-    from stepcot_jax.data.sources.gemex import read_gemex
-    from stepcot_jax.data.sources.medsage import read_medsage
-
     read = read_gemex if layout == GEMEX else read_medsage
     folder, files = root if root.is_dir() else root.parent, _list_files(root, layout=layout)
     return read(files, root=folder, box_size=box_size, set_aside=set_aside, **options)
 
 
-def _ask(images: Iterable[Record], seed: int) -> Iterator[Record]:
-    from stepcot_jax.data.questions.questions import ask_questions
-
-    return (record for image in images for record in ask_questions(image, seed=seed))
-
-
 def detect_vqa_layout(root: Path) -> str:
-    """Return the layout of a source, recognised by file names and the fields of the first record that can be decoded.
-
-    Raises:
-      BadInput: the source has none or several of the layouts.
-    """
+    """Return the layout of a source, recognised by file names and the fields of the first good record."""
     root = Path(root)
     if not root.exists():
         raise BadInput(f"{root}: is not a folder or a file; {_expected_questions()}")
@@ -410,9 +354,6 @@ def _list_files(root: Path, *, layout: str) -> list[Path]:
 
 def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
     """Yield each file that may hold records, and the layout of its first good record, "" if it is another."""
-    from stepcot_jax.data.sources.gemex import is_gemex
-    from stepcot_jax.data.sources.medsage import is_medsage
-
     if root.is_dir():
         files = (path for path in root.iterdir() if path.exists() and not path.is_dir())  # no broken links
         paths = sorted(path for path in files if path.suffix.lower() in TABLE_SUFFIXES)
@@ -431,7 +372,6 @@ def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
 
 
 def _find_keys(path: Path) -> set[str]:
-    """Return the fields of the first record that can be decoded; none if the file is empty or one JSON object."""
     first = ""
     for location, fields in read_objects(path):
         if not isinstance(fields, BadInput):

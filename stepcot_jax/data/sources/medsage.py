@@ -32,7 +32,6 @@ from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import STAGE_NAMES, Kind, Record, SetAside, Stages
 
 ORIGIN = "MEDSAGE"
-
 _LICENCE = "of the image collections that MEDSAGE draws from"
 _TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
 _PRINTED, _RELEASED = ("VISUAL", "KNOWLEDGE", "ANSWER"), ("VIS", "KNO")
@@ -59,28 +58,14 @@ def read_medsage(
     require_images: bool = True,
     set_aside: list[SetAside] | None = None,
 ) -> Iterator[Record]:
-    """Yield the records of MEDSAGE files, one at a time.
-
-    A reply with <VISUAL>, <KNOWLEDGE> or <ANSWER> is read as dialect "lvkc", one with <VIS> or <KNO> as
-    "lvkc_released", one without tags as the bare answer. Conversations about no or several images, of one stage, and
-    of several turns are set aside for any `on_bad_record`. Patients are not named: each image counts as one.
-
-    Args:
-      box_size: width and height in pixels of the pictures that boxes refer to; None for the size of each image file.
-      require_images: whether a record without its image file is bad; without files, `box_size` is required.
-    """
+    """Yield the records of MEDSAGE files, one at a time."""
     locator = ImageLocator(root, require_images=require_images)
     read = functools.partial(_read, locator=locator, box_size=box_size)
     yield from iterate_records(paths, read, on_bad_record=on_bad_record, set_aside=set_aside)
 
 
 def _read(
-    fields: dict[str, Any],
-    *,
-    path: Path,
-    location: str,
-    locator: ImageLocator,
-    box_size: tuple[int, int] | None,
+    fields: dict[str, Any], *, path: Path, location: str, locator: ImageLocator, box_size: tuple[int, int] | None
 ) -> Record:
     conversation = convert_fields(fields, _Conversation)
     speakers = [turn.speaker for turn in conversation.conversations]
@@ -120,7 +105,6 @@ def _read(
 
 
 def _read_response(response: str) -> dict[str, Any]:
-    """Return the written answer and the fields that follow from the response; `reply` is None without stages."""
     tags = set(_TAGS.findall(response))
     if not tags:
         return {"written": response, "cue": "image", "reply": None, "provenance": {"record": "answer only"}}

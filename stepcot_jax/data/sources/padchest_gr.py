@@ -1,10 +1,11 @@
 """PadChest-GR: grounded reports as answers of the chain, and as images with boxed findings."""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -20,15 +21,12 @@ from stepcot_jax.record import Record
 
 # The files of BIMCV PadChest-GR, grounded reports in JSON and the master table, and its labels as findings.
 
-
 REPORTS = "grounded_reports*.json"
 MASTER_TABLE = "master_table*.csv"
-
 _SLACK = 1e-6
 _MAX_AGE = 150
 _SEXES = ("F", "M", "O")
 _COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
-
 Corners = tuple[float, float, float, float]
 
 
@@ -115,57 +113,22 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     return studies
 
 
-_LABELS_OF_DIAGNOSES = {
-    "Nodule": ("nodule", "multiple nodules"),
-    "Atelectasis": (
-        *("atelectasis", "atelectasis basal", "laminar atelectasis", "lobar atelectasis", "round atelectasis"),
-        *("segmental atelectasis", "total atelectasis"),
-    ),
-    "Infiltration": (
-        *("infiltrates", "air bronchogram", "alveolar pattern", "consolidation", "ground glass pattern"),
-        *("interstitial pattern", "miliary opacities", "reticular interstitial pattern"),
-        *("reticulonodular interstitial pattern",),
-    ),
-    "Effusion": (
-        *("pleural effusion", "empyema", "hemothorax", "hydropneumothorax", "loculated fissural effusion"),
-        *("loculated pleural effusion",),
-    ),
-    "Pneumonia": ("pneumonia", "atypical pneumonia"),
-    "Cardiomegaly": ("cardiomegaly",),
-    "Mass": ("mass", "pulmonary mass"),
-    "Pneumothorax": ("pneumothorax", "hydropneumothorax"),
-}
-
-_DENSER = (
-    *("abscess", "calcified granuloma", "fibrotic band", "granuloma", "increased density", "kerley lines"),
-    *("lepidic adenocarcinoma", "lung metastasis", "lymphangitis carcinomatosa", "post radiotherapy changes"),
-    *("pulmonary edema", "pulmonary fibrosis", "tuberculosis", "tuberculosis sequelae"),
-)
-_MORE_TRANSPARENT = (
-    *("air trapping", "bullas", "copd signs", "emphysema", "hyperinflated lung", "lung vascular paucity"),
-)
-
+_LABELS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 # Findings of each label in lower case; any other label has none.
 FINDINGS: dict[str, tuple[Finding, ...]] = {
-    **dict.fromkeys(_DENSER, (Finding(density="increased"),)),
-    **dict.fromkeys(_MORE_TRANSPARENT, (Finding(density="decreased"),)),
+    **dict.fromkeys(_LABELS["increased"], (Finding(density="increased"),)),
+    **dict.fromkeys(_LABELS["decreased"], (Finding(density="decreased"),)),
 }
-for _diagnosis, _labels in _LABELS_OF_DIAGNOSES.items():
+for _diagnosis, _labels in _LABELS["diagnoses"].items():
     FINDINGS |= {label: (*FINDINGS.get(label, ()), DIAGNOSES[_diagnosis]) for label in _labels}
 
 
 def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:
-    """Return the findings that labels stand for.
-
-    >>> [finding.diagnosis for finding in find_findings([" Laminar atelectasis", "scoliosis"])]
-    ['Atelectasis']
-    """
+    """Return the findings that labels stand for."""
     folded = (" ".join(label.split()).casefold() for label in labels)
     return tuple(finding for label in folded for finding in FINDINGS.get(label, ()))
 
-
-BoxReaders = Literal["first", "both"]
 
 ORIGIN = "PadChest-GR"
 IMAGE_FOLDERS = (
@@ -176,34 +139,22 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_padchest_gr(
-    root: Path,
-    *,
-    on_bad_record: OnBadRecord = "stop",
-    require_images: bool = True,
-    single_label: bool = True,
-    readers: BoxReaders = "first",
+    root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True, single_label: bool = True
 ) -> Collection:
     """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 
-    The report joins the English sentences in order, Spanish where a sentence has no English. Boxes are fractions of
-    the image's width and height: a case without its file has no boxes, with a warning. Abnormal studies without one of
-    the diagnoses and those that `single_label` excludes are set aside for any `on_bad_record`. Without a master table
-    each study counts as one patient, with a warning.
-
-    Args:
-      single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
-        Labels outside the diagnoses ("scoliosis") do not count.
+    The report joins the English sentences in order, Spanish where a sentence has no English. Boxes are fractions of the
+    image's width and height: a case without its file has no boxes, with a warning. Abnormal studies without one of the
+    diagnoses and those that `single_label` excludes are set aside for any `on_bad_record`. Without a master table each
+    study counts as one patient, with a warning.
     """
     root = Path(root)
-    if readers not in ("first", "both"):
-        raise BadInput(f"readers: {readers!r} is not 'first' or 'both'")
     path = find_file(root, REPORTS)
     if path is None:
         raise BadInput(f"{root}: has no {REPORTS}")
     reader = _StudyReader(
         finder=ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images),
         facts=read_facts(root, path=path),
-        readers=readers,
         single_label=single_label,
         intake=Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record),
     )
@@ -238,7 +189,6 @@ class _StudyReader:
 
     finder: ImageFinder
     facts: Mapping[str, StudyFacts]
-    readers: BoxReaders
     single_label: bool
     intake: Intake
     num_boxless: int = 0
@@ -248,7 +198,6 @@ class _StudyReader:
         return self.facts[study].patient_id if study in self.facts else study
 
     def read(self, study: GroundedStudy, *, index: int) -> None:
-        """Add one study to the intake."""
         study_id = str(study.study)
         if not study_id.strip():
             raise BadInput(f"the study's identifier is empty - at `$[{index}].StudyID`")
@@ -298,12 +247,8 @@ class _StudyReader:
         return ""
 
     def _boxes(self, study: GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
-        chosen: list[tuple[GroundedFinding, Corners]] = []
-        for finding in study.findings:
-            second = finding.extra_boxes or ()
-            self.num_second += len(second) if self.readers == "first" else 0
-            boxes = (*(finding.boxes or ()), *(second if self.readers == "both" else ()))
-            chosen += [(finding, box) for box in boxes]
+        chosen = [(finding, box) for finding in study.findings for box in finding.boxes or ()]
+        self.num_second += sum(len(finding.extra_boxes or ()) for finding in study.findings)
         if size is None:
             self.num_boxless += bool(chosen)
             return ()
@@ -337,12 +282,7 @@ class _LocatedStudy(msgspec.Struct, frozen=True):
 
 
 def list_padchest_gr(path: Path, require_images: bool, readers: Readers) -> Listing:
-    """List the studies of the grounded reports.
-
-    A label of a boxed sentence is a finding at each of its boxes. Boxes are fractions of the picture, so every study
-    needs its image file. A label is absent if a sentence that is not abnormal and has no boxes names it, and no
-    abnormal or boxed one does. Patients come from the master table; without it each study counts as a patient.
-    """
+    """List the studies of the grounded reports."""
     del require_images
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=True)
     facts = read_facts(path.parent, path=path)

@@ -27,20 +27,11 @@ _NUM_PLAIN = 6
 _KINDS = ("focus", "fluid", "air", "sign")
 _LICENCE = "drawn by this package"
 _LARGEST_MASK = 4096
-
-_Listed = tuple[Mark, str]
-"""A mark and the side of its case; "" for an earlier export."""
+_Listed = tuple[Mark, str]  # a mark and the side of its case; "" for an earlier export
 
 
 def list_phantoms(path: Path, require_images: bool, readers: Readers) -> Listing:
-    """List the cases of a phantom folder: patients and answers from `data.json`, boxes from `boxes.csv`.
-
-    Regions come from `masks/lung` and `masks/heart` where both files exist; where `boxes.csv` also has sides and kinds,
-    images are those of `ground_phantom`. A label is absent unless it is present or looks like a present one.
-
-    Args:
-      require_images: whether a case without its picture is bad; its size is unknown without picture and masks.
-    """
+    """List the cases of a phantom folder: patients and answers from `data.json`, boxes from `boxes.csv`."""
     del readers
     root = path.parent
     collection = read_records(root, require_images=require_images)

@@ -20,7 +20,6 @@ from stepcot_jax.record import Record
 ORIGIN = "VinBigData"
 IMAGE_FOLDERS = (".", "train", "images", "train_images")
 SIZE_TABLE = "train_meta.csv"
-
 NO_FINDING = "No finding"
 CLASSES = (
     *("Aortic enlargement", "Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "ILD", "Infiltration"),
@@ -28,9 +27,7 @@ CLASSES = (
     "Pulmonary fibrosis",
 )
 
-LEAST_IOU = 0.5
-"""Boxes of one class by two readers with at least this overlap mark the same finding."""
-
+LEAST_IOU = 0.5  # boxes of one class by two readers with at least this overlap mark the same finding
 _LICENCE = "VinDr-CXR: credentialed access (PhysioNet) or the rules of the Kaggle competition"
 _COLUMNS = ("image_id", "class_name", "rad_id", "x_min", "y_min", "x_max", "y_max")
 _NAME_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)}
@@ -49,14 +46,7 @@ class Mark:
 
 
 def list_vinbigdata(path: Path, require_images: bool, readers: Readers) -> Listing:
-    """List the images of `train.csv` in the order of their first rows.
-
-    Boxes are in pixels of the original picture. Its size is that in `train_meta.csv` (image_id, dim0 = height,
-    dim1 = width) if there is one, else that of the image file. The list names no patients: each image counts as one.
-
-    Args:
-      readers: "all" for every reader's box; a number for the mean boxes on which at least this many readers agree.
-    """
+    """List the images of `train.csv` in the order of their first rows."""
     header, rows = read_table(path, known_columns={fold_column(name) for name in _COLUMNS})
     folded = [fold_column(name) for name in header]
     missing = [name for name in _COLUMNS if fold_column(name) not in folded]
@@ -86,10 +76,6 @@ def agree(marks: Sequence[Mark], *, readers: int) -> Iterator[tuple[Corners, int
 
     A box and the box of each other reader that overlaps it most, by `LEAST_IOU` at least, are one finding. The finding
     with the most readers comes first (the earliest row on a tie); its boxes are then left out.
-
-    >>> first, second = Mark(2, "R1", "ILD", (0, 0, 10, 10)), Mark(3, "R2", "ILD", (0, 0, 10, 8))
-    >>> list(agree([first, second, Mark(4, "R3", "ILD", (20, 0, 30, 10))], readers=2))
-    [((0.0, 0.0, 10.0, 9.0), 2)]
     """
     boxes = np.array([mark.box for mark in marks], np.float64).reshape(-1, 4)
     overlaps = iou(boxes, boxes)
@@ -184,7 +170,6 @@ def _ground(
 
 
 def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:
-    """Return width and height of each image in `train_meta.csv`; empty without the file."""
     path = find_file(root, SIZE_TABLE)
     if path is None:
         return {}

@@ -21,26 +21,18 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 
 PUBLISHED_FRACTIONS = (0.7, 0.15, 0.15)
-
 Stratum = tuple[int, str]  # diagnosis (the last step's label) and origin
 Level = tuple[str, int | str]  # what images are counted by: all, a diagnosis or an origin, with its value
-
 _EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """Patients that stay together: one, or several with near-duplicate images.
+    """Patients that stay together: one, or several with near-duplicate images."""
 
-    Attributes:
-      patients: their identifiers, ascending; at least one.
-      cases: indices of all their images, ascending.
-      stratum: the rarest diagnosis among the images, and the rarest origin.
-    """
-
-    patients: tuple[str, ...]
-    cases: tuple[int, ...]
-    stratum: Stratum
+    patients: tuple[str, ...]  # their identifiers, ascending; at least one
+    cases: tuple[int, ...]  # indices of all their images, ascending
+    stratum: Stratum  # the rarest diagnosis among the images, and the rarest origin
 
 
 def make_splits(
@@ -54,16 +46,11 @@ def make_splits(
     """Split cases by patient, with each diagnosis of each origin spread over the splits in proportion.
 
     A patient counts for the rarest diagnosis among their images (the last step's label; "not annotated" only if the
-    patient has no other) and for their rarest origin. In a stratum, that is a diagnosis of an origin, each split is
-    off its share by less than the images of the stratum's largest patient. Patients that cannot be dealt evenly, hence
-    all of a rare stratum, go to the splits that lack most images of the diagnosis, of the origin and in total. Each
-    split gets at least one patient of every diagnosis that has as many patients as there are splits, even at the cost
-    of a rare stratum's share.
-
-    Args:
-      fractions: share of the cases for train, val and test; each > 0, sum 1.
-      joined: pairs of indices into `cases`, such as near-duplicates, whose patients come into one split. Patients
-        joined directly or through others then count as one patient.
+    patient has no other) and for their rarest origin. In a stratum, that is a diagnosis of an origin, each split is off
+    its share by less than the images of the stratum's largest patient. Patients that cannot be dealt evenly, hence all
+    of a rare stratum, go to the splits that lack most images of the diagnosis, of the origin and in total. Each split
+    gets at least one patient of every diagnosis that has as many patients as there are splits, even at the cost of a
+    rare stratum's share.
     """
     if len(fractions) != 3 or not all(share > 0 for share in fractions) or not math.isclose(sum(fractions), 1.0):
         raise BadInput(f"split fractions: {fractions} are not three numbers above 0 with sum 1")
@@ -101,7 +88,6 @@ def deal(
 
 
 def _check_joined(groups: Sequence[Group], table: RecordTable, fractions: Sequence[float]) -> None:
-    """Check that joined patients fit into the smallest split."""
     joined = [group for group in groups if len(group.patients) > 1]
     largest = max(joined, key=lambda group: len(group.cases), default=None)
     num_cases = sum(len(group.cases) for group in groups)
@@ -156,11 +142,7 @@ def _collect_strata(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 class _Dealer:
-    """Deals groups to the splits and tracks how many images each split is short of its share, at every level.
-
-    The levels are the current stratum, each diagnosis, each origin and all images. All but the first count an image by
-    its diagnosis and origin, not by those that its patient counts for.
-    """
+    """Deals groups to the splits and tracks how many images each split is short of its share, at every level."""
 
     def __init__(self, table: RecordTable, fractions: Sequence[float]) -> None:
         self._diagnoses, self._origins = table.labels[:, -1].tolist(), table.origins
@@ -169,13 +151,7 @@ class _Dealer:
         self.split_of: dict[tuple[str, ...], int] = {}
 
     def deal(self, stratum: Sequence[Group]) -> None:
-        """Deal one stratum, the groups with most images first.
-
-        Groups of one size are spread by the shares before smaller ones; otherwise all large ones would go to the
-        largest split. A group goes to a split whose share of the stratum it does not exceed; if there is none, to one
-        that still lacks some of the stratum. Among these it is the split that is shortest over all levels, so that the
-        other strata compensate for rounding in one.
-        """
+        """Deal one stratum, size by size, so that large groups do not all go to the largest split."""
         lacking: list[float] = [0.0] * len(self._fractions)
         for num_images, same_size in itertools.groupby(stratum, key=lambda group: len(group.cases)):
             groups = list(same_size)
@@ -237,17 +213,11 @@ def _choose(rows: Sequence[tuple[Sequence[float], int]], lacking: Sequence[float
 
 # Folds of a cross-validation by patient.
 
-
-NUM_FOLDS = 5
-"""Number of folds of the table `folds`."""
+NUM_FOLDS = 5  # number of folds of the table `folds`
 
 
 def list_folds(num_folds: int = NUM_FOLDS) -> list[str]:
-    """Return the values of `config.data.fold` for all folds.
-
-    >>> list_folds(3)
-    ['1/3', '2/3', '3/3']
-    """
+    """Return the values of `config.data.fold` for all folds."""
     return [f"{fold}/{num_folds}" for fold in range(1, num_folds + 1)]
 
 
@@ -259,15 +229,7 @@ def make_fold(
     fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
     joined: Any = (),
 ) -> Splits:
-    """Make the splits of one fold of a cross-validation by patient.
-
-    All folds of one seed come from one deal, so that every case is in the test split of exactly one fold. The other
-    folds' cases are dealt to train and val, again by patient.
-
-    Args:
-      fold: the fold that is the test split, such as "2/5" for the second of five.
-      fractions: shares as in `make_splits`; train and val keep their ratio, the share of test is ignored.
-    """
+    """Make the splits of one fold of a cross-validation by patient."""
     table = as_table(cases)
     number, num_folds = map(int, fold.split("/"))
     test = deal(table, seed=seed, fractions=(1 / num_folds,) * num_folds, joined=joined)[number - 1]

@@ -1,7 +1,6 @@
 """Read the rows of an .xlsx as a stream, within `Limits`.
 
-Not openpyxl: it holds a row, the shared strings and the styles in memory before anything can be counted, and fills gaps
-between row numbers with empty rows. Dates are converted by its functions.
+Not openpyxl: it holds rows, shared strings and styles in memory before anything can be counted.
 """
 
 import posixpath
@@ -21,16 +20,11 @@ _MOST_LISTED = 2**16  # sheets, relations and styles; Excel's limit of styles
 _LONGEST_FORMAT = 255
 _CELL = re.compile(r"([A-Z]{1,5})[0-9]*")
 _INTEGER = re.compile(r"-?[0-9]{1,300}")
-
 Attributes = dict[str, str]
 
 
 class _Part:
-    """Reads one XML file of an archive; subclasses handle elements by their local names.
-
-    Attributes:
-      text: of the current element, collected while `collects` is true.
-    """
+    """Reads one XML file of an archive; subclasses handle elements by their local names."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.limits = path, read_limits()
@@ -45,7 +39,6 @@ class _Part:
         """Handle the end of an element."""
 
     def read(self, archive: zipfile.ZipFile, member: str) -> Iterator[None]:
-        """Read the file; yield after each chunk."""
         parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = self._begin, self._end
@@ -62,12 +55,10 @@ class _Part:
         yield
 
     def read_all(self, archive: zipfile.ZipFile, member: str) -> None:
-        """Read the file at once."""
         for _ in self.read(archive, member):
             pass
 
     def check_count(self, number: int) -> None:
-        """Raise `BadInput` for a list that is too long."""
         if number > _MOST_LISTED:
             raise BadInput(f"{self.path}: more than {_MOST_LISTED} sheets, relations or styles")
 
@@ -90,7 +81,6 @@ class _Part:
             self._pieces.append(text)
 
     def clear(self) -> None:
-        """Forget the collected text."""
         self._pieces.clear()
         self._num_chars, self.collects = 0, False
 
@@ -117,8 +107,6 @@ class _Listed(_Part):
 
 
 class _Strings(_Part):
-    """The shared strings."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.strings: list[str] = []
@@ -274,7 +262,6 @@ def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _follow(archive: zipfile.ZipFile, member: str, folder: str, *, path: Path) -> dict[str, tuple[str, str]]:
-    """Return target and type of each relation, by its id and by its type."""
     listed = _Listed(path, "Relationship")
     listed.read_all(archive, member)
     targets: dict[str, tuple[str, str]] = {}

@@ -17,10 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import exceeds, read_limits
 from stepcot_jax.record import Record, SetAside
 
-# Read the rows of a split table, such as train.xlsx or train.csv, as text.
-#
 # The csv module, not pandas: messages need the row as spreadsheets count it, and a stray quote must stay an error.
-
 
 _COLUMNS = ("patient_id", "image_path")
 _LONGEST_HEADER = 2**16
@@ -29,19 +26,12 @@ _EXPECTED = "expected a table whose first row has a column patient_id or image_p
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SplitRow:
-    """One row of a split table.
+    """One row of a split table."""
 
-    Attributes:
-      file: name of the table's file.
-      number: row in the file, from 1, as spreadsheets count.
-      patient_id: patient; "" if the cell is empty or the column missing.
-      image_path: image; "" if the cell is empty or the column missing.
-    """
-
-    file: str
-    number: int
-    patient_id: str
-    image_path: str
+    file: str  # name of the table's file
+    number: int  # row in the file, from 1, as spreadsheets count
+    patient_id: str  # patient; "" if the cell is empty or the column missing
+    image_path: str  # image; "" if the cell is empty or the column missing
 
     def __str__(self) -> str:
         cells = [f"{column} {getattr(self, column)!r}" for column in _COLUMNS if getattr(self, column)]
@@ -49,11 +39,7 @@ class SplitRow:
 
 
 def read_split_table(path: Path) -> Iterator[SplitRow]:
-    """Yield the rows that name a patient or an image, from .xlsx (its first sheet) or .csv (comma, semicolon or tab).
-
-    Raises:
-      BadInput: the file cannot be read, or has neither of the two columns, or one of them twice.
-    """
+    """Yield the rows that name a patient or an image, from .xlsx (first sheet) or .csv (comma, semicolon, tab)."""
     columns, longest = list[int](), read_limits().name
     try:
         for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
@@ -77,7 +63,6 @@ def read_split_table(path: Path) -> Iterator[SplitRow]:
 
 
 def _find_columns(header: list[str], *, path: Path) -> list[int]:
-    """Return the position of each column, -1 if missing."""
     folded = ["_".join(name.casefold().replace("_", " ").split()) for name in header]
     shown = [name[:40] for name in header[:20]]
     for column in _COLUMNS:
@@ -89,26 +74,19 @@ def _find_columns(header: list[str], *, path: Path) -> list[int]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    with open_text(path, accepted="a table") as file:
+    with open_text(path) as file:
         header = file.readline(_LONGEST_HEADER)
         file.seek(0)
         yield from iterate_rows(file, delimiter=max(",;\t", key=header.count), path=path)
 
 
 TABLE_SUFFIXES = (".xlsx", ".csv")
-
 _NUMBER = re.compile(r"0*([0-9]+?)(?:\.0+)?")
 _NUM_SHOWN = 20
 
 
 def read_splits(root: Path, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> Splits | None:
-    """Read `train`, `val` and `test`, each .xlsx or .csv, below `root`.
-
-    A row names an image by `image_path`, or all images of a patient by `patient_id`; given both, they must agree. A
-    patient may be named again in the same table if the rows name no images. Spreadsheets turn a patient "00001613"
-    into the number 1613: a number means the one patient whose identifier is that number with leading zeros. Rows that
-    name only records that were set aside are ignored.
-    """
+    """Read `train`, `val` and `test`, each .xlsx or .csv, below `root`."""
     paths = TextColumn(item.image_path for item in set_aside)
     patients = TextColumn(item.patient_id for item in set_aside)
     assignment = resolve_tables(Path(root), as_table(cases), set_aside_paths=paths, set_aside_patients=patients)
@@ -196,7 +174,6 @@ class _Names:
         self._numbers_aside = TextIndex(aside, range(len(aside)), key=_as_number)
 
     def find(self, row: SplitRow) -> list[int]:
-        """Return the positions of the cases that a row names; none if it names a record that was set aside."""
         patients = self._find_patients(row.patient_id)
         if row.image_path:
             path = normalise_image_path(row.image_path)
@@ -213,7 +190,6 @@ class _Names:
         return self._by_patient.find(patients[0])
 
     def _find_patients(self, written: str) -> list[str]:
-        """Return the patients that a cell may mean: the one of this name, or else those of this number."""
         if self._by_patient.find(written) or self._patients_aside.find(written):
             return [written]
         if not (number := _NUMBER.fullmatch(written)):

@@ -21,7 +21,6 @@ from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
 from stepcot_jax.record import Record, SetAside
 
 SPLIT_NAMES = ("train", "val", "test")
-
 _NUM_EXAMPLES = 5
 _MOST_NAMED = 1000
 
@@ -61,20 +60,12 @@ class Problem:
 
 @dataclasses.dataclass
 class Assignment:
-    """The split or splits of each case, and the problems that would stop a run.
-
-    Attributes:
-      rows: for each split and case the table row that names it, from 1; 0 where the split does not have the case.
-      tables: name of each split's table, the number of its rows that name a patient or an image, and of the empty rows
-        between them; empty without tables.
-      problems: what stops a run, by kind, in order of detection.
-      shared: the first thousand patients that are in more than one split, with the names of the splits.
-    """
+    """The split or splits of each case, and the problems that would stop a run."""
 
     source: str
-    rows: Int32[np.ndarray, "split case"]
+    rows: Int32[np.ndarray, "split case"]  # row of the split's table that names the case, from 1; 0 for none
     tables: dict[str, tuple[str, int | None, int | None]] = dataclasses.field(default_factory=dict)
-    problems: dict[str, Problem] = dataclasses.field(default_factory=dict)
+    problems: dict[str, Problem] = dataclasses.field(default_factory=dict)  # by kind, in order of detection
     shared: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -142,7 +133,6 @@ def check_splits(splits: Splits, cases: Iterable[Record], *, source: str) -> Non
 
 # `splits.json`: the splits of a run, with checksums that tie them to the data.
 
-
 _EXPECTED = "expected a manifest of splits that this project wrote"
 _NUM_SHOWN = 80
 _NUM_CHECKSUM_DIGITS = 16
@@ -160,11 +150,7 @@ class _Manifest(msgspec.Struct, kw_only=True):
 
 
 def write_manifest(path: Path, splits: Splits, cases: Iterable[Record], *, source: str) -> None:
-    """Write the images of each split as JSON; `source` describes where the splits come from.
-
-    Each image has a checksum of its path, patient and labels, and the manifest a SHA-256 digest, so that an altered
-    manifest can be distinguished from altered data.
-    """
+    """Write the images of each split as JSON; `source` describes where the splits come from."""
     table, members = as_table(cases), splits.by_name()
     checksums = _compute_checksums(table)
     manifest = _Manifest(

@@ -14,14 +14,12 @@ from typing import Any, ClassVar
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.data.tfds import preparing
-from stepcot_jax.data.tfds.preparing import Reading, import_tfds
-from stepcot_jax.data.tfds.source import QUARANTINE_NAME, VERSION, Shard, check_prepared_from, write_contents
+from stepcot_jax.data.tfds import source as prepared
+from stepcot_jax.data.tfds.source import QUARANTINE_NAME, VERSION, Reading, Shard, check_prepared_from, import_tfds
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
 
 tfds = import_tfds()
-
 _FORMAT = "array_record"
 _HOMEPAGE = "https://arxiv.org/abs/2603.13878"
 _CITATION = """@inproceedings{stepcot2026,
@@ -73,7 +71,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(
             builder=self,
             description=_DESCRIPTION,
-            features=preparing.make_features(),
+            features=prepared.make_features(),
             homepage=_HOMEPAGE,
             citation=_CITATION,
             metadata=tfds.core.MetadataDict(),
@@ -91,8 +89,8 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
 
     def _download_and_prepare(self, dl_manager: Any, download_config: Any) -> None:
         root = self._root or _find_manual_dir(dl_manager)
-        self._gathered = preparing.gather(root, self._reading)
-        source, collection = preparing.identify_source(root, self._reading), self._gathered.collection
+        self._gathered = prepared.gather(root, self._reading)
+        source, collection = prepared.identify_source(root, self._reading), self._gathered.collection
         # tensorflow_datasets writes the metadata beside the shards.
         self.info.metadata.update(
             {
@@ -115,7 +113,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
                 file = folder / Path(path).name
                 num_bytes = file.stat().st_size
                 shards.append(Shard(file=file.name, split=split.name, num_bytes=num_bytes, num_records=length))
-        write_contents(folder, self._gathered, source=source, shards=shards, images=self._images)
+        prepared.write_contents(folder, self._gathered, source=source, shards=shards, images=self._images)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         del dl_manager  # nothing is downloaded
@@ -125,7 +123,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         for position, index in enumerate(indices):
             content = self._gathered.images.read(index)
             self._images[index] = len(content), hashlib.sha256(content).hexdigest()
-            yield position, preparing.make_example(self._gathered.collection.cases[index], content)
+            yield position, prepared.make_example(self._gathered.collection.cases[index], content)
 
 
 def _find_manual_dir(dl_manager: Any) -> Path:
@@ -139,11 +137,7 @@ def _find_manual_dir(dl_manager: Any) -> Path:
 
 
 def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
-    """Prepare a folder in the published layout, unless it is prepared already; return `step_cot/1.1.0` in `data_dir`.
-
-    Raises:
-      BadInput: the folder cannot be used, or other data are prepared there.
-    """
+    """Prepare a folder in the published layout, unless it is prepared; return `step_cot/1.1.0` in `data_dir`."""
     make_workdir(Path(data_dir))
     builder = StepCot(data_root=root, reading=reading, data_dir=data_dir)
     builder.download_and_prepare()

@@ -3,8 +3,7 @@
 import argparse
 import pathlib
 
-from stepcot_jax.data.tfds.preparing import Reading, import_tfds
-from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
+from stepcot_jax.data.tfds.source import QUARANTINE_NAME, Reading, import_tfds, open_prepared
 from stepcot_jax.host.download import find_path
 from stepcot_jax.tools.options import local_path
 

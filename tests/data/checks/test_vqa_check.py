@@ -75,13 +75,6 @@ def test_records_without_thinking_stop_nothing(folder, tmp_path, capsys):
     assert {each["dialect"]: each["read_back"] for each in facts["formats"]}["gemex"] == 120
 
 
-def test_tables_are_printed(folder, capsys):
-    assert main(["check", str(folder)]) == 0
-    shown = capsys.readouterr().out
-    for title in ("Records by kind and split", "Boxes of a record", "Lengths (words)", "Formats", "a run can use it"):
-        assert title in shown
-
-
 def test_reasons_keep_their_field_and_are_counted_together(damaged, capsys):
     lines = [json.loads(line) for line in (damaged / "records.jsonl").open()]
     lines[1]["references"][0]["box"], lines[2]["references"][0]["box"] = [5, 2, 3, 9], [7, 2, 3, 9]

@@ -36,10 +36,6 @@ def test_every_box_can_be_drawn(box):
     assert 0 <= upper < lower <= 100
 
 
-def test_a_large_picture_is_made_smaller():
-    assert draw_named_boxes(np.zeros((1000, 3072, 3), np.uint8), []).shape == (500, 1536, 3)
-
-
 def test_a_name_is_written_and_the_picture_is_a_png():
     plain, named = (draw_named_boxes(GREY, [Box(name, (20, 30, 80, 60))], least_side=100) for name in ("", "lung"))
     changed = np.nonzero((plain != named).any(axis=-1))

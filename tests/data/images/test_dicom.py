@@ -20,11 +20,10 @@ pydicom = pytest.importorskip("pydicom")
 from pydicom import uid
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
-from pydicom.pixels import get_decoder, get_encoder
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 
-from stepcot_jax.data.images.dicom import is_dicom, read_dicom, read_projection
+from stepcot_jax.data.images.dicom import read_dicom, read_projection
 from stepcot_jax.data.images.dicom_fields import EXTRA
 from stepcot_jax.host.errors import BadInput
 
@@ -84,12 +83,8 @@ def write(dataset):
     return file.getvalue()
 
 
-def read(pixels=None, **settings):
-    return read_dicom(write(make(pixels, **settings)), name="scan.dcm", max_pixels=MAX_PIXELS)
-
-
 def decode(pixels, **settings):
-    result = read(pixels, **settings).pixels
+    result = read_dicom(write(make(pixels, **settings)), name="scan.dcm", max_pixels=MAX_PIXELS)
     assert result.dtype == np.uint8
     assert result.flags.writeable
     return result
@@ -128,133 +123,48 @@ GREY16 = RANDOM.integers(0, 2**16, (5, 7), np.uint16)
 GREY12 = RANDOM.integers(0, 2**12, (40, 25), np.uint16)
 SIGNED16 = RANDOM.integers(-(2**15), 2**15, (5, 7), np.int16)
 SMOOTH = np.add.outer(np.arange(64), np.arange(64)) + RANDOM.integers(0, 9, (64, 64))
-LARGE8, LARGE12, LARGE16 = SMOOTH.astype(np.uint8), (SMOOTH * 29).astype(np.uint16), (SMOOTH * 450).astype(np.uint16)
+LARGE8, LARGE12 = SMOOTH.astype(np.uint8), (SMOOTH * 29).astype(np.uint16)
 LARGE_SIGNED = (SMOOTH * 450 - 30000).astype(np.int16)
 STORED12 = {"BitsStored": 12, "HighBit": 11}
 
 
-def test_is_dicom():
-    content = write(make(GREY8))
-    assert is_dicom(content[:132])
-    assert is_dicom(content)
-    assert not is_dicom(content[:131])
-    assert not is_dicom(b"")
-    assert not is_dicom(b"DICM" + bytes(200))
-
-
 @pytest.mark.parametrize("pixels", [GREY8, GREY16, SIGNED16, SIGNED16.astype(np.int8)], ids=lambda p: p.dtype.name)
-@pytest.mark.parametrize(
-    "syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian, uid.RLELossless]
-)
-def test_uncompressed_and_rle(pixels, syntax):
-    data = None
-    if syntax == uid.RLELossless:
-        data = encapsulate([rle(pixels)])
-    elif syntax == uid.ExplicitVRBigEndian and pixels.itemsize == 1:
+@pytest.mark.parametrize("syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian])
+def test_uncompressed(pixels, syntax):
+    if syntax == uid.ExplicitVRBigEndian and pixels.itemsize == 1:
         pixels = pixels[:4]  # whole words
-    np.testing.assert_array_equal(decode(pixels, syntax=syntax, data=data), show_range(pixels))
+    np.testing.assert_array_equal(decode(pixels, syntax=syntax), show_range(pixels))
+    np.testing.assert_array_equal(decode(np.full((3, 4), 900, np.uint16), syntax=syntax), np.zeros((3, 4)))
 
 
-def rle(pixels):
-    high_first = pixels.astype(pixels.dtype.newbyteorder(">")).tobytes()
-    planes = np.frombuffer(high_first, np.uint8).reshape(-1, pixels.itemsize).T
-    segments = [pack(plane.tobytes()) for plane in planes]
-    starts = np.cumsum([64, *[len(segment) for segment in segments]])[:-1]
-    header = [len(segments), *starts, *[0] * (15 - len(segments))]
-    return struct.pack("<16L", *header) + b"".join(segments)
-
-
-def pack(values):
-    """PackBits of a kind: a run where two bytes are equal, else a literal; a no-op and a pad at the end."""
-    packed, place = b"", 0
-    while place < len(values):
-        run = 1
-        while run < 128 and place + run < len(values) and values[place + run] == values[place]:
-            run += 1
-        packed += bytes([257 - run, values[place]]) if run > 1 else bytes([0, values[place]])
-        place += run
-    return packed + b"\x80" * (2 - len(packed) % 2)
-
-
-def test_rle_of_pydicom():
-    dataset = make(GREY16)
-    dataset.compress(uid.RLELossless, encoding_plugin="pydicom", generate_instance_uid=False)
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
-    np.testing.assert_array_equal(result, show_range(GREY16))
-
-
-def test_big_endian_bytes_in_words():
-    """Eight-bit pixels in big-endian words come in pairs the wrong way round."""
-    dataset = make(GREY8[:4], syntax=uid.ExplicitVRBigEndian)
-    dataset.PixelData = GREY8[:4].reshape(-1, 2)[:, ::-1].tobytes()
-    dataset["PixelData"].VR = "OW"
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
-    np.testing.assert_array_equal(result, show_range(GREY8[:4]))
+def compress(pixels, syntax, **elements):
+    dataset = make(pixels, **elements)
+    try:
+        dataset.compress(syntax, generate_instance_uid=False)
+    except (RuntimeError, NotImplementedError) as error:
+        if "missing" not in str(error):
+            raise
+        pytest.skip("needs an encoder")
+    return write(dataset)
 
 
 @pytest.mark.parametrize(
     ("syntax", "pixels"),
     [
+        (uid.RLELossless, LARGE8),
+        (uid.RLELossless, LARGE_SIGNED // 4000),  # with long runs
         (uid.JPEG2000Lossless, LARGE8),
         (uid.JPEG2000Lossless, LARGE12),
         (uid.JPEG2000Lossless, LARGE_SIGNED),
         (uid.JPEGLSLossless, LARGE8),
         (uid.JPEGLSLossless, LARGE12),
-        (uid.JPEGLosslessSV1, LARGE8),
-        (uid.JPEGLosslessSV1, LARGE12),
-        (uid.JPEGLossless, LARGE16),
     ],
     ids=lambda value: getattr(value, "keyword", None) or value.dtype.name,
 )
 def test_lossless_compression(syntax, pixels):
-    stored = STORED12 if pixels is LARGE12 else {}
-    dataset = make(pixels, **stored)
-    if syntax in (uid.JPEGLosslessSV1, uid.JPEGLossless):
-        if "pylibjpeg" not in get_decoder(syntax).available_plugins:
-            pytest.skip("needs pylibjpeg-libjpeg")
-        packed = encapsulate([lossless_jpeg(pixels, bits=stored.get("BitsStored", 8 * pixels.itemsize))])
-        content = write(make(pixels, syntax=syntax, data=packed, **stored))
-    else:
-        try:
-            get_encoder(syntax)
-            dataset.compress(syntax, generate_instance_uid=False)
-        except (RuntimeError, NotImplementedError) as error:
-            if "missing" not in str(error):
-                raise
-            pytest.skip("needs an encoder")
-        content = write(dataset)
-    result = read_dicom(content, name="x", max_pixels=MAX_PIXELS).pixels
+    content = compress(pixels, syntax, **(STORED12 if pixels is LARGE12 else {}))
+    result = read_dicom(content, name="x", max_pixels=MAX_PIXELS)
     np.testing.assert_array_equal(result, show_range(pixels))
-
-
-def lossless_jpeg(pixels, *, bits):
-    """ITU-T T.81 annex H, predictor 1, with one code of five bits for each of the 17 lengths of a difference."""
-    values = pixels.astype(np.int64)
-    left = np.empty_like(values)
-    left[:, 1:] = values[:, :-1]
-    left[1:, 0] = values[:-1, 0]
-    left[0, 0] = 2 ** (bits - 1)
-    stream = ""
-    for difference in (values - left).reshape(-1):
-        wrapped = int((difference + 2**15) % 2**16 - 2**15)
-        length = abs(wrapped).bit_length()
-        stream += f"{length:05b}"
-        if 0 < length < 16:
-            stream += f"{wrapped if wrapped > 0 else wrapped + 2**length - 1:0{length}b}"
-    stream += "1" * (-len(stream) % 8)
-    scan = bytes(int(stream[place : place + 8], 2) for place in range(0, len(stream), 8)).replace(b"\xff", b"\xff\0")
-    rows, columns = pixels.shape
-    return (
-        b"\xff\xd8\xff\xc3"
-        + struct.pack(">HBHHBBBB", 11, bits, rows, columns, 1, 1, 0x11, 0)
-        + b"\xff\xc4"
-        + struct.pack(">HB", 36, 0)
-        + bytes([0, 0, 0, 0, 17, *[0] * 11, *range(17)])
-        + b"\xff\xda"
-        + struct.pack(">HBBBBBB", 8, 1, 1, 0, 1, 0, 0)
-        + scan
-        + b"\xff\xd9"
-    )
 
 
 def jpeg(pixels, **options):
@@ -264,11 +174,9 @@ def jpeg(pixels, **options):
 
 
 def test_jpeg_baseline():
-    smooth = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
-    packed = jpeg(smooth)
-    decoded = np.asarray(Image.open(io.BytesIO(packed)))
-    result = decode(smooth, syntax=uid.JPEGBaseline8Bit, data=encapsulate([packed]))
-    np.testing.assert_array_equal(result, show_range(decoded))
+    packed = jpeg(LARGE8)
+    result = decode(LARGE8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([packed]))
+    np.testing.assert_array_equal(result, show_range(np.asarray(Image.open(io.BytesIO(packed)))))
 
 
 @pytest.mark.parametrize("planar", [0, 1])
@@ -291,23 +199,7 @@ def test_unused_bits_are_not_part_of_the_value():
     np.testing.assert_array_equal(result, show_range(signed))
 
 
-def test_monochrome1():
-    plain, inverted = (decode(GREY12, PhotometricInterpretation=p, **STORED12) for p in ("MONOCHROME2", "MONOCHROME1"))
-    values = GREY12.astype(np.float64)
-    np.testing.assert_array_equal(inverted, round_half_up(1 - (values - values.min()) / np.ptp(values)))
-    assert np.abs(plain.astype(int) + inverted - 255).max() <= 1
-
-
-def test_constant_picture():
-    np.testing.assert_array_equal(decode(np.full((3, 4), 900, np.uint16)), np.zeros((3, 4)))
-
-
-WINDOWS = [
-    ("LINEAR", 2000.0, 1500.0),
-    ("LINEAR_EXACT", 2000.0, 1500.0),
-    ("SIGMOID", 2000.0, 800.0),
-    ("LINEAR", 1000, 1),
-]
+WINDOWS = [("LINEAR", 2e3, 1500.0), ("LINEAR_EXACT", 2e3, 1500.0), ("SIGMOID", 2e3, 800.0), ("LINEAR", 1e3, 1)]
 
 
 @pytest.mark.parametrize(("function", "centre", "width"), WINDOWS)
@@ -316,7 +208,6 @@ def test_window(function, centre, width, syntax):
     """One pixel at a time by the words of PS3.3 C.11.2.1.2 and C.11.2.1.3, after slope and intercept."""
     settings = {"RescaleSlope": "2", "RescaleIntercept": "-1024", "WindowCenter": [str(centre), "1"]}
     settings |= {"WindowWidth": [str(width), "1"], "VOILUTFunction": function, **STORED12}
-    dataset = make(GREY12, syntax=syntax, **settings)
     expected = np.empty(GREY12.shape)
     for place, stored in np.ndenumerate(GREY12):
         x = 2.0 * stored - 1024
@@ -331,7 +222,7 @@ def test_window(function, centre, width, syntax):
         else:
             y = (x - (centre - 0.5)) / (width - 1) + 0.5
         expected[place] = y
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
+    result = decode(GREY12, syntax=syntax, **settings)
     np.testing.assert_array_equal(result, round_half_up(expected))
     assert len(np.unique(result)) > (1 if width == 1 else 10)
 
@@ -352,7 +243,7 @@ def test_voi_lut(pixels, syntax):
     first = int(pixels.min()) + 300
     dataset = make(pixels, syntax=syntax, VOILUTSequence=lut(entries, first=first, bits=10), **STORED12)
     places = np.clip(pixels.astype(int) - first, 0, 1499)
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
     np.testing.assert_array_equal(result, round_half_up(entries[places] / 1023))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -364,29 +255,13 @@ def test_voi_lut(pixels, syntax):
 def test_modality_lut_before_the_window(packed):
     entries = RANDOM.permutation(256)[:200]
     dataset = make(
-        GREY8,
-        ModalityLUTSequence=lut(entries, first=20, bits=8, packed=packed),
-        WindowCenter="100",
-        WindowWidth="150",
+        GREY8, ModalityLUTSequence=lut(entries, first=20, bits=8, packed=packed), WindowCenter="100", WindowWidth="150"
     )
     physical = entries[np.clip(GREY8.astype(int) - 20, 0, 199)].astype(float)
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
     np.testing.assert_array_equal(result, round_half_up((physical - 99.5) / 149 + 0.5))
     if not packed:
         np.testing.assert_array_equal(apply_modality_lut(GREY8, pydicom.dcmread(io.BytesIO(write(dataset)))), physical)
-
-
-def test_full_size_lut():
-    """65,536 entries are written as 0."""
-    entries = np.arange(65536)[::-1]
-    result = decode(GREY16, VOILUTSequence=lut(entries, first=0, bits=16))
-    np.testing.assert_array_equal(result, round_half_up((65535 - GREY16.astype(float)) / 65535))
-
-
-def test_voi_lut_goes_before_the_window():
-    entries = np.arange(256)[::-1]
-    result = decode(GREY8, VOILUTSequence=lut(entries, first=0, bits=8), WindowCenter="1", WindowWidth="2")
-    np.testing.assert_array_equal(result, 255 - GREY8)
 
 
 @pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
@@ -406,40 +281,20 @@ def test_padding(photometric, syntax):
     np.testing.assert_array_equal(decode(pixels, PixelPaddingRangeLimit=10, **settings), expected)
 
 
-def test_spacing_view_and_modality():
-    image = read(GREY8, ImagerPixelSpacing=["0.2", "0.3"], PixelSpacing=["0.14", "0.15"])
-    assert (image.pixel_spacing_mm, image.spacing_source) == ((0.14, 0.15), "PixelSpacing")
-    assert (image.view, image.modality) == ("PA", "DX")
-    image = read(GREY8, ImagerPixelSpacing=["0.2", "0.3"], PixelSpacing=["0", "0.15"], ViewPosition=None)
-    assert (image.pixel_spacing_mm, image.spacing_source, image.view) == ((0.2, 0.3), "ImagerPixelSpacing", "")
-    image = read(GREY8, PixelSpacing="", Modality="jane doe")
-    assert (image.pixel_spacing_mm, image.spacing_source, image.modality) == (None, "", "")
-
-
 REFUSED = [
     ({"NumberOfFrames": 3}, "NumberOfFrames: 3 instead of 1"),
     ({"PixelData": None}, "has no PixelData (Digital X-Ray Image Storage - For Presentation)"),
     ({"PixelData": None, "SOPClassUID": uid.EncapsulatedPDFStorage}, "has no PixelData (Encapsulated PDF Storage)"),
-    ({"PixelData": None, "SOPClassUID": uid.BasicTextSRStorage, "Modality": "SR"}, "has no PixelData (Basic Text SR"),
-    ({"PixelData": None, "SOPClassUID": "1.2.9.4711"}, "has no PixelData (of an unknown kind)"),
     ({"PixelData": bytes(10)}, "PixelData: 10 bytes instead of 35"),
-    ({"Rows": None}, "Rows: 0 values"),
-    ({"Rows": 0}, "Rows: 0;"),
     ({"Rows": 60000, "Columns": 60000}, "60000 x 60000 pixels in its header are more than 10000"),
     ({"SamplesPerPixel": 4}, "SamplesPerPixel: 4 with MONOCHROME2"),
     ({"PhotometricInterpretation": "PALETTE COLOR"}, "PhotometricInterpretation: is not one of MONOCHROME1"),
-    ({"PhotometricInterpretation": "YBR_FULL"}, "is not one of MONOCHROME1, MONOCHROME2, RGB"),
-    ({"PhotometricInterpretation": "MARKER"}, "is not one of MONOCHROME1, MONOCHROME2, RGB"),
     ({"BitsAllocated": 32}, "BitsStored: 8 in BitsAllocated 32"),
-    ({"BitsStored": 12}, "BitsStored: 12 in BitsAllocated 8"),
     ({"HighBit": 9}, "HighBit: 9; expected 7"),
     ({"PixelRepresentation": 2}, "PixelRepresentation: 2;"),
     ({"RescaleSlope": "0"}, "RescaleSlope: 0"),
     ({"WindowCenter": "10", "WindowWidth": "0"}, "WindowWidth: 0; expected at least 1 with LINEAR"),
-    (
-        {"WindowCenter": "10", "WindowWidth": "5", "VOILUTFunction": "MARKER"},
-        "is not one of LINEAR, LINEAR_EXACT, SIGMOID",
-    ),
+    ({"WindowCenter": "1", "WindowWidth": "5", "VOILUTFunction": "MARKER"}, "is not one of LINEAR, LINEAR_EXACT, SIGM"),
     ({"VOILUTSequence": lut(range(9), first=0, bits=20)}, "LUTDescriptor: entries of 20 bits"),
 ]
 
@@ -449,30 +304,16 @@ def test_refused(settings, found):
     assert found in refusal(write(make(GREY8, **settings)))
 
 
-def test_short_luts():
-    short = lut(range(9), first=0, bits=12)
-    short[0].LUTDescriptor = [20, 0, 12]
-    assert "LUTData: 9 entries instead of 20" in refusal(write(make(GREY8, VOILUTSequence=short)))
-    del short[0].LUTDescriptor
-    assert "LUTDescriptor: 0 values" in refusal(write(make(GREY8, VOILUTSequence=short)))
-
-
 @pytest.mark.parametrize(
     ("syntax", "found"),
-    [
-        (uid.DeflatedExplicitVRLittleEndian, "Deflated Explicit VR Little Endian is not one of"),
-        (uid.MPEG2MPML, "MPEG2"),
-        ("1.2.3.4711", "an unknown syntax"),
-    ],
+    [("1.2.840.10008.1.2.1.99", "Deflated Explicit VR Little Endian is not one"), ("1.2.3.4711", "an unknown syntax")],
 )
 def test_refused_syntaxes(syntax, found):
     content = write(make(GREY8))
     old = str(uid.ExplicitVRLittleEndian).encode() + b"\0"
     place = content.index(old, 132)
-    new = str(syntax).encode()
-    new += b"\0" * (len(new) % 2)
-    content = content[: place - 2] + struct.pack("<H", len(new)) + new + content[place + len(old) :]
-    message = refusal(content)
+    new = syntax.encode() + b"\0" * (len(syntax) % 2)
+    message = refusal(content[: place - 2] + struct.pack("<H", len(new)) + new + content[place + len(old) :])
     assert "TransferSyntaxUID" in message
     assert found in message
 
@@ -488,21 +329,11 @@ def test_deflated_bomb_is_not_inflated():
     tracemalloc.stop()
 
 
-def test_no_decoder_for_lossless_jpeg(monkeypatch):
+def test_a_missing_decoder_is_named_with_its_command(monkeypatch):
     from pydicom.pixels.decoders import base
 
     monkeypatch.setattr(base.Decoder, "available_plugins", property(lambda _: ("gdcm",)))
-    packed = encapsulate([lossless_jpeg(GREY8, bits=8)])
-    message = refusal(write(make(GREY8, syntax=uid.JPEGLosslessSV1, data=packed)))
-    assert "no decoder for JPEG Lossless SV1 is installed: pip install pylibjpeg-libjpeg (GPL)" in message
-
-
-def test_no_decoder(monkeypatch):
-    from pydicom.pixels.decoders import base
-
-    monkeypatch.setattr(base.Decoder, "available_plugins", property(lambda _: ()))
-    packed = encapsulate([jpeg(GREY8)])
-    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=packed)))
+    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)]))))
     assert 'no decoder for JPEG Baseline is installed: pip install -e ".[dicom]"' in message
 
 
@@ -512,18 +343,14 @@ def test_compressed_size_has_to_match():
     packed = {
         uid.JPEGBaseline8Bit: jpeg(large),
         uid.JPEGLSLossless: b"\xff\xd8\xff\xf7" + struct.pack(">HBHHB", 11, 8, 300, 300, 1) + bytes(20),
-        uid.JPEG2000Lossless: b"\xff\x4f\xff\x51"
-        + struct.pack(">HHIIIIIIIIH", 41, 0, 310, 320, 10, 20, 300, 300, 0, 0, 1)
-        + bytes(20),
+        uid.JPEG2000Lossless: struct.pack(">IHHIIIIIIIIH20x", 0xFF4FFF51, 41, 0, 310, 320, 10, 20, 300, 300, 0, 0, 1),
     }
     for syntax, frame in packed.items():
         message = refusal(write(make(GREY8, syntax=syntax, data=encapsulate([frame]))))
         assert "300 x 300 x 1 (columns x rows x samples) in the compressed picture" in message
         assert "7 x 5 x 1" in message
-    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([b"\0" * 40]))))
-    assert "no size" in message
-    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)[:300]]))))
-    assert "cannot be decoded as JPEG Baseline" in message
+    for frame, found in ((bytes(40), "no size"), (jpeg(GREY8)[:300], "cannot be decoded as JPEG Baseline")):
+        assert found in refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([frame]))))
 
 
 def test_rle_bomb_stays_small():
@@ -532,7 +359,7 @@ def test_rle_bomb_stays_small():
     frame = struct.pack("<16L", 1, 64, *[0] * 14) + segment
     content = write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=encapsulate([frame])))
     tracemalloc.start()
-    np.testing.assert_array_equal(read_dicom(content, name="x", max_pixels=MAX_PIXELS).pixels, np.zeros((90, 90)))
+    np.testing.assert_array_equal(read_dicom(content, name="x", max_pixels=MAX_PIXELS), np.zeros((90, 90)))
     assert tracemalloc.get_traced_memory()[1] < 8 * 10**6
     tracemalloc.stop()
     for frame, found in (
@@ -545,28 +372,16 @@ def test_rle_bomb_stays_small():
         assert found in refusal(write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=data)))
 
 
-def test_header_goes_before_the_pixels():
-    """A picture above the limit is refused without its pixels being looked at."""
-    content = write(make(GREY8))
-    assert "7 x 5 pixels in its header are more than 34" in refusal(content, max_pixels=34)
-    read_dicom(content, name="x", max_pixels=35)
-
-
 def corrupt_values():
     """Files whose values are not what their types say, with the patient's data in them."""
     for keyword, vr in (
         ("Rows", "PN"),
         ("WindowCenter", "PN"),
         ("RescaleSlope", "LO"),
-        ("PixelPaddingValue", "LO"),
-        ("NumberOfFrames", "PN"),
         ("PhotometricInterpretation", "PN"),
-        ("PixelRepresentation", "LT"),
         ("PixelData", "LT"),
         ("VOILUTSequence", "PN"),
-        ("Modality", "PN"),
         ("ViewPosition", "PN"),
-        ("PixelSpacing", "PN"),
     ):
         dataset = make(GREY8, RescaleIntercept="0", WindowWidth="10")
         dataset.add_new(keyword, vr, "MARKER^JANE 4711 ")
@@ -590,9 +405,8 @@ def test_no_patient_in_messages(kind, content, caplog, capfd):
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.DEBUG):
         warnings.simplefilter("always")
         try:
-            image = read_dicom(content, name="scan.dcm", max_pixels=MAX_PIXELS)
-            projection = read_projection(content, name="scan.dcm")
-            said = f"{image.view} {image.modality} {image.spacing_source} {projection}"
+            read_dicom(content, name="scan.dcm", max_pixels=MAX_PIXELS)
+            said = read_projection(content, name="scan.dcm")
         except BadInput as error:
             assert_no_marker(error)
             said = str(error)
@@ -602,27 +416,13 @@ def test_no_patient_in_messages(kind, content, caplog, capfd):
     assert not caplog.records
 
 
-def test_pydicom_would_have_said_it(caplog):
-    """The markers are in what pydicom says by itself, so that the test above can fail."""
-    said = ""
-    for _, content in corrupt_values():
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            try:
-                str(pydicom.dcmread(io.BytesIO(content)))
-            except Exception as error:
-                said += str(error)
-            said += " ".join(str(warning.message) for warning in warned)
-    assert "MARKER" in said
-
-
 VALID = {
     "native": write(
-        make(GREY12, WindowCenter="2000", WindowWidth="900", RescaleSlope="1", RescaleIntercept="0", **STORED12)
+        make(GREY12, WindowCenter="9", WindowWidth="9", RescaleSlope="1", RescaleIntercept="0", **STORED12)
     ),
     "lut": write(make(GREY8, VOILUTSequence=lut(range(200), first=3, bits=8), PixelPaddingValue=3)),
     "jpeg": write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)]))),
-    "rle": write(make(GREY16, syntax=uid.RLELossless, data=encapsulate([rle(GREY16)]))),
+    "rle": compress(GREY16, uid.RLELossless),
     "implicit": write(make(GREY8, syntax=uid.ImplicitVRLittleEndian, WindowCenter="90", WindowWidth="90")),
 }
 
@@ -643,23 +443,13 @@ def test_any_damage(kind, length, changes):
 
 def assert_picture_or_error(content):
     try:
-        pixels = read_dicom(content, name="x", max_pixels=MAX_PIXELS).pixels
+        pixels = read_dicom(content, name="x", max_pixels=MAX_PIXELS)
     except BadInput as error:
         assert_no_marker(error)
         return
     assert pixels.dtype == np.uint8
     assert pixels.ndim == 2
     assert 0 < pixels.size <= MAX_PIXELS
-
-
-@pytest.mark.parametrize("kind", sorted(VALID))
-def test_every_truncation(kind):
-    content = VALID[kind]
-    read_dicom(content, name="x", max_pixels=MAX_PIXELS)
-    for length in range(0, len(content), 7):
-        assert_picture_or_error(content[:length])
-    with pytest.raises(BadInput):
-        read_dicom(content[:-20], name="x", max_pixels=MAX_PIXELS)
 
 
 def test_without_pydicom(tmp_path):

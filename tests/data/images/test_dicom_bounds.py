@@ -1,6 +1,5 @@
 """Headers of DICOM files: elements, items and bytes are limited while they are parsed; bulk data are not counted."""
 
-import io
 import struct
 import warnings
 
@@ -9,8 +8,10 @@ import pytest
 
 pydicom = pytest.importorskip("pydicom")
 
+from data.images.test_dicom import make
+from data.images.test_dicom import write as encode
 from pydicom import uid
-from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.dataset import Dataset
 
 from stepcot_jax.data.images.dicom import read_dicom, read_header, read_projection
 from stepcot_jax.data.images.dicom_fields import MOST_DEPTH
@@ -23,22 +24,11 @@ SYNTAXES = [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.Explicit
 
 def write(*, syntax=uid.ExplicitVRLittleEndian, change=lambda image: None):
     """The bytes of a radiograph."""
-    image = Dataset()
-    image.file_meta = FileMetaDataset()
-    image.file_meta.TransferSyntaxUID = syntax
-    image.SOPClassUID, image.ViewPosition = uid.DigitalXRayImageStorageForPresentation, "PA"
-    image.Rows, image.Columns = PIXELS.shape
-    image.SamplesPerPixel, image.PhotometricInterpretation = 1, "MONOCHROME2"
-    image.BitsAllocated, image.BitsStored, image.HighBit, image.PixelRepresentation = 8, 8, 7, 0
-    image.PixelData = PIXELS.tobytes()
-    file = io.BytesIO()
+    image = make(PIXELS, syntax=syntax)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         change(image)
-        image.set_original_encoding(syntax.is_implicit_VR, syntax.is_little_endian)
-        image.preamble = b"\0" * 128
-        pydicom.dcmwrite(file, image, enforce_file_format=False)
-    return file.getvalue()
+    return encode(image)
 
 
 def add_items(keyword, *, number, undefined):
@@ -98,7 +88,7 @@ def test_overlays_private_values_and_pixels_do_not_count(monkeypatch, syntax):
     header = read(content, whole=True)
     assert header.value("PatientID") == "7"
     assert not [tag for tag in header.dataset.keys() if tag.is_private or tag.group == 0x6000]  # noqa: SIM118
-    assert read(content, whole=False).pixels.shape == (8, 8)
+    assert read(content, whole=False).shape == (8, 8)
 
 
 def test_private_values_of_another_type_count(monkeypatch):
@@ -135,12 +125,12 @@ def test_depth_is_limited(syntax, undefined):
         return content.replace(placeholder, nest(depth, undefined=undefined, syntax=syntax))
 
     assert len(read(nested(MOST_DEPTH), whole=True).dataset.OtherPatientIDsSequence) == 1
-    assert read(nested(MOST_DEPTH), whole=False).pixels.shape == (8, 8)
+    assert read(nested(MOST_DEPTH), whole=False).shape == (8, 8)
     for depth in (MOST_DEPTH + 1, 100, 400, 20_000):
         with pytest.raises(BadInput, match=r"^scan.dcm: (its sequences are more than 16 deep|cannot be read as DICOM)"):
             read(nested(depth), whole=True)
         if not undefined:  # a picture's own sequences are read to their first level, and no others
-            assert read(nested(depth), whole=False).pixels.shape == (8, 8)
+            assert read(nested(depth), whole=False).shape == (8, 8)
 
 
 def test_items_are_counted_before_they_are_made(monkeypatch):

@@ -1,13 +1,11 @@
 """Images: every kind that is accepted gives the right pixels, everything else a message."""
 
-import dataclasses
 import io
 import json
 import pathlib
 import struct
 import subprocess
 import sys
-import types
 import zlib
 
 import numpy as np
@@ -16,11 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from stepcot_jax.data.images import image_decoding
 from stepcot_jax.data.images.image_files import check_images
 from stepcot_jax.data.images.preprocessing import (
-    CLIP_MEAN,
-    CLIP_STD,
     Preprocessing,
     decode_image,
     decode_image_bytes,
@@ -41,6 +36,13 @@ def save(tmp_path, image, kind="PNG", **options):
     path = tmp_path / f"image.{kind.lower()}"
     image.save(path, kind, **options)
     return path
+
+
+def saved(image, kind, **options):
+    stream = io.BytesIO()
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(stream, kind, **options)
+    return stream.getvalue()
 
 
 def chunk(name, content):
@@ -72,63 +74,43 @@ def refusal(path, **settings):
     return str(caught.value)
 
 
-def assert_grey(pixels, expected):
-    assert pixels.dtype == np.uint8
-    assert pixels.flags.writeable
-    np.testing.assert_array_equal(pixels, np.repeat(np.asarray(expected)[:, :, None], 3, axis=2))
+def palette():
+    image = Image.frombytes("P", (3, 1), bytes([0, 1, 2]))
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    return image
 
 
-def test_eight_bit_grey(tmp_path):
-    assert_grey(decode_image(save(tmp_path, Image.fromarray(GREY))), GREY)
+DEEP = png(width=1, height=1, depth=16, colour_type=2, rows=b"\0" + bytes([10, 99, 20, 99, 30, 99]))
+KINDS = {
+    "grey": (Image.fromarray(GREY), {}, GREY),
+    "one bit": (Image.fromarray(GREY > 120), {}, np.where(GREY > 120, 255, 0)),
+    "two bits": (png(width=2, height=1, depth=2, colour_type=0, rows=b"\0\xc0"), {}, [[255, 0]]),
+    "grey with a transparent level": (Image.fromarray(GREY), {"transparency": 200}, np.where(GREY == 200, 0, GREY)),
+    "black of 16 bits": (Image.fromarray(np.zeros((2, 3), np.uint16)), {}, np.zeros((2, 3))),
+    "colour": (Image.fromarray(COLOUR), {}, COLOUR),
+    "16-bit colour": (DEEP, {}, [[[10, 20, 30]]]),
+    "palette": (palette(), {}, [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]]),
+    "transparent palette": (palette(), {"transparency": 1}, [[[10, 20, 30], [0, 0, 0], [70, 80, 90]]]),
+}
 
 
-def test_one_bit(tmp_path):
-    path = save(tmp_path, Image.fromarray(GREY > 120))
-    assert_grey(decode_image(path), np.where(GREY > 120, 255, 0))
-
-
-@pytest.mark.parametrize("depth", [2, 4])
-def test_few_bits_grey(tmp_path, depth):
-    path = tmp_path / "few.png"
-    path.write_bytes(
-        png(width=2, height=1, depth=depth, colour_type=0, rows=b"\0" + bytes([(2**depth - 1) << (8 - depth)]))
-    )
-    assert_grey(decode_image(path), [[255, 0]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_png(kind):
+    image, options, expected = KINDS[kind]
+    content = image if isinstance(image, bytes) else saved(image, "PNG", **options)
+    pixels = decode_image_bytes(content, name="x")
+    assert (pixels.dtype, pixels.flags.writeable) == (np.uint8, True)
+    np.testing.assert_array_equal(pixels, np.asarray(expected).reshape(*pixels.shape[:2], -1) + np.zeros(3))
 
 
 @pytest.mark.parametrize(
     ("largest", "full_scale"),
     [(255, 1023), (1023, 1023), (1024, 4095), (4095, 4095), (4096, 16383), (16384, 65535), (65535, 65535)],
 )
-def test_sixteen_bit_grey_is_scaled_by_the_detectors_full_scale(tmp_path, largest, full_scale):
+def test_sixteen_bit_grey_is_scaled_by_the_detectors_full_scale(largest, full_scale):
     values = np.array([[0, largest // 3], [largest // 2, largest]], np.uint16)
-    path = save(tmp_path, Image.fromarray(values))
-    assert_grey(decode_image(path), np.round(values / full_scale * 255).astype(np.uint8))
-
-
-def test_a_black_sixteen_bit_image_is_black(tmp_path):
-    assert_grey(decode_image(save(tmp_path, Image.fromarray(np.zeros((2, 3), np.uint16)))), np.zeros((2, 3)))
-
-
-def test_sixteen_bit_colour_keeps_the_high_bytes(tmp_path):
-    path = tmp_path / "deep.png"
-    row = b"\0" + bytes([10, 99, 20, 99, 30, 99])
-    path.write_bytes(png(width=1, height=1, depth=16, colour_type=2, rows=row))
-    np.testing.assert_array_equal(decode_image(path), [[[10, 20, 30]]])
-
-
-def test_palette_with_and_without_transparency(tmp_path):
-    image = Image.frombytes("P", (3, 1), bytes([0, 1, 2]))
-    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
-    np.testing.assert_array_equal(decode_image(save(tmp_path, image)), [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]])
-    path = save(tmp_path, image, transparency=1)
-    np.testing.assert_array_equal(decode_image(path), [[[10, 20, 30], [0, 0, 0], [70, 80, 90]]])
-    path = save(tmp_path, image, transparency=bytes([0, 255, 255]))
-    np.testing.assert_array_equal(decode_image(path), [[[0, 0, 0], [40, 50, 60], [70, 80, 90]]])
-
-
-def test_colour(tmp_path):
-    np.testing.assert_array_equal(decode_image(save(tmp_path, Image.fromarray(COLOUR))), COLOUR)
+    pixels = decode_image_bytes(saved(Image.fromarray(values), "PNG"), name="x")
+    np.testing.assert_array_equal(pixels[..., 0], np.round(values / full_scale * 255).astype(np.uint8))
 
 
 def test_what_is_transparent_lies_on_black(tmp_path):
@@ -139,10 +121,6 @@ def test_what_is_transparent_lies_on_black(tmp_path):
     np.testing.assert_allclose(pixels, np.repeat(np.round(GREY * (ALPHA / 255.0))[:, :, None], 3, axis=2), atol=1)
 
 
-def test_transparent_colour_of_an_opaque_kind(tmp_path):
-    assert_grey(decode_image(save(tmp_path, Image.fromarray(GREY), transparency=200)), np.where(GREY == 200, 0, GREY))
-
-
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}])
 def test_jpeg(tmp_path, mode, options):
@@ -150,13 +128,6 @@ def test_jpeg(tmp_path, mode, options):
     path = save(tmp_path, smooth.convert(mode), "JPEG", quality=95, **options)
     expected = np.asarray(smooth.convert(mode).convert("RGB"), np.float32)
     assert np.abs(decode_image(path) - expected).mean() < 4
-
-
-def test_inverted_cmyk_of_adobe(tmp_path):
-    # Pillow writes CMYK as Adobe does, inverted and marked so: white must stay white.
-    path = save(tmp_path, Image.new("CMYK", (8, 8), (0, 0, 0, 0)), "JPEG")
-    assert b"Adobe" in path.read_bytes()
-    assert decode_image(path).min() > 250
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("PNG", 0), ("JPEG", 12)])
@@ -185,8 +156,6 @@ def test_broken_metadata_around_a_sound_picture_is_passed_over(tmp_path):
     [
         (b"", "an empty file"),
         (b"GIF89a__", "bytes 47 49 46 38 39 61"),
-        (b"BM" + bytes(60), "bytes 42 4d"),
-        (b"%PDF-1.4", "bytes 25 50"),
         (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
         (b"\xff\xd8\xff\xe0", "cannot be decoded"),
     ],
@@ -197,27 +166,12 @@ def test_refuses_what_is_neither_png_nor_jpeg(tmp_path, content, found):
     assert found in refusal(path)
 
 
-@pytest.mark.parametrize("kind", ["TIFF", "GIF", "BMP", "WEBP", "PPM"])
-def test_refuses_other_kinds_under_any_name(tmp_path, kind):
-    path = tmp_path / "image.png"
-    Image.fromarray(COLOUR).save(path, kind)
-    assert "expected a PNG" in refusal(path)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_refuses_truncated_files(tmp_path, kind, share):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
     path = save(tmp_path, Image.fromarray(noise), kind)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    assert "cannot be decoded" in refusal(path)
-
-
-def test_refuses_corrupt_pixels(tmp_path):
-    path = save(tmp_path, Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
     assert "cannot be decoded" in refusal(path)
 
 
@@ -248,26 +202,7 @@ def test_a_bomb_leaves_neither_memory_nor_warnings_behind(tmp_path):
     assert done.stderr == ""
 
 
-def test_the_largest_size_is_a_setting(tmp_path):
-    path = save(tmp_path, Image.fromarray(GREY))
-    assert decode_image(path, max_pixels=6).shape == (2, 3, 3)
-    assert "3 x 2 pixels in its header; expected at most 5 pixels" in refusal(path, max_pixels=5)
-
-
-def test_refuses_folders_and_missing_files(tmp_path):
-    assert "not a regular file" in refusal(tmp_path)
-    assert "No such file" in refusal(tmp_path / "none.png")
-
-
-SEEDS = []
-for kind, seed_image in (
-    ("PNG", Image.fromarray(COLOUR)),
-    ("PNG", Image.fromarray(COLOUR).convert("P")),
-    ("JPEG", Image.fromarray(COLOUR)),
-):
-    stream = io.BytesIO()
-    seed_image.save(stream, kind)
-    SEEDS.append(stream.getvalue())
+SEEDS = [saved(COLOUR, "PNG"), saved(Image.fromarray(COLOUR).convert("P"), "PNG"), saved(COLOUR, "JPEG")]
 
 
 @given(
@@ -288,12 +223,6 @@ def test_any_damage_ends_in_pixels_or_a_message(tmp_path_factory, content, damag
     else:
         assert pixels.dtype == np.uint8
         assert pixels.shape[2] == 3
-
-
-def saved(pixels, kind, **options):
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, kind, **options)
-    return stream.getvalue()
 
 
 @given(
@@ -335,30 +264,7 @@ def test_resizing_grey_is_resizing_each_of_three_equal_channels():
     np.testing.assert_array_equal(np.repeat(grey[..., None], 3, axis=-1), expected)
 
 
-def test_dicom_is_decoded_by_its_own_module(monkeypatch):
-    calls = []
-
-    def read_dicom(content, *, name, max_pixels):
-        calls.append((content, name, max_pixels))
-        return types.SimpleNamespace(pixels=GREY)
-
-    monkeypatch.setattr(image_decoding, "read_dicom", read_dicom)
-    content = bytes(128) + b"DICM" + b"rest"
-    assert_grey(decode_image_bytes(content, name="chest.dcm", max_pixels=77), GREY)
-    assert calls == [(content, "chest.dcm", 77)]
-    with pytest.raises(BadInput, match="bytes 00 00"):
-        decode_image_bytes(bytes(127) + b"DICM", name="chest.dcm")
-    assert len(calls) == 1
-
-
-def test_bytes_are_decoded_like_the_file(tmp_path):
-    path = save(tmp_path, Image.fromarray(COLOUR))
-    np.testing.assert_array_equal(decode_image_bytes(path.read_bytes(), name="x"), decode_image(path))
-    with pytest.raises(BadInput, match=r"^the name: is an empty file"):
-        decode_image_bytes(b"", name="the name")
-
-
-@pytest.mark.parametrize("shape", [(300, 200), (200, 300), (31, 64), (64, 31), (50, 50), (1024, 333)])
+@pytest.mark.parametrize("shape", [(31, 64), (64, 31), (50, 50), (1024, 333)])
 def test_crop_is_resizing_the_short_side_and_cropping_the_centre(shape):
     pixels = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
     height, width = shape
@@ -395,32 +301,12 @@ def test_pad_keeps_everything_between_black_bars():
     )
 
 
-def test_stretch_uses_both_sides():
-    pixels = np.repeat(np.linspace(0, 255, 80).astype(np.uint8)[None, :, None], 20, axis=0).repeat(3, axis=2)
-    stretched = resize_image(pixels, Preprocessing(16, fit="stretch"))
-    assert stretched[:, 0].max() < 20
-    assert stretched[:, -1].min() > 235
-
-
 @given(st.integers(1, 2000), st.integers(1, 3), st.sampled_from(["crop", "pad", "stretch"]), st.integers(1, 40))
 def test_any_shape_comes_out_square(length, breadth, fit, size):
     for shape in ((length, breadth), (breadth, length)):
         resized = resize_image(np.full((*shape, 3), 77, np.uint8), Preprocessing(size, fit=fit))
         assert resized.shape == (size, size, 3)
         assert set(np.unique(resized)) <= ({0, 77} if fit == "pad" else {77})
-
-
-def test_a_very_long_picture_shows_its_centre_and_needs_little_memory():
-    pixels = np.zeros((65_535, 1, 3), np.uint8)
-    pixels[32_000:33_000] = 9
-    assert (resize_image(pixels, Preprocessing(224)) == 9).all()
-
-
-def test_normalise_is_the_formula():
-    pixels = np.random.default_rng(3).integers(0, 256, (2, 4, 4, 3), np.uint8)
-    result = normalise(pixels, Preprocessing(4))
-    assert result.dtype == np.float32
-    np.testing.assert_allclose(result, (pixels / 255.0 - CLIP_MEAN) / CLIP_STD, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -467,12 +353,6 @@ def test_check_images_visits_all_in_order(collection):
     assert watched == [case.image for case in collection.cases]
 
 
-def test_check_images_resizes_if_asked(collection):
-    shapes = []
-    check_images(collection, preprocessing=Preprocessing(5), visit=lambda _, pixels: shapes.append(pixels.shape))
-    assert shapes == [(5, 5)] * 6
-
-
 def test_check_images_passes_over_what_is_known_by_its_content(collection):
     known = (collection.root / "2.png").read_bytes()
     indices = []
@@ -481,19 +361,6 @@ def test_check_images_passes_over_what_is_known_by_its_content(collection):
     )
     assert checked == collection
     assert indices == [0, 1, 3, 4, 5]
-
-
-def test_check_images_reads_images_from_anywhere(collection):
-    class Elsewhere:
-        def read(self, index):
-            return saved(np.full((3, 3), 10 * index, np.uint8), "PNG")
-
-        def name(self, index):
-            return f"number {index}"
-
-    levels = []
-    check_images(collection, images=Elsewhere(), visit=lambda _, pixels: levels.append(int(pixels.max())))
-    assert levels == [0, 10, 20, 30, 40, 50]
 
 
 def test_check_images_sets_unreadable_images_aside(collection):
@@ -519,39 +386,3 @@ def test_check_images_stops_by_default_and_counts(collection):
         check_images(collection)
     assert "data.json, record 1 (image_path '1.png')" in str(caught.value)
     assert "1 more of the 6 records are bad; data.on_bad_record=skip" in str(caught.value)
-
-
-def test_check_images_needs_at_least_one(collection):
-    for case in collection.cases:
-        (collection.root / case.image).write_bytes(b"")
-    with pytest.raises(BadInput, match="no record is valid"):
-        check_images(collection, on_bad_record="skip")
-
-
-def test_check_images_holds_few_images_at_a_time(collection):
-    many = dataclasses.replace(collection, cases=tuple(collection.cases) * 10, set_aside=())
-    taken, num_ahead = [], []
-
-    def watch(cases):
-        for case in cases:
-            taken.append(case)
-            yield case
-
-    check_images(many, progress=watch, visit=lambda index, _: num_ahead.append(len(taken) - index), num_threads=2)
-    assert max(num_ahead) <= 3
-
-
-def test_an_error_of_the_visitor_is_not_swallowed(collection):
-    def fail(index, pixels):
-        raise RuntimeError("disk full")
-
-    with pytest.raises(RuntimeError, match="disk full"):
-        check_images(collection, visit=fail)
-
-
-def test_the_real_sample_decodes(shared):
-    collection = read_records(shared / "data" / "nih_sample")
-    few = dataclasses.replace(collection, cases=collection.cases[:24])
-    shortest = []
-    assert check_images(few, visit=lambda _, pixels: shortest.append(min(pixels.shape[:2]))).cases == few.cases
-    assert set(shortest) == {256}

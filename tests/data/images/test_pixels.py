@@ -74,9 +74,3 @@ def test_light_changes_are_light_and_keep_left_and_right():
         row, column = np.unravel_index(changed.argmax(), changed.shape)
         assert abs(row - 40) < 7
         assert abs(column - 16) < 7
-
-
-def test_colours_change_as_grey_does():
-    colours = np.repeat(PICTURE[..., None], 3, axis=-1)
-    grey = augment_image(PICTURE, np.random.default_rng(5))
-    np.testing.assert_array_equal(augment_image(colours, np.random.default_rng(5)), np.repeat(grey[..., None], 3, -1))

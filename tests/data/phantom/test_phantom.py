@@ -2,7 +2,6 @@
 
 import collections
 import csv
-import dataclasses
 import math
 
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.box import Box
-from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTIONS
-from stepcot_jax.data.phantom import answers as phantom_reports
+from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS
 from stepcot_jax.data.phantom import phantom
 from stepcot_jax.data.phantom.answers import NUM_PUBLISHED, answer_texts
-from stepcot_jax.data.phantom.phantom import draw_answers, draw_case, export_phantom
+from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput
 
@@ -46,18 +44,9 @@ def _same(first, second):
     )
 
 
-def test_chain_has_the_published_answer_counts():
-    assert DEFAULT_CHAIN.answers_per_step == (4, 4, 6, 7, 5, 7, 9)
-
-
 def test_same_seed_same_case_in_any_order(flat_cases):
     for index in (7, 3, 140):
         assert _same(draw_case(index, seed=5, size=64, prevalence="flat"), flat_cases[index])
-
-
-def test_other_seed_and_index_give_other_cases(flat_cases):
-    assert not np.array_equal(flat_cases[0].image, flat_cases[1].image)
-    assert not np.array_equal(flat_cases[0].image, draw_case(0, seed=6, size=64, prevalence="flat").image)
 
 
 def test_size_changes_pixels_only(flat_cases):
@@ -69,11 +58,6 @@ def test_size_changes_pixels_only(flat_cases):
         assert np.corrcoef(halved.ravel(), flat_cases[index].image.ravel())[0, 1] > 0.93
         labels, labels_larger = ({box.label for box in case.boxes} for case in (flat_cases[index], larger))
         assert labels == labels_larger
-
-
-def test_answers_alone_are_those_of_the_case(flat_cases):
-    for index, case in enumerate(flat_cases[:40]):
-        assert draw_answers(index, seed=5, prevalence="flat") == case.case.answers
 
 
 def test_normal_and_only_normal_has_no_abnormality(flat_answers):
@@ -116,10 +100,6 @@ def test_prevalence_is_within_binomial_bounds(prevalence):
         share = count / sum(counts.values())
         bound = 4 * math.sqrt(NUM_ANSWERED * share * (1 - share)) + 1
         assert abs(found[diagnosis] - NUM_ANSWERED * share) <= bound
-
-
-def test_published_counts_add_up_to_the_kept_cases():
-    assert sum(NUM_PUBLISHED.values()) == 10_068
 
 
 def test_boxes_lie_inside_and_name_the_diagnosis(flat_cases):
@@ -165,13 +145,6 @@ def test_masks_are_where_lungs_and_heart_are(flat_cases):
             assert case.image[case.lung_mask].mean() + 20 < case.image[case.heart_mask].mean()
 
 
-def test_cardiomegaly_is_a_larger_heart(flat_cases):
-    by_diagnosis = collections.defaultdict(list)
-    for case in flat_cases:
-        by_diagnosis[_texts(case.case.answers)[6]].append(case.heart_mask.mean())
-    assert np.mean(by_diagnosis["Cardiomegaly"]) > 1.4 * np.mean(by_diagnosis["Normal"])
-
-
 def test_one_patient_in_six_has_several_images():
     numbers = [phantom._patient(index, seed=4) for index in range(1500)]
     images = collections.Counter(numbers)
@@ -192,78 +165,12 @@ def test_images_of_one_patient_share_origin_and_anatomy():
             assert other.pose != first.pose
 
 
-def test_origins_have_their_published_shares():
-    found = collections.Counter(phantom.plan_case(i, seed=1, prevalence="published").case.origin for i in range(1500))
-    for origin, count in zip(phantom.ORIGINS, (3749, 3230, 3089), strict=True):
-        assert found[origin] / 1500 == pytest.approx(count / 10_068, abs=0.06)
-
-
-def test_styles_of_one_patient_differ():
-    shot = phantom.plan_case(3, seed=1, prevalence="flat")
-    images = [
-        phantom.draw_planned(dataclasses.replace(shot, style=style), size=96).image.astype(float)
-        for style in phantom.STYLES
-    ]
-    for first, second in ((0, 1), (0, 2), (1, 2)):
-        assert np.abs(images[first] - images[second]).mean() > 8
-    contrasts = [image[20:76, 20:76].std() for image in images]
-    assert contrasts[2] < contrasts[0] < contrasts[1]
-
-
-def test_report_wordings_tell_answers_apart():
-    for step, table in zip(DEFAULT_CHAIN.steps, phantom_reports.WORDINGS, strict=True):
-        assert set(table) == set(step.options) - {"No abnormality", "Normal"}
-        wordings = [wording for group in table.values() for wording in group if wording]
-        assert len(set(wordings)) == len(wordings)
-
-
-KEYWORDS = (
-    {"Mixed": "mixed", "Decreased opacity": "decreased|lucency", "Increased opacity": "increased|opacification"},
-    {"Multifocal": "multi", "Diffuse": "diffuse|widespread", "Focal": "focal|solitary|localized"},
-    {
-        "Consolidation": "consolidat",
-        "Reticular": "reticular",
-        "Nodular": "nodular",
-        "Linear": "linear",
-        "Cavity": "cavit",
-    },
-    {
-        "Upper lung zone": "upper",
-        "Middle lung zone": "mid ",
-        "Lower lung zone": "lower|lung base",
-        "Pleura/Chest wall": "the right pleura|the left pleura|bilateral pleura|chest wall",
-        "Hilar/Mediastinal": "hilar region|hilum|hila ",
-        "Cardiac": "cardiac silhouette|the heart ",
-    },
-    {"Well-circumscribed": "well-circ|sharply", "Ill-defined": "ill-def|indistinct", "Spiculated": "spicul"},
-)
-
-
-def _by_keywords(report, rules):
-    text = report.casefold().replace("middle", "mid").replace(";", " ").replace(",", " ").split(". ")[0] + " "
-    return next((answer for answer, keys in rules.items() if any(key in text for key in keys.split("|"))), "N/A")
-
-
-def test_keywords_recover_the_answers_from_abnormal_reports(flat_cases):
-    abnormal = [case.case for case in flat_cases if case.boxes]
-    for number, rules in enumerate(KEYWORDS):
-        answers = [_texts(case.answers)[number] for case in abnormal]
-        stated = [(answer, case) for answer, case in zip(answers, abnormal, strict=True) if answer != "Calcified"]
-        right = [_by_keywords(case.report, rules) == answer for answer, case in stated]
-        assert np.mean(right) >= 0.9, DEFAULT_CHAIN.steps[number].name
-
-
 def test_reasoning_quotes_the_report(flat_cases):
     for case in flat_cases:
         assert len(case.case.reasoning) == 7
         for phrase in case.case.reasoning:
             quotes = phrase.split('"')
             assert phrase == "The report names none." or quotes[1] in case.case.report
-
-
-def test_normal_reports_differ_in_wording(flat_cases):
-    reports = {case.case.report for case in flat_cases if not case.boxes}
-    assert 2 <= len(reports) <= 4
 
 
 def test_export_reads_back_equal(tmp_path):
@@ -309,17 +216,8 @@ def test_settings_out_of_range_are_refused(settings, message):
         draw_case(0, **{"seed": 0, "size": 32, "prevalence": "flat", **settings})
 
 
-def test_export_of_nothing_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="0 cases"):
-        export_phantom(tmp_path, num_cases=0, seed=0, size=32)
-
-
 def test_least_size_still_draws():
     for index in range(30):
         case = draw_case(index, seed=0, size=16, prevalence="flat")
         assert case.image.dtype == np.uint8
         assert all(box.x2 <= 16 and box.y2 <= 16 for box in case.boxes)
-
-
-def test_detection_options_are_the_published_ones():
-    assert DEFAULT_CHAIN.steps[0].options == DETECTION_OPTIONS

@@ -127,21 +127,3 @@ def test_air_on_one_side_leaves_the_other_lung_as_it_is(size):
         for mark in drawn.marks:
             if mark.kind == "air":
                 assert mark.box.x2 <= other[0] + 2 if side < 0 else mark.box.x1 >= other[2] - 2
-
-
-def test_air_on_both_sides_is_the_sum_of_two_sides():
-    for shot, _ in _with_air(side_by_side=True):
-        frame = Frame.of(shot.pose, 64)
-        chest = render_anatomy(shot.scene.anatomy, frame)
-        first, second = (
-            phantom_findings._air(each, chest, frame) for each in shot.scene.pleural if isinstance(each, Air)
-        )
-        assert not (first.astype(bool) & second.astype(bool)).any()
-
-
-def test_marks_name_each_box_once():
-    for index in range(60):
-        _, drawn, *_ = _draw(index, 2, 64)
-        assert drawn.boxes == tuple(mark.box for mark in drawn.marks)
-        assert len(set(drawn.boxes)) == len(drawn.boxes)
-        assert bool(drawn.marks) == bool(drawn.side)

@@ -4,15 +4,12 @@ import collections
 import hashlib
 import json
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from stepcot_jax.box import Box
-from stepcot_jax.data.phantom.phantom import plan_case
-from stepcot_jax.data.questions.making import make_folder_records, make_phantom_records
+from stepcot_jax.data.questions.making import make_folder_records
 from stepcot_jax.data.questions.phantom_images import ground_phantom
-from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.splits.making import split_images
 from stepcot_jax.host.errors import BadInput
@@ -37,25 +34,6 @@ def test_the_same_command_writes_the_same_bytes(tmp_path, capsys):
     main(["vqa", str(tmp_path / "c"), "--num-cases=12", "--seed=4"])
     assert not (tmp_path / "c/conversations.jsonl").exists()
     assert (tmp_path / "a/records.jsonl").read_bytes() != (tmp_path / "c/records.jsonl").read_bytes()
-
-
-def test_records_and_pictures_are_those_of_the_phantoms(tmp_path):
-    main(["vqa", str(tmp_path / "out"), "--num-cases=20", "--seed=3", "--size=48"])
-    records = read_vqa_records(tmp_path / "out", require_images=True).records
-    assert len(records) == 80
-    for index in range(20):
-        image, drawn = ground_phantom(index, seed=3, size=48)
-        for expected, record in zip(ask_questions(image, seed=3), records[4 * index :], strict=False):
-            assert record == type(record)(**{**_fields(expected), "split": record.split})
-        with Image.open(tmp_path / "out" / records[4 * index].image) as picture:
-            assert np.array_equal(np.asarray(picture), drawn.image)
-        for organ, mask in (("lung", drawn.lung_mask), ("heart", drawn.heart_mask)):
-            with Image.open(tmp_path / "out/masks" / organ / f"phantom_{index:06d}.png") as picture:
-                assert np.array_equal(np.asarray(picture) == 255, mask)
-
-
-def _fields(record):
-    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 def test_splits_are_by_patient_and_near_their_shares():
@@ -128,24 +106,11 @@ def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
         make_folder_records(tmp_path / "again", images, root=tmp_path / "in", seed=0)
 
 
-def test_the_released_boxes_make_records_without_images(shared, tmp_path, capsys):
-    out = tmp_path / "out"
-    with pytest.raises(BadInput, match=r"no image .*; --images=none makes records without the files$"):
-        main(["vqa", str(out), f"--source={shared / 'data/nih_chestxray8'}"])
-    main(["vqa", str(out), f"--source={shared / 'data/nih_chestxray8'}", "--images=none"])
-    records = read_vqa_records(out).records
-    assert len({record.image for record in records}) == 880
-    assert len({(record.image, box.label, box.corners) for record in records for box in record.references}) == 984
-    assert main(["check", str(out), "--images=none"]) == 0
-    assert not (out / "images").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--num-cases=2"], "--num-cases must be at least 3"),
         (["--size=20"], "20 pixels; expected 32 to 4096"),
-        (["--size=4097"], "4097 pixels; expected 32 to 4096"),
         (["--seed=-1"], "seed -1"),
         (["--source=/nowhere"], "/nowhere: is not a folder"),
     ],
@@ -160,10 +125,7 @@ def test_settings_out_of_range_leave_the_folder_empty(tmp_path, flags, message):
     ("flags", "message"),
     [
         (["--layout=gemex"], "--layout has no effect on --source=phantom"),
-        (["--box-size", "9", "9"], "--box-size has no effect on --source=phantom"),
         (["--source=x", "--num-cases=9"], "--num-cases has no effect on --source=FOLDER"),
-        (["--source=x", "--size=64"], "--size has no effect on --source=FOLDER"),
-        (["--source=x", "--prevalence=flat"], "--prevalence has no effect on --source=FOLDER"),
         (["--source=x", "--layout=phantom", "--readers=two"], "--readers: 'two' is not a number or all"),
     ],
 )
@@ -171,17 +133,6 @@ def test_options_that_would_be_ignored_are_refused(tmp_path, flags, message):
     with pytest.raises(BadInput, match=message):
         main(["vqa", str(tmp_path / "out"), *flags])
     assert not (tmp_path / "out").exists()
-
-
-def test_released_records_that_are_set_aside_are_counted_aloud(tmp_path, capsys):
-    turns = [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes"}]
-    stage = [turns[0], {"from": "gpt", "value": "<LOC>There.</LOC>"}]
-    records = [{"conversations": each, "images": ["x.png"]} for each in (turns, stage)]
-    (tmp_path / "sft.json").write_text(json.dumps(records))
-    main(["vqa", str(tmp_path / "out"), f"--source={tmp_path}", "--images=none", "--box-size", "64", "64"])
-    printed = capsys.readouterr().out
-    assert "1 of 2 records set aside; first sft.json, record 1, conversations[1].value: the single stage" in printed
-    assert "1 records in" in printed
 
 
 def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
@@ -195,20 +146,3 @@ def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
             main(["vqa", str(tmp_path / name), "--num-cases=12", "--size=32"])
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
     assert not any((tmp_path / "empty").iterdir())
-
-
-def test_too_few_patients_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepcot_jax.data.questions.making.write_pictures", None)
-    seed = next(seed for seed in range(1000) if _num_patients(seed) == 2)
-    with pytest.raises(BadInput, match="2 patients cannot fill 3 splits"):
-        make_phantom_records(tmp_path, num_cases=3, size=32, seed=seed)
-
-
-def _num_patients(seed):
-    return len({plan_case(index, seed=seed, prevalence="flat").case.patient for index in range(3)})
-
-
-def test_a_folder_with_files_is_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match="is not empty; a new or empty folder is required"):
-        main(["vqa", str(tmp_path)])

@@ -1,7 +1,6 @@
 """Records of four kinds: deterministic, balanced, and as far as known for images without regions and facts."""
 
 import collections
-import re
 
 import msgspec
 import pytest
@@ -9,11 +8,9 @@ import pytest
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.phantom_images import ground_phantom
 from stepcot_jax.data.questions.questions import ask_questions
-from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, accepted_names, canonical
+from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, canonical
 from stepcot_jax.data.statistics import find_majorities
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
-from stepcot_jax.record import KINDS, Record
+from stepcot_jax.record import Record
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +23,6 @@ def records(images):
     return [record for image in images for record in ask_questions(image, seed=1)]
 
 
-def test_each_image_has_one_question_of_each_kind(records):
-    assert [record.kind for record in records[:8]] == [*KINDS, *KINDS]
-    assert len(records) == 4 * 1500
-    assert len({record.id for record in records}) == len(records)
-
-
 def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
     for index in (700, 3):
         again = ground_phantom(index, seed=1, size=32)[0]
@@ -39,14 +30,6 @@ def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
     assert ask_questions(images[3], seed=2) != ask_questions(images[3], seed=1)
     other = msgspec.structs.replace(images[3], provenance={})  # the name stands for the index
     assert ask_questions(other, seed=1) == ask_questions(other, seed=1)
-
-
-def test_larger_pictures_ask_about_the_same_findings():
-    for index in range(20):
-        small, large = (ground_phantom(index, seed=1, size=size)[0] for size in (64, 128))
-        assert small.facts.keys() == large.facts.keys()
-        assert {finding.label for finding in small.boxes} == {finding.label for finding in large.boxes}
-        assert small.absent == large.absent
 
 
 def test_closed_questions_are_half_yes(records):
@@ -60,34 +43,6 @@ def test_no_topic_is_settled_by_its_majority_answer(records):
         most = {"closed": 0.5, "single": 0.3, "multi": 0.1, "open": 0.2}[majority.kind]
         most = 0.45 if majority.topic.startswith("cause") else most
         assert majority.share < most + 3.5 * (0.25 / majority.records) ** 0.5, majority
-
-
-def test_letters_of_right_options_are_spread_evenly(records):
-    for kind in ("single", "multi"):
-        found = collections.Counter(letter for record in records if record.kind == kind for letter in record.answer)
-        for count in found.values():
-            assert abs(count - found.total() / 4) < 4 * (found.total() * 3 / 16) ** 0.5
-
-
-def test_multi_has_one_to_three_right_options(records):
-    numbers = collections.Counter(len(record.answer) for record in records if record.kind == "multi")
-    assert set(numbers) == {1, 2, 3}
-    assert min(numbers.values()) > 250
-
-
-def test_findings_are_asked_about_with_their_article(records):
-    asked = {record.question for record in records if record.kind == "closed" and "visible" in record.question}
-    assert {"Is a pulmonary nodule visible in this picture?", "Is a lung mass visible in this picture?"} <= asked
-
-
-def test_wordings_vary(records):
-    for kind in KINDS:
-        openings = {re.sub(r"\*\*.*", "", record.thinking) for record in records if record.kind == kind}
-        assert openings == {"I look at the "}
-        questions = {record.question for record in records if record.kind == kind}
-        assert len(questions) >= 3
-        closings = {record.thinking.rpartition(". ")[2].split()[0] for record in records if record.kind == kind}
-        assert closings == {"So", "Therefore", "Hence"}
 
 
 def test_references_are_findings_but_for_normal_and_negative_questions(records):
@@ -109,14 +64,6 @@ def test_nothing_present_or_alike_is_denied(images):
         for label in present:
             assert not denied & set(LOOK_ALIKES.get(label, ()))
         assert canonical(image.facts["secondary"]) not in denied
-
-
-def test_rules_name_no_diagnosis_and_are_worded_three_times():
-    names = [name for diagnosis in KNOWLEDGE if diagnosis != "Normal" for name in accepted_names(diagnosis)]
-    for rules in (*KNOWLEDGE.values(), SIGN_RULES):
-        assert len(set(rules)) == 3
-        for name in names:  # of any diagnosis: the rule of an absent finding stands beside another one's picture
-            assert not any(re.search(rf"\b{name}", rule, re.IGNORECASE) for rule in rules), name
 
 
 def _image(findings=(), absent=(), **more):
@@ -170,46 +117,3 @@ def test_several_labels_of_one_finding_are_one_option():
         *_, single, multi = ask_questions(msgspec.structs.replace(image, id=f"image {number}"), seed=0)
         for record in (single, multi):
             assert sorted(record.options) == ["edema", "lung mass", "pleural effusion", "pulmonary infiltrate"]
-
-
-def test_more_than_three_boxes_become_one_a_side():
-    seen = set()
-    for index in range(300):
-        image, drawn = ground_phantom(index, seed=4, size=64)
-        for label in {finding.label for finding in image.boxes}:
-            marks = [mark for mark in drawn.marks if mark.box.label == label]
-            boxes = [finding.corners for finding in image.boxes if finding.label == label]
-            if len(marks) <= 3:
-                assert len(boxes) == len(marks)
-                continue
-            assert len(boxes) == len({mark.side for mark in marks}) <= 3
-            for mark in marks:
-                left, top, right, low = (
-                    mark.box.x1,
-                    mark.box.y1,
-                    mark.box.x2,
-                    mark.box.y2,
-                )
-                assert any(b[0] <= left and b[1] <= top and b[2] >= right and b[3] >= low for b in boxes)
-            seen.add(label)
-    assert {"Nodule", "Lymphadenopathy", "Emphysema"} <= seen
-
-
-def test_a_side_is_a_fact_where_a_mark_or_the_report_has_one():
-    counts = {True: 0, False: 0}
-    for index in range(200):
-        image, drawn = ground_phantom(index, seed=0, size=64)
-        described = {canonical(image.facts[name]) for name in ("diagnosis", "secondary")}
-        is_seen = any(mark.side for mark in drawn.marks if canonical(mark.box.label) in described)
-        has_side = is_seen or any(f" {side} " in drawn.case.report for side in ("right", "left", "bilateral"))
-        if image.facts["diagnosis"] != "Normal":
-            assert image.facts["side"] == (drawn.side if has_side else "")
-            counts[has_side] += 1
-    assert min(counts.values()) >= 3
-    assert ground_phantom(15, seed=0, size=64)[0].facts["side"] == ""  # one mark, the heart
-
-
-@pytest.mark.parametrize(("settings", "message"), [({"size": 31}, "31 pixels"), ({"seed": -1}, "seed -1")])
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(BadInput, match=message):
-        ground_phantom(0, **settings)

@@ -31,17 +31,12 @@ def test_replies_are_read_by_id_whatever_their_order_and_other_fields(tmp_path):
         ('{"id": "a", "reply": "x"}\n{"id": "a", "reply": "y"}', "line 2, id: 'a' came in line 1"),
         ('{"id": "z", "reply": "x"}', "line 1, id: 'z' is not the id of a record"),
         ('{"id": "a"}', "line 1, Object missing required field `reply`"),
-        ('{"id": "a", "text": "x"}', "missing required field `reply`"),
         ('{"id": 3, "reply": "x"}', "line 1, id: Expected `str`, got `int`"),
         ('\n{"id": "a", "reply": null}', "line 2, reply: Expected `str`, got `null`"),
-        ('{"id": "a", "reply": ["x"]}', "line 1, reply: Expected `str`, got `array`"),
-        ('[{"id": "a", "reply": "x"}]', "line 1, Expected `object`, got `array`"),
         ('{"id": "a", "reply": "x"', "line 1, Input data was truncated"),
         (b'{"id": "a", "reply": "\xff"}', "line 1"),
         (b"\xff\xfe{", "UTF-16"),
         ('{"id": "c", "reply": "x"}', "no reply to any of the 2 chosen records"),
-        ("", "no reply to any"),
-        ("[" * 200_000, "line 1"),
         ('{"id": "a", "reply": "' + "x" * 2**25 + '"}', "line 1: exceeds 33554432 bytes"),
         ('{"id": "a", "reply": "\\ud800"', "line 1, Input data was truncated"),
     ],
@@ -63,11 +58,6 @@ def test_replies_to_lines_that_were_set_aside_are_counted(tmp_path):
         read(tmp_path, content, set_aside={"y"})
     with pytest.raises(BadInput, match=r"line 5, id: 'z' .* of 1 bad lines without a readable id$"):
         read(tmp_path, content, most_unknown=1)
-
-
-def test_a_long_reply_is_read(tmp_path):
-    text = "x" * (2**25 - 100)
-    assert read(tmp_path, json.dumps({"id": "a", "reply": text})).replies == {"a": text}
 
 
 @hypothesis.given(st.text(st.sampled_from('ab\\u"\ud800\udbff\udc00\udfff\U0001f600d8'), max_size=12), st.booleans())

@@ -83,31 +83,6 @@ def test_one_split_alone_is_that_part_of_all(phantoms, folder, source):
     assert test.digest != phantoms.digest
 
 
-def test_pixels_beyond_the_budget_are_made_again(phantoms, folder):
-    for root in ("", folder):
-        found = load_vqa_dataset(_settings(root, **{"data.cache_megabytes": 0.0}), splits=("val",))
-        expected = phantoms.load_images(phantoms.image_of[phantoms.splits["val"]])
-        assert np.array_equal(found.load_images(found.image_of), expected)
-        assert not found.pixels._kept
-
-
-def test_the_seed_of_splits_changes_splits_alone(phantoms):
-    other = load_vqa_dataset(_settings(**{"data.split_seed": 1}))
-    assert [record.split for record in other.records] != [record.split for record in phantoms.records]
-    same = [msgspec.structs.replace(record, split="") for record in phantoms.records]
-    assert [msgspec.structs.replace(record, split="") for record in other.records] == same
-    assert other.digest != phantoms.digest
-
-
-def test_pictures_and_boxes_have_the_size_that_the_model_sees(phantoms):
-    wide = load_vqa_dataset(_settings(**{"image_encoder.image_size": 120}), splits=("test",))
-    assert wide.load_images([0]).shape == (1, 120, 120, 3)
-    for own, place in zip(wide.records, phantoms.splits["test"], strict=True):
-        assert own.image_size == (120, 120)
-        for new, old in zip(own.references, phantoms.records[place].references, strict=True):
-            assert new.corners == pytest.approx(np.multiply(old.corners, 2.5))
-
-
 def _write(root, *, records, sizes=None, seed=0):
     """Write records with images of random pixels, of (width, height) by path."""
     rng = np.random.default_rng(seed)
@@ -179,13 +154,6 @@ def test_patients_in_two_splits_are_counted_but_not_named(tmp_path):
     with pytest.raises(BadInput, match="1 of 1 patients are in more than one split") as caught:
         load_vqa_dataset(_settings(_write(tmp_path, records=records)))
     assert "secret" not in str(caught.value)
-
-
-def test_a_split_without_records_is_refused(tmp_path):
-    root = _write(tmp_path, records=_records(split="test"))
-    assert len(load_vqa_dataset(_settings(root), splits=("test",)).records) == 12
-    with pytest.raises(BadInput, match="split 'train' has no record; expected at least one"):
-        load_vqa_dataset(_settings(root))
 
 
 def test_boxes_scale_by_the_stated_size_whatever_the_image_has(tmp_path):
@@ -273,29 +241,3 @@ def test_a_missing_image_is_found_at_once_and_a_broken_one_at_its_use(tmp_path):
     with pytest.raises(BadInput, match=r"image of record 'record 4': .*does not exist") as caught:
         load_vqa_dataset(settings)
     assert "10002" not in str(caught.value)
-
-
-def test_a_bad_line_is_set_aside_with_its_number(tmp_path):
-    root = _write(tmp_path, records=_records(40))
-    lines = (root / FILE_NAME).read_text().splitlines()
-    (root / FILE_NAME).write_text("\n".join([*lines[:3], "{}", "", *lines[3:]]))
-    with pytest.raises(BadInput, match="line 4"):
-        load_vqa_dataset(_settings(root))
-    kept = load_vqa_dataset(_settings(root, **{"data.on_bad_record": "skip"}))
-    assert [aside.record for aside in kept.set_aside] == [4]
-    assert len(kept.records) == 40
-
-
-def test_sixteen_bit_images_are_scaled_as_everywhere(tmp_path):
-    records = _records(split=["train"] * 6)
-    root = _write(tmp_path, records=records)
-    levels = np.linspace(0, 4095, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
-    Image.fromarray(levels).save(root / records[0].image)
-    found = load_vqa_dataset(_settings(root), splits=("train",)).load_images([0])[0]
-    assert np.array_equal(found, np.repeat(np.round(levels * (255 / 4095)).astype(np.uint8)[..., None], 3, axis=2))
-
-
-@pytest.mark.parametrize(("name", "value"), [("fold", "1/5"), ("near_duplicate_radius", 3), ("origins", ("A",))])
-def test_settings_without_effect_are_refused(name, value):
-    with pytest.raises(BadInput, match=rf"config\.data\.{name}: .* has no effect on reasoning records"):
-        load_vqa_dataset(_settings(**{f"data.{name}": value}))

@@ -1,7 +1,6 @@
 """Cases as columns: what goes in comes out, and derived columns agree with the cases."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,20 +42,6 @@ def test_a_table_returns_its_cases_unchanged(listed):
     chosen = np.ones(len(listed), bool)
     assert bare.count_boxes(chosen) == table.count_boxes(chosen)
     assert table.count_boxes(chosen)[0] == sum(len(case.boxes) for case in listed)
-
-
-def test_places_count_from_both_ends():
-    table = RecordTable(Record(patient=str(n), image=f"{n}.png", answers=(n,), reasoning=("",)) for n in range(3))
-    assert (table[-1].patient, table[np.int64(1)].patient) == ("2", "1")
-    for place in (3, -4):
-        with pytest.raises(IndexError):
-            table[place]
-
-
-def test_other_labels_leave_the_table_as_it_was():
-    table = RecordTable([Record(patient="p", image="a", report="r", answers=(0, 1), reasoning=("x", "y"))])
-    changed = table.with_labels(np.array([[NOT_ANNOTATED, 1]]))
-    assert (changed[0].answers, changed[0].report, table[0].answers) == ((NOT_ANNOTATED, 1), "r", (0, 1))
 
 
 def test_a_table_without_texts_merges_origins_beyond_a_thousand():

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records import data_json as record_reader
 from stepcot_jax.data.records import data_json as record_scan
 from stepcot_jax.data.records.records import SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.host.errors import BadInput
@@ -55,10 +54,6 @@ def change_step(record, place, **changes):
     record = copy.deepcopy(record)
     record["vqa_chain"][place].update(changes)
     return record
-
-
-def without(mapping, key):
-    return {name: value for name, value in mapping.items() if name != key}
 
 
 @pytest.fixture
@@ -115,12 +110,6 @@ def test_null_and_blank_answers_are_not_annotated(root, answer):
     assert collection.cases[0].answers == (NOT_ANNOTATED, 1)
 
 
-def test_missing_answer_is_not_annotated(root):
-    record = make_record()
-    del record["vqa_chain"][0]["answer"]
-    assert read(root, [record]).cases[0].answers == (NOT_ANNOTATED, 1)
-
-
 def test_steps_are_matched_by_number_in_any_order(root):
     record = make_record()
     record["vqa_chain"].reverse()
@@ -155,12 +144,9 @@ def test_other_wordings_of_a_question_are_counted_once(root, caplog):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "the file is empty"),
-        (b" \n", "the file is empty"),
         (b"[]", "the array has no records"),
         (b'{"patient_id": 1}', "Expected `array`, got `object`"),
         (b'[{"patient_id": "1"', "truncated"),
-        (b"[{]", "malformed"),
         (b"[" * 100_000, "not readable as JSON"),
         ('[{"report": "Überblähung"}]'.encode("latin-1"), "not UTF-8 (from byte 13)"),
         ('[{"report": "x"}]'.encode("utf-16"), "UTF-16"),
@@ -170,12 +156,6 @@ def test_other_wordings_of_a_question_are_counted_once(root, caplog):
 @pytest.mark.parametrize("on_bad_record", ["stop", "skip"])
 def test_refuses_a_file_that_is_no_array_of_records(root, content, found, on_bad_record):
     assert_says(refusal(root, content, on_bad_record=on_bad_record), found, "expected a JSON array of records")
-
-
-def test_refuses_a_missing_file_or_folder(root):
-    for folder in (root, root / "nowhere"):
-        with pytest.raises(BadInput, match=r"data\.json: cannot be read \(No such file or directory\)"):
-            read_records(folder, step_names=NAMES)
 
 
 def test_refuses_a_pipe_instead_of_waiting_for_it(root):
@@ -196,30 +176,14 @@ def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
     assert len(read_records(root, step_names=NAMES).cases) == 5
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 2**18])
+@pytest.mark.parametrize("chunk_bytes", [7, 2**18])
 def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypatch, chunk_bytes):
     monkeypatch.setattr(data_json, "_CHUNK_BYTES", chunk_bytes)
     content = json.dumps([make_record("a"), make_record("b")]).encode()
     place = content.index(b"patient-b")
-    for odd, found in (
-        (b"\xff", f"not UTF-8 (from byte {place})"),
-        (b"\x01", f"(byte {place}) (record 1, from byte"),
-    ):
+    for odd, found in ((b"\xff", f"not UTF-8 (from byte {place})"), (b"\x01", f"(byte {place}) (record 1, from byte")):
         damaged = content[:place] + odd + content[place + 1 :]
         assert_says(refusal(root, damaged, on_bad_record="skip"), found, "expected a JSON array of records")
-
-
-def test_what_is_remembered_of_records_changes_nothing(root, monkeypatch):
-    records = [
-        change_step(make_record(name), 0, question=f"Q{name}?", answer=answer)
-        for name, answer in zip("abcde", ["A", "B", "N/A", "Yes", "no"], strict=True)
-    ]
-    expected = read(root, records)
-    monkeypatch.setattr(record_reader, "_MOST_REMEMBERED", 1)
-    assert read(root, records) == expected
-    monkeypatch.setattr(record_reader, "_LONGEST_REMEMBERED", 3)
-    assert read(root, records) == expected
-    assert [case.answers[0] for case in expected.cases] == [0, 1, 2, 1, 0]
 
 
 def test_refuses_records_with_ever_new_options(root, monkeypatch):
@@ -230,94 +194,35 @@ def test_refuses_records_with_ever_new_options(root, monkeypatch):
     assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
 
 
-@pytest.mark.parametrize("field", ["patient_id", "image_path", "origin", "report", "vqa_chain"])
-def test_refuses_a_missing_field_of_a_record(root, field):
-    message = refusal(root, [make_record("a"), without(make_record("b"), field)])
-    path = "" if field == "image_path" else "images/b.png"
-    assert_says(message, f"record 1 (image_path {path!r})", f"missing required field `{field}`")
+def step_two(**changes):
+    return lambda record: record["vqa_chain"][1].update(changes)
 
 
-@pytest.mark.parametrize("field", ["step", "question", "options", "reasoning"])
-def test_refuses_a_missing_field_of_a_step(root, field):
-    record = make_record()
-    record["vqa_chain"][1] = without(record["vqa_chain"][1], field)
-    message = refusal(root, [record])
-    assert_says(
-        message, "record 0 (image_path 'images/a.png')", f"vqa_chain[1]: Object missing required field `{field}`"
-    )
+BAD_RECORDS = [
+    (lambda record: record.pop("report"), "missing required field `report`"),
+    (lambda record: record["vqa_chain"][1].pop("options"), "vqa_chain[1]: Object missing required field `options`"),
+    (lambda record: record.update(origin=3), "origin: Expected `str | null`, got `int`"),
+    (lambda record: record.update(patient_id=" "), "patient_id: ' ' is blank"),
+    (step_two(answer="C"), "vqa_chain[1].answer: 'C' is not one of A. Normal, B. Mass"),
+    (step_two(options=["A. Normal", "C. Mass"]), "vqa_chain[1].options: option letters ['A', 'C']"),
+    (
+        step_two(options=["A. Normal", "B. Nodule"], answer="A"),
+        "step 2 (Diagnosis): options ['Normal', 'Nodule'] differ from ['Normal', 'Mass'] in record 0",
+    ),
+    (step_two(options=["Mass", "Normal"], answer="Mass"), "differ from"),
+    (step_two(step="Step 1"), "2 steps ['Step 1', 'Step 1'] are not the expected 2, each once: ['Step 1', 'Step 2']"),
+    (step_two(step="Step " + "9" * 5000), "2 steps"),
+    (lambda record: record["vqa_chain"].pop(), "1 steps ['Step 1']"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "found", "path"),
-    [
-        ({"report": 3}, "Expected `str | null`, got `int`", "report"),
-        ({"patient_id": None}, "Expected `int | str`, got `null`", "patient_id"),
-        ({"image_path": 5}, "Expected `str`, got `int`", "image_path"),
-        ({"vqa_chain": {}}, "Expected `array`, got `object`", "vqa_chain"),
-        ({"vqa_chain": [3]}, "Expected `object`, got `int`", "vqa_chain[0]"),
-    ],
-)
-def test_refuses_a_field_of_another_type(root, change, found, path):
-    assert_says(refusal(root, [make_record("a"), make_record("b", **change)]), "record 1", f"{path}: {found}")
-
-
-def test_refuses_a_record_that_is_no_object(root):
-    assert_says(refusal(root, [make_record(), "text"]), "record 1 (image_path '')", "got `str`")
-
-
-@pytest.mark.parametrize("patient_id", ["", "  "])
-def test_refuses_a_blank_patient(root, patient_id):
-    assert_says(refusal(root, [make_record(patient_id=patient_id)]), f"patient_id: {patient_id!r} is blank")
-
-
-@pytest.mark.parametrize(
-    ("labels", "found"),
-    [
-        (["Step 1"], "1 steps ['Step 1']"),
-        (["Step 1", "Step 2", "Step 3"], "3 steps ['Step 1', 'Step 2', 'Step 3']"),
-        (["Step 1", "Step 1"], "2 steps ['Step 1', 'Step 1']"),
-        (["Step 1", "Step 7"], "2 steps ['Step 1', 'Step 7']"),
-        (["Step 1", "Diagnosis"], "2 steps ['Step 1', 'Diagnosis']"),
-        (["Step 1", "Step " + "9" * 5000], "2 steps"),
-        ([], "0 steps []"),
-    ],
-)
-def test_refuses_fewer_more_repeated_and_unknown_steps(root, labels, found):
-    entry = make_record()["vqa_chain"][0]
-    record = make_record("b", vqa_chain=[{**entry, "step": label} for label in labels])
-    message = refusal(root, [make_record("a"), record])
-    expected = "are not the expected 2, each once: ['Step 1', 'Step 2']"
-    assert_says(message, "record 1 (image_path 'images/b.png')", found, expected)
-
-
-def test_the_published_chain_has_seven_steps(root):
-    write(root, [make_record()])
-    with pytest.raises(BadInput, match=r"2 steps .* are not the expected 7"):
-        read_records(root)
-
-
-def test_refuses_an_answer_outside_the_options(root):
-    message = refusal(root, [make_record("a"), change_step(make_record("b"), 1, answer="C")])
-    assert_says(
-        message, "record 1 (image_path 'images/b.png')", "vqa_chain[1].answer: 'C' is not one of A. Normal, B. Mass"
-    )
-
-
-def test_refuses_options_that_cannot_be_options(root):
-    message = refusal(root, [change_step(make_record(), 1, options=["A. Normal", "C. Mass"])])
-    assert_says(message, "record 0", "vqa_chain[1].options: option letters ['A', 'C']")
-
-
-def test_refuses_records_that_disagree_on_options_and_names_both(root):
-    other = change_step(make_record("b"), 1, options=["A. Normal", "B. Nodule"], answer="A")
-    message = refusal(root, [make_record("a"), other])
-    assert_says(message, "record 1 (image_path 'images/b.png')", "step 2 (Diagnosis)")
-    assert_says(message, "record 0 (image_path 'images/a.png')", "['Normal', 'Nodule']", "['Normal', 'Mass']")
-
-
-def test_options_in_another_order_disagree(root):
-    other = change_step(make_record("b"), 1, options=["Mass", "Normal"], answer="Mass")
-    assert_says(refusal(root, [make_record("a"), other]), "step 2", "differ from", "in record 0")
+@pytest.mark.parametrize(("damage", "found"), BAD_RECORDS)
+def test_a_bad_record_is_named_with_its_field_and_without_its_report(root, damage, found):
+    record = make_record("b", report="Mrs Example, born 1950")
+    damage(record)
+    message = refusal(root, [make_record("a"), record, make_record("c")])
+    assert_says(message, "record 1 (image_path 'images/b.png')", found)
+    assert "Example" not in message
 
 
 def test_skipping_keeps_the_options_of_most(root):
@@ -336,13 +241,6 @@ def test_refuses_an_image_twice_and_names_both_records(root, again):
     message = refusal(root, [make_record("a"), make_record("b"), make_record("c", image_path=again)])
     assert_says(message, f"record 2 (image_path {again.replace('./', '').replace('//', '/')!r}".replace("\\\\", "/"))
     assert_says(message, "image_path: the image of record 0 (image_path 'images/a.png') is named again")
-
-
-def test_an_image_of_a_record_with_other_options_is_free_for_another(root):
-    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
-    collection = read(root, [odd, make_record("b"), make_record("a")], on_bad_record="skip")
-    assert [case.image for case in collection.cases] == ["images/b.png", "images/a.png"]
-    assert [aside.record for aside in collection.set_aside] == [0]
 
 
 @pytest.mark.parametrize(
@@ -374,22 +272,12 @@ def test_refuses_links_out_of_the_data_root(root, tmp_path_factory, require_imag
         assert_says(message, f"image_path: {image_path!r} is a link out of the data root")
 
 
-def test_a_data_root_and_images_behind_links_are_fine(root, tmp_path_factory):
-    linked_root = tmp_path_factory.mktemp("link") / "root"
-    linked_root.symlink_to(root)
-    (root / "images/inside.png").symlink_to("a.png")
-    collection = read(linked_root, [make_record("a", image_path="images/inside.png")])
-    assert collection.cases[0].image == "images/inside.png"
-
-
 @pytest.mark.parametrize(
     ("image_path", "found"),
     [
-        ("images/none.png", "does not exist"),
         ("nowhere/none.png", "does not exist"),
         ("images", "is not a file"),
         ("images/a.png/b.png", "cannot be read as a path"),
-        ("images/\0.png", "cannot be read as a path"),
         ("im\0ages/a.png", "cannot be read as a path"),
         ("images/" + "x" * 4000, "cannot be read as a path"),
         ("images/" + "x" * 5000, "5007 characters; at most 4096"),
@@ -402,14 +290,11 @@ def test_refuses_an_image_that_is_not_there(root, image_path, found):
     assert_says(message, "record 1", repr(image_path[:80]), found)
 
 
-def test_images_need_not_be_there_if_not_required(root):
-    assert len(read(root, [make_record("z")], require_images=False).cases) == 1
-
-
 def test_stopping_names_the_first_bad_record_and_counts_the_others(root):
     records = [make_record("a"), make_record("b", report=1), make_record("c", report=2), make_record("a")]
     message = refusal(root, records)
     assert_says(message, "record 1 ", "2 more of the 4 records are bad", "data.on_bad_record=skip")
+    assert_says(refusal(root, [records[1], [7]], on_bad_record="skip"), "record 0", "no record is valid")
     assert "\n" not in message
 
 
@@ -429,16 +314,6 @@ def test_skipping_sets_every_bad_record_aside_with_its_reason(root):
         (4, "images/d.png", "patient-d"),
     ]
     assert_says(collection.set_aside[2].reason, "'Z' is not one of")
-
-
-def test_skipping_needs_at_least_one_good_record(root):
-    message = refusal(root, [make_record("b", report=1), make_record("c", report=1)], on_bad_record="skip")
-    assert_says(message, "record 0", "no record is valid")
-
-
-def test_messages_carry_no_report(root):
-    record = change_step(make_record(report="Mrs Example, born 1950"), 0, answer="Z")
-    assert "Example" not in refusal(root, [record])
 
 
 def test_quarantine_is_one_json_object_a_line(tmp_path):

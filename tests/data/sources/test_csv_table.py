@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import logging
 import os
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.csv_table import read_csv_table
 from stepcot_jax.host.errors import BadInput
 
@@ -60,13 +58,6 @@ def test_all_columns_in_any_spelling(tmp_path):
     assert first.reasoning == ("",) * 7
 
 
-def test_what_is_read_can_be_written_as_the_published_layout(tmp_path):
-    write(tmp_path, ALL_STEPS + "a.png,007,Clear.,Ward 3,F,61,PA,B,Focal,C,A,,N/A,Nodule\n")
-    cases = read(tmp_path).cases
-    write_records(tmp_path, chain=DEFAULT_CHAIN, cases=cases)
-    assert read_records(tmp_path, require_images=False).cases == cases
-
-
 @pytest.mark.parametrize("column", ["diagnosis", "Label"])
 def test_a_lone_diagnosis_answers_what_follows_from_it(tmp_path, column):
     write(tmp_path, f"image,{column}\na.png,Normal\nb.png,Pneumothorax\nc.png,G\nd.png,\n")
@@ -77,17 +68,6 @@ def test_a_lone_diagnosis_answers_what_follows_from_it(tmp_path, column):
         [None] * 7,
     ]
     assert read(tmp_path).cases[1].reasoning[0] == "Follows from the diagnosis Pneumothorax."
-
-
-def test_a_diagnosis_beside_other_steps_answers_only_itself(tmp_path):
-    write(tmp_path, "image,detection,diagnosis\na.png,,Normal\n")
-    assert answers(read(tmp_path).cases[0]) == [None] * 6 + ["Normal"]
-
-
-def test_without_patients_each_image_is_its_own_and_a_warning_says_so(tmp_path, caplog):
-    write(tmp_path, "image,label\nx/a.png,Mass\nx\\b.png,Mass\n")
-    assert [case.patient for case in read(tmp_path).cases] == ["x/a.png", "x/b.png"]
-    assert "no column patient_id: each image counts as a patient of its own" in caplog.text
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -110,12 +90,6 @@ def test_the_line_by_which_spreadsheets_name_the_separator(tmp_path):
     assert "'Masse'" in collection.set_aside[0].reason
 
 
-def test_a_table_of_any_name(tmp_path):
-    path = write(tmp_path, "image,label\na.png,Mass\n", name="ward 3.CSV")
-    collection = read(path)
-    assert (collection.root, collection.file) == (tmp_path, "ward 3.CSV")
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -124,19 +98,13 @@ def test_a_table_of_any_name(tmp_path):
         ("b.png,Mass,1,F,50,extra", "6 cells instead of 5"),
         ("b.png,Mass,1,F,50,,,", None),
         ("b.png,Edema,1,F,50", "'Edema'"),
-        ("b.png,J,1,F,50", "'J'"),
         ("b.png,=1+1,1,F,50", "'=1+1'"),
         ("b.png,Mass,,F,50", "column patient_id: is empty"),
         ("b.png,Mass,1,X,50", "column sex: is not F, M, O"),
         ("b.png,Mass,1,F,1970-01-01", "column age: is not a number of years from 0 to 150"),
-        ("b.png,Mass,1,F,-1", "column age"),
-        ("b.png,Mass,1,F,nan", "column age"),
-        ("b.png,Mass,1,F,Y", "column age"),
         ("b.png,Mass,1\0,F,50", "a cell has a NUL byte"),
         (",Mass,1,F,50", "column image: "),
         ("../b.png,Mass,1,F,50", "column image: "),
-        ("/etc/passwd,Mass,1,F,50", "column image"),
-        ("C:\\b.png,Mass,1,F,50", "column image"),
         ("./a.png,Mass,1,F,50", "has the same image as row 2"),
         ('"b.png\n",Mass,1,F,50', None),
     ],
@@ -159,36 +127,17 @@ def test_odd_rows(tmp_path, row, message):
     assert aside.reason in str(error.value)
 
 
-def test_formulas_are_text(tmp_path):
-    write(tmp_path, "image,report,patient_id,label\n=a.png,\"=cmd|' /C calc'!A0\",+1,Mass\n")
-    (case,) = read(tmp_path).cases
-    assert (case.image, case.report, case.patient) == ("=a.png", "=cmd|' /C calc'!A0", "+1")
-
-
-def test_a_report_of_5_mb(tmp_path):
-    report = 'Ein langer "Befund".\n' * 250_000
-    text = io.StringIO()
-    csv.writer(text).writerows([["image", "report", "label"], ["a.png", report, "Mass"]])
-    write(tmp_path, text.getvalue())
-    assert read(tmp_path).cases[0].report == report.strip()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is empty"),
-        ("\n \n,,\n", "is empty"),
         ("image,label\n", "has no records"),
-        (
-            "picture,label\na,Mass\n",
-            r"no image columns in \['picture', 'label'\]; expected image, one or more",
-        ),
+        ("picture,label\na,Mass\n", r"no image columns in \['picture', 'label'\]; expected image, one or more"),
         ("image,image path,label\na,a,Mass\n", "2 image columns"),
         ("image,label,Label\na,Mass,Mass\n", "column 'label' occurs more than once"),
         ("image,report\na,text\n", "no column with answers"),
         ("image,label,diagnosis\na,Mass,Mass\n", "columns label and Diagnosis exclude each other"),
         ('image,label\n"a.png,Mass\nb.png,Mass\n', "the row at line 2 is malformed"),
-        ('image,label\na.png,Mass\n"b".png,Mass\n', "the row at line 3 is malformed"),
     ],
 )
 def test_tables_that_cannot_be_used(tmp_path, text, message):
@@ -200,11 +149,7 @@ def test_tables_that_cannot_be_used(tmp_path, text, message):
 
 
 def test_other_encodings_are_refused(tmp_path):
-    for encoding, message in (
-        ("utf-16", "is UTF-16"),
-        ("latin-1", "not UTF-8 after row"),
-        ("utf-32", "is UTF-16 or"),
-    ):
+    for encoding, message in (("utf-16", "is UTF-16"), ("latin-1", "not UTF-8 after row"), ("utf-32", "is UTF-16 or")):
         write(tmp_path, "image,report,label\na.png,Größe,Mass\n", encoding=encoding)
         with pytest.raises(BadInput, match=message):
             read(tmp_path)
@@ -214,21 +159,6 @@ def test_other_encodings_are_refused(tmp_path):
     os.mkfifo(tmp_path / "cases.csv")
     with pytest.raises(BadInput, match=r"(regular|ordinary) file"):
         read(tmp_path)
-
-
-def test_empty_columns_at_the_end_are_nothing(tmp_path, caplog):
-    write(tmp_path, "image,patient_id,label,,\na.png,1,Mass\nb.png,2,Mass,,\nc.png,3,Mass,,x\n")
-    collection = read(tmp_path, on_bad_record="skip")
-    assert [case.image for case in collection.cases] == ["a.png", "b.png"]
-    assert "row 4: 5 cells instead of 3" in collection.set_aside[0].reason
-    assert not caplog.text
-
-
-def test_unknown_columns_are_named(tmp_path, caplog):
-    write(tmp_path, "image,label,Doctor,Doctor\na.png,Mass,x,y\n")
-    with caplog.at_level(logging.WARNING):
-        read(tmp_path)
-    assert "ignored columns: 'Doctor', 'Doctor'" in caplog.text
 
 
 def test_images_must_be_there_unless_told_otherwise(tmp_path):
@@ -266,17 +196,12 @@ def test_a_chain_of_ones_own(tmp_path):
     ("content", "message"),
     [
         (b"", "expected a JSON array of"),
-        (b"{}", "Expected `array`"),
         (b"[]", "a chain needs at least one step"),
         (b'[{"name": "A", "question": "?"}]', "missing required field `options`"),
         (b'[{"name": "A", "question": "?", "options": ["x"]}]', "1 options"),
         (b'[{"name": "A", "question": "?", "options": ["x", "y"], "extra": 1}]', "unknown field `extra`"),
-        (
-            json.dumps([SMALL_CHAIN[0], SMALL_CHAIN[0] | {"name": "anything "}]).encode(),
-            "must be distinct",
-        ),
+        (json.dumps([SMALL_CHAIN[0], SMALL_CHAIN[0] | {"name": "anything "}]).encode(), "must be distinct"),
         (json.dumps([SMALL_CHAIN[0] | {"name": "patient_id"}]).encode(), "must be distinct"),
-        (b'["\xff"]', "expected a JSON array"),
         (b"[" * 100_000, "expected a JSON array"),
         (b" " * 1_000_001, "1000001 bytes"),
     ],
@@ -288,13 +213,6 @@ def test_chain_files_that_cannot_be_used(tmp_path, content, message):
         read(tmp_path)
     assert message in str(error.value)
     assert str(error.value).startswith(f"{tmp_path}/chain.json: ")
-
-
-def test_a_chain_that_is_a_folder(tmp_path):
-    (tmp_path / "chain.json").mkdir()
-    write(tmp_path, "image,label\na.png,Mass\n")
-    with pytest.raises(BadInput, match=r"(regular|ordinary) file"):
-        read(tmp_path)
 
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)

@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from PIL import Image
 
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, read_records
 from stepcot_jax.data.sources.layouts import LAYOUTS, detect_layout, read_source
 from stepcot_jax.host.errors import BadInput
 
@@ -25,15 +23,6 @@ def test_a_layout_is_told_by_its_file(tmp_path, name, layout):
     (tmp_path / name).write_text("")
     assert detect_layout(tmp_path) == layout
     assert layout in LAYOUTS
-
-
-def test_files_are_roots_of_some_layouts(tmp_path):
-    for name, layout in (("my cases.csv", "csv"), ("NLMCXR_reports.tgz", "iu_xray")):
-        (tmp_path / name).write_text("")
-        assert detect_layout(tmp_path / name) == layout
-    (tmp_path / "data.json").write_text("")
-    with pytest.raises(BadInput, match="has no known layout"):
-        detect_layout(tmp_path / "data.json")
 
 
 def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
@@ -78,29 +67,3 @@ def test_every_layout_is_read_the_same_way(tmp_path):
         read_source(table, step_names=["One"])
     with pytest.raises(BadInput, match="layout: 'other' is not one of auto, published, chestxray8"):
         read_source(table, layout="other")
-
-
-def test_the_published_layout_goes_through(shared):
-    root = shared / "data/nih_sample"
-    collection = read_source(root)
-    assert collection == read_records(root)
-    assert (collection.layout, len(collection.cases)) == ("published", 589)
-
-
-def test_the_shared_folders_are_told_apart(shared):
-    found = {folder: detect_layout(shared / "data" / folder) for folder in ("nih_sample", "nih_chestxray8", "iu_xray")}
-    assert found == {"nih_sample": "published", "nih_chestxray8": "chestxray8", "iu_xray": "iu_xray"}
-
-
-def test_the_report_archive_goes_through(shared):
-    collection = read_source(shared / "data/iu_xray", require_images=False, on_bad_record="skip")
-    assert collection.layout == "iu_xray"
-    assert collection.cases
-    assert len(collection.chain.steps) == len(PUBLISHED_STEP_NAMES)
-
-
-def test_one_of_several_layouts_can_be_named(tmp_path):
-    (tmp_path / "data.json").write_text("[]")
-    (tmp_path / "cases.csv").write_text("image,label\na.png,Mass\n")
-    Image.new("L", (4, 4)).save(tmp_path / "a.png")
-    assert len(read_source(tmp_path, layout="csv").cases) == 1

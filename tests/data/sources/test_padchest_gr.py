@@ -10,8 +10,7 @@ from PIL import Image
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.sources.findings import DIAGNOSES
-from stepcot_jax.data.sources.padchest_gr import FINDINGS, read_master_table, read_padchest_gr
+from stepcot_jax.data.sources.padchest_gr import read_master_table, read_padchest_gr
 from stepcot_jax.host.errors import BadInput
 
 HEADER = (
@@ -91,17 +90,8 @@ def test_boxes_sentences_and_labels_of_a_study(tmp_path):
         Box.of_size("nodule", 0, 0, 200, 100, "There is nodule."),
         Box.of_size("Calcified granuloma", 100, 50, 100, 50, "Hay  Calcified  granuloma ."),
     )
-    both = read_padchest_gr(tmp_path, readers="both").cases[0].boxes
-    assert len(both) == 4
-    assert both[2].x1 == pytest.approx(20)
     write_records(tmp_path, chain=DEFAULT_CHAIN, cases=collection.cases)
     assert read_records(tmp_path).cases == collection.cases
-
-
-def test_the_second_readers_boxes_are_counted_when_left_out(tmp_path, caplog):
-    write(tmp_path, study(1, finding("nodule", extra_boxes=[[0, 0, 1, 1]])))
-    read_padchest_gr(tmp_path)
-    assert "1 boxes of a second reader are ignored" in caplog.text
 
 
 def test_without_the_image_there_are_no_boxes_and_a_warning_says_so(tmp_path, caplog):
@@ -148,12 +138,6 @@ def test_answers_follow_from_the_labels(tmp_path):
     assert [aside.record for aside in several.set_aside] == [6, 7]
 
 
-def test_each_diagnosis_has_a_label():
-    assert {found.diagnosis for findings in FINDINGS.values() for found in findings} == {"", *DIAGNOSES}
-    assert all(label == " ".join(label.split()).casefold() for label in FINDINGS)
-    assert len(FINDINGS["hydropneumothorax"]) == 2
-
-
 @pytest.mark.parametrize("folder", ["", "master_table.csv"])
 def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
     write(tmp_path, study(1, finding()), study(2, finding("mass")), study(3, finding("mass")))
@@ -166,18 +150,9 @@ def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
         ("251488034552", "mass", "test", "P1", "?", "many"),
     )
     collection = read_padchest_gr(tmp_path, on_bad_record="skip")
-    assert [(case.patient, case.sex, case.age) for case in collection.cases] == [
-        ("P1", "F", 61.0),
-        ("P1", "", None),
-    ]
+    assert [(case.patient, case.sex, case.age) for case in collection.cases] == [("P1", "F", 61.0), ("P1", "", None)]
     assert "the study is not in the master table - at `$[2].StudyID`" in collection.set_aside[0].reason
     assert not caplog.text
-
-
-def test_without_a_master_table_each_study_is_a_patient_and_a_warning_says_so(tmp_path, caplog):
-    write(tmp_path, study(1, finding()), study(2, finding(), StudyID=7))
-    assert [case.patient for case in read_padchest_gr(tmp_path).cases] == ["251488034551", "7"]
-    assert "no master_table*.csv: each study counts as a patient of its own" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -205,19 +180,12 @@ def test_master_tables_that_cannot_be_used(tmp_path, rows, message):
         ({"StudyID": None}, "Expected `int | str`, got `null` - at `$[1].StudyID`"),
         ({"StudyID": " "}, "the study's identifier is empty - at `$[1].StudyID`"),
         ({"ImageID": "../x.png"}, "is not a file name without folders - at `$[1].ImageID`"),
-        ({"ImageID": "a\0b.png"}, "is not a file name without folders"),
         ({"ImageID": "image_1.png"}, "has the same image as record 0"),
         ({"findings": []}, "has no findings - at `$[1].findings`"),
-        ({"findings": None}, "Expected `array`, got `null` - at `$[1].findings`"),
         ({"findings": [finding("mass", boxes=[[0, 0, 1]])]}, "`$[1].findings[0].boxes[0]`"),
-        (
-            {"findings": [finding(), finding("mass", boxes=[[0, 0, 1, 1], [0.5, 0, 0.5, 1]])]},
-            "`$[1].findings[1].boxes[1]`",
-        ),
+        ({"findings": [finding(), finding("mass", boxes=[[0, 0, 1, 1], [1, 0, 1, 1]])]}, "`$[1].findings[1].boxes[1]`"),
         ({"findings": [finding("mass", extra_boxes=[[0, 0, 512, 512]])]}, "as fractions from 0 to 1"),
         ({"findings": [finding("mass", boxes=[[-0.1, 0, 1, 1]])]}, "box [-0.1, 0.0, 1.0, 1.0]"),
-        ({"findings": [finding("mass", labels="mass")]}, "Expected `array"),
-        ({"findings": [finding("mass", abnormal="yes")]}, "Expected `bool`"),
     ],
 )
 def test_bad_studies(tmp_path, changes, message):
@@ -235,23 +203,9 @@ def test_bad_studies(tmp_path, changes, message):
     assert "There is" not in str(error.value)  # no report in messages
 
 
-def test_a_record_that_is_no_study_at_all(tmp_path):
-    write(tmp_path, study(1, finding("mass")))
-    entries = json.dumps([study(1, finding("mass")), [7], {"StudyID": [], "ImageID": 3}])
-    (tmp_path / "grounded_reports_20240819.json").write_text(entries)
-    collection = read_padchest_gr(tmp_path, on_bad_record="skip")
-    assert [(aside.record, aside.image_path, aside.patient_id) for aside in collection.set_aside] == [
-        (1, "", ""),
-        (2, "", ""),
-    ]
-    assert "Expected `object`, got `array` - at `$[1]`" in collection.set_aside[0].reason
-
-
 def test_roots_that_cannot_be_used(tmp_path):
     with pytest.raises(BadInput, match="has no grounded_reports"):
         read_padchest_gr(tmp_path)
-    with pytest.raises(BadInput, match="readers: 'all'"):
-        read_padchest_gr(tmp_path, readers="all")
     (tmp_path / "grounded_reports_20240819.json").write_text('[{"StudyID": "1", "ImageID"')
     with pytest.raises(BadInput, match="grounded_reports_20240819"):
         read_padchest_gr(tmp_path)

@@ -1,11 +1,9 @@
 """One entry for every source of questions: which layout a folder is, and records of each."""
 
-import collections
 import json
 import sys
 
 import pytest
-from PIL import Image
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
@@ -35,14 +33,6 @@ def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
         assert record.image_size == (1024, 1024)
         assert record.patient == record.image[7:15]
         assert record.provenance["licence"].startswith("NIH")
-
-
-def test_normal_images_are_asked_about_too(shared):
-    records = list(read_vqa_source(shared / "data/nih_chestxray8", require_images=False))
-    kinds = collections.Counter(record.kind for record in records)
-    assert kinds["open"] == 880
-    answers = {record.answer for record in records if record.kind == "closed"}
-    assert answers == {"No"}  # boxed images deny nothing, so that their answer could only be "Yes"
 
 
 def test_phantom_folders_and_files_of_records(tmp_path):
@@ -112,22 +102,6 @@ def test_what_cannot_be_a_source(tmp_path, shared):
 def run(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["stepcot_jax.data", *map(str, arguments)])
     return main()
-
-
-def test_the_command_copies_released_questions_with_their_images(tmp_path, monkeypatch):
-    source, out = tmp_path / "gemex", tmp_path / "out"
-    source.mkdir()
-    Image.new("L", (16, 8)).save(source / "a.png")
-    (source / "closed.jsonl").write_text(json.dumps(GEMEX) + "\n" + json.dumps(GEMEX) + "\n")
-    with pytest.raises(BadInput, match="--box-size is required"):
-        run(monkeypatch, "vqa", out, f"--source={source}")
-    assert not out.exists()
-    run(monkeypatch, "vqa", out, f"--source={source}", "--box-size", 336, 300)
-    records = read_vqa_records(out, require_images=True).records
-    assert [(record.id, record.image_size, record.split) for record in records] == [
-        ("closed.jsonl:1", (336, 300), "test"),
-        ("closed.jsonl:2", (336, 300), "test"),
-    ]
 
 
 def test_releases_need_no_images_where_none_are_copied(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from stepcot_jax.data.phantom.answers import draw_answers
 from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
@@ -127,20 +127,6 @@ def test_answers(tables, cases):
     assert place == len(rows)
 
 
-def test_reasoning_lengths(tables, cases):
-    _, *rows = read_table(tables / "reasoning_length.csv")
-    assert len(rows) == len(CHAIN.steps) * len({case.origin for case in cases})
-    for row in rows:
-        number = [step.name for step in CHAIN.steps].index(row[0].removeprefix("'"))
-        texts = [case.reasoning[number] for case in cases if (case.origin or "(none)") == row[1]]
-        lengths = [text.count(" ") + 1 for text in texts if text]
-        assert int(row[2]) == len(lengths)
-        assert float(row[3]) == pytest.approx(python_statistics.fmean(lengths), abs=1e-3)
-        expected = np.quantile(lengths, [0.05, 0.25, 0.5, 0.75, 0.95])
-        assert [float(cell) for cell in row[4:]] == pytest.approx(expected.tolist())
-        assert float(row[6]) == python_statistics.median(lengths)
-
-
 def test_reasoning_lengths_by_diagnosis(tables, cases):
     head, *rows = read_table(tables / "reasoning_length_by_diagnosis.csv")
     ranges = {"1-5": (1, 5), "6-10": (6, 10), "11-15": (11, 15), "16-20": (16, 20), "21-25": (21, 25)}
@@ -214,30 +200,6 @@ def test_origins_by_split_as_csv_and_markdown(tables, cases):
     block = lines[lines.index("") + 1 : -2]
     assert block[0] == "| Origin | Train | Val | Test | Total | Train (%) | Val (%) | Test (%) |"
     assert [line.strip("| ").split(" | ")[:5] for line in block[2:]] == rows
-
-
-def test_hostile_origins_are_harmless_in_both_tables_and_one_outside_the_splits_has_no_shares(tmp_path):
-    names = ("=1+1", "a|b <i>", "elsewhere")
-    cases = [
-        Record(patient=f"P{n}", image=f"{n}.png", origin=names[n // 4], answers=(0, 0, 0), reasoning=("",) * 3)
-        for n in range(9)
-    ]
-    splits = Splits((0, 1, 2, 4, 5), (3, 6), (7,))
-    write_tables(tmp_path, compute_statistics(cases, CHAIN, splits, splits_source="read"))
-    rows = read_table(tmp_path / "splits_by_origin.csv")[1:]
-    assert rows == [
-        ["'=1+1", "3", "1", "0", "4"], ["a|b <i>", "2", "1", "1", "4"], ["elsewhere", "0", "0", "0", "0"],
-        ["total", "5", "2", "1", "8"],
-    ]  # fmt: skip
-    text = (tmp_path / "splits.md").read_text(encoding="utf-8")
-    assert "| a\\|b &lt;i> | 2 | 1 | 1 | 4 | 50.0 | 25.0 | 25.0 |" in text
-    assert "| elsewhere | 0 | 0 | 0 | 0 | - | - | - |" in text
-
-
-def test_cases_outside_the_splits_are_in_no_row_of_the_split_table():
-    cases = make_cases(20)
-    found = compute_statistics(cases, CHAIN, Splits((0, 1), (2,), (5,)), splits_source="read")
-    assert found.splits.sum(axis=0).tolist() == [2, 1, 1]
 
 
 def texts_of(figure):
@@ -389,26 +351,6 @@ def test_pictures_are_written_twice_alike(cases, tmp_path):
         assert word in flow
 
 
-def test_characters_without_a_font_are_named(tmp_path):
-    strange = "\U0001f9ff"
-    chain = Chain(CHAIN.steps[:1])
-    cases = [
-        Record(patient=f"P{n}", image=f"{n}.png", origin=strange, answers=(n % 3,), reasoning=("",)) for n in range(9)
-    ]
-    _, missing = write_pictures(tmp_path, count(cases, chain))
-    assert missing in ("", strange)
-    assert strange in (tmp_path / "origins_diagnoses.svg").read_text(encoding="utf-8")
-
-
-def test_without_reasoning_or_a_second_step_there_is_less_to_draw(tmp_path):
-    chain = Chain(CHAIN.steps[:1])
-    cases = [Record(patient=f"P{n}", image=f"{n}.png", answers=(n % 3,), reasoning=("",)) for n in range(9)]
-    names, _ = write_pictures(tmp_path, count(cases, chain))
-    assert names == ["origins_diagnoses.png", "origins_diagnoses.svg", "answers.png", "answers.svg"]
-    write_tables(tmp_path, count(cases, chain))
-    assert read_table(tmp_path / "reasoning_length.csv")[1][1:4] == ["(none)", "0", ""]
-
-
 def test_the_phantom_reproduces_the_published_proportions():
     """Diagnoses and splits of 10,068 phantom cases agree with the published counts within sampling error.
 
@@ -443,14 +385,6 @@ def test_the_phantom_reproduces_the_published_proportions():
 def chi_squared(observed, published):
     expected = published / published.sum() * observed.sum()
     return float(((observed - expected) ** 2 / expected).sum())
-
-
-def test_the_proportions_test_can_fail():
-    flat = np.full(9, PUBLISHED_SPLITS.sum() // 9)
-    assert chi_squared(flat, PUBLISHED_SPLITS.sum(axis=1)) > 1000
-    shifted = PUBLISHED_SPLITS.sum(axis=1).copy()
-    shifted[:2] += (-200, 200)
-    assert chi_squared(shifted, PUBLISHED_SPLITS.sum(axis=1)) > 26.1
 
 
 def test_the_command_writes_everything(tmp_path, capsys):

@@ -1,9 +1,7 @@
 """`data stats` of reasoning records: tables against counts by hand, and boxes drawn where they are."""
 
 import csv
-import dataclasses
 
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -89,25 +87,3 @@ def test_boxes_are_drawn_at_their_corners(folder):
         assert drawn == [(b[0], b[1], b[2] - b[0], b[3] - b[1]) for b in (each.corners for each in record.references)]
         assert axes.images[0].get_extent() == [0, 48, 48, 0]
         assert record.question.split()[0] in axes.get_title(loc="left")
-
-
-def test_titles_are_within_the_page_and_labels_apart(folder):
-    collection = read_vqa_records(folder)
-    (record, *_) = collection.records
-    box = record.references[0]
-    near = msgspec.structs.replace(box, label="Near", corners=(box.corners[0] + 1, *box.corners[1:]))
-    long = msgspec.structs.replace(record, question="What is it? " * 20, references=(box, near))
-    figure, _ = draw_examples(dataclasses.replace(collection, records=(long, *collection.records[1:])))
-    figure.draw_without_rendering()
-    (width, height) = figure.canvas.get_width_height()
-    for axes in figure.axes:
-        shown = [axes.get_window_extent(), axes._left_title.get_window_extent()]
-        assert all(each.x0 >= 0 and each.x1 <= width and each.y0 >= 0 and each.y1 <= height for each in shown)
-    first, second = (text.get_window_extent() for text in figure.axes[0].texts)
-    assert not first.overlaps(second)
-
-
-def test_missing_images_are_told(folder, tmp_path, capsys):
-    (tmp_path / "records.jsonl").write_bytes((folder / "records.jsonl").read_bytes())
-    main(["stats", str(tmp_path), f"--out={tmp_path / 'out'}"])
-    assert "12 images of the examples cannot be read" in capsys.readouterr().out
