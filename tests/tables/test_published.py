@@ -81,13 +81,10 @@ def test_samples_and_costs_are_as_in_the_facts(facts):
     assert (num_classes, "eight classes" in text) == (8, True)
     text = line(facts, "Cost") + line(facts, "Counted as published")
     for model, (num_parameters, num_trained, milliseconds, of_four) in published_figures.COST.items():
-        told = (
-            f"{model} {milliseconds:.2f} ms",
-            f"{of_four:.2f} ms",
-            f"{model} {num_parameters:,}",
-            f"{num_trained:,}",
-        )
-        assert all(words in text for words in told)
+        assert f"{model} {milliseconds:.2f} ms" in text
+        assert f"{of_four:.2f} ms" in text
+        assert f"{model} {num_parameters:,}" in text
+        assert f"{num_trained:,}" in text
     assert f"{published_figures.COST_MEGABYTES:,.2f} MB" in text
     for model in ("teacher", "student"):  # two tables agree where both speak
         diagnosis = published_figures.DIAGNOSIS_FIGURES[model]["accuracy"]

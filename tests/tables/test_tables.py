@@ -245,9 +245,9 @@ def test_ablations_change_what_they_say(tmp_path):
     alone = make_plan(tmp_path, seeds=(1,))
     digests = [[own.cells.digest(cell) for cell in own.baselines(1)] for own in (plan, alone)]
     assert digests[0] == digests[1]
-    with pytest.raises(BadInput, match="config.job='teacher' is not 'distill'"):
+    with pytest.raises(BadInput, match=r"config\.job='teacher' is not 'distill'"):
         Plan(vary(plan.settings, {"job": "teacher"}), (0,), plan.cells)
-    with pytest.raises(BadInput, match="config.teacher.memory, write_back and text must be True"):
+    with pytest.raises(BadInput, match=r"config\.teacher\.memory, write_back and text must be True"):
         Plan(vary(plan.settings, {"teacher.memory": False}), (0,), plan.cells)
 
 
