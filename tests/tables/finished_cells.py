@@ -62,17 +62,13 @@ def make_plan(workdir, seeds=(0, 1), **arguments):
     return Plan(small_settings(), seeds, Cells(workdir, Terminal()), num_resamples=60, **arguments)
 
 
-QUALITIES = {"without memory": 0.3}
-
-
 def finish_all(plan):
     """Cells of diagnosis, steps and components: memory matters, nothing else does."""
     for seed in plan.seeds:
         finish(plan.cells, plan.main(seed), {"teacher": 0.6, "student": 0.55})
         for name in ABLATIONS:
-            finish(
-                plan.cells, plan.ablation(name, seed), dict.fromkeys(("teacher", "student"), QUALITIES.get(name, 0.6))
-            )
+            quality = 0.3 if name == "without memory" else 0.6
+            finish(plan.cells, plan.ablation(name, seed), {"teacher": quality, "student": quality})
         for cell in plan.baselines(seed):
             with_steps = cell.settings.baseline.steps == "all"
             labels = LABELS if with_steps else last_step_labels()

@@ -58,21 +58,21 @@ def test_curves_are_drawn_for_every_panel():
 
 def test_differences_are_taken_case_by_case(tmp_path):
     rng = np.random.default_rng(2)
-    readers = (COUNTED, ("as published", "teacher"), ("with answers given", "teacher"))
-    keys = [(*reader, policy) for reader in readers for policy in POLICIES]
+    published, given = ("as published", "teacher"), ("with answers given", "teacher")
+    keys = [(*reader, policy) for reader in (COUNTED, published, given) for policy in POLICIES]
     right = {key: [(rng.random((4, 200)) < 0.6).astype(float) for _ in range(2)] for key in keys}
     plan = Plan(make_settings(quickstart.get_config()), (0, 1), Cells(tmp_path, None), num_resamples=50)
     table = corrections_table._tabulate_differences(right, PATIENTS, CHAIN, plan)
-    _, published, given = table.rows
-    assert published[2].value == 0
-    found = {column.name: entry for column, entry in zip(table.columns, given, strict=True)}
-    own, random = (right["with answers given", "teacher", policy] for policy in ("expected gain", "random"))
-    few = np.mean([one[2].mean() - other[2].mean() for one, other in zip(own, random, strict=True)])
-    assert found["2 corrected, expected gain from random"].value == pytest.approx(few)
-    counted = right[*COUNTED, "expected gain"]
-    worth = np.mean([one[2].mean() - other[2].mean() for one, other in zip(own, counted, strict=True)])
-    assert found["2 corrected, from counting without the picture"].value == pytest.approx(worth)
-    pub = right["as published", "teacher", "expected gain"]
-    alone = np.mean([one[0].mean() - other[0].mean() for one, other in zip(own, pub, strict=True)])
-    assert found["own answers, from 'as published'"].value == pytest.approx(alone)
-    assert found["own answers, from 'as published'"].low < alone < found["own answers, from 'as published'"].high
+    _, of_published, of_given = table.rows
+    assert of_published[2].value == 0
+    found = {column.name: entry for column, entry in zip(table.columns, of_given, strict=True)}
+    expected = {
+        "2 corrected, expected gain from random": (2, (*given, "random")),
+        "2 corrected, from counting without the picture": (2, (*COUNTED, "expected gain")),
+        "own answers, from 'as published'": (0, (*published, "expected gain")),
+    }
+    for name, (count, other) in expected.items():
+        pairs = zip(right[*given, "expected gain"], right[other], strict=True)
+        difference = np.mean([one[count].mean() - base[count].mean() for one, base in pairs])
+        assert found[name].value == pytest.approx(difference)
+        assert found[name].low < difference < found[name].high

@@ -110,9 +110,8 @@ def test_the_table_counts_annotated_cases_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(cell_networks, "load_weights", lambda folder, names: make_weights(CountingTeacher()))
     monkeypatch.setattr(inputs, "load_inputs", lambda settings, folder, terminal: make_inputs())
     (table,) = effect_table.make_tables(plan)
-    assert [row[:2] for row in table.rows] == [
-        (f"Step {step}", count) for step in range(3) for count in range(step + 1)
-    ]
+    expected = [(f"Step {step}", count) for step in range(3) for count in range(step + 1)]
+    assert [row[:2] for row in table.rows] == expected
     shares = {}
     for name, count, accuracy, difference, *_ in table.rows:
         step, annotated = int(name[-1]), LABELS[4:, int(name[-1])] != NOT_ANNOTATED
