@@ -55,17 +55,14 @@ def test_a_drawing_has_text_no_inline_style_and_the_same_bytes_each_time():
     assert {name for pair in re.findall(r'"#([^"]*)"|url\(#([^)]*)\)', figure) for name in pair if name} <= set(ids)
 
 
-def test_without_any_number_the_chart_says_so():
+def test_a_single_number_is_drawn_and_none_is_said_to_be_none():
+    for value in (0.0, -3.0, 1e9):
+        figure = draw_lines([("one", [(1, value)])], **LABELS)
+        assert len(points_of(figure, 0)) == 1 + 1  # plus the legend's
+        assert "nan" not in figure
     figure = draw_lines([("one", [(1, math.nan)])], **LABELS)
     assert "No numbers were logged" in figure
     assert "<svg" not in figure
-
-
-@pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
-def test_a_single_or_constant_number_is_drawn(value):
-    figure = draw_lines([("one", [(1, value)])], **LABELS)
-    assert len(points_of(figure, 0)) == 1 + 1  # plus the legend's
-    assert "nan" not in figure
 
 
 def test_a_perfect_network_lies_on_the_diagonal():
@@ -81,55 +78,49 @@ def test_a_perfect_network_lies_on_the_diagonal():
     assert 'aria-label="t: teacher"' in figure
 
 
-def test_curves_are_means_of_each_epoch(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"kind": "train", "step": 1, "epoch": 0, "teacher/total": 4.0}\n'
-        '{"kind": "train", "step": 2, "epoch": 0, "teacher/total": 2.0}\n'
-        '{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_accuracy": 0.5}\n'
-        '{"kind": "train", "step": 3, "epoch": 1, "teacher/total": 1.0, "student/total": 5.0}\n'
-        '{"kind": "val", "step": 3, "epoch": 1, "teacher/mean_accuracy": null, "student/mean_accuracy": 0.25}\n'
-        '{"kind": "test", "step": 3, "epoch": 1, "teacher/mean_accuracy": 0.9}\n'
+def entry(kind, epoch, **values):
+    return {"kind": kind, "step": 1, "epoch": epoch, **{key.replace("__", "/"): value for key, value in values.items()}}
+
+
+def charts_of(*entries):
+    return re.findall("<figure>.*?</figure>", write_curves(entries))
+
+
+def test_curves_are_means_of_each_epoch():
+    accuracy, loss = charts_of(
+        entry("train", 0, teacher__total=4.0),
+        entry("train", 0, teacher__total=2.0),
+        entry("val", 0, teacher__mean_accuracy=0.5),
+        entry("train", 1, teacher__total=1.0, student__total=5.0),
+        entry("val", 1, teacher__mean_accuracy=None, student__mean_accuracy=0.25),
+        entry("test", 1, teacher__mean_accuracy=0.9),
     )
-    accuracy, loss = re.findall("<figure>.*?</figure>", write_curves(read_metrics(path)))
     assert [text for text in ("teacher", "student") if f">{text}</text>" in loss] == ["teacher", "student"]
     *teacher, _legend = [y for _, y in points_of(loss, 0)]
     *student, _legend = [y for _, y in points_of(loss, 1)]
     # 3 (the mean of 4 and 2), 1 and 5: equally spaced, larger values higher on the page.
     assert teacher[1] - teacher[0] == pytest.approx(teacher[0] - student[0], abs=0.21)
     assert len(points_of(accuracy, 0)) == 1 + 1
-
-
-@pytest.mark.parametrize(
-    "line", ["[1]", "{", '{"kind": "val"}', '{"kind": "val", "epoch": 0, "x": [1]}', '{"kind": 3, "epoch": 1}']
-)
-def test_a_line_that_is_no_entry_is_named(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "val", "step": 1, "epoch": 0}\n' + line + "\n")
-    with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2: "):
-        read_metrics(path)
-
-
-def test_a_missing_log_is_named(tmp_path):
-    with pytest.raises(BadInput, match=r"metrics\.jsonl"):
-        read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_curves_of_a_run_with_given_answers_say_what_was_measured(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_accuracy_own_and_given": 0.5}\n')
-    text = write_curves(read_metrics(path))
+    (text,) = charts_of(entry("val", 0, teacher__mean_accuracy_own_and_given=0.5))[:1]
     assert "mean of own answers and true ones given" in text
     assert ">teacher</text>" in text
 
 
-def test_a_run_by_rewards_shows_its_reward(tmp_path):
+def test_a_log_that_is_none_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"kind": "train", "step": 1, "epoch": 0, "teacher/total": 0.1, "teacher/reward": 0.4}\n'
-        '{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_reward": 0.5, "start/mean_reward": 0.25}\n'
+    with pytest.raises(BadInput, match=r"metrics\.jsonl"):
+        read_metrics(path)
+    for line in ("[1]", "{", '{"kind": "val"}', '{"kind": "val", "epoch": 0, "x": [1]}', '{"kind": 3, "epoch": 1}'):
+        path.write_text('{"kind": "val", "step": 1, "epoch": 0}\n' + line + "\n")
+        with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2: "):
+            read_metrics(path)
+
+
+def test_a_run_by_rewards_shows_its_reward():
+    score, loss, reward = charts_of(
+        entry("train", 0, teacher__total=0.1, teacher__reward=0.4),
+        entry("val", 0, teacher__mean_reward=0.5, start__mean_reward=0.25),
     )
-    score, loss, reward = re.findall("<figure>.*?</figure>", write_curves(read_metrics(path)))
     assert "Mean reward on validation" in score
     assert "start" in score
     assert "Training loss" in loss

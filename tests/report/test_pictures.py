@@ -35,30 +35,23 @@ def cells(found):
     return np.frombuffer(base64.b64decode(found["bytes"]), np.uint8).reshape(found["height"], found["width"])
 
 
-def test_a_map_runs_from_its_lowest_to_its_highest():
-    found = write_map(np.array([[0.2, 0.2, 0.6], [0.36, 0.2, 0.2]]))
-    assert cells(found).tolist() == [[0, 0, 255], [102, 0, 0]]
-
-
-@pytest.mark.parametrize("value", [0.0, 1 / 49, 1e-12])
-def test_an_even_map_shows_nothing(value):
-    assert not cells(write_map(np.full((7, 7), value))).any()
-    assert write_overlay(grey(14), np.full((7, 7), value)) == write_picture(grey(14))
-
-
-def test_a_fine_map_is_averaged():
+def test_a_map_runs_from_its_lowest_to_its_highest_and_a_fine_one_is_averaged():
+    assert cells(write_map(np.array([[0.2, 0.2, 0.6], [0.36, 0.2, 0.2]]))).tolist() == [[0, 0, 255], [102, 0, 0]]
     values = np.zeros((96, 48))
     values[:48] = 1
     found = cells(write_map(values))
     assert found.shape == (24, 12)
     assert (found[:11] == 255).all()
     assert not found[13:].any()
+    for bad in (np.nan, -1.0, np.inf):
+        with pytest.raises(ValueError, match="finite and not negative"):
+            write_map(np.array([[0.0, bad]]))
 
 
-@pytest.mark.parametrize("bad", [np.nan, -1.0, np.inf])
-def test_a_map_that_is_none_is_refused(bad):
-    with pytest.raises(ValueError, match="finite and not negative"):
-        write_map(np.array([[0.0, bad]]))
+@pytest.mark.parametrize("value", [0.0, 1 / 49, 1e-12])
+def test_an_even_map_shows_nothing(value):
+    assert not cells(write_map(np.full((7, 7), value))).any()
+    assert write_overlay(grey(14), np.full((7, 7), value)) == write_picture(grey(14))
 
 
 def test_an_overlay_is_bright_where_the_map_is():
