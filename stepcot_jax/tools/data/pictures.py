@@ -41,9 +41,6 @@ def draw_reasoning_by_diagnosis(
 
     A cell has the mean number of words, by which it is shaded, and a pie of its reasonings by range of lengths. The
     histograms above and to the right are of a step and of a diagnosis.
-
-    Args:
-      answers: names of the answers of the last step, "(not annotated)" last, in at most two lines each.
     """
     counts = np.array([[count_lengths(words) for words in by_answer] for by_answer in statistics.diagnosis_words])
     shown = np.flatnonzero(counts.sum(axis=(0, 2))).tolist()
@@ -136,11 +133,7 @@ _WITH_SEPARATORS = "{x:,.0f}"
 
 
 def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
-    """Draw all pictures into a folder, each as PNG and as SVG.
-
-    Returns:
-      The names of the files, and the characters that no installed font has: boxes in PNG, text in SVG.
-    """
+    """Draw all pictures into a folder, each as PNG and as SVG."""
     names: list[str] = []
     missing: set[str] = set()
     with drawing_style():

@@ -164,11 +164,7 @@ _UNREAD = "0.15"  # dark, so that labels are as readable as on a radiograph
 
 
 def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[str], int]:
-    """Write all tables and the page of examples into a folder.
-
-    Returns:
-      The names of the files, and the number of images of the examples that cannot be read.
-    """
+    """Write all tables and the page of examples into a folder."""
     tables = list_tables_of_records(collection.records)
     for name, rows in tables.items():
         _write_csv(folder / f"{name}.csv", rows)

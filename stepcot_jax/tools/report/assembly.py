@@ -52,18 +52,12 @@ Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """The cases of a page.
-
-    Attributes:
-      corrections: of the teacher; None if it cannot be corrected.
-      notes: on the cases, one sentence each.
-      correction_note: the reason why there are no corrections, or the cases that they cover.
-    """
+    """The cases of a page."""
 
     cases: Sequence[ShownCase]
-    corrections: Corrections | None
-    notes: Sequence[str]
-    correction_note: str
+    corrections: Corrections | None  # of the teacher; None if it cannot be corrected
+    notes: Sequence[str]  # on the cases, one sentence each
+    correction_note: str  # the reason why there are no corrections, or the cases that they cover
 
 
 def gather(
@@ -76,12 +70,7 @@ def gather(
     with_maps: bool,
     progress: Progress,
 ) -> Gathered:
-    """Gather the cases of a page.
-
-    Args:
-      num_cases: most cases to show; where the split has more, they are drawn at random.
-      broken_rules: from answers [case, step] to the rule that each case breaks, "" for none.
-    """
+    """Gather the cases of a page."""
     predictions = run.split.predictions
     indices = draw_indices(len(predictions.index), num_cases)
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"

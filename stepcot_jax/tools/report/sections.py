@@ -113,16 +113,11 @@ def _measure_sets(
 
 @dataclasses.dataclass(frozen=True)
 class Plausibility:
-    """The rules that make a chain of answers inconsistent.
-
-    Attributes:
-      rules: pairs of answers that contradict each other.
-      source: a sentence about the origin of the rules.
-    """
+    """The rules that make a chain of answers inconsistent."""
 
     chain: Chain
-    rules: consistency.Rules
-    source: str
+    rules: consistency.Rules  # pairs of answers that contradict each other
+    source: str  # a sentence about the origin of the rules
 
     @classmethod
     def of_run(cls, run: FinishedRun) -> "Plausibility":
@@ -186,20 +181,13 @@ ReadGiven = Callable[[Int[np.ndarray, "case step"]], Float[np.ndarray, "case ste
 
 @dataclasses.dataclass(frozen=True)
 class Corrections:
-    """Readings of the same cases, each with the truth of one more step given.
-
-    Attributes:
-      truth: [case, step], `NOT_ANNOTATED` where nobody answered; the network answers such a step itself.
-      answers: [num_given, case, step], the network's own answers with the first `num_given` steps given, from 0.
-      largest_shift: largest change of a later answer's probability when one more step was given, 0 to 1.
-      asked: the step of each case that is worth checking before any answer is given; None for none.
-    """
+    """Readings of the same cases, each with the truth of one more step given."""
 
     names: Sequence[str]
-    truth: Int[np.ndarray, "case step"]
-    answers: Int[np.ndarray, "num_given case step"]
-    largest_shift: float
-    asked: Sequence[NextStep | None] = ()
+    truth: Int[np.ndarray, "case step"]  # the network answers a step itself that nobody annotated
+    answers: Int[np.ndarray, "num_given case step"]  # the network's own
+    largest_shift: float  # largest change of a later answer's probability when one more step was given, 0 to 1
+    asked: Sequence[NextStep | None] = ()  # the step of each case that is worth checking at first
 
     @property
     def flipped(self) -> Bool[np.ndarray, "num_given case step"]:
@@ -212,12 +200,7 @@ class Corrections:
 def read_corrections(
     read: ReadGiven, *, truth: Int[np.ndarray, "case step"], names: Sequence[str], asked: Sequence[NextStep | None] = ()
 ) -> Corrections:
-    """Read the cases with 0, 1, ... and all but the last step given.
-
-    Args:
-      truth: [case, step], `NOT_ANNOTATED` where nobody answered.
-      asked: the step of each case that is worth checking before any answer is given; () if not computed.
-    """
+    """Read the cases with 0, 1, ... and all but the last step given."""
     given = np.where(truth == NOT_ANNOTATED, NOT_GIVEN, truth)
     num_steps = truth.shape[1]
     probabilities = np.stack(

@@ -38,29 +38,15 @@ def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run that tables are made from.
-
-    Attributes:
-      settings: of the run, including its seed.
-      prepare: makes inputs of the run from earlier cells, such as features; None if not needed.
-    """
+    """One run that tables are made from."""
 
     name: str
-    settings: Settings
-    prepare: Callable[[], None] | None = dataclasses.field(default=None, compare=False)
+    settings: Settings  # of the run, including its seed
+    prepare: Callable[[], None] | None = dataclasses.field(default=None, compare=False)  # makes inputs of the run
 
 
 class Cells:
-    """The cells below a workdir.
-
-    Args:
-      workdir: of the tables; a cell's folder is `cells/DIGEST` in it. At an address each cell is a run with a workdir
-        there, see `run.places`.
-
-    Attributes:
-      address: the workdir as the user names it; if at an address, without a slash at its end.
-      workdir: the local folder for files that are not sent to an address.
-    """
+    """The cells below a workdir."""
 
     def __init__(self, workdir: pathlib.Path | str, terminal: Terminal) -> None:
         self._is_remote, self._terminal = is_address(workdir), terminal
@@ -101,11 +87,7 @@ class Cells:
         return Place(self.name(part), say=self._terminal.say)
 
     def make_folder(self, name: str, make: Callable[[pathlib.Path], None]) -> None:
-        """Make a folder that cells read, such as an encoder's, unless it is there.
-
-        Args:
-          make: does nothing if the folder is complete.
-        """
+        """Make a folder that cells read, such as an encoder's, unless it is there."""
         if not self._is_remote:
             make(self.workdir / name)
             return

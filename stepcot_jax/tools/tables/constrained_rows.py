@@ -22,16 +22,10 @@ ABOUT = (
 
 
 def list_rows(large: Constrained) -> list[tuple[str, Level]]:
-    """Return level 0 and the last level of each variant that was measured up to it, each with a phrase on its steps.
-
-    Raises:
-      ValueError: level 0 is missing, which `read_constrained` refuses.
-    """
-    direct = large.find("constraints", 0)
-    if direct is None:
-        raise ValueError(f"{large.model}: level 0 is missing")
-    highest = ((words, large.find(variant, len(large.steps))) for variant, words in _GIVEN.items())
-    return [(WITHOUT, direct), *((words, level) for words, level in highest if level is not None)]
+    """Return level 0 and the last level of each variant that was measured up to it, each with a phrase on its steps."""
+    levels = [(WITHOUT, large.find("constraints", 0))]
+    levels += [(words, large.find(variant, len(large.steps))) for variant, words in _GIVEN.items()]
+    return [(words, level) for words, level in levels if level is not None]
 
 
 def make_evidence(large: Constrained, level: Level, metrics: Sequence[str]) -> list[Evidence]:
@@ -52,25 +46,17 @@ def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
 
 
 def list_step_rows(large: Constrained, step: str) -> list[tuple[Entry, ...]]:
-    """Return the rows of a step in Table 8: step, model, cases and figures.
-
-    The last step, the diagnosis, has a row without the steps (level 0). Each step has a row of replies with all steps
-    asked at once, if they were.
-    """
-    is_last = bool(large.steps) and step == large.steps[-1][0]
+    """Return the rows of a step in Table 8, model, cases and figures: without the steps (the last alone) and with."""
+    is_last = step == large.steps[-1][0]
     figures = {}
     if is_last and (direct := large.find("constraints", 0)) is not None:
         figures[WITHOUT] = direct.diagnosis
-    if (level := _find_all_steps(large)) is not None:
+    if (level := large.find("constraints", len(large.steps))) is not None:
         figures[WITH] = level.diagnosis if is_last else level.steps[step]
     return [
-        (step, f"{large.model}, {words} steps", large.num_cases, *(of_level[name].figure for name in FIGURES))
+        (f"{large.model}, {words} steps", large.num_cases, *(of_level[name].figure for name in FIGURES))
         for words, of_level in figures.items()
     ]
-
-
-def _find_all_steps(large: Constrained) -> Level | None:
-    return large.find("constraints", len(large.steps)) if large.steps else None
 
 
 def describe_cases(models: Sequence[Constrained], split: SplitPredictions) -> list[str]:
@@ -83,8 +69,8 @@ def describe_cases(models: Sequence[Constrained], split: SplitPredictions) -> li
         which = "the test cases of the networks" if large.cases == same else f"other cases than the networks', {cases}"
         missing = f"; {large.num_missing} dialogues have no reply and count as wrong" if large.num_missing else ""
         notes.append(f"{large.model}: {which}. {large.about}{missing}.")
-        if _find_all_steps(large) is None:
-            last = len(large.steps)
+        last = len(large.steps)
+        if large.find("constraints", last) is None:
             notes.append(
                 f"{large.model}: no rows with all steps asked at once; level {last} of the variant "
                 "'constraints' is missing."

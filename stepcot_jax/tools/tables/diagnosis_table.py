@@ -12,8 +12,8 @@ from stepcot_jax.evaluation.comparison import (
     Evidence,
     word_verdicts,
 )
-from stepcot_jax.evaluation.published import DIAGNOSIS_FIGURES, Level
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.evaluation.published import DIAGNOSIS_FIGURES
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.constrained_rows import (
     WITH,
@@ -26,6 +26,11 @@ from stepcot_jax.tools.tables.constrained_rows import (
 from stepcot_jax.tools.tables.plan import Plan
 
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
+FIGURE_COLUMNS = (
+    *columns("percent", *METRICS.values()),
+    *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
+    *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+)
 SUPERVISION = (
     "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a lower "
     "one, for each of the four figures separately.",
@@ -42,75 +47,76 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
-    all_steps = plan.compare_baselines(("last", "all"))
+    all_steps, encoders = plan.compare_baselines(("last", "all")), plan.encoders()
     check_chain(plan.constrained, all_steps.chain)
     comparison = all_steps.choose_steps([all_steps.chain.num_steps - 1])
-    nothing = [None] * (4 * len(METRICS) - 1)
-    rows: list[tuple[Entry, ...]] = [("most frequent answer", None, comparison.constant(0), *nothing)]
     large = [(model, steps, level) for model in plan.constrained for steps, level in list_rows(model)]
     evidence = [item for model, _, level in large if level.level for item in make_evidence(model, level, [*METRICS])]
-    (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()], evidence)
-    for encoder in plan.encoders():
-        rows.append(_row(comparison, f"{encoder.name}, {WITHOUT} steps", encoder.name, WITHOUT))
-        rows.append(_row(comparison, f"{encoder.name}, {WITH} steps", encoder.name, WITH, gains[encoder.name]))
+    (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in encoders], evidence)
+    rows: list[Row] = [{"model": "most frequent answer", "accuracy": comparison.constant(0)}]
+    for encoder in encoders:
+        for steps in (WITHOUT, WITH):
+            name = f"{encoder.name}, {steps} steps"
+            known = encoder.name if encoder.name in DIAGNOSIS_FIGURES else name
+            row: Row = {"model": encoder.name, "intermediate steps": steps}
+            row |= list_figures(comparison, name) | (gains[encoder.name] if steps == WITH else {})
+            rows.append(row | _published(known))
     remaining = iter(verdicts)
     for model, steps, level in large:
-        shown_verdicts = [next(remaining) for _ in METRICS] if level.level else None
-        rows.append(_large_row(model.model, steps, level, shown_verdicts))
-    rows += [_row(comparison, network, network, WITH) for network in ("teacher", "student")]
-    shown = {str(row[0]).casefold() for row in rows} | {f"{row[0]}, {row[1]} steps".casefold() for row in rows}
-    rows += [
-        (name, None, *[None] * (3 * len(METRICS)), *_published(name))
-        for name in DIAGNOSIS_FIGURES
-        if name.casefold() not in shown
-    ]
-    notes = [
+        row = {"model": model.model, "intermediate steps": steps}
+        row |= {heading: level.diagnosis[metric].figure for metric, heading in METRICS.items()}
+        for metric, heading in METRICS.items() if level.level else ():
+            row[f"difference in {heading}"] = level.differences[metric].figure
+            row[f"gain in {heading}"] = next(remaining)
+        # For a model of the paper, the row without the steps has the published figures.
+        rows.append(row | ({} if level.level else _published(model.model)))
+    for network in ("teacher", "student"):
+        rows.append({"model": network, "intermediate steps": WITH})
+        rows[-1] |= list_figures(comparison, network) | _published(network)
+    shown = {str(row["model"]).casefold() for row in rows}
+    shown |= {f"{row['model']}, {row.get('intermediate steps')} steps".casefold() for row in rows}
+    rows += [{"model": name, **_published(name)} for name in DIAGNOSIS_FIGURES if name.casefold() not in shown]
+    notes = (
         f"{comparison.chain.steps[-1].name} alone, {comparison.num_cases(0)} test cases, seeds {list(plan.seeds)}.",
         INTERVALS,
         CORRECTED,
         *SUPERVISION,
-        *(encoder.note for encoder in plan.encoders() if encoder.note),
+        *(encoder.note for encoder in encoders if encoder.note),
         *describe_cases(plan.constrained, comparison.splits[0]),
-    ]
+    )
     headings = (
         *columns("text", "model", "intermediate steps"),
-        *columns("percent", *METRICS.values()),
-        *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
-        *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+        *FIGURE_COLUMNS,
         *columns("percent", *METRICS.values(), published=True),
     )
-    return [Table("diagnosis", "Diagnosis with and without intermediate steps", headings, tuple(rows), tuple(notes))]
+    return [Table.of("diagnosis", "Diagnosis with and without intermediate steps", headings, rows, notes)]
+
+
+def list_figures(comparison: AnswerComparison, model: str) -> dict[str, Entry]:
+    """Return a model's figures of the diagnosis, which is the only step of the comparison."""
+    return {heading: comparison.figure(model, metric, 0) for metric, heading in METRICS.items()}
 
 
 def compare_supervision(
     comparisons: Sequence[AnswerComparison], encoders: Sequence[str], besides: Sequence[Evidence] = ()
-) -> tuple[list[dict[str, list[Entry]]], list[str]]:
-    """Compare the baselines with and without the intermediate steps, each on the same cases.
+) -> tuple[list[dict[str, dict[str, Entry]]], list[str]]:
+    """Return by comparison and encoder the gains from the intermediate steps, and the verdicts on further evidence.
 
-    Args:
-      besides: further evidence; one correction covers its verdicts and those of the baselines.
-
-    Returns:
-      For each comparison, by encoder, the differences in all figures and then their verdicts; and the verdicts on
-      `besides`.
+    One correction covers all verdicts.
     """
     asked = [
-        (comparison, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))
-        for comparison in comparisons
+        (number, encoder, heading, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))
+        for number in range(len(comparisons))
         for encoder in encoders
-        for metric in METRICS
+        for metric, heading in METRICS.items()
     ]
-    worded = word_verdicts([*(comparison.evidence(*question) for comparison, question in asked), *besides])
-    verdicts = iter(worded[: len(asked)])
-    differences = iter([comparison.difference(*question) for comparison, question in asked])
-    compared: list[dict[str, list[Entry]]] = [
-        {
-            encoder: [*(next(differences) for _ in METRICS), *(_name_gain(next(verdicts)) for _ in METRICS)]
-            for encoder in encoders
-        }
-        for _ in comparisons
-    ]
-    return compared, [_name_gain(verdict) for verdict in worded[len(asked) :]]
+    evidence = [comparisons[number].evidence(*question) for number, _, _, question in asked]
+    verdicts = [_name_gain(verdict) for verdict in word_verdicts([*evidence, *besides])]
+    compared: list[dict[str, dict[str, Entry]]] = [{encoder: {} for encoder in encoders} for _ in comparisons]
+    for (number, encoder, heading, question), verdict in zip(asked, verdicts, strict=False):
+        difference = comparisons[number].difference(*question)
+        compared[number][encoder] |= {f"difference in {heading}": difference, f"gain in {heading}": verdict}
+    return compared, verdicts[len(asked) :]
 
 
 def _name_gain(verdict: str) -> str:
@@ -125,25 +131,6 @@ def _name_gain(verdict: str) -> str:
     return verdict
 
 
-def _row(
-    comparison: AnswerComparison, model: str, name: str, steps: str, gains: list[Entry] | None = None
-) -> tuple[Entry, ...]:
-    figures = [comparison.figure(model, metric, 0) for metric in METRICS]
-    compared = [None] * (2 * len(METRICS)) if gains is None else gains
-    published = _published(name if name in DIAGNOSIS_FIGURES else f"{name}, {steps} steps")
-    return (name, steps, *figures, *compared, *published)
-
-
-def _large_row(model: str, steps: str, level: Level, verdicts: Sequence[str] | None) -> tuple[Entry, ...]:
-    """Return the row of a large model; for one of the paper's, the row without the steps has the published figures."""
-    compared: list[Entry] = [None] * (2 * len(METRICS))
-    if verdicts is not None:
-        compared = [*(level.differences[metric].figure for metric in METRICS), *verdicts]
-    published = _published(model) if not level.level else [None] * len(METRICS)
-    return (model, steps, *(level.diagnosis[metric].figure for metric in METRICS), *compared, *published)
-
-
-def _published(name: str) -> list[Entry]:
+def _published(name: str) -> dict[str, Entry]:
     by_name = {known.casefold(): figures for known, figures in DIAGNOSIS_FIGURES.items()}
-    figures = by_name.get(name.casefold(), {})
-    return [figures.get(metric) for metric in METRICS]
+    return {f"published: {METRICS[metric]}": value for metric, value in by_name.get(name.casefold(), {}).items()}

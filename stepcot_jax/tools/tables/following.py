@@ -55,15 +55,10 @@ KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one 
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """The networks of a finished cell as functions from given answers, on the test split.
+    """The networks of a finished cell as functions from given answers, on the test split."""
 
-    Attributes:
-      read: by network; those with the suffix " and pairs" add log-ratios.
-      counted: the baseline that sees no picture.
-    """
-
-    read: Mapping[str, ReadGiven]
-    counted: ReadGiven
+    read: Mapping[str, ReadGiven]  # by network; those with the suffix " and pairs" add log-ratios
+    counted: ReadGiven  # the baseline that sees no picture
     labels: npt.NDArray[np.int32]
     patients: npt.NDArray[np.str_]
     rules: Rules
@@ -71,15 +66,10 @@ class Readers:
 
 @dataclasses.dataclass(frozen=True)
 class Weighed:
-    """Statistics of pairs of answers, from training and validation cases.
+    """Statistics of pairs of answers, from training and validation cases."""
 
-    Attributes:
-      pairs: by network, the log-ratios with their weights.
-      counted: log-probabilities of answers by naive Bayes, which sees no picture.
-    """
-
-    pairs: Mapping[str, PairRatios]
-    counted: ReadGiven
+    pairs: Mapping[str, PairRatios]  # by network, the log-ratios with their weights
+    counted: ReadGiven  # log-probabilities of answers by naive Bayes, which sees no picture
     rules: Rules
 
 
@@ -89,12 +79,7 @@ def weigh_pairs(
     calibration: Calibration,
     chain: Chain,
 ) -> Weighed:
-    """Count pairs of answers among training cases and weigh them on validation cases.
-
-    Args:
-      dataset: without the test split's labels.
-      validation: by network, the network as a function of given answers on validation cases, and their labels.
-    """
+    """Count pairs of answers among training cases and weigh them on validation cases."""
     training_labels = dataset.labels[np.asarray(dataset.splits.train, int)]
     counts = count_pairs(training_labels, chain)
     pairs = {
@@ -140,23 +125,14 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
 
 @dataclasses.dataclass(frozen=True)
 class Following:
-    """How a network follows given answers.
+    """How a network follows given answers."""
 
-    Attributes:
-      right: [kind, case], 1 where the last step is answered rightly, by `KINDS`.
-      shares: figures of the test split by name, 0 to 1.
-    """
-
-    right: npt.NDArray[np.float64]
-    shares: Mapping[str, float]
+    right: npt.NDArray[np.float64]  # [kind, case], 1 where the last step is answered rightly, by `KINDS`
+    shares: Mapping[str, float]  # figures of the test split by name, 0 to 1
 
 
 def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: Rules, *, seed: int) -> Following:
-    """Return how a network follows true, hesitant, careless and foreign answers to all steps but the last.
-
-    Args:
-      labels: [case, step], negative where not annotated; such an answer is not given.
-    """
+    """Return how a network follows true, hesitant, careless and foreign answers to all steps but the last."""
     rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
     others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
     errs = rng.random(labels.shape)
@@ -212,11 +188,7 @@ def tabulate_following(
     followed: Mapping[tuple[str, str], Sequence[Following]],
     patients: npt.NDArray[np.str_],
 ) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
-    """Return columns and rows: accuracy without given answers, with true ones and with wrong ones, by training.
-
-    Args:
-      cells: by training, the first of which is the base of the differences, a finished cell for each seed.
-    """
+    """Return columns and rows: accuracy without given answers, with true ones and with wrong ones, by training."""
     splits = []
     for of_seed in zip(*cells.values(), strict=True):
         by_training = {training: plan.cells.predictions(cell) for training, cell in zip(cells, of_seed, strict=True)}

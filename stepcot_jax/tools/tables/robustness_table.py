@@ -27,7 +27,7 @@ from stepcot_jax.evaluation.replies import (
 from stepcot_jax.evaluation.statistics import Interval, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
@@ -53,12 +53,7 @@ def answer_records(
     *,
     leave_out_unknown: bool = False,
 ) -> list[str]:
-    """Return greedy replies to records, in batches of `evaluation.batch_size`.
-
-    Args:
-      load_images: from indices of records to their images, uint8 [case, size, size, 3], as `VqaDataset.load_images`.
-      leave_out_unknown: leave pieces that a closed vocabulary does not have out of the prompts; see `leave_out`.
-    """
+    """Return greedy replies to records, in batches of `evaluation.batch_size`."""
     vqa, tokenizer = trained.run.settings.vqa, trained.tokenizer
     texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]
     if leave_out_unknown:
@@ -112,15 +107,10 @@ FOLDER = "perturbed"
 
 @dataclasses.dataclass(frozen=True)
 class PerturbedReplies:
-    """Perturbed questions with replies.
+    """Perturbed questions with replies."""
 
-    Attributes:
-      rounds: records and replies by id of each round.
-      left_out: pieces that a closed vocabulary does not have, for each prompt that they were left out of.
-    """
-
-    rounds: Sequence[tuple[Sequence[Record], Mapping[str, str]]]
-    left_out: Sequence[str]
+    rounds: Sequence[tuple[Sequence[Record], Mapping[str, str]]]  # records and replies by id of each round
+    left_out: Sequence[str]  # pieces that a closed vocabulary does not have, for each prompt that they were left out of
 
 
 def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds: int) -> PerturbedReplies:
@@ -203,27 +193,25 @@ def list_cells(plan: Plan) -> list[Cell]:
 def make_tables(plan: Plan | None) -> list[Table]:
     """Return GEMeX-RMCoT's Table 5; with a plan, our figures beside it."""
     if plan is None:
-        rows: tuple[tuple[Entry, ...], ...] = tuple((*key, *_published_row(*key)) for key in published.PERTURBED)
+        rows = [_published_row(*key) | {"training": key[1]} for key in published.PERTURBED]
         title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
-        heads = (*columns("text", "questions", "training"), *_published_columns())
-        return [Table("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
+        heads = (*columns("text", "questions", "training"), *_PUBLISHED_COLUMNS)
+        return [Table.of("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
     return [_tabulate_ours(plan)]
 
 
 def _tabulate_ours(plan: Plan) -> Table:
     measured = {name: [_measure(plan, sft_of(plan, seed, name)) for seed in plan.seeds] for name in TRAININGS}
     constant = _measure_constant(plan, measured[TRAININGS[0]][0][1])
-    no_figures: tuple[Entry, ...] = (None,) * len(_published_columns())
-    rows: list[tuple[Entry, ...]] = []
+    rows: list[Row] = []
     for kind in PERTURBED_KINDS:
-        rows.append((kind, BASELINE, *_summarise([constant[kind]]), *no_figures))
+        rows.append({"questions": kind, "training": BASELINE, **_summarise([constant[kind]])})
         for name in TRAININGS:
             by_seed = [figures[kind] for figures, _ in measured[name]]
-            rows.append((kind, name, *_summarise(by_seed), *_published_row(kind, COUNTERPARTS[name])))
-    words = collections.Counter[str]()
-    for of_seeds in measured.values():
-        for _, asked in of_seeds:
-            words.update(asked.left_out)
+            rows.append(_published_row(kind, COUNTERPARTS[name]) | {"training": name} | _summarise(by_seed))
+    words = collections.Counter(
+        word for of_seeds in measured.values() for _, asked in of_seeds for word in asked.left_out
+    )
     left_out = ", ".join(f"{word!r} ({number} times)" for word, number in sorted(words.items()))
     notes = (
         f"Test split, seeds {list(plan.seeds)} of training; the rounds are those of seed {ROUND_SEED} for all.",
@@ -237,9 +225,9 @@ def _tabulate_ours(plan: Plan) -> Table:
     heads = (
         *columns("text", "questions", "training"),
         *columns("percent", *published.ROUNDS, "std"),
-        *_published_columns(),
+        *_PUBLISHED_COLUMNS,
     )
-    return Table("robustness", "A-score under perturbation of the questions", heads, tuple(rows), notes)
+    return Table.of("robustness", "A-score under perturbation of the questions", heads, rows, notes)
 
 
 def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedReplies]:
@@ -269,25 +257,26 @@ def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str,
     return {kind: [intervals[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
 
 
-def _summarise(by_seed: Sequence[Sequence]) -> tuple[Entry, ...]:
+def _summarise(by_seed: Sequence[Sequence[Interval]]) -> Row:
     """Return the figures of a row from intervals [seed][original or round]."""
     deviations = [
         spread([interval.value for interval in of_seed[1:]], original=of_seed[0].value, std="population")
         for of_seed in by_seed
     ]
     figures = [summarise(of_round) for of_round in zip(*by_seed, strict=True)]
-    return (*figures, mean_of_seeds(deviations))
+    return dict(zip(published.ROUNDS, figures, strict=True)) | {"std": mean_of_seeds(deviations)}
 
 
-def _published_columns() -> tuple[Column, ...]:
-    return (
-        *columns("percent", *published.ROUNDS, published=True, digits=2),
-        Column("std", "percent", published=True, digits=3),
-        Column("std", "percent", recomputed=True, digits=4),
-    )
+_PUBLISHED_COLUMNS = (
+    *columns("percent", *published.ROUNDS, published=True, digits=2),
+    Column("std", "percent", published=True, digits=3),
+    Column("std", "percent", recomputed=True, digits=4),
+)
 
 
-def _published_row(kind: str, training: str) -> tuple[Entry, ...]:
+def _published_row(kind: str, training: str) -> Row:
     figures = published.PERTURBED[kind, training]
-    recomputed = published.round_half_up(published.recompute_std(figures), 6)
-    return (*figures.values(), published.PERTURBED_STD[kind, training], recomputed)
+    row: Row = {"questions": kind, **{f"published: {name}": share for name, share in figures.items()}}
+    row["published: std"] = published.PERTURBED_STD[kind, training]
+    row["recomputed: std"] = published.round_half_up(published.recompute_std(figures), 6)
+    return row
