@@ -19,8 +19,7 @@ from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.shell import Section
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.tools.report.cases import ShownCase, write_cases
-from stepcot_jax.tools.report.page import render, write_page
-from stepcot_jax.tools.report.sections import write_operating_section, write_settings
+from stepcot_jax.tools.report.sections import render, write_operating_section, write_page, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
 NUM_CASES = 200

@@ -1,11 +1,14 @@
 """Tables of policies from finished cells: figures by hand, published columns, rows, cells and notes."""
 
+import csv
 import json
 import math
 import statistics
 
+import jax
 import numpy as np
 import pytest
+from policies.policy_workdir import make_policy_workdir
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
 from stepcot_jax.evaluation.comparison import ReplyComparison
@@ -17,6 +20,7 @@ from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.record import KINDS
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.scored_baseline import score_baseline
+from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import (
     curriculum_table,
     policy_cells,
@@ -252,3 +256,29 @@ def test_patients_of_a_figure_are_those_of_its_smallest_kind(plan):
     assert comparison.num_patients("a_score", "mean") == 3
     assert comparison.num_patients("v_score", "all") == len({record.patient for record in kept})
     assert comparison.num_patients("v_score", "nothing") == 0
+
+
+@pytest.mark.slow
+def test_every_training_is_a_row_with_figures_of_its_own_replies(tmp_path):
+    plan = make_policy_plan(tmp_path, seeds=(0,), phantom__num_cases=30, policy__longest_reply=40)
+    with jax.numpy_dtype_promotion("standard"):
+        names = making.make_tables(["vqa"], plan, command=["python"], folder=tmp_path / "tables")
+    assert {"vqa.csv", "vqa_differences.csv", "vqa.tex"} <= set(names)
+    with (tmp_path / "tables" / "vqa.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row["training"].lstrip("'") for row in csv.DictReader(file) if row["training"]]
+    assert [cell.name for cell in vqa_table.list_cells(plan)] == [name for name in rows if "majority" not in name]
+    for cell in vqa_table.list_cells(plan):
+        assert (plan.cells.folder(cell) / "replies" / f"{cell.settings.job}_test.jsonl").is_file()
+
+
+def test_perturbed_questions_are_answered_once(tmp_path, monkeypatch):
+    _, records, _ = make_policy_workdir(tmp_path / "run")
+    tests = [record for record in records if record.split == "test"]
+    found = robustness_table.answer_rounds(tmp_path / "run", tests, num_rounds=2)
+    for number, (asked, replies) in enumerate(found.rounds, start=1):
+        assert asked == perturb_records(tests, seed=0, round_number=number)
+        assert list(replies) == [record.id for record in asked]
+    monkeypatch.setattr(robustness_table, "answer_records", lambda *_: pytest.fail("asked again"))
+    assert robustness_table.answer_rounds(tmp_path / "run", tests, num_rounds=2) == found
+    with pytest.raises(BadInput, match="the test records of its data have changed"):
+        robustness_table.answer_rounds(tmp_path / "run", tests[1:], num_rounds=1)

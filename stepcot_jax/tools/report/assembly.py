@@ -23,15 +23,16 @@ from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.tools.report.cases import LoadedCase, ShownCase, find_cases, write_cases
-from stepcot_jax.tools.report.curves import write_curves
-from stepcot_jax.tools.report.page import render, write_page
 from stepcot_jax.tools.report.sections import (
     Corrections,
     Plausibility,
     read_corrections,
+    render,
     write_calibration_section,
     write_corrections,
+    write_curves,
     write_operating_section,
+    write_page,
     write_settings,
 )
 

@@ -18,7 +18,7 @@ from stepcot_jax.pages.shell import name_unseen
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading import Progress, load_dataset
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.tools.report.page import render
+from stepcot_jax.tools.report.sections import render
 
 _PHANTOM_NAME = re.compile(r"images/phantom_(\d{6,9})\.png")
 

@@ -35,8 +35,7 @@ from stepcot_jax.record import Record
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings, read_settings
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
-from stepcot_jax.tools.report.curves import find_lines
-from stepcot_jax.tools.report.sections import write_settings
+from stepcot_jax.tools.report.sections import find_lines, write_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _PHASES = ("sft", "grpo")

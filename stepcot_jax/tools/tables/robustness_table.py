@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,19 +46,16 @@ from stepcot_jax.tools.tables.vqa_table import COUNTERPARTS, PLAIN, THINKING, sf
 # A trained policy's greedy replies to given records, such as perturbed ones.
 
 
-def answer_records(
-    trained: TrainedPolicy,
-    records: Sequence[Record],
-    load_images: Callable[[Sequence[int]], np.ndarray],
-    *,
-    leave_out_unknown: bool = False,
-) -> list[str]:
-    """Return greedy replies to records, in batches of `evaluation.batch_size`."""
+def answer_records(trained: TrainedPolicy, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
+    """Return greedy replies to records of a dataset's images, in batches of `evaluation.batch_size`.
+
+    Pieces that a closed vocabulary does not have are left out of the prompts.
+    """
     vqa, tokenizer = trained.run.settings.vqa, trained.tokenizer
+    image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
+    images = np.array([image_of[record.id] for record in records])
     texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]
-    if leave_out_unknown:
-        texts = [leave_out(text, tokenizer)[0] for text in texts]
-    prompts = [tokenizer.encode_prompt(text) for text in texts]
+    prompts = [tokenizer.encode_prompt(leave_out(text, tokenizer)[0]) for text in texts]
     # Perturbed questions may be longer than those of training; the prompt's padding takes no part in a reply.
     longest = max(trained.lengths.prompt_length, *map(len, prompts))
     sampling = Sampling(
@@ -70,7 +67,7 @@ def answer_records(
         replies = generate(
             trained.network,
             trained.params,
-            trained.see(load_images(indices)),
+            trained.see(dataset.load_images(images[list(indices)])),
             jnp.asarray(rows["prompts"]),
             jnp.asarray(rows["lengths"]),
             sampling=sampling,
@@ -116,29 +113,26 @@ class PerturbedReplies:
 def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds: int) -> PerturbedReplies:
     """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
     settings = read_settings(folder / "settings.json")
-    perturbed = [perturb_records(records, seed=ROUND_SEED, round_number=number + 1) for number in range(num_rounds)]
-    paths = [folder / FOLDER / f"replies_{number + 1}.jsonl" for number in range(num_rounds)]
-    missing = [number for number in range(num_rounds) if not _is_answered(paths[number], perturbed[number])]
+    vqa = settings.vqa
+    perturbed = {
+        folder / FOLDER / f"replies_{number}.jsonl": perturb_records(records, seed=ROUND_SEED, round_number=number)
+        for number in range(1, num_rounds + 1)
+    }
+    missing = [path for path, of_round in perturbed.items() if not _is_answered(path, of_round)]
     if missing:
-        trained = load_policy(folder)
-        dataset = load_vqa_dataset(settings, splits=("test",))
-        _check_records(folder, dataset, records)
-        for number in missing:
-            texts = answer_records(
-                trained, perturbed[number], _image_loader(dataset, perturbed[number]), leave_out_unknown=True
-            )
-            _write(paths[number], perturbed[number], texts)
-    tokenizer, vqa = read_tokenizer(folder, settings), settings.vqa
+        trained, dataset = load_policy(folder), load_vqa_dataset(settings, splits=("test",))
+        if list(dataset.records) != list(records):
+            raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
+        for path in missing:
+            _write(path, perturbed[path], answer_records(trained, perturbed[path], dataset))
+    tokenizer = read_tokenizer(folder, settings)
     left_out = [
         word.strip()
-        for of_round in perturbed
+        for of_round in perturbed.values()
         for record in of_round
         for word in leave_out(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking), tokenizer)[1]
     ]
-    return PerturbedReplies(
-        [(of_round, _read(path, of_round)) for of_round, path in zip(perturbed, paths, strict=True)],
-        left_out,
-    )
+    return PerturbedReplies([(of_round, _read(path, of_round)) for path, of_round in perturbed.items()], left_out)
 
 
 def _records_path(path: pathlib.Path) -> pathlib.Path:
@@ -163,18 +157,6 @@ def _write(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) 
 def _read(path: pathlib.Path, records: Sequence[Record]) -> Mapping[str, str]:
     ids = {record.id: None for record in records}
     return read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing="stop").replies
-
-
-def _check_records(folder: pathlib.Path, dataset: VqaDataset, records: Sequence[Record]) -> None:
-    if list(dataset.records) != list(records):
-        raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
-
-
-def _image_loader(dataset: VqaDataset, records: Sequence[Record]):  # type: ignore[no-untyped-def]
-    """Return a function from indices of the records to their images."""
-    image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
-    images = np.array([image_of[record.id] for record in records])
-    return lambda indices: dataset.load_images(images[list(indices)])
 
 
 TRAININGS = (PLAIN, THINKING)

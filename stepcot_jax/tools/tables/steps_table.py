@@ -7,7 +7,7 @@ from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison
 from stepcot_jax.evaluation.published import Constrained, step_figures
 from stepcot_jax.pages.sheets import Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.constrained_rows import check_chain, describe_cases, list_step_rows
+from stepcot_jax.tools.tables.diagnosis_table import check_chain, describe_cases, list_step_rows
 from stepcot_jax.tools.tables.plan import Plan
 
 HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}

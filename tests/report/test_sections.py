@@ -1,13 +1,71 @@
+"""Sections of the page: what answer sets promise, rules that were not applied, and corrections."""
+
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from evaluation.small_splits import CHAIN, make_split
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
+from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tools.report import assembly as case_gathering
-from stepcot_jax.tools.report.sections import NOT_GIVEN, read_corrections, write_corrections
+from stepcot_jax.tools.report.sections import (
+    NOT_GIVEN,
+    Plausibility,
+    read_corrections,
+    write_calibration_section,
+    write_corrections,
+)
 
-CHAIN = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in ("First", "Second", "Third")))
+VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
+
+
+def finished(workdir, chain=CHAIN, calibration=None):
+    return FinishedRun(
+        workdir=workdir, settings=None, chain=chain, entries=(), report={}, split=TEST, calibration=calibration
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "promise"),
+    [("step", "90 % of all cases together, not of each answer"), ("answer", "90 % of the cases of each answer")],
+)
+def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_path, by, promise):
+    calibration = fit_calibration(VAL.predictions, CHAIN, coverage_by=by)
+    section = write_calibration_section(finished(tmp_path, calibration=calibration))
+    assert f"Answer sets aim to hold the true answer in {promise}." in section.lead
+    logits, labels = TEST.predictions.logits["student"], TEST.predictions.labels
+    probabilities = calibrated_probabilities(logits, "student", calibration, CHAIN)
+    sets = answer_sets(probabilities, "student", calibration, CHAIN)[:, 2]
+    page = section.body[section.body.index("<h3>Student</h3>") :]
+    for answer, option in enumerate(CHAIN.steps[2].options):
+        own = labels[:, 2] == answer
+        row = rf"Diagnosis</th><td>{option}</td><td>{own.sum()}</td><td>{100 * sets[own, answer].mean():.1f}</td>"
+        assert re.search(row, page), row
+
+
+def test_without_calibration_there_is_no_coverage(tmp_path):
+    section = write_calibration_section(finished(tmp_path))
+    assert "fitted no temperatures" in section.lead
+    assert "true answer" not in section.body
+
+
+def test_a_rule_that_the_chains_contradict_is_said_not_to_be_applied(tmp_path):
+    labels = np.array([[0, 3, 5, 6, 4, 6, 1]] * 50)
+    write_pairs(tmp_path / PAIRS_FILE, count_pairs(labels, DEFAULT_CHAIN), DEFAULT_CHAIN)
+    plausibility = Plausibility.of_run(finished(tmp_path, DEFAULT_CHAIN))
+    assert plausibility.source.endswith(
+        "Not applied: 'No abnormality' does not settle Diagnosis as 'Normal': "
+        "50 of 50 training chains have another answer."
+    )
+    assert plausibility.broken_rules(labels) == [""] * 50
+
+
+LISTENING = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in ("First", "Second", "Third")))
 
 
 def follow(given):
@@ -37,7 +95,7 @@ def test_later_answers_that_follow_a_given_one_are_flips():
 
 def test_what_changed_is_counted_for_better_and_worse():
     truth = np.array([[1, 1, 0], [0, 0, 0]])
-    page = write_corrections(read_corrections(follow, truth=truth, names=["<a>", "b"]), CHAIN)
+    page = write_corrections(read_corrections(follow, truth=truth, names=["<a>", "b"]), LISTENING)
     assert "In 1 of 2 cases" in page
     assert "2 changes, 1 of them from wrong to right, 1 from right to wrong and 0 between" in page
     assert page.count('class="flipped"') == 2
@@ -65,7 +123,7 @@ def test_a_network_that_does_not_listen_has_no_flips():
     found = read_corrections(lean, truth=truth, names=["a", "b"])
     assert not found.flipped.any()
     assert found.largest_shift == pytest.approx(0.01)
-    page = write_corrections(found, CHAIN)
+    page = write_corrections(found, LISTENING)
     assert "In none of 2 cases" in page
     assert "more than 1 percentage points" in page
 
