@@ -56,14 +56,6 @@ def test_markdown_and_latex_show_intervals_units_and_what_is_published():
     assert r"teacher & 78.3 ± 1.2 [75.0, 82.0] & -1.2 [-5.0, +2.5] & 1,500 & 78.3 \\" in text
 
 
-@pytest.mark.parametrize(("share", "shown"), [(0.7212, "72.12"), (0.6603, "66.03"), (0.46, "46.0"), (1.0, "100.0")])
-def test_published_figures_keep_their_digits(share, shown):
-    table = Table("p", "P", (Column("paper", "percent", published=True), Column("ours", "percent")), ((share, share),))
-    assert to_markdown(table).splitlines()[4] == f"| {shown} | {100 * share:.1f} |"
-    assert f"\n{shown} & {100 * share:.1f} \\\\\n" in to_latex(table)
-    assert float(read(to_csv(table))[0]["published: paper"]) == share
-
-
 LATEX = {
     r"\textbackslash{}": "\\", r"\&": "&", r"\%": "%", r"\$": "$", r"\#": "#", r"\_": "_", r"\{": "{", r"\}": "}",
     r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textless{}": "<", r"\textgreater{}": ">",
