@@ -82,7 +82,7 @@ def test_a_run_without_points_says_nothing_and_a_damaged_file_is_named(made, tmp
     assert reading.as_dict()["operating_rule"] == ""
     (folder / "statistics.json").write_text('{"operating_points": []}')
     with pytest.raises(BadInput, match=r"statistics\.json"):
-        load(folder)
+        load(folder).read(made[2])
 
 
 def test_what_was_not_measured_and_what_is_never_called_are_told():

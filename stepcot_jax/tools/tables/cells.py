@@ -69,15 +69,12 @@ class Cells:
 
     def folder(self, cell: Cell) -> pathlib.Path:
         """Return the folder of this machine with the files of a cell's run."""
-        name = self._name_folder(cell)
-        return self._open(name).folder if self._is_remote else pathlib.Path(self.name(name))
+        source = self.source(cell)
+        return Place(source, say=self._terminal.say).folder if self._is_remote else pathlib.Path(source)
 
     def source(self, cell: Cell) -> str:
         """Return the workdir of a cell's run, as settings name it."""
-        return self.name(self._name_folder(cell))
-
-    def _name_folder(self, cell: Cell) -> str:
-        return f"cells/{self.digest(cell)}"
+        return self.name(f"cells/{self.digest(cell)}")
 
     def name(self, part: str) -> str:
         """Return the path or the address of a part of the workdir, such as "features"."""
@@ -107,7 +104,7 @@ class Cells:
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
         if self._is_remote:
             for cell in wanted:
-                self._open(self._name_folder(cell)).bring()
+                self._open(f"cells/{self.digest(cell)}").bring()
         waiting = [cell for cell in wanted if not self.is_finished(cell)]
         for cell in wanted:
             self._check_records(cell)

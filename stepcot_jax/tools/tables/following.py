@@ -30,10 +30,10 @@ from stepcot_jax.evaluation.statistics import (
     weighted_mean,
 )
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Column, Interval
+from stepcot_jax.pages.sheets import Column, Interval, columns
 from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE
-from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
 
 NETWORKS = ("teacher", "student")
@@ -153,8 +153,8 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     )
     shares = {
         "calibration error, all true": calibrated["ece"][0],
-        "contradicts true answers": _mean((answers[1] != labels)[annotated]),
-        "contradicts wrong answers": _mean((answers[-1] != foreign)[wrong]),
+        "contradicts true answers": np.mean(answers[1] != labels, where=annotated) if annotated.any() else np.nan,
+        "contradicts wrong answers": np.mean(answers[-1] != foreign, where=wrong) if wrong.any() else np.nan,
         "breaks rules, none given": share_inconsistent(answers[0], rules),
         "breaks rules, all true": share_inconsistent(corrected, rules),
         "breaks rules, true chains": share_inconsistent(labels, rules),
@@ -163,21 +163,18 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     return Following(right, {name: float(value) for name, value in shares.items()})
 
 
-def _mean(values: npt.NDArray) -> float:
-    return float(values.mean()) if values.size else float("nan")
-
-
 def share_figures(
     right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int
 ) -> list[Interval]:
     """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
-    by_seed = []
-    for of_seed in right:
-
-        def compute(weights: npt.NDArray, values: npt.NDArray = of_seed.T) -> dict[str, npt.NDArray]:
-            return {"": weighted_mean(weights, values=values, counted=~np.isnan(values))}
-
-        by_seed.append(bootstrap(compute, patients, num_resamples=num_resamples)[""])
+    by_seed = [
+        bootstrap(
+            lambda weights, values=of_seed.T: {"": weighted_mean(weights, values=values, counted=~np.isnan(values))},
+            patients,
+            num_resamples=num_resamples,
+        )[""]
+        for of_seed in right
+    ]
     return [summarise(of_seeds) for of_seeds in zip(*by_seed, strict=True)]
 
 
@@ -209,15 +206,13 @@ def tabulate_following(
             )
         )
     last = chain.steps[-1].name
-    columns = (
-        Column("training"),
-        Column("network"),
-        Column("mean step accuracy, own answers", "percent"),
-        Column(f"difference from {base!r}", "points"),
-        *(Column(f"{last}, {kind}", "percent") for kind in KINDS),
-        *(Column(name, "percent") for name in followed[next(iter(followed))][0].shares),
+    heads = (
+        *columns("text", "training", "network"),
+        *columns("percent", "mean step accuracy, own answers"),
+        *columns("points", f"difference from {base!r}"),
+        *columns("percent", *(f"{last}, {kind}" for kind in KINDS), *followed[next(iter(followed))][0].shares),
     )
-    return columns, tuple(rows)
+    return heads, tuple(rows)
 
 
 def describe_following(plan: Plan) -> tuple[str, ...]:
@@ -235,12 +230,3 @@ def describe_following(plan: Plan) -> tuple[str, ...]:
         "split, are added to the network's logits.",
         DESCRIBE_COUNTED,
     )
-
-
-def on_features(plan: Plan, changes: Mapping[str, Any], name: str, seed: int) -> Cell:
-    """Return a cell that trains on the frozen features of the seed's own teacher, or of the config's frozen encoder."""
-    from stepcot_jax.tools.tables.encoders import OF_TEACHER
-
-    encoders = plan.encoders(seed)
-    encoder = next((encoder for encoder in encoders if encoder.name.endswith(OF_TEACHER)), encoders[0])
-    return Cell(name, vary(plan.main(seed).settings, {**encoder.changes, **changes}), prepare=encoder.prepare)
