@@ -1,5 +1,7 @@
 """Finished cells without training: reports and predictions of models of a known quality."""
 
+import csv
+
 import numpy as np
 from run.small_run import small_settings
 
@@ -11,6 +13,15 @@ from stepcot_jax.tools.tables.cells import Cells
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 
 NUM_CASES = 120
+TINY = {
+    "training__teacher_epochs": 0,  # one program less to compile
+    "training__joint_epochs": 1,
+    "baseline__epochs": 1,
+    "baseline__hidden": 8,
+    "baseline__learning_rate": 1e-2,
+}
+"""Changes of the settings for cells that train."""
+
 CHAIN = Chain((DEFAULT_CHAIN.steps[0], *DEFAULT_CHAIN.steps[-2:]))  # fewer steps, less to resample
 
 
@@ -73,3 +84,8 @@ def finish_all(plan):
             with_steps = cell.settings.baseline.steps == "all"
             labels = LABELS if with_steps else last_step_labels()
             finish(plan.cells, cell, {"baseline": 0.5 if with_steps else 0.2}, labels=labels)
+
+
+def read_rows(folder, name):
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

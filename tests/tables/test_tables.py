@@ -1,12 +1,21 @@
 """Tables of finished cells: figures beside independent ones, honest verdicts, and cells that are run once."""
 
-import csv
 import json
 import math
 
 import numpy as np
 import pytest
-from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish, finish_all, last_step_labels, make_plan, make_split
+from tables.finished_cells import (
+    CHAIN,
+    LABELS,
+    NUM_CASES,
+    finish,
+    finish_all,
+    last_step_labels,
+    make_plan,
+    make_split,
+    read_rows,
+)
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.phantom.phantom import export_phantom
@@ -39,11 +48,6 @@ def written(plan):
     return plan.workdir / "out", names
 
 
-def rows(folder, name):
-    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def accuracy(plan, cell, model, step):
     predictions = plan.cells.predictions(cell).predictions
     options = plan.cells.chain(cell).steps[step].num_answers
@@ -65,7 +69,7 @@ def test_all_files_are_there_and_say_how_they_were_made(written):
 
 
 def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(plan, written):
-    constant, *found = rows(written[0], "diagnosis")
+    constant, *found = read_rows(written[0], "diagnosis")
     assert constant["model"] == "most frequent answer"
     assert float(constant["accuracy"]) == pytest.approx(np.bincount(LABELS[:, -1]).max() / NUM_CASES, rel=1e-5)
     assert [row["intermediate steps"] for row in found] == ["without", "with"] * 3 + ["with"] * 2 + [""] * 3
@@ -81,7 +85,7 @@ def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(pla
 
 
 def test_steps_have_every_model_and_the_constant_answer(plan, written):
-    found = rows(written[0], "steps")
+    found = read_rows(written[0], "steps")
     assert len(found) == CHAIN.num_steps * (1 + 3 + 2)
     constant = [row for row in found if row["model"] == "most frequent answer"]
     weights = np.concatenate(list(draw_weights(np.arange(NUM_CASES) // 2, num_resamples=60, seed=0)))
@@ -101,7 +105,7 @@ def test_published_columns_have_empty_places(written):
     headings = [f"published: {name}" for name in METRICS]
     filled, steps = {}, set()
     for name in ("steps", "components_steps"):
-        found = rows(written[0], name)
+        found = read_rows(written[0], name)
         assert [heading for heading in found[0] if heading.startswith("published")] == headings
         steps |= {row["step"] for row in found}
         filled |= {(row["step"], row["model"]): [row[heading] for heading in headings] for row in found}
@@ -120,7 +124,7 @@ def test_published_columns_have_empty_places(written):
 
 def test_components_say_what_helps_and_what_is_not_shown_to(written):
     folder, _ = written
-    found = {row["model"]: row for row in rows(folder, "components")}
+    found = {row["model"]: row for row in read_rows(folder, "components")}
     teachers = ["teacher", "teacher without memory", "teacher without text", "teacher without write-back"]
     assert list(found)[:5] == ["most frequent answer", *teachers]
     assert found["teacher without memory"]["mean accuracy without it"] == "lower in both runs"
@@ -152,7 +156,7 @@ def test_the_ablation_of_the_text_says_which_vectors_it_compares(tmp_path, chang
 
 
 def test_differences_are_paired_and_have_p_values(plan, written):
-    first, *others = rows(written[0], "components_differences")
+    first, *others = read_rows(written[0], "components_differences")
     assert 1 + len(others) == 8 * CHAIN.num_steps
     assert (first["model"], first["less"], first["step"]) == ("teacher without memory", "teacher", "Detection")
     without, full = (

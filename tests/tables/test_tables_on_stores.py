@@ -2,42 +2,29 @@
 
 import shutil
 
-import jax
 import pytest
 from cloud.memory_store import Killed, disturb, new_address, objects
-from run.small_run import LinearEncoder, share_programs, small_settings
+from run.small_run import small_settings
+from tables.finished_cells import TINY
 
 from stepcot_jax.contrib.cloud.copies import MANIFEST
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import training_run
-from stepcot_jax.tools.tables import cell_networks
 from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables.cells import Cells
 from stepcot_jax.tools.tables.plan import Plan
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch, tmp_path):
+def _small(monkeypatch, tmp_path, small_networks):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    share_programs(monkeypatch)
-    monkeypatch.setattr(cell_networks, "make_resnet", lambda name: LinearEncoder())
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)
     encoders = Plan.encoders
     monkeypatch.setattr(Plan, "encoders", lambda plan, seed=None: encoders(plan, seed)[1:])  # those that cells make
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
-def make(workdir, names=("steps",)):
-    settings = small_settings(
-        training__teacher_epochs=0,
-        training__joint_epochs=1,
-        baseline__epochs=1,
-        baseline__hidden=8,
-        baseline__learning_rate=1e-2,
-    )
-    plan = Plan(settings, (0,), Cells(workdir, Terminal()), num_resamples=20)
-    making.make_tables(list(names), plan, command=["python"], folder=f"{workdir}/tables")
+def make(workdir):
+    plan = Plan(small_settings(**TINY), (0,), Cells(workdir, Terminal()), num_resamples=20)
+    making.make_tables(["steps"], plan, command=["python"], folder=f"{workdir}/tables")
     return plan
 
 

@@ -1,68 +1,44 @@
 """Tables from real runs of the smallest networks: every path from a config to files, once."""
 
-import csv
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
-from run.small_run import LinearEncoder, small_settings
+from run.small_run import small_settings
+from tables.finished_cells import TINY, read_rows
 
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
-from stepcot_jax.tools.tables import cell_networks, cost_measuring, cost_table, transfer_table
 from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables import cost_measuring, cost_table, transfer_table
 from stepcot_jax.tools.tables.cells import Cells, vary
 from stepcot_jax.tools.tables.encoders import list_encoders, write_random_encoder
 from stepcot_jax.tools.tables.plan import Plan
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_networks")]
 
 
 def tiny_settings():
-    return small_settings(
-        phantom__num_cases=150,
-        training__teacher_epochs=0,  # one program less to compile
-        training__joint_epochs=1,
-        parallel__num_devices=1,
-        baseline__epochs=1,
-        baseline__hidden=8,
-        baseline__learning_rate=1e-2,
-    )
+    return small_settings(phantom__num_cases=150, **TINY)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, small_networks):
     """The tables that need weights, each from its own runs."""
-    patch = pytest.MonkeyPatch()
-    for module in (inputs, cell_networks):
-        patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     workdir = tmp_path_factory.mktemp("runs")
     plan = Plan(tiny_settings(), (0,), Cells(workdir, Terminal()), num_resamples=30)
     names = making.make_tables(["steps", "effect", "transfer"], plan, command=["python"], folder=workdir / "tables")
-    yield plan, workdir / "tables", names
-    patch.undo()
-
-
-def rows(folder, name):
-    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return plan, workdir / "tables", names
 
 
 def test_every_baseline_was_trained_and_measured(made):
     plan, folder, names = made
     assert {"steps.csv", "effect.csv", "effect.png", "transfer.tex"} <= set(names)
-    assert {row["model"] for row in rows(folder, "steps")} == {
+    assert {row["model"] for row in read_rows(folder, "steps")} == {
         "most frequent answer", "teacher", "student", "resnet_small, trained along, with steps",
         "resnet_small, from the teacher, frozen, with steps", "random ViT, frozen, with steps",
     }  # fmt: skip
@@ -75,7 +51,7 @@ def test_every_baseline_was_trained_and_measured(made):
 
 def test_the_effect_begins_with_what_the_run_itself_measured(made):
     plan, folder, _ = made
-    found = rows(folder, "effect")
+    found = read_rows(folder, "effect")
     assert len(found) == 7 * 8 / 2
     report = json.loads((plan.cells.folder(plan.main(0)) / "report.json").read_text())["test"]["teacher"]["steps"]
     first = [float(row["accuracy"]) for row in found if row["answers given"] == "0"]
@@ -88,7 +64,7 @@ def test_the_effect_begins_with_what_the_run_itself_measured(made):
 
 def test_transfer_reads_every_case_of_the_styles_that_were_held_out(made):
     plan, folder, _ = made
-    found = rows(folder, "transfer")
+    found = read_rows(folder, "transfer")
     own = "resnet_small, trained along"
     models = [(own, "without"), (own, "with"), ("teacher", "with"), ("student", "with")]
     read = ("the source's test split", "Phantom B", "Phantom C")

@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 
-import jax
 import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from run.small_run import LinearEncoder, small_settings
+from run.small_run import small_settings
+from tables.finished_cells import TINY, read_rows
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.phantom import ORIGINS, export_phantom
@@ -22,36 +22,22 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
 from stepcot_jax.run.loading import load_dataset
-from stepcot_jax.tools.tables import cell_networks, transfer_table
 from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables import transfer_table
 from stepcot_jax.tools.tables import transfer_table as targets
 from stepcot_jax.tools.tables.cells import Cells, vary
 from stepcot_jax.tools.tables.plan import Plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_networks")]
 
 KNOWN = ("Pneumothorax", "  normal", "Effusion", "Mass", "Cardiomegaly", "Pneumonia", "Infiltration", "Atelectasis")
 """Another order, another writing, and no Nodule."""
 
-FOUND = ("Mass", "Nodule", "Atelectasis", "Effusion")
 NUM_OF_EACH = {"Mass": 9, "Nodule": 4, "Atelectasis": 8, "Effusion": 7}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_networks():
-    patch = pytest.MonkeyPatch()
-    for module in (inputs, cell_networks):
-        patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-    patch.undo()
-
-
 def tiny_settings(**changes):
-    return small_settings(
-        phantom__num_cases=150, training__teacher_epochs=0, training__joint_epochs=1, baseline__epochs=1,
-        baseline__hidden=8, **changes,
-    )  # fmt: skip
+    return small_settings(phantom__num_cases=150, **TINY, **changes)
 
 
 def make_source(root, num_cases=90):
@@ -252,8 +238,7 @@ def plan(folders, tmp_path_factory):
 def test_networks_of_another_chain_read_chestxray8(plan):
     folder = plan.workdir / "tables"
     making.make_tables(["transfer"], plan, command=["python"], folder=folder)
-    with (folder / "transfer.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder, "transfer")
     own = "resnet_small, trained along"
     models = [(own, "without"), (own, "with"), ("teacher", "with"), ("student", "with")]
     assert [(row["read"], row["model"], row["intermediate steps"]) for row in rows] == [

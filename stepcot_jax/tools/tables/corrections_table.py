@@ -131,7 +131,7 @@ def _tabulate_steps(
             *key,
             str(count),
             *([None] * count),
-            *share_figures([of_seed[count, count:] for of_seed in values], patients, resamples),
+            *share_figures([of_seed[count, count:] for of_seed in values], patients, plan.num_resamples),
         )
         for key, values in right.items()
         for count in range(chain.num_steps)
