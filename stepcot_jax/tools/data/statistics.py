@@ -64,7 +64,9 @@ def write_tables(folder: Path, statistics: Statistics) -> list[str]:
     }
     for name, rows in tables.items():
         _write_csv(folder / name, rows)
-    write_whole(folder / "splits.md", _splits_in_markdown(statistics).encode())
+    lines = [*_to_markdown(list_splits(statistics)), "", *_to_markdown(list_origin_splits(statistics))]
+    text = "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])
+    write_whole(folder / "splits.md", text.encode())
     return [*tables, "splits.md"]
 
 
@@ -132,11 +134,6 @@ def list_splits(statistics: Statistics) -> list[Row]:
 def list_origin_splits(statistics: Statistics) -> list[Row]:
     """Return head, a row for each origin, the most frequent first, and the totals."""
     return _with_totals("origin", statistics.origins, SPLIT_NAMES, statistics.origin_splits)
-
-
-def _splits_in_markdown(statistics: Statistics) -> str:
-    lines = [*_to_markdown(list_splits(statistics)), "", *_to_markdown(list_origin_splits(statistics))]
-    return "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])
 
 
 def _to_markdown(table: Sequence[Row]) -> list[str]:

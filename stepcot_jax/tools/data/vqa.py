@@ -81,7 +81,10 @@ def _make_vqa(options: argparse.Namespace) -> None:
                 progress=lambda indices: Terminal().watch(indices, "drawing the phantoms"),
             )
         else:
-            records = _read_images_or_say(options)
+            try:
+                records = _read_vqa_source(options)
+            except BadInput as error:
+                raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
         number = write_records(options.out, records, dialect=options.dialect)
     print(
         f"{len(records):,} records in {options.out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else "")
@@ -108,14 +111,6 @@ def _filling(out: pathlib.Path) -> Iterator[None]:
         if not existed:
             out.rmdir()
         raise
-
-
-def _read_images_or_say(options: argparse.Namespace) -> "list[Record]":
-    """Read the folder of --source; an error about a missing image names the option that needs no images."""
-    try:
-        return _read_vqa_source(options)
-    except BadInput as error:
-        raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
 
 
 def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":

@@ -21,7 +21,6 @@ from stepcot_jax.evaluation.operating_points import (
     Finding,
     Levels,
     OperatingPoint,
-    OperatingPoints,
     count_levels,
 )
 from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
@@ -378,13 +377,10 @@ def write_operating_section(run: FinishedRun) -> Section:
     models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
     for (model, step, answer), point in operating_points.points.items():
         models.setdefault(model, []).append((step, answer, point))
-    body = render("operating.html.j2", models=models, data=_gather(run, operating_points), figures=FIGURES)
+    # Curves of the answers that some test cases have and others do not.
+    curves = [_draw(run, finding, point) for finding, point in operating_points.points.items() if all(point.test)]
+    body = render("operating.html.j2", models=models, data=curves, figures=FIGURES)
     return Section("operating", "Operating points", lead, body)
-
-
-def _gather(run: FinishedRun, operating_points: OperatingPoints) -> list[dict[str, Any]]:
-    """Return the curves of the answers that some test cases have and others do not."""
-    return [_draw(run, finding, point) for finding, point in operating_points.points.items() if all(point.test)]
 
 
 def _draw(run: FinishedRun, finding: Finding, point: OperatingPoint) -> dict[str, Any]:

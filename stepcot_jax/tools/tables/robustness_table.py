@@ -132,7 +132,11 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds
         for record in of_round
         for word in leave_out(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking), tokenizer)[1]
     ]
-    return PerturbedReplies([(of_round, _read(path, of_round)) for path, of_round in perturbed.items()], left_out)
+    rounds = []
+    for path, of_round in perturbed.items():
+        ids = {record.id: None for record in of_round}.keys()
+        rounds.append((of_round, read_replies(path, name=path.stem, chosen=ids, known=ids, missing="stop").replies))
+    return PerturbedReplies(rounds, left_out)
 
 
 def _records_path(path: pathlib.Path) -> pathlib.Path:
@@ -152,11 +156,6 @@ def _write(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) 
     lines = [encode({"id": record.id, "reply": text}) for record, text in zip(records, texts, strict=True)]
     write_whole(path, b"".join(lines))
     write_vqa_records(_records_path(path), records)
-
-
-def _read(path: pathlib.Path, records: Sequence[Record]) -> Mapping[str, str]:
-    ids = {record.id: None for record in records}
-    return read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing="stop").replies
 
 
 TRAININGS = (PLAIN, THINKING)
