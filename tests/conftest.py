@@ -41,7 +41,6 @@ LONGEST = (
     "tests/tables/test_tables_runs.py",
     "tests/test_api.py",
     "tests/systems/test_step_cot.py",
-    "tests/tables/test_tables_real.py",
     "tests/run/test_configs.py",
     "tests/tables/test_targets.py",
 )

@@ -12,9 +12,11 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.pages.shell import SHARED, name_unseen, render
 
 Line = tuple[str, Sequence[tuple[float, float]]]
@@ -53,11 +55,7 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def draw_lines(lines: Sequence[Line], *, title: str, x_label: str, y_label: str) -> Markup:
-    """Draw lines over one axis, with a legend.
-
-    Args:
-      lines: with distinct names; up to six differ in colour and dashes.
-    """
+    """Draw lines over one axis, with a legend."""
     if not any(math.isfinite(y) for _, points in lines for _, y in points):
         return render(SHARED, "chart.html.j2", title=title, svg=None)
     with matplotlib.rc_context(_STYLE):
@@ -101,6 +99,22 @@ def draw_reliability(
             axis.set_major_locator(MaxNLocator(5))
         svg = _to_svg(figure, label=f"{title}: {model}", titles=titles)
         return render(SHARED, "chart.html.j2", title=title, svg=svg)
+
+
+def draw_band(axes: Axes, figures: Sequence[Interval], *, label: str, size: int, alpha: float) -> None:
+    """Draw figures in percent as a line from 0 on, with a band of their intervals; a missing one is a gap."""
+    values, low, high = (
+        100 * np.array([getattr(figure, end) for figure in figures], float) for end in ("value", "low", "high")
+    )
+    (line,) = axes.plot(range(len(figures)), values, marker="o", markersize=size, label=label)
+    axes.fill_between(range(len(figures)), low, high, color=line.get_color(), alpha=alpha, linewidth=0)
+
+
+def to_png(figure: Figure) -> bytes:
+    """Return a figure as PNG."""
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    return content.getvalue()
 
 
 def _make_axes(width: float, height: float, x_label: str, y_label: str) -> tuple[Figure, Axes]:

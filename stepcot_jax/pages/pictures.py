@@ -25,11 +25,7 @@ def write_picture(pixels: UInt8[np.ndarray, "height width 3"], *, max_side: int 
 
 
 def write_map(values: Float[np.ndarray, "height width"]) -> dict[str, int | str]:
-    """Return a map as the bytes of a small grey picture, scaled from its lowest value (0) to its highest (255).
-
-    Args:
-      values: not negative; a map larger than 24 a side is averaged down, a constant one becomes 0 everywhere.
-    """
+    """Return a map, not negative, as bytes of a small grey picture, from its lowest value (0) to its highest (255)."""
     if not np.isfinite(values).all() or (values < 0).any():
         raise ValueError("map values must be finite and not negative")
     image = Image.fromarray(np.asarray(values, np.float32))

@@ -26,20 +26,13 @@ _LATEX = {
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A figure with its uncertainty.
+    """A figure with its uncertainty."""
 
-    Attributes:
-      value: the figure; NaN where undefined.
-      low: lower end of its interval; NaN without one, for example with a single patient.
-      deviation: sample standard deviation over seeds; None with one seed.
-      undefined: share of the resamples in which the figure is undefined; they do not count.
-    """
-
-    value: float
-    low: float = math.nan
+    value: float  # NaN where undefined
+    low: float = math.nan  # NaN without an interval, for example with a single patient
     high: float = math.nan
-    deviation: float | None = None
-    undefined: float = 0.0
+    deviation: float | None = None  # sample standard deviation over seeds; None with one seed
+    undefined: float = 0.0  # share of the resamples in which the figure is undefined; they do not count
 
     @property
     def is_bootstrapped(self) -> bool:
@@ -50,23 +43,19 @@ class Interval:
 Entry = str | int | float | Interval | None
 """An entry of a table; None if empty."""
 
+Row = dict[str, Entry]
+"""Entries by marked column name; those left out are empty."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-      kind: "percent" and "points" are shares of 1, printed times 100, points with a sign.
-      published: whether its figures are the paper's; they keep the paper's digits.
-      recomputed: whether its figures are our arithmetic on the paper's.
-      digits: decimals of its published or recomputed figures as printed; None prints all digits.
-    """
+    """A column of a table."""
 
     name: str
-    kind: Kind = "text"
-    published: bool = False
-    recomputed: bool = False
-    digits: int | None = None
+    kind: Kind = "text"  # "percent" and "points" are shares of 1, printed times 100, points with a sign
+    published: bool = False  # the paper's figures, which keep their digits
+    recomputed: bool = False  # our arithmetic on the paper's figures
+    digits: int | None = None  # decimals of published or recomputed figures as printed; None prints all
 
     @property
     def marked_name(self) -> str:
@@ -93,25 +82,29 @@ def columns(
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-      name: of its files, without suffix.
-      rows: entries in the columns' order.
-      pictures: content of more files, by file name.
-    """
+    """A table, whose name is that of its files without suffix."""
 
     name: str
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Entry, ...], ...]
     notes: tuple[str, ...] = ()
-    pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # content of more files, by file name
 
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{self.name}: a row has {len(row)} entries for {len(self.columns)} columns")
+
+    @classmethod
+    def of(
+        cls, name: str, title: str, columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str] = ()
+    ) -> "Table":
+        """Make a table from rows by column."""
+        names = [column.marked_name for column in columns]
+        if unknown := {key for row in rows for key in row} - set(names):
+            raise ValueError(f"{name}: no columns {sorted(unknown)}")
+        return cls(name, title, tuple(columns), tuple(tuple(map(row.get, names)) for row in rows), tuple(notes))
 
     def show(self) -> list[list[str]]:
         """Return the entries of each row as Markdown and LaTeX print them."""
@@ -177,10 +170,9 @@ def to_markdown(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """Format as a booktabs `tabular` with the title as caption; published headings are in italics."""
     spec = "".join("l" if column.kind == "text" else "r" for column in table.columns)
-    headings = [
-        rf"\textit{{{_escape_latex(column.heading)}}}" if column.published else _escape_latex(column.heading)
-        for column in table.columns
-    ]
+    escaped = [_escape_latex(column.heading) for column in table.columns]
+    marked = zip(table.columns, escaped, strict=True)
+    headings = [rf"\textit{{{heading}}}" if column.published else heading for column, heading in marked]
     lines = [
         r"\begin{table}",
         r"\centering",

@@ -31,17 +31,11 @@ def name_unseen(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """A part of the page."""
 
-    Attributes:
-      name: id of the section, for links.
-      title: its heading, also in the list of sections.
-      lead: one sentence below the heading; "" for none.
-    """
-
-    name: str
-    title: str
-    lead: str
+    name: str  # id of the section, for links
+    title: str  # its heading, also in the list of sections
+    lead: str  # one sentence below the heading; "" for none
     body: Markup
 
 
@@ -92,9 +86,6 @@ def render_page(template: jinja2.Template, *, style: str, script: str = "", imag
 
     The content security policy names style and script by their SHA-256; any other, inline attributes included, is
     blocked by the browser.
-
-    Args:
-      images: further image sources for the policy, such as "'self' file:"; data URIs are always allowed.
     """
     sources = " ".join(["data:", *images.split()])
     scripts = _digest(script) if script else "'none'"

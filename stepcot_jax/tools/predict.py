@@ -99,7 +99,6 @@ def _read_and_write(
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
         _write([f"\n{reported}" for reported in report([reading])], options.out)
         return
-    reader.distributions(given)  # reports a wrong answer before the first image is read
     if has_rows:
         read = functools.partial(reader.read_files, paths, given=given)
         rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)

@@ -56,7 +56,7 @@ OTHERS = {
     "host/files.py": "writes; locks folders",
     "host/locks.py": "a lock",
     "pages/shell.py": "own style",
-    "tools/report/page.py": "own style",
+    "tools/report/sections.py": "own style",
     "run/stored_reading.py": "bytes in memory",
     "tools/tables/cost_measuring.py": "/proc",
     "training/log.py": "the run's own log",

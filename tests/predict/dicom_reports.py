@@ -87,6 +87,15 @@ def report_on(reading=None, **elements):
     return make_report(make_reading() if reading is None else reading, header, NETWORK)
 
 
+def report_on_bytes(**elements):
+    """A report on an image whose elements may be bytes, in no character set that the header names."""
+    raw = {keyword: value for keyword, value in elements.items() if isinstance(value, bytes)}
+    content = dicom(**elements | {keyword: "X" * len(value) for keyword, value in raw.items()})
+    for value in raw.values():
+        content = content.replace(b"X" * len(value), value)
+    return make_report(make_reading(), read_header(content, name="x.dcm"), NETWORK)
+
+
 def read_back(report):
     file = io.BytesIO()
     pydicom.dcmwrite(file, report, enforce_file_format=True)

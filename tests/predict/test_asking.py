@@ -7,7 +7,9 @@ from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities, expected_gains
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.asking import ask_in_turn, find_next_steps
-from stepcot_jax.reading.readings import ChainReading, StepAnswer
+from stepcot_jax.reading.corrections import given_distributions
+from stepcot_jax.reading.programs import Reading
+from stepcot_jax.reading.readings import make_readings
 
 CHAIN = Chain(
     (Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("peak", "quiet")))
@@ -58,27 +60,14 @@ class FakeReader:
     """A reader of `network`, with the interface that the dialogue uses."""
 
     def read(self, image, given=None):
-        labels = np.full(3, -1)
-        for name, answer in (given or {}).items():
-            place = [step.name for step in CHAIN.steps].index(name)
-            if answer not in CHAIN.steps[place].options:
-                raise BadInput(f"{answer!r} is not one of {CHAIN.steps[place].options}")
-            labels[place] = CHAIN.steps[place].options.index(answer)
-        shares = READ((labels[None, :, None] == np.arange(3)).astype(np.float32)[None])[0, 0]
-        steps = tuple(
-            StepAnswer(
-                step,
-                int(label) if label >= 0 else int(own.argmax()),
-                tuple(own),
-                tuple((np.arange(3) == label).astype(float)) if label >= 0 else (),
-                None,
-            )
-            for step, own, label in zip(CHAIN.steps, shares, labels, strict=True)
-        )
-        return ChainReading(str(image), "teacher", False, None, steps)
+        shares = given_distributions(given or {}, CHAIN)
+        reading = Reading(np.zeros((1, 3, 3)), READ(shares[None, None])[0], None, None)
+        return make_readings(reading, CHAIN, sources=[image], model="teacher", calibration=None, given=shares)[0]
 
     def ask_next(self, reading, *, leave_out=()):
-        given = np.array([[each.given_shares or (0.0, 0.0, 0.0) for each in reading.steps]], np.float32)
+        given = np.zeros((1, 3, 3), np.float32)
+        for index, step in enumerate(reading.steps):
+            given[0, index, : len(step.given_shares)] = step.given_shares
         return find_next_steps(READ, given, CHAIN, leave_out=leave_out)[0]
 
 
@@ -86,10 +75,9 @@ def converse(*typed):
     replies, said = iter(typed), []
 
     def answer(prompt):
-        try:
-            return next(replies)
-        except StopIteration:
-            raise EOFError from None
+        for reply in replies:
+            return reply
+        raise EOFError
 
     return ask_in_turn(FakeReader(), "image", answer=answer, say=said.append), said
 

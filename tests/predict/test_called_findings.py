@@ -20,50 +20,42 @@ pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("called") / "run"
-    make_trained_workdir(folder, calibrated=True)
-    return folder
+def made(tmp_path_factory):
+    """A workdir with operating points, the points, and an image."""
+    folder = tmp_path_factory.mktemp("called")
+    make_trained_workdir(folder / "run", calibrated=True)
+    Image.fromarray(draw_case(0, seed=5, size=48).image).save(folder / "a.png")
+    return folder / "run", write_operating_points(folder / "run"), folder / "a.png"
 
 
-@pytest.fixture(scope="module")
-def points(workdir):
-    return write_operating_points(workdir)
+@pytest.mark.parametrize("model", ["student", "teacher"])
+def test_each_answer_is_compared_with_its_own_threshold(made, model):
+    workdir, points, image = made
+    reading = load(workdir, model=model).read(image)
+    called = []
+    for step in reading.steps:
+        own = points.of_step(model, step.step.name)
+        assert {finding.answer for finding in step.findings} == set(own) == set(step.step.options[1:])
+        for finding in step.findings:
+            share = dict(zip(step.step.options, step.probabilities, strict=True))[finding.answer]
+            assert finding.probability == share
+            assert finding.is_above == (share >= own[finding.answer].threshold.value)
+            called += [finding.answer] if finding.is_above else []
+    assert called
+    text = str(reading)
+    assert "above the operating point (sensitivity of 80 % or more on validation; figures of the test cases):" in text
+    assert all(f"{answer} (sensitivity 80 %, specificity 70 %)" in text for answer in called)
+    assert reading._repr_html_().count("above the operating point") == 1
 
 
-@pytest.fixture(scope="module")
-def image(tmp_path_factory):
-    path = tmp_path_factory.mktemp("image") / "a.png"
-    Image.fromarray(draw_case(0, seed=5, size=48).image).save(path)
-    return path
-
-
-def test_each_answer_is_compared_with_its_own_threshold(workdir, points, image):
-    for model in ("student", "teacher"):
-        reading = load(workdir, model=model).read(image)
-        called = []
-        for each in reading.steps:
-            own = points.of_step(model, each.step.name)
-            assert {finding.answer for finding in each.findings} == set(own) == set(each.step.options[1:])
-            for finding in each.findings:
-                share = dict(zip(each.step.options, each.probabilities, strict=True))[finding.answer]
-                assert finding.probability == share
-                assert finding.is_above == (share >= own[finding.answer].threshold.value)
-                called += [finding.answer] if finding.is_above else []
-            shares = [finding.probability for finding in each.findings]
-            assert shares == sorted(shares, reverse=True)
-        assert called
-        text = str(reading)
-        assert (
-            "above the operating point (sensitivity of 80 % or more on validation; figures of the test cases):" in text
-        )
-        assert all(f"{answer} (sensitivity 80 %, specificity 70 %)" in text for answer in called)
-        assert reading._repr_html_().count("above the operating point") == 1
-
-
-def test_json_and_sheets_have_them(workdir, points, image, tmp_path, capsys):
+def test_json_and_sheets_have_them(made, tmp_path, capsys):
+    workdir, points, image = made
     assert predict.main([str(image), f"--checkpoint={workdir}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    out = tmp_path / "answers.csv"
+    assert predict.main([str(image), f"--checkpoint={workdir}", f"--out={out}"]) == 0
+    with out.open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
     assert found["operating_rule"] == "sensitivity of 80 % or more on validation"
     for step in found["steps"]:
         own = points.of_step("student", step["step"])
@@ -72,35 +64,29 @@ def test_json_and_sheets_have_them(workdir, points, image, tmp_path, capsys):
             assert point["threshold"] == own[answer].threshold.value
             assert (point["sensitivity"], point["specificity"]) == (0.8, 0.7)
             assert point["above"] == (step["probabilities"][answer] >= point["threshold"])
-    out = tmp_path / "answers.csv"
-    assert predict.main([str(image), f"--checkpoint={workdir}", f"--out={out}"]) == 0
-    with out.open(newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
-    for step in found["steps"]:
         above = [answer for answer, point in step["operating_points"].items() if point["above"]]
         assert row[f"{step['step']} above"] == "; ".join(above)
 
 
-def test_from_a_given_answer_on_there_are_none(workdir, points, image):
+def test_from_a_given_answer_on_there_are_none(made):
+    workdir, _, image = made
     reading = load(workdir, model="teacher").read(image, given={"Radiographic pattern": "Linear"})
-    assert all(each.findings for each in reading.steps[:2])
-    assert not any(each.findings for each in reading.steps[2:])
+    assert [bool(step.findings) for step in reading.steps] == [True] * 2 + [False] * 5
 
 
-def test_a_run_without_points_says_nothing_and_a_damaged_file_is_named(tmp_path, image):
+def test_a_run_without_points_says_nothing_and_a_damaged_file_is_named(made, tmp_path):
     folder = tmp_path / "run"
     make_trained_workdir(folder, calibrated=True)
-    reading = load(folder).read(image)
+    reading = load(folder).read(made[2])
     assert "operating point" not in str(reading)
     assert reading.as_dict()["operating_rule"] == ""
     (folder / "statistics.json").write_text('{"operating_points": []}')
     with pytest.raises(BadInput, match=r"statistics\.json"):
-        load(folder).read(image)
+        load(folder).read(made[2])
 
 
 def test_what_was_not_measured_and_what_is_never_called_are_told():
     never = Finding("Mass", 0.999, math.inf, math.nan, 1.0)
-    assert not never.is_above
     assert never.as_dict() == {"threshold": None, "sensitivity": None, "specificity": 1.0, "above": False}
     assert str(never) == "Mass (specificity 100 %)"
     assert str(Finding("Mass", 0.5, 0.5, math.nan, math.nan)) == "Mass (not measured)"
@@ -115,8 +101,7 @@ def test_findings_are_the_most_probable_first_and_equal_ones_in_the_order_of_the
     options = ("Mass", "Edema", "Effusion", "Normal")
     points = {label: (options[label], 0.2, 0.8, 0.7) for label in range(3)}
     answered = StepAnswer(Step("One", "?", options), 2, (0.2, 0.2, 0.5, 0.1), (), None, points=points)
-    assert [each.answer for each in answered.findings] == ["Effusion", "Mass", "Edema"]
     assert answered.above == ("Effusion", "Mass", "Edema")
     lower = dataclasses.replace(answered, probabilities=(0.1, 0.3, 0.0, 0.6))
-    assert [each.answer for each in lower.findings] == ["Edema", "Mass", "Effusion"]
+    assert [finding.answer for finding in lower.findings] == ["Edema", "Mass", "Effusion"]
     assert lower.above == ("Edema",)

@@ -1,5 +1,6 @@
 """Questions about pictures: prompts, replies, boxes in the given picture's pixels, and what is refused."""
 
+import functools
 import json
 import pathlib
 import re
@@ -22,7 +23,6 @@ from stepcot_jax.reading.trained_policy import load_policy
 from stepcot_jax.reasoning.dialects import write_question, write_reply
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (48, 64)).astype(np.uint8)
-FLIPPED = PICTURE[:, ::-1].copy()
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +88,20 @@ def test_samples_go_by_the_seed_and_the_picture_matters(reader, run):
     question = question_of(run[2], "open").question
     samples = [reader.answer(PICTURE, question, greedy=False, seed=seed).text for seed in (0, 0, 1)]
     assert samples[0] == samples[1] != samples[2]
-    assert reader.answer(PICTURE, question).text != reader.answer(255 - FLIPPED, question).text
+    assert reader.answer(PICTURE, question).text != reader.answer(255 - PICTURE[:, ::-1], question).text
 
 
 @pytest.mark.parametrize("kind", ["open", "closed", "single", "multi"])
 def test_the_prompt_is_that_of_training_and_the_reply_is_read(reader, run, monkeypatch, kind):
-    record = next(each for each in run[2] if each.kind == kind and each.references)
+    record = next(record for record in run[2] if record.kind == kind and record.references)
     calls = say(monkeypatch, reader, write_reply(record, "gemex"))
     guessed = None if kind != "multi" else "multi"
     found = reader.answer(PICTURE, record.question, choices=record.options, kind=guessed)
     (_, prompts, lengths, sampling), vocabulary = calls[0], reader.trained.tokenizer
-    expected = vocabulary.encode(write_question(record, "gemex"))
-    assert prompts[0, : int(lengths[0])].tolist() == expected
+    assert prompts[0, : int(lengths[0])].tolist() == vocabulary.encode(write_question(record, "gemex"))
     assert set(prompts[0, int(lengths[0]) :].tolist()) <= {vocabulary.pad}
     assert sampling.greedy
-    assert found.answer == (record.answer.casefold() if kind == "open" else record.answer)
-    assert found.kind == kind
+    assert (found.kind, found.answer) == (kind, record.answer.casefold() if kind == "open" else record.answer)
     for region, true in zip(found.boxes, record.references, strict=True):
         x1, y1, x2, y2 = np.floor(np.asarray(true.corners) + 0.5)
         assert region.label == true.label
@@ -129,29 +127,19 @@ def test_one_picture_is_the_same_from_everywhere(reader, run, monkeypatch, tmp_p
         np.testing.assert_array_equal(images, calls[0][0])
 
 
-@pytest.mark.parametrize(
-    ("question", "choices", "kind"),
-    [
-        ("Is there an effusion?", (), "closed"),
-        ("  does it show air?", (), "closed"),
-        ("Isolated findings?", (), "open"),
-        ("What is this?", (), "open"),
-        ("Is it?", ("a", "b"), "single"),
-    ],
-)
-def test_kinds_are_guessed(question, choices, kind):
-    assert guess_kind(question, choices=choices) == kind
+def test_kinds_are_guessed():
+    asked = ("Is there an effusion?", "  does it show air?", "Isolated findings?", "What is this?")
+    assert [guess_kind(question, choices=()) for question in asked] == ["closed", "closed", "open", "open"]
+    assert guess_kind("Is it?", choices=("a", "b")) == "single"
 
 
 def test_unknown_words_are_named_with_what_is_known(reader, run):
     known = question_of(run[2], "closed").question
     with pytest.raises(BadInput) as caught:
         reader.answer(PICTURE, known.replace("?", " pneumonio?"))
-    message = str(caught.value)
-    assert "the word 'pneumonio' is not in the run's vocabulary" in message
-    assert "pneumonia" in message
-    assert known in message
-    assert "\n" not in message
+    for words in ("the word 'pneumonio' is not in the run's vocabulary", "pneumonia", known):
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
     with pytest.raises(BadInput, match="the word 'Is' after a space is not in the run's vocabulary"):
         reader.answer(PICTURE, f"{known} {known}")
 
@@ -188,13 +176,21 @@ def test_load_returns_what_fits_the_run(run):
 
 
 def change_json(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    found = json.loads(path.read_text())
+    for name, value in changes.items():
+        *groups, key = name.split("__")
+        functools.reduce(dict.__getitem__, groups, found)[key] = value
+    path.write_text(json.dumps(found))
+
+
+OTHER_SIZE = r"decoder/layer_0/down/kernel: \(16, 16\) does not fit .* \(24, 16\); 3 tensors"
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda folder: change_json(folder / "settings.json", job="teacher"), "trains no policy that answers"),
+        (lambda folder: change_json(folder / "settings.json", policy__mlp_width=24), OTHER_SIZE),
         (lambda folder: change_json(folder / "policy.json", num_words=7), "policy.json 7"),
         (lambda folder: change_json(folder / "policy.json", prompt_length=0), "prompt_length: 0"),
         (lambda folder: (folder / "vocabulary.json").unlink(), "vocabulary.json: cannot be read"),
@@ -204,22 +200,9 @@ def change_json(path, **changes):
     ],
 )
 def test_a_damaged_run_is_named(run, tmp_path, damage, words):
-    folder = tmp_path / "run"
-    shutil.copytree(run[0], folder)
+    folder = shutil.copytree(run[0], tmp_path / "run")
     damage(folder)
     with pytest.raises(BadInput, match=words):
-        load_reader(folder)
-
-
-def test_weights_of_other_sizes_are_refused(run, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(run[0], folder)
-    settings = json.loads((folder / "settings.json").read_text())
-    settings["policy"]["mlp_width"] = 24
-    (folder / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        BadInput, match=r"decoder/layer_0/down/kernel: \(16, 16\) does not fit .* \(24, 16\); 3 tensors"
-    ):
         load_reader(folder)
 
 

@@ -12,13 +12,7 @@ highdicom = pytest.importorskip("highdicom")
 
 from data.images.test_dicom_bounds import nest
 from highdicom.sr import srread
-from predict.dicom_reports import (
-    NETWORK,
-    PIXELS,
-    dicom,
-    groups_of,
-    make_reading,
-)
+from predict.dicom_reports import NETWORK, PIXELS, dicom, groups_of, make_reading
 from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRLittleEndian
 
@@ -80,33 +74,30 @@ def test_a_folder_or_package_that_is_missing_is_told_first(tmp_path, monkeypatch
 
 @pytest.mark.usefixtures("small_encoder")
 def test_the_tool_writes_a_report_for_each_dicom_image_and_names_the_rest(tmp_path, capsys):
-    run, images, out = tmp_path / "run", tmp_path / "images", tmp_path / "reports"
+    run, images, out, sheet = (tmp_path / name for name in ("run", "images", "reports", "answers.csv"))
     make_trained_workdir(run, calibrated=True)
     write_gate(run)
     write_operating_points(run)
     images.mkdir()
-    (images / "a.dcm").write_bytes(dicom())
-    (images / "b.dcm").write_bytes(dicom())
-    (images / "c.dcm").write_bytes(dicom(NumberOfFrames=2))
-    (images / "d.dcm").write_bytes(dicom(StudyInstanceUID=None))
+    changes = {"a": {}, "b": {}, "c": {"NumberOfFrames": 2}, "d": {"StudyInstanceUID": None}}
+    for name, elements in changes.items():
+        (images / f"{name}.dcm").write_bytes(dicom(**elements))
     Image.fromarray(PIXELS).save(images / "e.png")
-    sheet = tmp_path / "answers.csv"
     flags = [str(images), f"--checkpoint={run}", f"--dicom-out={out}"]
     assert predict.main([*flags, f"--out={sheet}"]) == 1
     told = capsys.readouterr()
     with sheet.open(newline="", encoding="utf-8") as file:
-        rows = {row["image"].rpartition("/")[2]: row for row in csv.DictReader(file)}
+        rows = {row["image"].rpartition("/")[2].partition(".")[0]: row for row in csv.DictReader(file)}
     (path,) = out.iterdir()
-    assert [rows[name]["structured report"] for name in ("a.dcm", "b.dcm", "c.dcm")] == [str(path), str(path), ""]
-    assert "NumberOfFrames: 2 instead of 1" in rows["c.dcm"]["problem"]
-    assert "StudyInstanceUID: missing" in rows["d.dcm"]["structured report"]
-    assert "is not a DICOM file" in rows["e.png"]["structured report"]
-    assert rows["d.dcm"]["Diagnosis"] == rows["e.png"]["Diagnosis"] == rows["a.dcm"]["Diagnosis"] != ""
+    assert [rows[name]["structured report"] for name in "abc"] == [str(path), str(path), ""]
+    assert "NumberOfFrames: 2 instead of 1" in rows["c"]["problem"]
+    assert "StudyInstanceUID: missing" in rows["d"]["structured report"]
+    assert "is not a DICOM file" in rows["e"]["structured report"]
+    assert rows["d"]["Diagnosis"] == rows["e"]["Diagnosis"] == rows["a"]["Diagnosis"] != ""
     assert told.err.count("no structured report") == 2
     assert "MARKER" not in told.out + told.err + sheet.read_text()
-    report = srread(path)
-    answers = [group.get_qualitative_evaluations()[1].value.meaning for group in groups_of(report)]
-    assert answers == [rows["a.dcm"][step.name] for step in DEFAULT_CHAIN.steps]
+    answers = [group.get_qualitative_evaluations()[1].value.meaning for group in groups_of(srread(path))]
+    assert answers == [rows["a"][step.name] for step in DEFAULT_CHAIN.steps]
     assert predict.main([str(images / "a.dcm"), *flags[1:]]) == 0
     assert f"structured report: {path}" in capsys.readouterr().out
-    assert [each.name for each in out.iterdir()] == [path.name]
+    assert list(out.iterdir()) == [path]

@@ -46,6 +46,19 @@ class Watched:
         return self.tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
+@contextlib.contextmanager
+def watch(browser, url, *, ready=None, **options):
+    """A tab that has opened a file; it must end without complaints or requests to elsewhere."""
+    watched = Watched(browser, **options)
+    watched.tab.goto(url)
+    if ready is not None:
+        watched.tab.wait_for_selector(ready)
+    yield watched
+    watched.close()
+    assert watched.complaints == []
+    assert {request.partition(":")[0] for request in watched.requests} <= {"file", "data"}
+
+
 def open_demo(watched, url, ready):
     """Open a page of Gradio and wait until `ready` is there and no part of the page is loading any more."""
     watched.tab.goto(url)

@@ -1,13 +1,18 @@
+import base64
+import io
 import math
 import re
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.figures import draw_lines, draw_reliability
+from stepcot_jax.pages.pictures import MAX_SIDE, write_map, write_overlay, write_picture
 from stepcot_jax.reading.finished import read_metrics
-from stepcot_jax.tools.report.curves import write_curves
+from stepcot_jax.tools.report.sections import write_curves
 
 LABELS = {"title": "<t> $x_1$", "x_label": "x", "y_label": "y"}
 
@@ -55,17 +60,14 @@ def test_a_drawing_has_text_no_inline_style_and_the_same_bytes_each_time():
     assert {name for pair in re.findall(r'"#([^"]*)"|url\(#([^)]*)\)', figure) for name in pair if name} <= set(ids)
 
 
-def test_without_any_number_the_chart_says_so():
+def test_a_single_number_is_drawn_and_none_is_said_to_be_none():
+    for value in (0.0, -3.0, 1e9):
+        figure = draw_lines([("one", [(1, value)])], **LABELS)
+        assert len(points_of(figure, 0)) == 1 + 1  # plus the legend's
+        assert "nan" not in figure
     figure = draw_lines([("one", [(1, math.nan)])], **LABELS)
     assert "No numbers were logged" in figure
     assert "<svg" not in figure
-
-
-@pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
-def test_a_single_or_constant_number_is_drawn(value):
-    figure = draw_lines([("one", [(1, value)])], **LABELS)
-    assert len(points_of(figure, 0)) == 1 + 1  # plus the legend's
-    assert "nan" not in figure
 
 
 def test_a_perfect_network_lies_on_the_diagonal():
@@ -81,57 +83,105 @@ def test_a_perfect_network_lies_on_the_diagonal():
     assert 'aria-label="t: teacher"' in figure
 
 
-def test_curves_are_means_of_each_epoch(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"kind": "train", "step": 1, "epoch": 0, "teacher/total": 4.0}\n'
-        '{"kind": "train", "step": 2, "epoch": 0, "teacher/total": 2.0}\n'
-        '{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_accuracy": 0.5}\n'
-        '{"kind": "train", "step": 3, "epoch": 1, "teacher/total": 1.0, "student/total": 5.0}\n'
-        '{"kind": "val", "step": 3, "epoch": 1, "teacher/mean_accuracy": null, "student/mean_accuracy": 0.25}\n'
-        '{"kind": "test", "step": 3, "epoch": 1, "teacher/mean_accuracy": 0.9}\n'
+def entry(kind, epoch, **values):
+    return {"kind": kind, "step": 1, "epoch": epoch, **{key.replace("__", "/"): value for key, value in values.items()}}
+
+
+def charts_of(*entries):
+    return re.findall("<figure>.*?</figure>", write_curves(entries))
+
+
+def test_curves_are_means_of_each_epoch():
+    accuracy, loss = charts_of(
+        entry("train", 0, teacher__total=4.0),
+        entry("train", 0, teacher__total=2.0),
+        entry("val", 0, teacher__mean_accuracy=0.5),
+        entry("train", 1, teacher__total=1.0, student__total=5.0),
+        entry("val", 1, teacher__mean_accuracy=None, student__mean_accuracy=0.25),
+        entry("test", 1, teacher__mean_accuracy=0.9),
     )
-    accuracy, loss = re.findall("<figure>.*?</figure>", write_curves(read_metrics(path)))
     assert [text for text in ("teacher", "student") if f">{text}</text>" in loss] == ["teacher", "student"]
     *teacher, _legend = [y for _, y in points_of(loss, 0)]
     *student, _legend = [y for _, y in points_of(loss, 1)]
     # 3 (the mean of 4 and 2), 1 and 5: equally spaced, larger values higher on the page.
     assert teacher[1] - teacher[0] == pytest.approx(teacher[0] - student[0], abs=0.21)
     assert len(points_of(accuracy, 0)) == 1 + 1
-
-
-@pytest.mark.parametrize(
-    "line", ["[1]", "{", '{"kind": "val"}', '{"kind": "val", "epoch": 0, "x": [1]}', '{"kind": 3, "epoch": 1}']
-)
-def test_a_line_that_is_no_entry_is_named(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "val", "step": 1, "epoch": 0}\n' + line + "\n")
-    with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2: "):
-        read_metrics(path)
-
-
-def test_a_missing_log_is_named(tmp_path):
-    with pytest.raises(BadInput, match=r"metrics\.jsonl"):
-        read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_curves_of_a_run_with_given_answers_say_what_was_measured(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_accuracy_own_and_given": 0.5}\n')
-    text = write_curves(read_metrics(path))
+    (text,) = charts_of(entry("val", 0, teacher__mean_accuracy_own_and_given=0.5))[:1]
     assert "mean of own answers and true ones given" in text
     assert ">teacher</text>" in text
 
 
-def test_a_run_by_rewards_shows_its_reward(tmp_path):
+def test_a_log_that_is_none_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"kind": "train", "step": 1, "epoch": 0, "teacher/total": 0.1, "teacher/reward": 0.4}\n'
-        '{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_reward": 0.5, "start/mean_reward": 0.25}\n'
+    with pytest.raises(BadInput, match=r"metrics\.jsonl"):
+        read_metrics(path)
+    for line in ("[1]", "{", '{"kind": "val"}', '{"kind": "val", "epoch": 0, "x": [1]}', '{"kind": 3, "epoch": 1}'):
+        path.write_text('{"kind": "val", "step": 1, "epoch": 0}\n' + line + "\n")
+        with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2: "):
+            read_metrics(path)
+
+
+def test_a_run_by_rewards_shows_its_reward():
+    score, loss, reward = charts_of(
+        entry("train", 0, teacher__total=0.1, teacher__reward=0.4),
+        entry("val", 0, teacher__mean_reward=0.5, start__mean_reward=0.25),
     )
-    score, loss, reward = re.findall("<figure>.*?</figure>", write_curves(read_metrics(path)))
     assert "Mean reward on validation" in score
     assert "start" in score
     assert "Training loss" in loss
     assert "Reward of sampled chains" in reward
     assert "diagnosis right" not in reward  # it was not logged
+
+
+def decode(uri):
+    kind, content = uri.split(",")
+    assert kind == "data:image/jpeg;base64"
+    return Image.open(io.BytesIO(base64.b64decode(content)))
+
+
+def grey(size, value=128):
+    return np.full((size, size, 3), value, np.uint8)
+
+
+def test_a_picture_keeps_its_look_and_is_small():
+    pixels = np.repeat(np.linspace(0, 255, 1000).astype(np.uint8)[None, :, None], 600, axis=0).repeat(3, axis=2)
+    shown = decode(write_picture(pixels))
+    assert shown.mode == "L"
+    assert max(shown.size) == MAX_SIDE
+    assert shown.width / shown.height == pytest.approx(1000 / 600, abs=0.02)
+    row = np.asarray(shown)[0].astype(float)
+    assert abs(row - np.linspace(0, 255, shown.width)).max() < 6
+    coloured = grey(20)
+    coloured[..., 0] = 200
+    assert decode(write_picture(coloured)).mode == "RGB"
+
+
+def cells(found):
+    return np.frombuffer(base64.b64decode(found["bytes"]), np.uint8).reshape(found["height"], found["width"])
+
+
+def test_a_map_runs_from_its_lowest_to_its_highest_and_a_fine_one_is_averaged():
+    assert cells(write_map(np.array([[0.2, 0.2, 0.6], [0.36, 0.2, 0.2]]))).tolist() == [[0, 0, 255], [102, 0, 0]]
+    values = np.zeros((96, 48))
+    values[:48] = 1
+    found = cells(write_map(values))
+    assert found.shape == (24, 12)
+    assert (found[:11] == 255).all()
+    assert not found[13:].any()
+    for bad in (np.nan, -1.0, np.inf):
+        with pytest.raises(ValueError, match="finite and not negative"):
+            write_map(np.array([[0.0, bad]]))
+
+
+@pytest.mark.parametrize("value", [0.0, 1 / 49, 1e-12])
+def test_an_even_map_shows_nothing(value):
+    assert not cells(write_map(np.full((7, 7), value))).any()
+    assert write_overlay(grey(14), np.full((7, 7), value)) == write_picture(grey(14))
+
+
+def test_an_overlay_is_bright_where_the_map_is():
+    values = np.zeros((4, 4))
+    values[0, 3] = 1
+    shown = np.asarray(decode(write_overlay(grey(64, 60), values)).convert("RGB")).astype(int)
+    assert shown[4, 60, 0] > 150
+    assert abs(shown[50, 10] - 60).max() < 8

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from policies.policy_workdir import SIDE, make_policy_workdir
-from report.browser import Watched, find_broken_words, find_violations, open_browser
+from report.browser import find_broken_words, find_violations, open_browser, watch
 
 from stepcot_jax.evaluation.replies import BASELINE, ScoringSettings, encode, score_text, summarise, to_json
 from stepcot_jax.host.errors import BadInput
@@ -32,14 +32,12 @@ def data_of(page):
 def test_the_figures_are_those_of_the_replies(run):
     _, records, page = run
     scores = [score_text(write_reply(record, "gemex"), record, ScoringSettings()).v_score for record in records]
-    kept = [score if place % 3 else 0.0 for place, score in enumerate(scores)]  # the others end before their boxes
+    kept = [score if index % 3 else 0.0 for index, score in enumerate(scores)]  # the others end before their boxes
     assert "a &lt;run&gt;" in page
-    rows = dict(re.findall(r'<tr><th scope="row">(sft|grpo|grpo less sft)</th>(.*?)</tr>', page))
-    values = {name: re.findall(r'class="value">([^<]*)<', row) for name, row in rows.items()}
-    assert values["grpo"][0] == "100.0"
-    assert values["grpo"][1] == f"{100 * np.mean(scores):.1f}"
-    assert values["sft"][1] == f"{100 * np.mean(kept):.1f}"
-    assert values["grpo less sft"][1] == f"{100 * (np.mean(scores) - np.mean(kept)):.1f}"
+    sft, grpo, difference = (read_row(page, name) for name in ("sft", "grpo", "grpo less sft"))
+    assert grpo[:2] == ["100.0", f"{100 * np.mean(scores):.1f}"]
+    assert sft[1] == f"{100 * np.mean(kept):.1f}"
+    assert difference[1] == f"{100 * (np.mean(scores) - np.mean(kept)):.1f}"
     assert "Best weights on validation: SFT at update 2, GRPO at update 3." in page
     for name in ("curves", "settings"):
         assert f'<section id="{name}"' in page
@@ -58,41 +56,28 @@ def test_replies_with_true_and_predicted_boxes(run):
         assert len(shown["boxes"]) == len(record.references)
 
 
-def test_the_page_can_be_filtered_in_a_browser(run):
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_axe_finds_nothing_and_the_page_can_be_filtered(run, width, scheme):
     folder, records, _ = run
-    with open_browser() as browser:
-        watched = Watched(browser)
-        tab = watched.tab
-        tab.goto(f"file://{folder}/report.html")
-        tab.wait_for_selector("#gallery li")
-        total = len(records)
+    with (
+        open_browser() as browser,
+        watch(browser, f"file://{folder}/report.html", ready="#gallery li", width=width, scheme=scheme) as watched,
+    ):
+        tab, total = watched.tab, len(records)
+        assert find_violations(tab) == []
+        assert find_broken_words(tab) == []
         tab.select_option("select[name=passed]", "0")
         assert tab.inner_text("#count") == f"{-(-total // 3)} of {total} replies"
         tab.select_option("select[name=model]", "1")
         assert tab.inner_text("#count") == f"0 of {total} replies"
         tab.select_option("select[name=passed]", "1")
         tab.select_option("select[name=kind]", "closed")
-        kinds = sum(record.kind == "closed" for record in records)
-        assert tab.inner_text("#count") == f"{kinds} of {total} replies"
+        assert tab.inner_text("#count") == f"{sum(record.kind == 'closed' for record in records)} of {total} replies"
         tab.click("#gallery li button")
         assert tab.locator("dialog rect.predicted").count() == tab.locator("dialog rect.true").count() > 0
+        assert find_violations(tab) == []
+        assert find_broken_words(tab) == []
         assert watched.overflow <= 0
-        assert watched.complaints == []
-        watched.close()
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
-def test_axe_finds_nothing_and_no_word_is_broken(run, width, scheme):
-    with open_browser() as browser:
-        watched = Watched(browser, width=width, scheme=scheme)
-        watched.tab.goto(f"file://{run[0]}/report.html")
-        watched.tab.wait_for_selector("#gallery li")
-        assert find_violations(watched.tab) == []
-        assert find_broken_words(watched.tab) == []
-        watched.tab.locator("#gallery button").first.click()
-        assert find_violations(watched.tab) == []
-        assert find_broken_words(watched.tab) == []
-        watched.close()
 
 
 def test_without_data_no_reply_is_on_the_page(run, tmp_path, capsys):
@@ -100,11 +85,8 @@ def test_without_data_no_reply_is_on_the_page(run, tmp_path, capsys):
     main([str(folder), "--without-data", f"--out={tmp_path / 'new' / 'small.html'}"])
     page = (tmp_path / "new" / "small.html").read_text()
     assert "small.html: 0." in capsys.readouterr().out
-    assert data_of(page) == {
-        "records": [],
-        "models": [{"name": "sft", "replies": []}, {"name": "grpo", "replies": []}],
-        "pictures": [],
-    }
+    nothing = [{"name": "sft", "replies": []}, {"name": "grpo", "replies": []}]
+    assert data_of(page) == {"records": [], "models": nothing, "pictures": []}
     assert records[0].question not in page
     assert "100.0" in page
 

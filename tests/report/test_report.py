@@ -3,8 +3,6 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,8 +16,9 @@ from stepcot_jax.data.records.records import read_records
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, read_calibration
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.operating_points import read_points
-from stepcot_jax.evaluation.predictions import read_predictions, write_predictions
+from stepcot_jax.evaluation.predictions import SplitPredictions, read_predictions, write_predictions
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_json
 from stepcot_jax.run.settings import read_settings, write_settings
 from stepcot_jax.tools.report import sections as operating_view
 from stepcot_jax.tools.report.command import main
@@ -46,6 +45,27 @@ def data_of(page):
     return json.loads(re.search(r'id="case-data">(.*?)</script>', page, re.DOTALL)[1])
 
 
+def section(page, name):
+    return re.search(rf'<section id="{name}".*?</section>', page, re.DOTALL)[0]
+
+
+def read_test(workdir):
+    return read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
+
+
+def report_changed(workdir, folder, *, facts=None, labels=None):
+    """The page of a copy of the run with other facts or labels of its test cases."""
+    run = shutil.copytree(workdir, folder / "run")
+    split = read_test(run)
+    predictions = dataclasses.replace(split.predictions, labels=split.predictions.labels if labels is None else labels)
+    changed = SplitPredictions(predictions, split.facts | (facts or {}))
+    write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
+    if labels is not None:  # the operating points are of the labels as they were
+        write_json(run / "statistics.json", {})
+    assert main([str(run), "--without-data"]) == 0
+    return (run / "report.html").read_text(), changed
+
+
 def test_every_section_is_there(page):
     for name in ("results", "curves", "confusion", "confidence", "consistency", "cases", "corrections", "settings"):
         assert f'<section id="{name}"' in page
@@ -55,15 +75,14 @@ def test_every_section_is_there(page):
 
 
 def test_the_cases_are_those_of_the_predictions(page, workdir):
-    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
-    data = data_of(page)
-    assert len(data["cases"]) == 10
+    split, data = read_test(workdir), data_of(page)
+    assert len(data["cases"]) == len({case["picture"] for case in data["cases"]}) == 10
     assert [step["options"] for step in data["steps"]] == [list(step.options) for step in DEFAULT_CHAIN.steps]
-    places = {path: place for place, path in enumerate(split.facts["image_path"])}
+    indices = {path: index for index, path in enumerate(split.facts["image_path"])}
     for case in data["cases"]:
-        place = places[case["name"]]
-        assert case["truth"] == split.predictions.labels[place].tolist()
-        logits = split.predictions.logits["student"][place]
+        index = indices[case["name"]]
+        assert case["truth"] == split.predictions.labels[index].tolist()
+        logits = split.predictions.logits["student"][index]
         assert case["answers"] == logits.argmax(axis=1).tolist()
         # The fixture's temperature is 2; probabilities cover the step's own answers only.
         weights = np.exp(logits[6] / 2)
@@ -72,74 +91,54 @@ def test_the_cases_are_those_of_the_predictions(page, workdir):
         assert case["picture"].startswith("data:image/jpeg;base64,")
         assert case["report"]
         assert len(case["maps"]) == 7
-    assert len({case["picture"] for case in data["cases"]}) == 10
+        if case["answers"][0] == 0 and (case["answers"][6] != 0 or case["answers"][2] != 5):
+            assert "No abnormality" in case["inconsistent"]
 
 
 def test_figures_are_the_evaluators(page, workdir):
-    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
-    student = evaluate(split.predictions, DEFAULT_CHAIN)["student"]
-    text = re.search(r'<section id="results".*?</section>', page, re.DOTALL)[0]
+    student = evaluate(read_test(workdir).predictions, DEFAULT_CHAIN)["student"]
+    text = section(page, "results")
     assert f'<span class="value">{100 * student.mean_accuracy:.1f}</span>' in text
     assert f'<span class="value">{100 * student.steps[3].auc:.1f}</span>' in text
     card = re.search(r'<div class="card"><h3>Student.*?</div>', text, re.DOTALL)[0]
     shares = (student.mean_majority_accuracy, student.steps[-1].majority_accuracy, student.majority_chain_accuracy)
     assert re.findall(r"majority ([\d.]+)", card) == [f"{100 * share:.1f}" for share in shares]
-    confusion = re.search(r'<section id="confusion".*?</section>', page, re.DOTALL)[0]
-    counts = [int(count) for count in re.findall(r'<td class="heat[^>]*>(\d+)</td>', confusion)]
+    counts = [int(count) for count in re.findall(r'<td class="heat[^>]*>(\d+)</td>', section(page, "confusion"))]
     assert sum(counts) == 2 * 7 * NUM_TEST
 
 
 def test_the_cards_leave_steps_with_one_answer_out_and_say_so(workdir, tmp_path):
-    run = shutil.copytree(workdir, tmp_path / "run")
-    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
-    labels = split.predictions.labels.copy()
+    labels = read_test(workdir).predictions.labels.copy()
     labels[:, :5] = 1
-    changed = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
-    write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
-    statistics = json.loads((run / "statistics.json").read_text())
-    del statistics["operating_points"]  # they are of the labels as they were
-    (run / "statistics.json").write_text(json.dumps(statistics))
-    assert main([str(run), "--without-data"]) == 0
-    text = (run / "report.html").read_text()
+    text, changed = report_changed(workdir, tmp_path, labels=labels)
     assert text.count("<dt>mean of 2 of 7 steps</dt>") == 2
     assert "Detection: every case has the same answer; the mean over the steps leaves it out." in text
     student = evaluate(changed.predictions, DEFAULT_CHAIN)["student"]
     right = np.mean([step.accuracy for step in student.steps[5:]])
     assert f'<dt>mean of 2 of 7 steps</dt><dd><span class="value">{100 * right:.1f}</span>' in text
+    assert "This run chose none" in section(text, "operating")
+    assert "operating-data" not in section(text, "operating")
 
 
 @pytest.mark.parametrize(
     ("num_patients", "words"), [(9, "from too few patients for a verdict"), (10, "significant difference")]
 )
 def test_the_difference_of_the_networks_is_not_told_from_few_patients(workdir, tmp_path, num_patients, words):
-    run = shutil.copytree(workdir, tmp_path / "run")
-    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
     patients = np.array([f"p{min(case, num_patients - 1)}" for case in range(NUM_TEST)])
-    changed = dataclasses.replace(split, facts={**split.facts, "patient_id": patients})
-    write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
-    assert main([str(run), "--without-data"]) == 0
-    said = re.search(r"Mean accuracy, student less teacher: .*?</p>", (run / "report.html").read_text())[0]
-    assert re.search(words, said)
+    text, _ = report_changed(workdir, tmp_path, facts={"patient_id": patients})
+    assert words in re.search(r"Mean accuracy, student less teacher: .*?</p>", text)[0]
 
 
 def test_the_model_can_be_chosen_and_things_left_out(workdir, tmp_path):
     out = tmp_path / "sub" / "page.html"
     assert main([str(workdir), f"--out={out}", "--model=teacher", "--without-data"]) == 0
     page = out.read_text()
-    data = data_of(page)
-    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
-    assert [case["answers"] for case in data["cases"]] == split.predictions.logits["teacher"].argmax(axis=2).tolist()
-    assert {case["picture"] for case in data["cases"]} == {None}
+    cases = data_of(page)["cases"]
+    answers = read_test(workdir).predictions.logits["teacher"].argmax(axis=2)
+    assert [case["answers"] for case in cases] == answers.tolist()
+    assert {case["picture"] for case in cases} == {None}
     assert "Pictures, reports and maps were left out." in page
     assert "data:image/jpeg" not in page
-
-
-def test_inconsistent_cases_say_which_rule_they_break(page):
-    for case in data_of(page)["cases"]:
-        nothing = case["answers"][0] == 0
-        breaks = nothing and (case["answers"][6] != 0 or case["answers"][2] != 5)
-        if breaks:
-            assert "No abnormality" in case["inconsistent"]
 
 
 @pytest.mark.parametrize(
@@ -156,24 +155,12 @@ def test_wrong_flags_are_named(workdir, tmp_path, arguments, words):
 
 @pytest.mark.parametrize("name", ["report.json", "settings.json", "metrics.jsonl", "predictions/test.npz"])
 def test_an_unfinished_or_damaged_run_is_named(workdir, tmp_path, name):
-    copy = tmp_path / "run"
-    for file in (
-        "report.json",
-        "settings.json",
-        "metrics.jsonl",
-        "predictions/test.npz",
-        "reading/chain.json",
-        "reading/text_features.npy",
-    ):
-        target = copy / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((workdir / file).read_bytes())
-    (copy / name).write_bytes(b"{")
-    with pytest.raises(BadInput, match=re.escape(str(copy / name))):
-        main([str(copy), f"--out={tmp_path / 'page.html'}"])
-    (copy / name).unlink()
-    with pytest.raises(BadInput, match=re.escape(str(copy / name))):
-        main([str(copy), f"--out={tmp_path / 'page.html'}"])
+    copy = shutil.copytree(workdir, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    damages = (lambda: (copy / name).write_bytes(b"{"), (copy / name).unlink)
+    for damage in damages:
+        damage()
+        with pytest.raises(BadInput, match=re.escape(str(copy / name))):
+            main([str(copy), f"--out={tmp_path / 'page.html'}"])
     assert not (tmp_path / "page.html").exists()
 
 
@@ -186,20 +173,18 @@ def folder_run(workdir, tmp_path_factory):
     for number, record in enumerate(records):
         record["report"] = f'<script>alert({number})</script>"><img src=x onerror=alert(1)>\u202e </script>'
     (root / "data.json").write_text(json.dumps(records))
-    run = tmp_path_factory.mktemp("run") / "run"
-    shutil.copytree(workdir, run)
+    run = shutil.copytree(workdir, tmp_path_factory.mktemp("run") / "run")
     settings = read_settings(run / "settings.json")
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, source="folder", root=str(root)))
     write_settings(run / "settings.json", settings)
     cases = read_records(root).cases
     write_run_files(run, val=make_split(cases[15:], seed=0), test=make_split(cases[:15], seed=1))
-    return run, root
+    return run
 
 
 def test_cases_of_a_folder_have_their_own_reports_as_text(folder_run, tmp_path):
-    run, _ = folder_run
     out = tmp_path / "page.html"
-    assert main([str(run), f"--out={out}", "--without-maps"]) == 0
+    assert main([str(folder_run), f"--out={out}", "--without-maps"]) == 0
     page = out.read_text()
     assert "<script>alert" not in page
     assert "onerror=alert" not in re.sub(r'id="case-data">.*?</script>', "", page, flags=re.DOTALL)
@@ -212,51 +197,32 @@ def test_cases_of_a_folder_have_their_own_reports_as_text(folder_run, tmp_path):
 
 
 def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
-    run, _ = folder_run
-    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
+    run, split = shutil.copytree(folder_run, tmp_path / "run"), read_test(folder_run)
+    flags = [str(run), f"--out={tmp_path / 'page.html'}", "--without-maps"]
+
+    def write(labels):
+        predictions = dataclasses.replace(split.predictions, labels=labels)
+        write_run_files(run, val=split, test=dataclasses.replace(split, predictions=predictions))
+
     labels = split.predictions.labels.copy()
     labels[0, 6] = (labels[0, 6] + 1) % 9
-    changed = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
-    before = (run / "predictions" / "test.npz").read_bytes()
-    try:
-        write_run_files(run, val=split, test=changed)
-        with pytest.raises(BadInput, match=r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data"):
-            main([str(run), f"--out={tmp_path / 'page.html'}"])
-    finally:
-        (run / "predictions" / "test.npz").write_bytes(before)
-
-
-def test_steps_that_were_not_supervised_may_be_annotated_in_the_data(folder_run, tmp_path):
-    run, _ = folder_run
-    before = (run / "predictions" / "test.npz").read_bytes()
-    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
+    write(labels)
+    with pytest.raises(BadInput, match=r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data"):
+        main(flags)
+    # Steps that were not supervised may be annotated in the data.
     labels = split.predictions.labels.copy()
     labels[:, :6] = NOT_ANNOTATED
-    try:
-        alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
-        write_run_files(run, val=split, test=alone)
-        out = tmp_path / "page.html"
-        assert main([str(run), f"--out={out}", "--without-maps"]) == 0
-    finally:
-        (run / "predictions" / "test.npz").write_bytes(before)
-    page = out.read_text()
+    write(labels)
+    assert main(flags) == 0
+    page = (tmp_path / "page.html").read_text()
     assert data_of(page)["cases"][0]["truth"][:6] == [NOT_ANNOTATED] * 6
     assert "no case was annotated" in page
 
 
-def test_help_needs_no_jax():
-    script = "import sys, stepcot_jax.tools.report.command; assert not {'jax', 'numpy'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
-
-
-def find_part(name):
-    (path,) = (pathlib.Path(sc.__file__).parent).rglob(name)
-    return path
-
-
-@pytest.mark.parametrize("name", ["page.css", "page.js"])
-def test_the_style_and_the_script_load_nothing(name):
-    text = (find_part(name)).read_text()
+@pytest.mark.parametrize("name", ["page.css", "browse.css", "page.js", "operating.js", "shared.js", "browse.js"])
+def test_the_styles_and_scripts_load_nothing(name):
+    (path,) = pathlib.Path(sc.__file__).parent.rglob(name)
+    text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(
         r"https?:|//[a-z]|url\(|@import|fetch\(|XMLHttp|innerHTML|insertAdjacent|document\.write", text
     )
@@ -264,24 +230,22 @@ def test_the_style_and_the_script_load_nothing(name):
 
 def test_operating_points_are_those_of_the_run_and_their_curves_those_of_the_test_cases(page, workdir):
     found = read_points(workdir / "statistics.json", DEFAULT_CHAIN)
-    text = re.search(r'<section id="operating".*?</section>', page, re.DOTALL)[0]
+    text, split = section(page, "operating"), read_test(workdir)
     assert "Thresholds: sensitivity of 80 % or more on validation." in text
     curves = json.loads(re.search(r'id="operating-data">(.*?)</script>', text, re.DOTALL)[1])
     expected = {finding for finding, point in found.points.items() if all(point.test)}
-    assert {(each["model"], each["step"], each["answer"]) for each in curves} == expected
+    assert {(curve["model"], curve["step"], curve["answer"]) for curve in curves} == expected
     assert text.count('<tr><th scope="row">') == len(found.points)
-    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
     calibration = read_calibration(workdir / "calibration.json", DEFAULT_CHAIN)
     for curve in curves:
         model, point = curve["model"], found.points[curve["model"], curve["step"], curve["answer"]]
-        place = [step.name for step in DEFAULT_CHAIN.steps].index(curve["step"])
-        answer = DEFAULT_CHAIN.steps[place].options.index(curve["answer"])
+        index = [step.name for step in DEFAULT_CHAIN.steps].index(curve["step"])
+        answer = DEFAULT_CHAIN.steps[index].options.index(curve["answer"])
         shares = calibrated_probabilities(split.predictions.logits[model], model, calibration, DEFAULT_CHAIN)
-        truth = split.predictions.labels[:, place] == answer
+        truth, scores = split.predictions.labels[:, index] == answer, shares[:, index, answer]
         assert (curve["positive"], curve["negative"]) == (truth.sum(), (~truth).sum())
-        assert curve["area"] == pytest.approx(roc_auc_score(truth, shares[:, place, answer]), abs=1e-4)
-        precision = average_precision_score(truth, shares[:, place, answer])
-        assert curve["precision"] == pytest.approx(precision, abs=1e-4)
+        areas = (roc_auc_score(truth, scores), average_precision_score(truth, scores))
+        assert (curve["area"], curve["precision"]) == pytest.approx(areas, abs=1e-4)
         _, hits, alarms = curve["levels"][curve["chosen"]]
         assert hits / curve["positive"] == pytest.approx(point.sensitivity.value)
         assert 1 - alarms / curve["negative"] == pytest.approx(point.specificity.value)
@@ -295,12 +259,3 @@ def test_long_curves_are_thinned_and_keep_the_chosen_point(monkeypatch):
         assert kept == sorted(set(kept))
         assert {0, num_levels - 1, chosen} <= set(kept)
         assert len(kept) <= operating_view.MOST_LEVELS
-
-
-def test_a_run_without_operating_points_says_so(workdir, tmp_path):
-    run = shutil.copytree(workdir, tmp_path / "run")
-    (run / "statistics.json").unlink()
-    assert main([str(run), "--without-data"]) == 0
-    text = re.search(r'<section id="operating".*?</section>', (run / "report.html").read_text(), re.DOTALL)[0]
-    assert "This run chose none" in text
-    assert "operating-data" not in text

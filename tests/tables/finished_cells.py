@@ -1,5 +1,7 @@
 """Finished cells without training: reports and predictions of models of a known quality."""
 
+import csv
+
 import numpy as np
 from run.small_run import small_settings
 
@@ -8,9 +10,18 @@ from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredicti
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.tools.tables.cells import Cells
-from stepcot_jax.tools.tables.plan import Plan
+from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 
 NUM_CASES = 120
+TINY = {
+    "training__teacher_epochs": 0,  # one program less to compile
+    "training__joint_epochs": 1,
+    "baseline__epochs": 1,
+    "baseline__hidden": 8,
+    "baseline__learning_rate": 1e-2,
+}
+"""Changes of the settings for cells that train."""
+
 CHAIN = Chain((DEFAULT_CHAIN.steps[0], *DEFAULT_CHAIN.steps[-2:]))  # fewer steps, less to resample
 
 
@@ -40,10 +51,13 @@ def make_split(qualities, *, seed=0, labels=LABELS):
 
 def finish(cells, cell, qualities, *, labels=LABELS):
     """Write what a run of the cell would leave behind."""
-    folder = cells.folder(cell)
-    (folder / "predictions").mkdir(parents=True)
     split = make_split(qualities, seed=cell.settings.seed, labels=labels)
-    for name in ("val", "test"):
+    write_finished(cells.folder(cell), val=split, test=split)
+
+
+def write_finished(folder, **splits):
+    (folder / "predictions").mkdir(parents=True)
+    for name, split in splits.items():
         write_predictions(folder / "predictions" / f"{name}.npz", split, CHAIN)
     (folder / "report.json").write_text("{}")
     write_reading(folder, CHAIN, None)
@@ -59,18 +73,19 @@ def make_plan(workdir, seeds=(0, 1), **arguments):
     return Plan(small_settings(), seeds, Cells(workdir, Terminal()), num_resamples=60, **arguments)
 
 
-QUALITIES = {"without memory": 0.3, "without text": 0.6, "without write-back": 0.6}
-
-
 def finish_all(plan):
     """Cells of diagnosis, steps and components: memory matters, nothing else does."""
     for seed in plan.seeds:
         finish(plan.cells, plan.main(seed), {"teacher": 0.6, "student": 0.55})
-        for name in ("without memory", "without text", "without write-back", "without distillation",
-                     "without channel alignment"):  # fmt: skip
-            quality = QUALITIES.get(name, 0.6)
+        for name in ABLATIONS:
+            quality = 0.3 if name == "without memory" else 0.6
             finish(plan.cells, plan.ablation(name, seed), {"teacher": quality, "student": quality})
         for cell in plan.baselines(seed):
             with_steps = cell.settings.baseline.steps == "all"
             labels = LABELS if with_steps else last_step_labels()
             finish(plan.cells, cell, {"baseline": 0.5 if with_steps else 0.2}, labels=labels)
+
+
+def read_rows(folder, name):
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -37,34 +37,28 @@ def test_earlier_answers_are_counted_among_training_cases():
 def test_pairs_are_counted_among_training_cases_and_weighed_on_validation_cases():
     dataset, rng = load(), np.random.default_rng(2)
     chain = dataset.chain
-    calibration = Calibration(
-        coverage=0.9,
-        temperatures=dict.fromkeys(NETWORKS, (1.0,) * chain.num_steps),
-        thresholds=dict.fromkeys(NETWORKS, (0.5,) * chain.num_steps),
-    )
-    weights = rng.normal(size=(chain.num_steps, max(chain.answers_per_step)))
+    exists = np.arange(max(chain.answers_per_step)) < np.array(chain.answers_per_step)[:, None]
+    weights = rng.normal(size=exists.shape)
+    of_each = [dict.fromkeys(NETWORKS, (number,) * chain.num_steps) for number in (1.0, 0.5)]
+    calibration = Calibration(0.9, *of_each)
+
+    def read(given):
+        return np.where(exists, weights + given.sum(axis=-2, keepdims=True), -1e9)
 
     def weigh(data, labels=None):
         labels = data.labels[list(data.splits.val)] if labels is None else labels
-
-        def read(given):
-            own = weights + given.sum(axis=-2, keepdims=True)
-            return np.where(np.arange(weights.shape[1]) < np.array(chain.answers_per_step)[:, None], own, -1e9)
-
         return weigh_pairs(data, dict.fromkeys(NETWORKS, (read, labels)), calibration, chain)
 
-    given = np.zeros((3, chain.num_steps, weights.shape[1]), np.float32)
+    given = np.zeros((3, *exists.shape), np.float32)
     given[:, 0, 1] = 1
-    found, of_noise, of_view = weigh(dataset), weigh(with_noise(dataset, "test")), weigh(dataset.hold_out()[0])
-    for other in (of_noise, of_view):
-        for name in NETWORKS:
-            assert found.pairs[name].weights == other.pairs[name].weights
+    found = weigh(dataset)
+    for other in (weigh(with_noise(dataset, "test")), weigh(dataset.hold_out()[0])):
+        assert all(found.pairs[name].weights == other.pairs[name].weights for name in NETWORKS)
         np.testing.assert_array_equal(found.counted(given), other.counted(given))
         assert found.rules.notes == other.rules.notes
     assert not np.array_equal(found.counted(given), weigh(with_noise(dataset, "train")).counted(given))
-    assert (
-        found.pairs["student"].weights != weigh(dataset, rng.permutation(dataset.labels)[:12]).pairs["student"].weights
-    )
+    of_noise = weigh(dataset, rng.permutation(dataset.labels)[:12])
+    assert found.pairs["student"].weights != of_noise.pairs["student"].weights
 
 
 def test_the_constant_of_a_fold_does_not_depend_on_its_test_cases():

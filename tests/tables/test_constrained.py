@@ -8,14 +8,12 @@ import pytest
 from constrain.asked import NO_IMAGE, ask, make_asking
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
 
-from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.evaluation.published import FILE_NAME, digest_cases, read_constrained, write_constrained
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
 from stepcot_jax.tools.constrain.results import summarise_levels
-from stepcot_jax.tools.tables import command as __main__
 from stepcot_jax.tools.tables import diagnosis_table, steps_table
 
 ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagnoses": True}
@@ -72,45 +70,35 @@ def test_steps_have_rows_of_replies_with_all_steps(plan, found):
         figures = level.diagnosis if step is CHAIN.steps[-1] else level.steps[step.name]
         assert row[2:4] == (len(LABELS), figures["accuracy"].figure)
         assert isinstance(row[4], Interval)
-
-
-def test_the_last_step_has_a_row_without_the_steps(plan, found):
-    (table,) = steps_table.make_tables(plan)
     last, large = CHAIN.steps[-1].name, [row for row in table.rows if row[1].endswith(" steps")]
-    (without,) = (row for row in large if row[1] == "LLaVA-Med, without steps")
-    direct = found.find("constraints", 0).diagnosis
-    assert without[:4] == (last, "LLaVA-Med, without steps", len(LABELS), direct["accuracy"].figure)
-    assert large.index(without) == len(large) - 3  # before the same model with the steps
+    direct = found.find("constraints", 0).diagnosis["accuracy"].figure
+    # Before the same model with the steps.
+    assert large[-3][:4] == (last, "LLaVA-Med, without steps", len(LABELS), direct)
     assert [row[:3] for row in large if row[1].startswith("Other")] == [(last, "Other, without steps", 40)]
 
 
-def test_notes_say_whether_the_cases_are_the_same(plan):
-    for table in (*diagnosis_table.make_tables(plan), *steps_table.make_tables(plan)):
-        notes = " ".join(table.notes)
-        assert "LLaVA-Med: the test cases of the networks. Simulated." in notes
-        assert "Other: other cases than the networks', 40 cases of made up." in notes
-        missing = "no rows with all steps asked at once; level 3 of the variant 'constraints' is missing."
-        assert [missing in note for note in table.notes if note.startswith("LLaVA-Med")] == [False]
-        assert f"Other: {missing}" in table.notes
-
-
-def test_tables_without_large_models_say_nothing_of_them(plan):
+def test_notes_say_whether_the_cases_are_the_same(plan, found):
+    missing = "no rows with all steps asked at once; level 3 of the variant 'constraints' is missing."
     alone = dataclasses.replace(plan, constrained=())
-    for table in (*diagnosis_table.make_tables(alone), *steps_table.make_tables(alone)):
-        assert "Large models" not in " ".join(table.notes)
-
-
-def test_another_chain_is_refused(plan, found):
     steps = [(name, [*options[:-1], "Other"]) for name, options in found.steps]
     wrong = dataclasses.replace(plan, constrained=(msgspec.structs.replace(found, steps=steps),))
     for module in (diagnosis_table, steps_table):
+        (table,) = module.make_tables(plan)
+        notes = " ".join(table.notes)
+        assert "LLaVA-Med: the test cases of the networks. Simulated." in notes
+        assert "Other: other cases than the networks', 40 cases of made up." in notes
+        assert [note for note in table.notes if missing in note] == [f"Other: {missing}"]
+        assert "Large models" not in " ".join(module.make_tables(alone)[0].notes)
         with pytest.raises(BadInput, match="--constrained, model 'LLaVA-Med': another chain"):
             module.make_tables(wrong)
 
 
 def test_a_file_is_read_back(found, tmp_path):
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_constrained(tmp_path)
     write_constrained(tmp_path, found)
     assert read_constrained(tmp_path) == read_constrained(tmp_path / FILE_NAME) == found
+    assert digest_cases(["b", "a"]) == digest_cases(["a", "b"]) != digest_cases(["a"])
 
 
 @pytest.mark.parametrize(
@@ -133,17 +121,3 @@ def test_other_files_are_refused(found, tmp_path, change, words):
     (tmp_path / FILE_NAME).write_text(json.dumps(tree))
     with pytest.raises(BadInput, match=words):
         read_constrained(tmp_path)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(BadInput, match="cannot be read"):
-        read_constrained(tmp_path)
-
-
-def test_cases_are_known_in_any_order():
-    assert digest_cases(["b", "a"]) == digest_cases(["a", "b"]) != digest_cases(["a"])
-
-
-def test_only_tables_with_such_rows_take_the_flag():
-    assert set(__main__.WITH_LARGE_MODELS) < set(__main__.NAMES)
-    assert DEFAULT_CHAIN.num_steps == 7

@@ -110,48 +110,34 @@ def test_the_table_counts_annotated_cases_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(cell_networks, "load_weights", lambda folder, names: make_weights(CountingTeacher()))
     monkeypatch.setattr(inputs, "load_inputs", lambda settings, folder, terminal: make_inputs())
     (table,) = effect_table.make_tables(plan)
-    rows = [row[:4] for row in table.rows]
-    assert [row[:2] for row in rows] == [(f"Step {step}", count) for step in range(3) for count in range(step + 1)]
-    accuracies = {}
-    for name, count, accuracy, difference in rows:
-        step = int(name[-1])
-        right = [
-            answers[step] == labels[step]
-            for answers, labels in zip(expected_answers(count)[4:], LABELS[4:], strict=True)
-            if labels[step] != NOT_ANNOTATED
-        ]
+    expected = [(f"Step {step}", count) for step in range(3) for count in range(step + 1)]
+    assert [row[:2] for row in table.rows] == expected
+    shares = {}
+    for name, count, accuracy, difference, *_ in table.rows:
+        step, annotated = int(name[-1]), LABELS[4:, int(name[-1])] != NOT_ANNOTATED
+        right = (expected_answers(count)[4:, step] == LABELS[4:, step])[annotated]
         assert 15 < len(right) < NUM_CASES - 4
-        assert accuracy.value == pytest.approx(np.mean(right))
-        accuracies[name, count] = np.mean(right)
+        shares[name, count] = right.mean()
+        assert accuracy.value == pytest.approx(right.mean())
         if count:
-            assert difference.value == pytest.approx(accuracies[name, count] - accuracies[name, 0])
-    assert len({accuracies["Step 2", count] for count in range(3)}) == 3
+            assert difference.value == pytest.approx(right.mean() - shares[name, 0])
+    assert len({shares["Step 2", count] for count in range(3)}) == 3
 
 
 def test_a_teacher_gets_what_was_given_and_no_more():
     teacher = Teacher(answers_per_step=OPTIONS, width=8, num_layers=1, num_heads=2)
     features, text = jnp.asarray(OWN[:6], jnp.float32), jnp.ones((3, 5))
-
     read = {"image_features": features, "text_features": text, "deterministic": True}
     shapes = jax.eval_shape(lambda: teacher.init(jax.random.key(0), **read))["params"]
     rng = np.random.default_rng(1)
-    draw = lambda leaf: jnp.asarray(rng.normal(0, 0.7, leaf.shape), leaf.dtype)  # noqa: E731
-    params = jax.tree.map(draw, shapes)
-
-    @jax.jit
-    def answer(given):
-        return teacher.apply({"params": params}, **read, given_answers=given).logits
-
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.7, leaf.shape), leaf.dtype), shapes)
+    answer = jax.jit(lambda given: teacher.apply({"params": params}, **read, given_answers=given).logits)
     trained = dataclasses.replace(make_weights(teacher), params={"teacher": {"teacher": params}}, text_features=text)
     found = read_given(trained, range(3))({"image_features": features, "labels": jnp.asarray(LABELS[:6], jnp.int32)})
     for count in range(3):
         given = np.full((6, 3), -1, np.int32)
-        for case in range(6):
-            for step in range(count):
-                if LABELS[case, step] != NOT_ANNOTATED:
-                    given[case, step] = LABELS[case, step]
-        expected = answer(jnp.asarray(given))
-        np.testing.assert_allclose(found[f"{count} given"], expected, rtol=1e-5, atol=1e-5)
+        given[:, :count] = np.where(LABELS[:6, :count] == NOT_ANNOTATED, -1, LABELS[:6, :count])
+        np.testing.assert_allclose(found[f"{count} given"], answer(jnp.asarray(given)), rtol=1e-5, atol=1e-5)
     changes = np.abs(found["2 given"] - found["0 given"])
     assert changes[:, 0].max() == 0
     assert changes[:, 1, :3].max() > 1e-3

@@ -4,13 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_plan, make_split
+from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_plan, make_split, write_finished
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.making import list_folds
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.tools.tables import folds_table
 from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds, validation_accuracy
 
@@ -35,18 +34,9 @@ def finish(plan, qualities, labels=LABELS):
     """Write what the folds' runs would leave behind; the validation split is the next fold's test split."""
     for seed in plan.seeds:
         folds = list(folds_of(with_labels(make_split(qualities, seed=seed), labels)).values())
-        for cell, test, val in zip(
-            [cell for cell in folds_table.list_cells(plan) if cell.settings.seed == seed],
-            folds,
-            folds[1:] + folds[:1],
-            strict=True,
-        ):
-            folder = plan.cells.folder(cell)
-            (folder / "predictions").mkdir(parents=True)
-            write_predictions(folder / "predictions" / "test.npz", test, CHAIN)
-            write_predictions(folder / "predictions" / "val.npz", val, CHAIN)
-            (folder / "report.json").write_text("{}")
-            write_reading(folder, CHAIN, None)
+        cells = [cell for cell in folds_table.list_cells(plan) if cell.settings.seed == seed]
+        for cell, test, val in zip(cells, folds, folds[1:] + folds[:1], strict=True):
+            write_finished(plan.cells.folder(cell), val=val, test=test)
 
 
 def test_cells_are_the_folds_of_every_seed(tmp_path):
@@ -60,13 +50,17 @@ def test_cells_are_the_folds_of_every_seed(tmp_path):
 
 def test_pooling_keeps_every_case_with_its_own_logits():
     split = make_split({"teacher": 0.6, "student": 0.5, "other": 0.5})
-    pooled = pool_folds(folds_of(split), ["teacher", "student"])
+    folds = folds_of(split)
+    pooled = pool_folds(folds, ["teacher", "student"])
     order = np.argsort(pooled.predictions.index)
     assert list(pooled.predictions.logits) == ["teacher", "student", CONSTANT]
     np.testing.assert_array_equal(pooled.predictions.index[order], split.predictions.index)
     np.testing.assert_array_equal(pooled.predictions.labels[order], LABELS)
     np.testing.assert_array_equal(pooled.predictions.logits["student"][order], split.predictions.logits["student"])
     np.testing.assert_array_equal(pooled.facts["patient_id"][order], split.facts["patient_id"])
+    folds["2/5"] = folds["1/5"]
+    with pytest.raises(BadInput, match=r"fold 2/5, case 'images/0\.png': also a test case of fold 1/5"):
+        pool_folds(folds, ["teacher"])
 
 
 def test_the_most_frequent_answer_is_that_of_the_other_folds():
@@ -81,13 +75,6 @@ def test_the_most_frequent_answer_is_that_of_the_other_folds():
     in_first = np.isin(pooled.predictions.index, first)
     assert (answers[in_first, 1] == 0).all()
     assert (answers[~in_first, 1] == 3).all()
-
-
-def test_refuses_a_case_in_two_folds():
-    folds = folds_of(make_split({"teacher": 0.6}))
-    folds["2/5"] = folds["1/5"]
-    with pytest.raises(BadInput, match=r"fold 2/5, case 'images/0\.png': also a test case of fold 1/5"):
-        pool_folds(folds, ["teacher"])
 
 
 def test_validation_accuracy_is_a_mean_over_splits_and_ignores_padding():
@@ -107,15 +94,12 @@ def test_the_table_has_figures_of_all_cases_and_differences_from_the_most_freque
     plan = make_plan(tmp_path)
     finish(plan, {"teacher": 0.9, "student": 0.1})
     (table,) = folds_table.make_tables(plan)
-    assert table.name == "folds"
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     assert len(rows) == 3 * (CHAIN.num_steps + 1)
-    teacher = [row for row in rows if row["model"] == "teacher"]
-    constant = [row for row in rows if row["model"] == CONSTANT]
-    for step, row, base in zip([*CHAIN.steps, None], teacher, constant, strict=True):
-        if step is not None:
-            assert row["cases"] == NUM_CASES
+    teacher, constant = ([row for row in rows if row["model"] == model] for model in ("teacher", CONSTANT))
+    assert [row["cases"] for row in teacher] == [NUM_CASES] * CHAIN.num_steps + [None]
+    for row, base in zip(teacher, constant, strict=True):
         difference = row[f"accuracy above {CONSTANT}"]
         assert difference.value == pytest.approx(row["accuracy"].value - base["accuracy"].value)
         assert difference.low <= difference.value <= difference.high
@@ -125,17 +109,14 @@ def test_the_table_has_figures_of_all_cases_and_differences_from_the_most_freque
 
 
 def test_steps_with_one_answer_are_left_out_of_table_and_mean(tmp_path):
-    plan = make_plan(tmp_path, seeds=(0,))
+    plan = make_plan(tmp_path / "some", seeds=(0,))
     labels = LABELS.copy()
     labels[:, 0] = 1
     finish(plan, {"teacher": 0.9, "student": 0.5}, labels)
     (table,) = folds_table.make_tables(plan)
     assert {row[0] for row in table.rows} == {step.name for step in CHAIN.steps[1:]} | {"mean of the steps"}
     assert any(note.endswith(f"{CHAIN.steps[0].name}.") and "Left out" in note for note in table.notes)
-
-
-def test_refuses_cases_with_one_answer_at_every_step(tmp_path):
-    plan = make_plan(tmp_path, seeds=(0,))
+    plan = make_plan(tmp_path / "all", seeds=(0,))
     finish(plan, {"teacher": 0.9, "student": 0.5}, np.zeros_like(LABELS))
     with pytest.raises(BadInput, match="one answer only at every step"):
         folds_table.make_tables(plan)

@@ -1,12 +1,21 @@
 """Following given answers, on networks that are known in closed form."""
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 
+from configs import quickstart
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
-from stepcot_jax.evaluation.interventions import as_probabilities
-from stepcot_jax.tools.tables import following
+from stepcot_jax.evaluation.interventions import POLICIES, as_probabilities
+from stepcot_jax.pages.sheets import Interval
+from stepcot_jax.run.settings import make_settings
+from stepcot_jax.tools.tables import corrections_table, following
+from stepcot_jax.tools.tables.cells import Cells
+from stepcot_jax.tools.tables.following import COUNTED, share_figures
+from stepcot_jax.tools.tables.plan import Plan
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 LABELS = np.random.default_rng(0).integers(0, 2, (400, 3)).astype(np.int32)
@@ -65,3 +74,64 @@ def test_an_unannotated_answer_is_neither_given_nor_counted():
     np.testing.assert_allclose(seen[0][2, 100:, 0, 2], 0)
     assert np.isnan(found.right[:, 300:]).all()
     assert not np.isnan(found.right[:, :300]).any()
+
+
+PATIENTS = np.array([f"p{case // 2}" for case in range(200)])
+
+
+def test_figures_are_means_over_seeds_that_leave_unannotated_cases_out():
+    rng = np.random.default_rng(1)
+    right = [(rng.random((3, 200)) < share).astype(float) for share in (0.5, 0.7)]
+    for own in right:
+        own[:, 150:] = np.nan
+    found = share_figures(right, PATIENTS, 100)
+    assert len(found) == 3
+    for row in range(3):
+        values = [own[row, :150].mean() for own in right]
+        assert found[row].value == pytest.approx(np.mean(values))
+        assert found[row].deviation == pytest.approx(np.std(values, ddof=1))
+        assert found[row].low < found[row].value < found[row].high
+
+
+@pytest.mark.parametrize(("config", "given"), [("none", "random"), ("prefix", "prefix")])
+def test_both_trainings_are_compared_for_each_seed(tmp_path, config, given):
+    settings = make_settings(quickstart.get_config())
+    training = dataclasses.replace(settings.training, given_answers=config)
+    plan = Plan(dataclasses.replace(settings, training=training), (0, 1), Cells(tmp_path, None))
+    cells = corrections_table.list_cells(plan)
+    assert [(cell.settings.seed, cell.settings.training.given_answers) for cell in cells] == [
+        (0, "none"), (0, given), (1, "none"), (1, given),
+    ]  # fmt: skip
+
+
+def test_curves_are_drawn_for_every_panel():
+    figures = {
+        (training, network, policy): [Interval(0.5, 0.4, 0.6)] * 4
+        for training, network in (*itertools.product("xy", "ts"), COUNTED)
+        for policy in POLICIES
+    }
+    content = corrections_table.draw_curves(figures, 3, CHAIN)
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 10_000
+
+
+def test_differences_are_taken_case_by_case(tmp_path):
+    rng = np.random.default_rng(2)
+    published, given = ("as published", "teacher"), ("with answers given", "teacher")
+    keys = [(*reader, policy) for reader in (COUNTED, published, given) for policy in POLICIES]
+    right = {key: [(rng.random((4, 200)) < 0.6).astype(float) for _ in range(2)] for key in keys}
+    plan = Plan(make_settings(quickstart.get_config()), (0, 1), Cells(tmp_path, None), num_resamples=50)
+    table = corrections_table._tabulate_differences(right, PATIENTS, CHAIN, plan)
+    _, of_published, of_given = table.rows
+    assert of_published[2].value == 0
+    found = {column.name: entry for column, entry in zip(table.columns, of_given, strict=True)}
+    expected = {
+        "2 corrected, expected gain from random": (2, (*given, "random")),
+        "2 corrected, from counting without the picture": (2, (*COUNTED, "expected gain")),
+        "own answers, from 'as published'": (0, (*published, "expected gain")),
+    }
+    for name, (count, other) in expected.items():
+        pairs = zip(right[*given, "expected gain"], right[other], strict=True)
+        difference = np.mean([one[count].mean() - base[count].mean() for one, base in pairs])
+        assert found[name].value == pytest.approx(difference)
+        assert found[name].low < difference < found[name].high

@@ -1,17 +1,16 @@
 """Published figures: those of facts.md and no others, beside ours and marked."""
 
-import csv
 import re
 
 import pytest
-from tables.finished_cells import CHAIN, finish_all, make_plan
 
 from stepcot_jax.chain import PUBLISHED_STEPS
 from stepcot_jax.evaluation import published as published_figures
-from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import cost_table
 
 DETECTION, DISTRIBUTION, _, LOCATION, _, SECONDARY_EFFECTS, DIAGNOSIS = (name for name, _ in PUBLISHED_STEPS)
+
+METRICS = ("accuracy", "auc", "sensitivity", "specificity")
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +35,7 @@ def after(text, name):
 def test_diagnosis_is_as_in_the_facts(facts):
     text = line(facts, "Published diagnosis-step results")
     figures = {model: tuple(found.values()) for model, found in published_figures.DIAGNOSIS_FIGURES.items()}
-    assert {tuple(found) for found in published_figures.DIAGNOSIS_FIGURES.values()} == {
-        ("accuracy", "auc", "sensitivity", "specificity")
-    }
+    assert {tuple(found) for found in published_figures.DIAGNOSIS_FIGURES.values()} == {METRICS}
     cell = text.split("BiomedCLIP without steps")[1].split(";")[0]
     without, gains, with_steps = map(shares, re.split(", with steps|, that is", cell))
     assert figures.pop("BiomedCLIP, without steps") == without
@@ -78,8 +75,8 @@ def test_f1_and_sensitivity_of_readers_are_as_in_the_papers_text(shared):
 
 
 def test_samples_and_costs_are_as_in_the_facts(facts):
-    text = line(facts, "Cross-dataset")
     num_cases, num_classes = published_figures.TRANSFER_SAMPLES["NIH ChestX-ray8"]
+    text = line(facts, "Cross-dataset")
     assert f"ChestX-ray8, {num_cases} single-label samples" in text
     assert (num_classes, "eight classes" in text) == (8, True)
     text = line(facts, "Cost") + line(facts, "Counted as published")
@@ -89,6 +86,9 @@ def test_samples_and_costs_are_as_in_the_facts(facts):
         assert f"{model} {num_parameters:,}" in text
         assert f"{num_trained:,}" in text
     assert f"{published_figures.COST_MEGABYTES:,.2f} MB" in text
+    for model in ("teacher", "student"):  # two tables agree where both speak
+        diagnosis = published_figures.DIAGNOSIS_FIGURES[model]["accuracy"]
+        assert published_figures.COMPONENT_ACCURACY[model][DIAGNOSIS] == diagnosis
 
 
 def test_encoders_cost_what_the_papers_text_says(shared):
@@ -103,53 +103,9 @@ def test_encoders_cost_what_the_papers_text_says(shared):
     assert "7.03 to 23.67 million and take 0.20 to 1.30 ms" in " ".join(cost_table._PUBLISHED_ENCODERS)
 
 
-def test_two_tables_agree_where_both_speak():
-    for model in ("teacher", "student"):
-        diagnosis = published_figures.DIAGNOSIS_FIGURES[model]["accuracy"]
-        assert published_figures.COMPONENT_ACCURACY[model][DIAGNOSIS] == diagnosis
-
-
-@pytest.mark.parametrize(
-    ("model", "step", "figures"),
-    [
-        ("teacher", DISTRIBUTION, {"accuracy": 0.846}),
-        ("student", DIAGNOSIS, {"accuracy": 0.775, "auc": 0.9, "sensitivity": 0.418, "specificity": 0.96}),
-        ("teacher without memory", LOCATION, {"accuracy": 0.632}),
-        ("teacher without text", DIAGNOSIS, {"accuracy": 0.721}),
-        ("student without text", DIAGNOSIS, {}),  # the paper takes it from the teacher
-        ("biomedclip, with steps", DIAGNOSIS,
-         {"accuracy": 0.731, "auc": 0.76, "sensitivity": 0.217, "specificity": 0.935}),
-        ("biomedclip, with steps", DETECTION, {}),
-        ("teacher", SECONDARY_EFFECTS, {}),
-        ("most frequent answer", DIAGNOSIS, {}),
-    ],
-)  # fmt: skip
-def test_figures_of_a_step(model, step, figures):
-    assert published_figures.step_figures(model, step) == figures
-
-
-def test_steps_have_published_columns_and_empty_places(tmp_path):
-    plan = make_plan(tmp_path, seeds=(0,))
-    finish_all(plan)
-    making.make_tables(["steps", "components"], plan, command=["python"], folder=tmp_path)
-    headings = [f"published: {name}" for name in ("accuracy", "mAUC", "sensitivity", "specificity")]
-    found = {}
-    for name in ("steps", "components_steps"):
-        with (tmp_path / f"{name}.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert [heading for heading in rows[0] if heading.startswith("published")] == headings
-        found |= {(row["step"], row["model"]): [row[heading] for heading in headings] for row in rows}
-    filled = {place: row for place, row in found.items() if any(row)}
-    assert {step for step, _ in found} == {step.name for step in CHAIN.steps}
-    assert filled == {
-        (DETECTION, "teacher"): ["0.918", "", "", ""],
-        (DETECTION, "student"): ["0.918", "", "", ""],
-        (DETECTION, "teacher without memory"): ["0.737", "", "", ""],
-        (DETECTION, "teacher without text"): ["0.815", "", "", ""],
-        (DIAGNOSIS, "teacher"): ["0.783", "0.895", "0.46", "0.966"],
-        (DIAGNOSIS, "student"): ["0.775", "0.9", "0.418", "0.96"],
-        (DIAGNOSIS, "teacher without memory"): ["0.655", "", "", ""],
-        (DIAGNOSIS, "teacher without text"): ["0.721", "", "", ""],
-    }
-    assert "| published: mAUC (%) |" in (tmp_path / "steps.md").read_text()
-    assert r"\textit{published: accuracy (\%)}" in (tmp_path / "steps.tex").read_text()
+def test_figures_of_a_step():
+    diagnosis = dict(zip(METRICS, (0.731, 0.76, 0.217, 0.935), strict=True))
+    assert published_figures.step_figures("biomedclip, with steps", DIAGNOSIS) == diagnosis
+    assert published_figures.step_figures("teacher without memory", LOCATION) == {"accuracy": 0.632}
+    for model, step in (("student without text", DIAGNOSIS), ("biomedclip, with steps", DETECTION)):
+        assert published_figures.step_figures(model, step) == {}

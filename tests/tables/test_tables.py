@@ -1,7 +1,5 @@
 """Tables of finished cells: figures beside independent ones, honest verdicts, and cells that are run once."""
 
-import csv
-import dataclasses
 import json
 import math
 
@@ -16,6 +14,7 @@ from tables.finished_cells import (
     last_step_labels,
     make_plan,
     make_split,
+    read_rows,
 )
 
 from stepcot_jax.chain import Chain
@@ -25,12 +24,13 @@ from stepcot_jax.evaluation.statistics import Interval, draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
-from stepcot_jax.tools.tables import command as making
-from stepcot_jax.tools.tables import components_table, diagnosis_table, steps_table
+from stepcot_jax.tools.tables import command, components_table, diagnosis_table, steps_table
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.effect_table import EarlierAnswers
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tools.tables.transfer_table import restrict
+
+METRICS = ("accuracy", "mAUC", "sensitivity", "specificity")
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +42,10 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(plan):
-    folder = plan.workdir / "out"
-    names = making.make_tables(
-        ["diagnosis", "steps", "components"], plan, command=["python", "-m", "x y"], folder=folder
+    names = command.make_tables(
+        ["diagnosis", "steps", "components"], plan, command=["python", "-m", "x y"], folder=plan.workdir / "out"
     )
-    return folder, names
-
-
-def rows(folder, name):
-    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return plan.workdir / "out", names
 
 
 def accuracy(plan, cell, model, step):
@@ -64,42 +58,42 @@ def test_all_files_are_there_and_say_how_they_were_made(written):
     folder, names = written
     stems = ("diagnosis", "steps", "components", "components_differences", "components_steps")
     assert sorted(names) == sorted(f"{stem}.{ending}" for stem in stems for ending in ("csv", "md", "tex"))
-    assert (folder / "steps.md").read_text().endswith("- Made by: python -m 'x y'\n")
+    notes = {stem: (folder / f"{stem}.md").read_text() for stem in stems}
+    assert notes["steps"].endswith("- Made by: python -m 'x y'\n")
+    assert [stem for stem, text in notes.items() if "- p: exact McNemar test" in text] == ["components_differences"]
+    for stem in ("diagnosis", "components", "components_differences"):
+        assert "corrected for their number (Holm)" in notes[stem]
+    for stem in ("components", "components_differences"):
+        assert "fixed random ones" in notes[stem]
+    assert "The best weights are chosen by different validation scores" in notes["diagnosis"]
 
 
 def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(plan, written):
-    constant, *found = rows(written[0], "diagnosis")
+    constant, *found = read_rows(written[0], "diagnosis")
     assert constant["model"] == "most frequent answer"
-    expected = np.bincount(LABELS[:, -1]).max() / NUM_CASES
-    assert float(constant["accuracy"]) == pytest.approx(expected, rel=1e-5)
+    assert float(constant["accuracy"]) == pytest.approx(np.bincount(LABELS[:, -1]).max() / NUM_CASES, rel=1e-5)
     assert [row["intermediate steps"] for row in found] == ["without", "with"] * 3 + ["with"] * 2 + [""] * 3
-    means = [np.mean([accuracy(plan, plan.baselines(seed)[0], "baseline", -1) for seed in (0, 1)])]
-    means.append(np.mean([accuracy(plan, plan.baselines(seed)[1], "baseline", -1) for seed in (0, 1)]))
-    assert [float(found[place]["accuracy"]) for place in (0, 1)] == pytest.approx(means, rel=1e-5)
+    means = [np.mean([accuracy(plan, plan.baselines(seed)[i], "baseline", -1) for seed in (0, 1)]) for i in (0, 1)]
+    assert [float(row["accuracy"]) for row in found[:2]] == pytest.approx(means, rel=1e-5)
     assert float(found[1]["difference in accuracy"]) == pytest.approx(means[1] - means[0], rel=1e-4)
-    for metric in ("accuracy", "mAUC", "sensitivity"):
+    for metric in METRICS[:3]:
         assert found[1][f"gain in {metric}"] == "gain in both runs"
     assert (found[0]["gain in accuracy"], found[0]["difference in accuracy"]) == ("", "")
     teacher = next(row for row in found if row["model"] == "teacher")
-    assert [teacher[f"published: {name}"] for name in ("accuracy", "mAUC", "sensitivity", "specificity")] == [
-        "0.783", "0.895", "0.46", "0.966",
-    ]  # fmt: skip
-    assert found[-1]["model"] == "LLaVA-Med"
-    assert found[-1]["accuracy"] == ""
+    assert [teacher[f"published: {name}"] for name in METRICS] == ["0.783", "0.895", "0.46", "0.966"]
+    assert (found[-1]["model"], found[-1]["accuracy"]) == ("LLaVA-Med", "")
 
 
 def test_steps_have_every_model_and_the_constant_answer(plan, written):
-    found = rows(written[0], "steps")
+    found = read_rows(written[0], "steps")
     assert len(found) == CHAIN.num_steps * (1 + 3 + 2)
     constant = [row for row in found if row["model"] == "most frequent answer"]
-    expected = [np.bincount(LABELS[:, step]).max() / NUM_CASES for step in range(CHAIN.num_steps)]
-    assert [float(row["accuracy"]) for row in constant] == pytest.approx(expected, rel=1e-5)
-    patients = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
-    weights = np.concatenate(list(draw_weights(patients, num_resamples=60, seed=0)))
+    weights = np.concatenate(list(draw_weights(np.arange(NUM_CASES) // 2, num_resamples=60, seed=0)))
     for step, row in enumerate(constant):
         right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
         ends = np.quantile([np.repeat(right, counts).mean() for counts in weights.astype(int)], [0.025, 0.975])
-        assert [float(row[f"accuracy {end}"]) for end in ("low", "high")] == pytest.approx(ends, rel=1e-5)
+        figures = [float(row[f"accuracy{end}"]) for end in ("", " low", " high")]
+        assert figures == pytest.approx([right.mean(), *ends], rel=1e-5)
     student = next(row for row in found if (row["step"], row["model"]) == ("Diagnosis", "student"))
     shares = [accuracy(plan, plan.main(seed), "student", -1) for seed in (0, 1)]
     assert float(student["accuracy"]) == pytest.approx(np.mean(shares), rel=1e-5)
@@ -107,16 +101,32 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
     assert float(student["accuracy low"]) < np.mean(shares) < float(student["accuracy high"])
 
 
+def test_published_columns_have_empty_places(written):
+    headings = [f"published: {name}" for name in METRICS]
+    filled, steps = {}, set()
+    for name in ("steps", "components_steps"):
+        found = read_rows(written[0], name)
+        assert [heading for heading in found[0] if heading.startswith("published")] == headings
+        steps |= {row["step"] for row in found}
+        filled |= {(row["step"], row["model"]): [row[heading] for heading in headings] for row in found}
+    assert steps == {step.name for step in CHAIN.steps}
+    assert {key: row for key, row in filled.items() if any(row)} == {
+        ("Detection", "teacher"): ["0.918", "", "", ""],
+        ("Detection", "student"): ["0.918", "", "", ""],
+        ("Detection", "teacher without memory"): ["0.737", "", "", ""],
+        ("Detection", "teacher without text"): ["0.815", "", "", ""],
+        ("Diagnosis", "teacher"): ["0.783", "0.895", "0.46", "0.966"],
+        ("Diagnosis", "student"): ["0.775", "0.9", "0.418", "0.96"],
+        ("Diagnosis", "teacher without memory"): ["0.655", "", "", ""],
+        ("Diagnosis", "teacher without text"): ["0.721", "", "", ""],
+    }
+
+
 def test_components_say_what_helps_and_what_is_not_shown_to(written):
     folder, _ = written
-    found = {row["model"]: row for row in rows(folder, "components")}
-    assert list(found)[:5] == [
-        "most frequent answer",
-        "teacher",
-        "teacher without memory",
-        "teacher without text",
-        "teacher without write-back",
-    ]
+    found = {row["model"]: row for row in read_rows(folder, "components")}
+    teachers = ["teacher", "teacher without memory", "teacher without text", "teacher without write-back"]
+    assert list(found)[:5] == ["most frequent answer", *teachers]
     assert found["teacher without memory"]["mean accuracy without it"] == "lower in both runs"
     assert found["teacher without text"]["mean accuracy without it"] == "no difference shown"
     assert found["teacher without memory"]["published: Detection"] == "0.737"
@@ -139,54 +149,38 @@ def test_components_say_what_helps_and_what_is_not_shown_to(written):
     ],
 )
 def test_the_ablation_of_the_text_says_which_vectors_it_compares(tmp_path, changes, words):
-    plan = make_plan(tmp_path, seeds=(0,))
-    plan = dataclasses.replace(plan, settings=vary(plan.settings, changes))
-    note = components_table.describe_text(plan.settings.prompts)
+    settings = vary(make_plan(tmp_path, seeds=(0,)).settings, changes)
+    note = components_table.describe_text(settings.prompts)
     assert words in note
     assert ("nothing about the meaning" in note) == (not changes)
 
 
-def test_tables_of_components_have_the_note_on_the_text(written):
-    for name in ("components", "components_differences"):
-        assert "fixed random ones" in (written[0] / f"{name}.md").read_text()
-
-
-def test_the_note_on_steps_says_that_two_scores_chose_the_weights(written):
-    text = (written[0] / "diagnosis.md").read_text()
-    assert "The best weights are chosen by different validation scores" in text
-    assert "Differences: with less without the intermediate steps" in text
-
-
 def test_differences_are_paired_and_have_p_values(plan, written):
-    found = rows(written[0], "components_differences")
-    assert len(found) == 8 * CHAIN.num_steps
-    first = found[0]
+    first, *others = read_rows(written[0], "components_differences")
+    assert 1 + len(others) == 8 * CHAIN.num_steps
     assert (first["model"], first["less"], first["step"]) == ("teacher without memory", "teacher", "Detection")
-    cells = [(plan.ablation("without memory", seed), plan.main(seed)) for seed in (0, 1)]
-    expected = np.mean(
-        [accuracy(plan, one, "teacher", 0) - accuracy(plan, other, "teacher", 0) for one, other in cells]
+    without, full = (
+        np.mean([accuracy(plan, cell(seed), "teacher", 0) for seed in (0, 1)])
+        for cell in (lambda seed: plan.ablation("without memory", seed), plan.main)
     )
-    assert float(first["accuracy"]) == pytest.approx(expected, rel=1e-4)
+    assert float(first["accuracy"]) == pytest.approx(without - full, rel=1e-4)
     assert 0 <= float(first["p"]) < 0.05
     assert first["accuracy is"] == "lower in both runs"
 
 
-def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
-    def refuse(cell):
-        raise AssertionError(cell.name)
+# Cells
 
-    monkeypatch.setattr(plan.cells, "_run", refuse)
+
+def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
+    monkeypatch.setattr(plan.cells, "_run", lambda cell: pytest.fail(cell.name))
     everything = [cell for table in (diagnosis_table, steps_table, components_table) for cell in table.list_cells(plan)]
     plan.cells.run(everything)
     assert len(everything) == 2 * (7 + 4 + 6)
     assert "24 cells, 24 of them finished" in capsys.readouterr().err
 
 
-# Cells
-
-
-def test_a_cell_is_known_by_what_changes_its_results(tmp_path):
-    plan = make_plan(tmp_path)
+def test_a_cell_is_known_by_what_changes_its_results_and_its_workdir_may_be_moved(tmp_path):
+    plan, moved = make_plan(tmp_path / "here"), make_plan(tmp_path / "there")
     main = plan.main(0)
     same = vary(main.settings, {"data.num_threads": 7, "features.folder": "elsewhere", "training.log_every": 3,
                                  "evaluation.num_resamples": 17, "evaluation.coverage": 0.5})  # fmt: skip
@@ -194,13 +188,7 @@ def test_a_cell_is_known_by_what_changes_its_results(tmp_path):
     other = [{"seed": 1}, {"training.joint_epochs": 4}, {"data.origins": ("Phantom A",)}, {"teacher.write_back": False}]
     digests = {plan.cells.digest(Cell("x", vary(main.settings, change))) for change in other}
     assert len(digests | {plan.cells.digest(main)}) == 5
-
-
-def test_a_workdir_may_be_moved(tmp_path):
-    digests = []
-    for name in ("here", "there"):
-        plan = make_plan(tmp_path / name)
-        digests.append([plan.cells.digest(cell) for cell in plan.baselines(0)])
+    digests = [[own.cells.digest(cell) for cell in own.baselines(0)] for own in (plan, moved)]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 6
 
@@ -210,30 +198,20 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     export_phantom(root, num_cases=12, seed=3, size=16)
     plan = make_plan(tmp_path / "tables", seeds=(0,))
     cell = Cell("x", vary(plan.main(0).settings, {"data.source": "folder", "data.root": str(root)}))
-    monkeypatch.setattr(training_run, "Run", lambda settings, folder: Finishing(plan.cells, cell))
+
+    class Finishing:
+        place = Place(plan.cells.folder(cell), say=print)
+
+        def execute(self):
+            finish(plan.cells, cell, {"teacher": 0.5, "student": 0.5})
+
+    monkeypatch.setattr(training_run, "Run", lambda settings, folder: Finishing())
     plan.cells.run([cell])
     plan.cells.run([cell])
     records = json.loads((root / "data.json").read_text())
     (root / "data.json").write_text(json.dumps(records[1:]))
     with pytest.raises(BadInput, match=r"cell 'x' in .*: the records in .*data have changed"):
         plan.cells.run([cell])
-
-
-class Finishing:
-    def __init__(self, cells, cell):
-        self.cells, self.cell = cells, cell
-        self.place = Place(cells.folder(cell), say=print)
-
-    def execute(self):
-        finish(self.cells, self.cell, {"teacher": 0.5, "student": 0.5})
-
-
-def test_the_encoder_from_the_teacher_is_that_of_the_seed(tmp_path):
-    both, second = make_plan(tmp_path, seeds=(0, 1)), make_plan(tmp_path, seeds=(1,))
-    of_both = {seed: [both.cells.digest(cell) for cell in both.baselines(seed)] for seed in (0, 1)}
-    assert of_both[1] == [second.cells.digest(cell) for cell in second.baselines(1)]
-    weights = [both.encoders(seed)[1].changes["image_encoder.weights"] for seed in (0, 1)]
-    assert weights[0] != weights[1]
 
 
 def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_path, monkeypatch, capsys):
@@ -251,25 +229,8 @@ def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_pat
         plan.cells.run([*components_table.list_cells(plan), *components_table.list_cells(plan)])
     assert ran == ["without memory"]
     assert "cell 1 of 5: without memory, seed 0" in capsys.readouterr().err
-
-
-def test_a_cell_without_its_questions_is_named(tmp_path):
-    plan = make_plan(tmp_path)
     with pytest.raises(BadInput, match=r"chain.json: cannot be read"):
-        plan.cells.chain(plan.main(0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"job": "teacher"}, "config.job='teacher' is not 'distill'"),
-        ({"teacher.memory": False}, "config.teacher.memory, write_back and text must be True"),
-    ],
-)
-def test_a_plan_starts_from_everything(tmp_path, changes, words):
-    plan = make_plan(tmp_path)
-    with pytest.raises(BadInput, match=words):
-        Plan(vary(plan.settings, changes), (0,), plan.cells)
+        plan.cells.chain(plan.main(1))
 
 
 def test_ablations_change_what_they_say(tmp_path):
@@ -283,18 +244,18 @@ def test_ablations_change_what_they_say(tmp_path):
     last, with_steps = plan.baselines(0)[:2]
     assert (last.settings.baseline.steps, with_steps.settings.baseline.steps) == ("last", "all")
     assert last.settings.training.batch_size == last.settings.baseline.batch_size == 8
+    weights = [plan.encoders(seed)[1].changes["image_encoder.weights"] for seed in (0, 1)]
+    assert weights[0] != weights[1]  # the encoder from the teacher is that of the seed
+    alone = make_plan(tmp_path, seeds=(1,))
+    digests = [[own.cells.digest(cell) for cell in own.baselines(1)] for own in (plan, alone)]
+    assert digests[0] == digests[1]
+    with pytest.raises(BadInput, match=r"config\.job='teacher' is not 'distill'"):
+        Plan(vary(plan.settings, {"job": "teacher"}), (0,), plan.cells)
+    with pytest.raises(BadInput, match=r"config\.teacher\.memory, write_back and text must be True"):
+        Plan(vary(plan.settings, {"teacher.memory": False}), (0,), plan.cells)
 
 
 # Comparing
-
-
-def test_only_a_table_with_p_values_explains_them(written):
-    folder, _ = written
-    has_note = {path.stem: "- p: exact McNemar test" in path.read_text() for path in folder.glob("*.md")}
-    assert [name for name, has in has_note.items() if has] == ["components_differences"]
-    assert "several may be of one patient" in (folder / "components_differences.md").read_text()
-    for name in ("diagnosis", "components", "components_differences"):
-        assert "corrected for their number (Holm)" in (folder / f"{name}.md").read_text()
 
 
 def test_seeds_are_summarised():
@@ -311,15 +272,13 @@ def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
     np.testing.assert_array_equal(joined.predictions.logits["base"], last.predictions.logits["baseline"])
     wrong = LABELS.copy()
     wrong[0, -1] = (wrong[0, -1] + 1) % 9
-    other = make_split({"baseline": 0.5}, labels=wrong)
     with pytest.raises(BadInput, match="labels differ"):
-        comparing.join({"teacher": (main, "teacher"), "base": (other, "baseline")})
+        comparing.join({"a": (main, "teacher"), "b": (make_split({"baseline": 0.5}, labels=wrong), "baseline")})
 
 
 def test_restricted_predictions_choose_among_what_is_there():
-    split = make_split({"teacher": 0.5})
+    chain, split = Chain(CHAIN.steps[-1:]), make_split({"teacher": 0.5})
     kept = np.where(np.isin(LABELS, (0, 2)), LABELS, -100)
-    chain = Chain(CHAIN.steps[-1:])
     last = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept))
     answers = restrict(last, chain).predictions.logits["teacher"].argmax(-1)
     assert set(np.unique(answers)) == {0, 2}
@@ -329,9 +288,6 @@ def test_restricted_predictions_choose_among_what_is_there():
     nothing = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)))
     with pytest.raises(BadInput, match="no case has an answer to 'Diagnosis'"):
         restrict(nothing, chain)
-
-
-# Answers alone
 
 
 def test_a_step_that_follows_from_earlier_ones_is_known_from_them():

@@ -1,83 +1,57 @@
 """Tables from real runs of the smallest networks: every path from a config to files, once."""
 
-import csv
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
-from run.small_run import LinearEncoder, small_settings
+from run.small_run import small_settings
+from tables.finished_cells import TINY, read_rows
 
+from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
-from stepcot_jax.tools.tables import cell_networks, cost_measuring, cost_table, transfer_table
 from stepcot_jax.tools.tables import command as making
+from stepcot_jax.tools.tables import cost_measuring, cost_table, transfer_table
 from stepcot_jax.tools.tables.cells import Cells, vary
 from stepcot_jax.tools.tables.encoders import list_encoders, write_random_encoder
 from stepcot_jax.tools.tables.plan import Plan
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_networks")]
 
 
 def tiny_settings():
-    return small_settings(
-        phantom__num_cases=150,
-        training__teacher_epochs=0,  # one program less to compile
-        training__joint_epochs=1,
-        parallel__num_devices=1,
-        baseline__epochs=1,
-        baseline__hidden=8,
-        baseline__learning_rate=1e-2,
-    )
+    return small_settings(phantom__num_cases=150, **TINY)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, small_networks):
     """The tables that need weights, each from its own runs."""
-    patch = pytest.MonkeyPatch()
-    for module in (inputs, cell_networks):
-        patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     workdir = tmp_path_factory.mktemp("runs")
     plan = Plan(tiny_settings(), (0,), Cells(workdir, Terminal()), num_resamples=30)
     names = making.make_tables(["steps", "effect", "transfer"], plan, command=["python"], folder=workdir / "tables")
-    yield plan, workdir / "tables", names
-    patch.undo()
-
-
-def rows(folder, name):
-    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return plan, workdir / "tables", names
 
 
 def test_every_baseline_was_trained_and_measured(made):
     plan, folder, names = made
     assert {"steps.csv", "effect.csv", "effect.png", "transfer.tex"} <= set(names)
-    models = {row["model"] for row in rows(folder, "steps")}
-    assert models == {
+    assert {row["model"] for row in read_rows(folder, "steps")} == {
         "most frequent answer", "teacher", "student", "resnet_small, trained along, with steps",
         "resnet_small, from the teacher, frozen, with steps", "random ViT, frozen, with steps",
     }  # fmt: skip
     baseline = plan.baselines(0, ("all",))[1]
-    assert (
-        json.loads((plan.cells.folder(baseline) / "settings.json").read_text())["image_encoder"]["name"] == "imported"
-    )
-    assert {path.name for path in (plan.workdir / "encoders").iterdir()} == {
-        f"teacher-{plan.cells.digest(plan.main(0))}", "random",
-    }  # fmt: skip
+    settings = json.loads((plan.cells.folder(baseline) / "settings.json").read_text())
+    assert settings["image_encoder"]["name"] == "imported"
+    encoders = {path.name for path in (plan.workdir / "encoders").iterdir()}
+    assert encoders == {f"teacher-{plan.cells.digest(plan.main(0))}", "random"}
 
 
 def test_the_effect_begins_with_what_the_run_itself_measured(made):
     plan, folder, _ = made
-    found = rows(folder, "effect")
+    found = read_rows(folder, "effect")
     assert len(found) == 7 * 8 / 2
     report = json.loads((plan.cells.folder(plan.main(0)) / "report.json").read_text())["test"]["teacher"]["steps"]
     first = [float(row["accuracy"]) for row in found if row["answers given"] == "0"]
@@ -90,65 +64,43 @@ def test_the_effect_begins_with_what_the_run_itself_measured(made):
 
 def test_transfer_reads_every_case_of_the_styles_that_were_held_out(made):
     plan, folder, _ = made
-    found = rows(folder, "transfer")
+    found = read_rows(folder, "transfer")
     own = "resnet_small, trained along"
+    models = [(own, "without"), (own, "with"), ("teacher", "with"), ("student", "with")]
+    read = ("the source's test split", "Phantom B", "Phantom C")
     assert [(row["read"], row["model"], row["intermediate steps"]) for row in found] == [
-        *(
-            (name, *model)
-            for name in ("the source's test split", "Phantom B", "Phantom C")
-            for model in ((own, "without"), (own, "with"), ("teacher", "with"), ("student", "with"))
-        ),
+        *((name, *model) for name in read for model in models),
         ("NIH ChestX-ray8", "", ""),
     ]
     assert [row["published: cases"] for row in found] == [""] * 12 + ["985"]
-    for without, with_steps, *others in (found[place : place + 4] for place in (0, 4, 8)):
+    for without, with_steps, *others in (found[start : start + 4] for start in (0, 4, 8)):
         difference = float(with_steps["accuracy"]) - float(without["accuracy"])
-        assert float(with_steps["difference in accuracy"]) == pytest.approx(difference, abs=1e-9)
-        low, high = (float(with_steps[f"difference in accuracy {end}"]) for end in ("low", "high"))
-        assert low <= difference <= high
+        figures = [float(with_steps[f"difference in accuracy{end}"]) for end in (" low", "", " high")]
+        assert figures[1] == pytest.approx(difference, abs=1e-9)
+        assert figures[0] <= difference <= figures[2]
         assert with_steps["gain in mAUC"]
         assert {row["difference in accuracy"] + row["gain in mAUC"] for row in (without, *others)} == {""}
-    dataset = inputs.load_inputs(plan.settings, plan.workdir, Terminal()).dataset
-    for origin in ("Phantom B", "Phantom C"):
-        cases = {int(row["cases"]) for row in found if row["read"] == origin}
-        assert cases == {sum(case.origin == origin for case in dataset.cases)}
+    cases = inputs.load_inputs(plan.settings, plan.workdir, Terminal()).dataset.cases
+    for origin in read[1:]:
+        counts = {int(row["cases"]) for row in found if row["read"] == origin}
+        assert counts == {sum(case.origin == origin for case in cases)}
     source = json.loads((plan.cells.folder(transfer_table._main(plan, 0)) / "splits.json").read_text())
-    named = [path for images in source["splits"].values() for path in images]
-    of_source = {case.image for case in dataset.cases if case.origin == "Phantom A"}
-    assert set(named) == of_source
+    named = {path for images in source["splits"].values() for path in images}
+    assert named == {case.image for case in cases if case.origin == "Phantom A"}
 
 
 def test_another_config_says_what_transfer_reads(made, tmp_path):
     plan, _, _ = made
     target = vary(tiny_settings(), {"phantom.seed": 7, "phantom.num_cases": 60})
     aimed = dataclasses.replace(plan, target=target)
-    aimed_cells = transfer_table.list_cells(aimed)
-    assert [plan.cells.digest(cell) for cell in aimed_cells] == [
-        plan.cells.digest(cell) for cell in (plan.main(0), *plan.baselines(0)[:2])
-    ]
-    aimed.cells.run(aimed_cells)  # the baseline without steps is no cell of the table of steps
+    cells = transfer_table.list_cells(aimed)
+    expected = (plan.main(0), *plan.baselines(0)[:2])
+    assert list(map(plan.cells.digest, cells)) == list(map(plan.cells.digest, expected))
+    aimed.cells.run(cells)  # the baseline without steps is no cell of the table of steps
     (table,) = transfer_table.make_tables(aimed)
     assert [row[0] for row in table.rows[:-1]] == ["the source's test split"] * 4 + ["phantom"] * 4
     assert {row[3] for row in table.rows[4:8]} == {60}
     assert table.rows[-1] == ("NIH ChestX-ray8", *[None] * 16, 985, 8)
-
-
-def test_transfer_takes_the_users_encoders_but_those_that_may_have_seen_the_target(made, random_encoder):
-    plan, _, _ = made
-    stored = next((plan.workdir / "encoders").glob("teacher-*"))
-    named = dataclasses.replace(plan, named_encoders={"CLIP": str(random_encoder), "made elsewhere": str(stored)})
-    assert [cell.name for cell in transfer_table.list_cells(named)] == [
-        "teacher and student of the source",
-        *(
-            f"{encoder}, {steps} steps, of the source"
-            for encoder in ("resnet_small, trained along", "CLIP")
-            for steps in ("without", "with")
-        ),
-    ]
-    assert transfer_table._encoders(named, 0)[1] == ["made elsewhere"]
-
-
-def test_other_data_need_a_target(tmp_path):
     settings = vary(tiny_settings(), {"data.source": "folder", "data.root": "x"})
     with pytest.raises(BadInput, match="--target_config is required"):
         transfer_table.list_cells(Plan(settings, (0,), Cells(tmp_path, Terminal())))
@@ -165,26 +117,21 @@ def random_encoder(tmp_path_factory):
 
 
 def test_random_weights_are_those_of_their_seed_and_encode(random_encoder, tmp_path):
-    from stepcot_jax.encoders.load import load_image_encoder
-
     write_random_encoder(tmp_path)
-    assert (tmp_path / "model.safetensors").read_bytes() == (random_encoder / "model.safetensors").read_bytes()
     write_random_encoder(tmp_path / "other", seed=1)
-    assert (tmp_path / "other" / "model.safetensors").read_bytes() != (
-        random_encoder / "model.safetensors"
-    ).read_bytes()
-    encoder = load_image_encoder(str(random_encoder))
+    first, same, other = (
+        (folder / "model.safetensors").read_bytes() for folder in (random_encoder, tmp_path, tmp_path / "other")
+    )
+    assert first == same != other
     images = np.random.default_rng(0).standard_normal((3, 64, 64, 3)).astype(np.float32)
-    features = np.asarray(encoder.encode(images))
+    features = np.asarray(load_image_encoder(str(random_encoder)).encode(images))
     assert features.shape == (3, 128)
     assert np.isfinite(features).all()
     assert np.abs(features[0] - features[1]).max() > 0.1  # another image, another feature
 
 
-def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder):
+def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder, tmp_path):
     cost = cost_measuring.measure_apart(["encoder", f"--weights={random_encoder}", "--repeats=2"])
-    from stepcot_jax.encoders.load import load_image_encoder
-
     assert cost.num_parameters == load_image_encoder(str(random_encoder)).num_parameters
     assert (cost.num_trained, cost.starts_from) == (0, "images")
     assert set(cost.milliseconds) == {1, 4, 32}
@@ -195,9 +142,6 @@ def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder):
     assert all(value > 0 for value in cost.milliseconds.values())
     assert cost.megabytes is None or 50 < cost.megabytes < 5000
     assert cost.images_per_second == pytest.approx(32_000 / cost.milliseconds[32])
-
-
-def test_what_cannot_be_measured_is_said_in_its_own_words(tmp_path):
     with pytest.raises(BadInput, match="nowhere"):
         cost_measuring.measure_apart(["encoder", f"--weights={tmp_path / 'nowhere'}"])
     with pytest.raises(BadInput, match="--reference='FLAVA' is not one of ResNet18, ResNet50, DenseNet121, CLIP"):
@@ -217,7 +161,7 @@ def test_networks_of_a_run_are_counted_and_timed(made):
     assert cost.multiply_adds == 8 * 8 * 8 + 8 * 8 + 7 * 2 * 9 * 8
 
 
-def test_the_cost_table_has_published_columns(made, monkeypatch):
+def test_the_cost_table_has_published_columns(made, random_encoder, monkeypatch):
     plan, _, _ = made
     asked = []
 
@@ -235,20 +179,14 @@ def test_the_cost_table_has_published_columns(made, monkeypatch):
     assert by_name["encoder CLIP, random weights"][-4:] == (151_810_000, None, None, None)
     assert by_name["encoder ResNet50, random weights"][-4:] == (None,) * 4
     assert by_name["encoder BiomedCLIP"] == ("encoder BiomedCLIP", *[None] * 8, 530_000, None, 0.07, None)
-    assert by_name["student"][4] == pytest.approx(0.25)
-    assert by_name["student"][8] == pytest.approx(2000)
+    assert (by_name["student"][4], by_name["student"][8]) == pytest.approx((0.25, 2000))
     assert asked[1][1].startswith("--weights=")
     assert asked[2][:2] == ["encoder", "--reference=ResNet18"]
     assert any("from the teacher" in note for note in table.notes)
-
-
-def test_an_encoder_that_the_user_names_takes_the_place_of_that_with_random_weights(made, random_encoder, monkeypatch):
-    plan, _, _ = made
-    cost = cost_measuring.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images")
-    monkeypatch.setattr(cost_table, "measure_apart", lambda arguments: cost)
+    # An encoder that the user names takes the place of that with random weights.
     (table,) = cost_table.make_tables(dataclasses.replace(plan, named_encoders={"clip": str(random_encoder)}))
     of_clip = [row for row in table.rows if "clip" in str(row[0]).casefold() and "biomed" not in str(row[0]).casefold()]
-    assert [(row[0], row[4], row[9]) for row in of_clip] == [("encoder clip", None, 151_810_000)]
+    assert [(row[0], row[9]) for row in of_clip] == [("encoder clip", 151_810_000)]
 
 
 # Encoders
@@ -258,10 +196,18 @@ def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, ran
     plan, _, _ = made
     stored = next((plan.workdir / "encoders").glob("teacher-*"))
     named = {"CLIP": str(random_encoder), "made elsewhere": str(stored)}
-    found = list_encoders(plan.settings, plan.cells, plan.main(0), named)
+    with_named = dataclasses.replace(plan, named_encoders=named)
+    found = with_named.encoders()
     assert [encoder.name for encoder in found[3:]] == list(named)
     assert [encoder.changes["image_encoder.name"] for encoder in found[3:]] == ["pretrained", "imported"]
     assert found[3].note == "Text vectors of CLIP: those of the config (hashed)."
+    # Transfer leaves out those that may have seen the target.
+    encoders = ("resnet_small, trained along", "CLIP")
+    assert [cell.name for cell in transfer_table.list_cells(with_named)] == [
+        "teacher and student of the source",
+        *(f"{encoder}, {steps} steps, of the source" for encoder in encoders for steps in ("without", "with")),
+    ]
+    assert transfer_table._encoders(with_named, 0)[1] == ["made elsewhere"]
     frozen = vary(plan.settings, {"image_encoder.name": "pretrained", "image_encoder.weights": "some/where"})
     assert [encoder.name for encoder in list_encoders(frozen, plan.cells, plan.main(0), {})] == ["where"]
     with pytest.raises(BadInput, match="'where' comes twice"):

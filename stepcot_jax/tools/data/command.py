@@ -10,11 +10,11 @@ from typing import Any
 
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tools.data.fetching import add_fetch
-from stepcot_jax.tools.data.vqa import add_vqa
+from stepcot_jax.tools.data.vqa import add_vqa, name_option
 from stepcot_jax.tools.options import local_path
 
 EXIT_WOULD_STOP = 1
@@ -79,7 +79,6 @@ def _add_check(commands: Any) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.check import CheckOptions, check_root
-    from stepcot_jax.tools.data.missing_images import name_option
     from stepcot_jax.tools.data.printing import print_facts, write_facts
 
     check_options = CheckOptions(
@@ -251,3 +250,23 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
 
 if __name__ == "__main__":
     run_tool(main)
+
+
+def add_fetch(commands: Any) -> None:
+    """Add the command to the parser of `stepcot data`."""
+    parser = commands.add_parser(
+        "fetch",
+        help="copy a folder from gs:// or s3:// to this machine",
+        description="Copies a folder of cases, shards, a run or anything else from a store. An interrupted copy "
+        "resumes: files that are here with the size of the object are not copied again, and none is overwritten. "
+        "stepcot sync DIR ADDRESS sends a folder.",
+    )
+    parser.add_argument("address", metavar="ADDRESS", help="gs://BUCKET/FOLDER or s3://BUCKET/FOLDER (extras gcs, s3)")
+    parser.add_argument("out", type=local_path, metavar="DIR", help="folder of this machine")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    download(options.address, options.out)
+    print(f"{options.address} is in {options.out}")
+    return 0

@@ -1,6 +1,9 @@
 """Draw the counts of a collection with matplotlib's object API: no global state, no window."""
 
 import contextlib
+
+# Draw the words of the reasoning by diagnosis and step (paper: Figure 2B): mean, and shares by range of lengths.
+import dataclasses
 import re
 import textwrap
 import warnings
@@ -15,15 +18,13 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle, Wedge
+from matplotlib.patches import PathPatch, Rectangle, Wedge
+from matplotlib.path import Path as Curve
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from stepcot_jax.data.statistics import LENGTH_ENDS, Statistics, count_lengths, list_ranges
+from stepcot_jax.chain import NOT_APPLICABLE, fold
+from stepcot_jax.data.statistics import LENGTH_ENDS, NOT_ANNOTATED_NAME, Statistics, count_lengths, list_ranges
 from stepcot_jax.host.text import make_printable
-from stepcot_jax.tools.data.answer_flow import draw_flow
-
-# Draw the words of the reasoning by diagnosis and step (paper: Figure 2B): mean, and shares by range of lengths.
-
 
 # Inches, which are also the units of the only axes.
 _CELL = (1.05, 0.85)
@@ -34,17 +35,14 @@ _RADIUS = 0.27
 _COLOURS = [matplotlib.colormaps["viridis"](share) for share in np.linspace(0.95, 0.05, len(LENGTH_ENDS) + 1)]
 
 
-def draw_reasoning_by_diagnosis(
-    statistics: Statistics, title: str, *, steps: Sequence[str], answers: Sequence[str]
-) -> Figure | None:
-    """Draw a matrix of diagnoses and steps; None without any reasoning.
+def draw_lengths_by_diagnosis(statistics: Statistics) -> Figure | None:
+    """Draw the words of the reasoning by diagnosis and step; None without any reasoning.
 
     A cell has the mean number of words, by which it is shaded, and a pie of its reasonings by range of lengths. The
     histograms above and to the right are of a step and of a diagnosis.
-
-    Args:
-      answers: names of the answers of the last step, "(not annotated)" last, in at most two lines each.
     """
+    steps = [wrap(step.name, 12) for step in statistics.chain.steps]
+    answers = [wrap(name, 22) for name in statistics.answer_names(-1)]
     counts = np.array([[count_lengths(words) for words in by_answer] for by_answer in statistics.diagnosis_words])
     shown = np.flatnonzero(counts.sum(axis=(0, 2))).tolist()
     if not shown:
@@ -54,7 +52,7 @@ def draw_reasoning_by_diagnosis(
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
-    axes.text(0.2, 0.25, title, fontsize=11, va="center")
+    axes.text(0.2, 0.25, _title(statistics, "Words of the reasoning by diagnosis"), fontsize=11, va="center")
     means = np.array([[words.mean() if words.size else np.nan for words in row] for row in statistics.diagnosis_words])
     of_steps, of_answers = _share(counts.sum(axis=1)), _share(counts.sum(axis=0))
     largest = max(of_steps.max(), of_answers.max())
@@ -136,11 +134,7 @@ _WITH_SEPARATORS = "{x:,.0f}"
 
 
 def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
-    """Draw all pictures into a folder, each as PNG and as SVG.
-
-    Returns:
-      The names of the files, and the characters that no installed font has: boxes in PNG, text in SVG.
-    """
+    """Draw all pictures into a folder, each as PNG and as SVG."""
     names: list[str] = []
     missing: set[str] = set()
     with drawing_style():
@@ -265,16 +259,6 @@ def draw_answers_of_steps(statistics: Statistics) -> Figure:
     return figure
 
 
-def draw_lengths_by_diagnosis(statistics: Statistics) -> Figure | None:
-    """Draw the words of the reasoning by diagnosis and step; None without any reasoning."""
-    return draw_reasoning_by_diagnosis(
-        statistics,
-        _title(statistics, "Words of the reasoning by diagnosis"),
-        steps=[wrap(step.name, 12) for step in statistics.chain.steps],
-        answers=[wrap(name, 22) for name in statistics.answer_names(-1)],
-    )
-
-
 def draw_reasoning_length(statistics: Statistics) -> Figure | None:
     """Draw the words of the reasoning of each step by origin: median, quartiles, 5th to 95th percentile."""
     if not any(words.size for by_origin in statistics.words for words in by_origin):
@@ -308,3 +292,111 @@ def draw_reasoning_length(statistics: Statistics) -> Figure | None:
     figure.suptitle(_title(statistics, "Words of the reasoning"))
     axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+_ANSWER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#6A3D9A", "#8C564B")
+_NOT_APPLICABLE_COLOUR = "#BDBDBD"
+_NOT_ANNOTATED_COLOUR = "#6E6E6E"
+_NODE_WIDTH = 0.05
+_GAP = 0.035  # the height of a label, so that labels never overlap
+_NUM_SHOWN = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """An answer in the picture: its cases, its edges, and the colour of the node and of its bands to the next step."""
+
+    name: str
+    count: int
+    low: float
+    high: float
+    colour: str
+
+
+def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure | None:
+    """Draw the flow of answers from step to step; None for a chain of one step or without cases.
+
+    `without_usual` leaves out the cases with the most frequent first answer, which dwarf the others.
+    """
+    flows = statistics.rest_flows if without_usual else statistics.flows
+    if not flows or not flows[0].sum():
+        return None
+    num_cases = int(flows[0].sum())
+    num_steps = len(flows) + 1
+    figure = Figure(figsize=(max(12.0, 3.0 * num_steps), 9.5), layout="constrained")
+    axes = figure.subplots()
+    counts = [flows[0].sum(axis=1), *(flow.sum(axis=0) for flow in flows)]
+    columns = [_stack(statistics.answer_names(step), counts[step], num_cases) for step in range(num_steps)]
+    for step, flow in enumerate(flows):
+        _draw_bands(axes, step, flow / num_cases, columns)
+    for step, nodes in enumerate(columns):
+        _draw_nodes(axes, step, nodes)
+        name = _shorten(f"{step + 1}. {statistics.chain.steps[step].name}")
+        axes.text(step, 1.05, name, fontsize=12, weight="bold", va="bottom")
+    axes.set_xlim(-0.05, num_steps - 0.05)
+    axes.set_ylim(min(nodes[-1].low for nodes in columns) - 0.03, 1.10)
+    axes.set_axis_off()
+    shown = "cases"
+    if without_usual:
+        usual = _shorten(statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))])
+        shown = f'of {statistics.num_cases:,} cases, those without "{usual}" at the first step'
+    axes.set_title(f"Flow of answers from step to step: {num_cases:,} {shown}", fontsize=14)
+    return figure
+
+
+def _shorten(text: str) -> str:
+    shown = make_printable(text)
+    return shown if len(shown) <= _NUM_SHOWN else shown[: _NUM_SHOWN - 1] + "…"
+
+
+def _stack(names: Sequence[str], counts: Int64[np.ndarray, " answer"], num_cases: int) -> list[_Node]:
+    """Return the nodes of the answers that occur, top down with gaps; the heights sum to 1."""
+    nodes, top = [], 1.0
+    for index, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
+        if count:
+            colour = _ANSWER_COLOURS[index % len(_ANSWER_COLOURS)]
+            if name == NOT_ANNOTATED_NAME:
+                colour = _NOT_ANNOTATED_COLOUR
+            elif fold(name) == fold(NOT_APPLICABLE):
+                colour = _NOT_APPLICABLE_COLOUR
+            nodes.append(_Node(name, count, top - count / num_cases, top, colour))
+            top -= count / num_cases + _GAP
+    return nodes
+
+
+def _draw_bands(
+    axes: Axes, step: int, shares: Float64[np.ndarray, "answer next_answer"], columns: Sequence[Sequence[_Node]]
+) -> None:
+    """Draw the bands from a step to the next; `shares` are of all cases."""
+    given, then = np.flatnonzero(shares.any(axis=1)).tolist(), np.flatnonzero(shares.any(axis=0)).tolist()
+    left = [node.high for node in columns[step]]
+    right = [node.high for node in columns[step + 1]]
+    for row, answer in enumerate(given):
+        for column, next_answer in enumerate(then):
+            if height := float(shares[answer, next_answer]):
+                axes.add_patch(_band(step, left[row], right[column], height, columns[step][row].colour))
+                left[row] -= height
+                right[column] -= height
+
+
+def _band(step: int, left: float, right: float, height: float, colour: str) -> PathPatch:
+    begin, end = step + _NODE_WIDTH, step + 1.0
+    middle = (begin + end) / 2
+    upper = [(begin, left), (middle, left), (middle, right), (end, right)]
+    corners = [*upper, *((x, y - height) for x, y in reversed(upper)), upper[0]]
+    codes = [Curve.MOVETO, *[Curve.CURVE4] * 3, Curve.LINETO, *[Curve.CURVE4] * 3, Curve.CLOSEPOLY]
+    return PathPatch(Curve(corners, codes), facecolor=colour, alpha=0.4, edgecolor=colour, linewidth=0.3)
+
+
+def _draw_nodes(axes: Axes, step: int, nodes: Sequence[_Node]) -> None:
+    edge = step + _NODE_WIDTH
+    for node in nodes:
+        axes.add_patch(Rectangle((step, node.low), _NODE_WIDTH, node.high - node.low, facecolor=node.colour))
+        axes.text(
+            edge + 0.02,
+            (node.low + node.high) / 2,
+            f"{_shorten(node.name)}  {node.count:,}",
+            fontsize=9,
+            va="center",
+            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0},
+        )

@@ -64,7 +64,9 @@ def write_tables(folder: Path, statistics: Statistics) -> list[str]:
     }
     for name, rows in tables.items():
         _write_csv(folder / name, rows)
-    write_whole(folder / "splits.md", _splits_in_markdown(statistics).encode())
+    lines = [*_to_markdown(list_splits(statistics)), "", *_to_markdown(list_origin_splits(statistics))]
+    text = "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])
+    write_whole(folder / "splits.md", text.encode())
     return [*tables, "splits.md"]
 
 
@@ -134,11 +136,6 @@ def list_origin_splits(statistics: Statistics) -> list[Row]:
     return _with_totals("origin", statistics.origins, SPLIT_NAMES, statistics.origin_splits)
 
 
-def _splits_in_markdown(statistics: Statistics) -> str:
-    lines = [*_to_markdown(list_splits(statistics)), "", *_to_markdown(list_origin_splits(statistics))]
-    return "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])
-
-
 def _to_markdown(table: Sequence[Row]) -> list[str]:
     """Return the lines of a table of counts; after the total, each split's share of the row."""
     head, *rows = table
@@ -164,11 +161,7 @@ _UNREAD = "0.15"  # dark, so that labels are as readable as on a radiograph
 
 
 def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[str], int]:
-    """Write all tables and the page of examples into a folder.
-
-    Returns:
-      The names of the files, and the number of images of the examples that cannot be read.
-    """
+    """Write all tables and the page of examples into a folder."""
     tables = list_tables_of_records(collection.records)
     for name, rows in tables.items():
         _write_csv(folder / f"{name}.csv", rows)

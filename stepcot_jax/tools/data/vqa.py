@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import pathlib
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,10 @@ def _make_vqa(options: argparse.Namespace) -> None:
                 progress=lambda indices: Terminal().watch(indices, "drawing the phantoms"),
             )
         else:
-            records = _read_images_or_say(options)
+            try:
+                records = _read_vqa_source(options)
+            except BadInput as error:
+                raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
         number = write_records(options.out, records, dialect=options.dialect)
     print(
         f"{len(records):,} records in {options.out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else "")
@@ -107,16 +111,6 @@ def _filling(out: pathlib.Path) -> Iterator[None]:
         if not existed:
             out.rmdir()
         raise
-
-
-def _read_images_or_say(options: argparse.Namespace) -> "list[Record]":
-    """Read the folder of --source; an error about a missing image names the option that needs no images."""
-    from stepcot_jax.tools.data.missing_images import name_option
-
-    try:
-        return _read_vqa_source(options)
-    except BadInput as error:
-        raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
 
 
 def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
@@ -159,3 +153,15 @@ def _read_readers(written: str | None) -> "Readers":
     if written is not None and written != "all" and not written.isdecimal():
         raise BadInput(f"--readers: {written[:40]!r} is not a number or all")
     return 2 if written is None else "all" if written == "all" else int(written)
+
+
+_MISSING = re.compile(r"no image '|does not exist below the data root|cannot be copied \(No such file")
+
+
+def name_option(message: str, *, purpose: str) -> str:
+    """Return a message, with the option `--images=none` named if the message is about a missing image.
+
+    >>> name_option("row 2: no image 'a.png'", purpose="checks the records alone")
+    "row 2: no image 'a.png'; --images=none checks the records alone"
+    """
+    return f"{message}; --images=none {purpose}" if _MISSING.search(message) else message

@@ -39,14 +39,7 @@ def write_explanations(
     out: pathlib.Path,
     refuse: Callable[[str], None],
 ) -> list[tuple[pathlib.Path, ChainReading]]:
-    """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`.
-
-    Args:
-      out: the folder; files of these names are replaced. NAME is that of the image without its ending.
-
-    Returns:
-      The path of each picture of maps, with the reading; its `warnings` are reasons to doubt the answers.
-    """
+    """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`."""
     shares = given_distributions(given, trained.chain)
     paths = list(paths)
     explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
@@ -84,11 +77,7 @@ def explain_pictures(
     given: np.ndarray,
     projections: Sequence[Projection] = (),
 ) -> tuple[Explanation, list[ChainReading]]:
-    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
-
-    Args:
-      given: answers as distributions [step, answer], the same for all pictures, zeros for none.
-    """
+    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer."""
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
     labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)

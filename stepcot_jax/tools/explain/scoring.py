@@ -138,16 +138,12 @@ _MOST_DRAWN = 100
 
 @dataclasses.dataclass(frozen=True)
 class BoxedPicture:
-    """A radiograph with the locations of its lesions.
-
-    Attributes:
-      inside: whether each pixel is in a box.
-    """
+    """A radiograph with the locations of its lesions."""
 
     name: str
     patient: str
     picture: UInt8[np.ndarray, "size size 3"]
-    inside: Bool[np.ndarray, "size size"]
+    inside: Bool[np.ndarray, "size size"]  # whether each pixel is in a box
 
 
 def draw_boxed(settings: Settings, preprocessing: Preprocessing, *, num_cases: int) -> list[BoxedPicture]:
@@ -175,11 +171,7 @@ def read_boxed(
     box_list: pathlib.Path | None = None,
     max_pixels: int,
 ) -> list[BoxedPicture]:
-    """Read the radiographs of a data root that have boxes.
-
-    Args:
-      box_list: ChestX-ray8's table of boxes, matched to images by name without suffix and scaled to their size.
-    """
+    """Read the radiographs of a data root that have boxes."""
     collection = read_source(root, on_bad_record="skip", require_images=True)
     listed = None if box_list is None else _read_listed(box_list)
     pictures: list[BoxedPicture] = []
@@ -237,17 +229,11 @@ _LEVEL = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class MapScores:
-    """Scores of the maps of some cases, each 0 to 1.
+    """Scores of the maps of some cases, each 0 to 1."""
 
-    Attributes:
-      spread: entropy as a share of the even map's.
-      energy: share of the map inside the boxes.
-      pointing: 1 if the highest cell is inside, else 0; equally high cells share the point.
-    """
-
-    spread: Float[np.ndarray, "case step"]
-    energy: Float[np.ndarray, "case step"]
-    pointing: Float[np.ndarray, "case step"]
+    spread: Float[np.ndarray, "case step"]  # entropy as a share of the even map's
+    energy: Float[np.ndarray, "case step"]  # share of the map inside the boxes
+    pointing: Float[np.ndarray, "case step"]  # 1 if the highest cell is inside; equally high cells share it
 
 
 def score_maps(
@@ -273,14 +259,7 @@ def score_even_map(inside: Bool[np.ndarray, "case size size"], *, num_steps: int
 
 
 def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str]) -> dict[str, float]:
-    """Return the mean with its 95 % bootstrap interval over patients.
-
-    Args:
-      groups: the patient of each case; a case without one ("") counts as a separate patient.
-
-    Returns:
-      "mean", "low" and "high"; low and high are NaN with fewer than two patients, whose resamples are all equal.
-    """
+    """Return the mean with its 95 % interval by patient; a case without a patient ("") is one of its own."""
     patients = [group or f"\n{case}" for case, group in enumerate(groups)]
     _, indices = np.unique(np.asarray(patients, dtype=np.str_), return_inverse=True)
     sums, counts = np.bincount(indices, values), np.bincount(indices)
@@ -326,11 +305,7 @@ def score_network(
     box_list: pathlib.Path | None = None,
     num_cases: int = 100,
 ) -> dict[str, Any]:
-    """Score the maps of one network.
-
-    Args:
-      data: root of radiographs with boxes; None draws phantoms that the run has not seen.
-    """
+    """Score the maps of one network."""
     if data is None:
         pictures = draw_boxed(trained.run.settings, trained.preprocessing, num_cases=num_cases)
     else:

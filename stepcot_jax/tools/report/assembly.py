@@ -23,15 +23,16 @@ from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained, load_trained
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.tools.report.cases import LoadedCase, ShownCase, find_cases, write_cases
-from stepcot_jax.tools.report.curves import write_curves
-from stepcot_jax.tools.report.page import render, write_page
 from stepcot_jax.tools.report.sections import (
     Corrections,
     Plausibility,
     read_corrections,
+    render,
     write_calibration_section,
     write_corrections,
+    write_curves,
     write_operating_section,
+    write_page,
     write_settings,
 )
 
@@ -52,18 +53,12 @@ Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """The cases of a page.
-
-    Attributes:
-      corrections: of the teacher; None if it cannot be corrected.
-      notes: on the cases, one sentence each.
-      correction_note: the reason why there are no corrections, or the cases that they cover.
-    """
+    """The cases of a page."""
 
     cases: Sequence[ShownCase]
-    corrections: Corrections | None
-    notes: Sequence[str]
-    correction_note: str
+    corrections: Corrections | None  # of the teacher; None if it cannot be corrected
+    notes: Sequence[str]  # on the cases, one sentence each
+    correction_note: str  # the reason why there are no corrections, or the cases that they cover
 
 
 def gather(
@@ -76,12 +71,7 @@ def gather(
     with_maps: bool,
     progress: Progress,
 ) -> Gathered:
-    """Gather the cases of a page.
-
-    Args:
-      num_cases: most cases to show; where the split has more, they are drawn at random.
-      broken_rules: from answers [case, step] to the rule that each case breaks, "" for none.
-    """
+    """Gather the cases of a page."""
     predictions = run.split.predictions
     indices = draw_indices(len(predictions.index), num_cases)
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"

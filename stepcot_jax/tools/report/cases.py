@@ -18,7 +18,7 @@ from stepcot_jax.pages.shell import name_unseen
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading import Progress, load_dataset
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.tools.report.page import render
+from stepcot_jax.tools.report.sections import render
 
 _PHANTOM_NAME = re.compile(r"images/phantom_(\d{6,9})\.png")
 
@@ -39,11 +39,7 @@ def find_cases(
     preprocessing: Preprocessing,
     progress: Progress,
 ) -> list[LoadedCase]:
-    """Load cases by their images' paths; phantoms are drawn again.
-
-    Args:
-      labels: [case, step] in the run's predictions.
-    """
+    """Load cases by their images' paths; phantoms are drawn again."""
     load = _draw if settings.data.source == "phantom" else _read
     where = settings.data.root or "the phantom"
     cases = []
@@ -93,29 +89,17 @@ def _read(
 
 @dataclasses.dataclass(frozen=True)
 class ShownCase:
-    """One case of the page.
+    """One case of the page."""
 
-    Attributes:
-      name: the case's name, such as its image's path.
-      about: origin and projection, in words; "" where unknown.
-      picture: data URI; None where the page has no pictures.
-      report: of the radiologist; "" where there is none.
-      truth: int [step], `NOT_ANNOTATED` where nobody answered.
-      probabilities: float [step, answer] of the network, calibrated if the run was; padding beyond a step's answers.
-      sets: bool [step, answer], the conformal answer sets; None without calibration.
-      inconsistent: the rule that the answers break, in words; "" if none.
-      maps: float [step, height, width], not negative; None without maps.
-    """
-
-    name: str
-    about: str
-    picture: str | None
-    report: str
-    truth: Int[np.ndarray, "step"]
-    probabilities: Float[np.ndarray, "step answer"]
-    sets: Bool[np.ndarray, "step answer"] | None = None
-    inconsistent: str = ""
-    maps: Float[np.ndarray, "step height width"] | None = None
+    name: str  # the case's name, such as its image's path
+    about: str  # origin and projection, in words; "" where unknown
+    picture: str | None  # data URI; None where the page has no pictures
+    report: str  # of the radiologist; "" where there is none
+    truth: Int[np.ndarray, "step"]  # `NOT_ANNOTATED` where nobody answered
+    probabilities: Float[np.ndarray, "step answer"]  # calibrated if the run was; padded beyond a step's answers
+    sets: Bool[np.ndarray, "step answer"] | None = None  # conformal answer sets; None without calibration
+    inconsistent: str = ""  # the rule that the answers break, in words; "" if none
+    maps: Float[np.ndarray, "step height width"] | None = None  # not negative; None without maps
 
     @property
     def last_truth(self) -> int:

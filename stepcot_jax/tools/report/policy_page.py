@@ -35,8 +35,7 @@ from stepcot_jax.record import Record
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings, read_settings
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
-from stepcot_jax.tools.report.curves import find_lines
-from stepcot_jax.tools.report.sections import write_settings
+from stepcot_jax.tools.report.sections import find_lines, write_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _PHASES = ("sft", "grpo")
@@ -49,21 +48,15 @@ _EXPECTED = "expected the workdir of a finished run of the job sft or grpo"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedPolicy:
-    """The results of a finished run of a policy, read from its workdir.
-
-    Attributes:
-      records: of the test split; boxes are in pixels of the picture that the policy sees.
-      scores: by phase, of the test split's replies.
-      baseline: figures of the majority answer with the constant box; empty if the run did not write them.
-    """
+    """The results of a finished run of a policy, read from its workdir."""
 
     workdir: pathlib.Path
     settings: Settings
     entries: Sequence[Entry]
     report: Mapping[str, Any]
-    records: Sequence[Record]
-    scores: Mapping[str, Sequence[ReplyScore]]
-    baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)
+    records: Sequence[Record]  # of the test split; boxes are in pixels of the picture that the policy sees
+    scores: Mapping[str, Sequence[ReplyScore]]  # by phase, of the test split's replies
+    baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)  # of the majority answer
 
 
 def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
@@ -181,11 +174,7 @@ def _table(title: str, rows: Mapping[str, Mapping[Key, Interval]], notes: tuple[
 
 
 def write_charts(entries: Sequence[Entry]) -> Markup:
-    """Draw every number that the run logged by epoch: validation first, then rewards, losses, and one chart for others.
-
-    Args:
-      entries: the run's logged numbers; those of one kind and epoch are averaged.
-    """
+    """Draw every number that the run logged, means by epoch: validation, rewards, losses, and one chart for others."""
     validated, trained = (_list_names(entries, kind) for kind in ("val", "train"))
     rewards, losses = ([name for name in trained if part in name] for part in ("reward", "loss"))
     others = [name for name in trained if name not in (*rewards, *losses)]

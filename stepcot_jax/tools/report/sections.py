@@ -1,7 +1,9 @@
 """Sections of the page: calibration, consistency, corrections, operating points and settings."""
 
 import dataclasses
+import itertools
 import math
+import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,18 +21,94 @@ from stepcot_jax.evaluation.operating_points import (
     Finding,
     Levels,
     OperatingPoint,
-    OperatingPoints,
     count_levels,
 )
 from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
 from stepcot_jax.evaluation.statistics import count_once
-from stepcot_jax.pages.figures import draw_reliability
-from stepcot_jax.pages.shell import Section, decimal, name_unseen, percent
+from stepcot_jax.pages import shell
+from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
+from stepcot_jax.pages.shell import Section, decimal, make_environment, name_unseen, percent, read_part, render_page
 from stepcot_jax.reading.asking import NextStep
-from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.reading.finished import Entry, FinishedRun
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.stored_reading import PAIRS_FILE
-from stepcot_jax.tools.report.page import render
+
+_HERE = pathlib.Path(__file__).parent
+_TEMPLATES = make_environment(_HERE)
+
+
+def render(name: str, **values: Any) -> Markup:
+    """Render one of this folder's templates."""
+    return shell.render(_TEMPLATES, name, **values)
+
+
+def write_page(*, title: str, about: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return the page as HTML that loads nothing."""
+    style, shared = read_part("page.css"), read_part("shared.js")
+    scripts = (shared, *((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "operating.js")))
+    template = _TEMPLATES.get_template("report.html.j2")
+    return render_page(template, style=style, script="".join(scripts), title=title, about=about, sections=sections)
+
+
+_LOSS_PARTS = {"hard_label": "answers", "soft_label": "teacher's answers", "channel_alignment": "channel alignment"}
+_REWARD_PARTS = {
+    "reward": "reward",
+    "reward_diagnosis": "diagnosis right",
+    "reward_steps": "steps right",
+    "reward_consistent": "no contradiction",
+}
+_FIRST_NAMES = ("teacher", "student")
+_MEASURES = {
+    "mean_accuracy_own_and_given": (
+        "Mean accuracy of the steps on validation, mean of own answers and true ones given",
+        "accuracy",
+    ),
+    "mean_reward": ("Mean reward on validation, of the highest possible", "reward"),
+    "mean_accuracy": ("Mean accuracy of the steps on validation", "accuracy"),
+}
+"""Scores that keep the best weights: title and unit of their chart. A run logs one of them, and "mean_accuracy" at the
+end."""
+
+
+def write_curves(entries: Sequence[Entry]) -> Markup:
+    """Draw by epoch the validation score, the loss, the parts of a student's loss, and the reward of GRPO."""
+    ends = ("/total", *(f"/{measure}" for measure in _MEASURES))
+    keys = {key for entry in entries for key in entry if key.endswith(ends)}
+    names = sorted(
+        {key.partition("/")[0] for key in keys}, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name)
+    )
+    measure = next((name for name in _MEASURES if any(key.endswith(f"/{name}") for key in keys)), "mean_accuracy")
+    scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
+    losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
+    parts = find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
+    rewards = find_lines(entries, "train", {text: f"teacher/{key}" for key, text in _REWARD_PARTS.items()})
+    charts = [
+        (*_MEASURES[measure], scores),
+        ("Training loss, mean of the epoch's logged updates", "loss", losses),
+    ]
+    if len(parts) > 1:
+        charts.append(("Parts of the student's loss, before their weights", "loss", parts))
+    if rewards:
+        charts.append(("Reward of sampled chains and its parts, mean of the epoch's logged updates", "reward", rewards))
+    return Markup("").join(
+        draw_lines(lines, title=title, x_label="epoch", y_label=y_label) for title, y_label, lines in charts
+    )
+
+
+def find_lines(entries: Sequence[Entry], kind: str, keys: Mapping[str, str]) -> list[Line]:
+    """Return a line for each key that was logged: epochs from 1 and the mean of each epoch."""
+    lines: list[Line] = []
+    for name, key in keys.items():
+        numbers = [(entry["epoch"], entry[key]) for entry in entries if entry["kind"] == kind and key in entry]
+        numbers.sort(key=lambda pair: pair[0])
+        points = []
+        for epoch, group in itertools.groupby(numbers, key=lambda pair: pair[0]):
+            values = [float(value) if isinstance(value, int | float) else math.nan for _, value in group]
+            points.append((epoch + 1.0, sum(values) / len(values)))
+        if points:
+            lines.append((name, points))
+    return lines
+
 
 _NUM_RULES_SHOWN = 12
 
@@ -113,16 +191,11 @@ def _measure_sets(
 
 @dataclasses.dataclass(frozen=True)
 class Plausibility:
-    """The rules that make a chain of answers inconsistent.
-
-    Attributes:
-      rules: pairs of answers that contradict each other.
-      source: a sentence about the origin of the rules.
-    """
+    """The rules that make a chain of answers inconsistent."""
 
     chain: Chain
-    rules: consistency.Rules
-    source: str
+    rules: consistency.Rules  # pairs of answers that contradict each other
+    source: str  # a sentence about the origin of the rules
 
     @classmethod
     def of_run(cls, run: FinishedRun) -> "Plausibility":
@@ -186,20 +259,13 @@ ReadGiven = Callable[[Int[np.ndarray, "case step"]], Float[np.ndarray, "case ste
 
 @dataclasses.dataclass(frozen=True)
 class Corrections:
-    """Readings of the same cases, each with the truth of one more step given.
-
-    Attributes:
-      truth: [case, step], `NOT_ANNOTATED` where nobody answered; the network answers such a step itself.
-      answers: [num_given, case, step], the network's own answers with the first `num_given` steps given, from 0.
-      largest_shift: largest change of a later answer's probability when one more step was given, 0 to 1.
-      asked: the step of each case that is worth checking before any answer is given; None for none.
-    """
+    """Readings of the same cases, each with the truth of one more step given."""
 
     names: Sequence[str]
-    truth: Int[np.ndarray, "case step"]
-    answers: Int[np.ndarray, "num_given case step"]
-    largest_shift: float
-    asked: Sequence[NextStep | None] = ()
+    truth: Int[np.ndarray, "case step"]  # the network answers a step itself that nobody annotated
+    answers: Int[np.ndarray, "num_given case step"]  # the network's own
+    largest_shift: float  # largest change of a later answer's probability when one more step was given, 0 to 1
+    asked: Sequence[NextStep | None] = ()  # the step of each case that is worth checking at first
 
     @property
     def flipped(self) -> Bool[np.ndarray, "num_given case step"]:
@@ -212,12 +278,7 @@ class Corrections:
 def read_corrections(
     read: ReadGiven, *, truth: Int[np.ndarray, "case step"], names: Sequence[str], asked: Sequence[NextStep | None] = ()
 ) -> Corrections:
-    """Read the cases with 0, 1, ... and all but the last step given.
-
-    Args:
-      truth: [case, step], `NOT_ANNOTATED` where nobody answered.
-      asked: the step of each case that is worth checking before any answer is given; () if not computed.
-    """
+    """Read the cases with 0, 1, ... and all but the last step given."""
     given = np.where(truth == NOT_ANNOTATED, NOT_GIVEN, truth)
     num_steps = truth.shape[1]
     probabilities = np.stack(
@@ -316,13 +377,10 @@ def write_operating_section(run: FinishedRun) -> Section:
     models: dict[str, list[tuple[str, str, OperatingPoint]]] = {}
     for (model, step, answer), point in operating_points.points.items():
         models.setdefault(model, []).append((step, answer, point))
-    body = render("operating.html.j2", models=models, data=_gather(run, operating_points), figures=FIGURES)
+    # Curves of the answers that some test cases have and others do not.
+    curves = [_draw(run, finding, point) for finding, point in operating_points.points.items() if all(point.test)]
+    body = render("operating.html.j2", models=models, data=curves, figures=FIGURES)
     return Section("operating", "Operating points", lead, body)
-
-
-def _gather(run: FinishedRun, operating_points: OperatingPoints) -> list[dict[str, Any]]:
-    """Return the curves of the answers that some test cases have and others do not."""
-    return [_draw(run, finding, point) for finding, point in operating_points.points.items() if all(point.test)]
 
 
 def _draw(run: FinishedRun, finding: Finding, point: OperatingPoint) -> dict[str, Any]:

@@ -36,19 +36,13 @@ Predict = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Networks with weights.
-
-    Attributes:
-      networks: the modules; without an image encoder where that is frozen.
-      params: by network, the full parameter tree at its best update.
-      text_features: float32 [step, width]; None without text.
-    """
+    """Networks with weights."""
 
     settings: Settings
     chain: Chain
-    networks: Networks
-    params: dict[str, Params]
-    text_features: jax.Array | None
+    networks: Networks  # the modules; without an image encoder where that is frozen
+    params: dict[str, Params]  # by network, the full parameter tree at its best update
+    text_features: jax.Array | None  # float32 [step, width]; None without text
 
 
 def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
@@ -67,12 +61,7 @@ def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
 
 
 def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings) -> SplitPredictions:
-    """Predict on a split.
-
-    Args:
-      predict: from a prepared batch, with "labels" and "images" or "image_features", to logits [case, step, answer] by
-        model name.
-    """
+    """Predict on a split."""
     dataset = inputs.dataset
     if split == "all":
         indices = tuple(sorted(itertools.chain.from_iterable(dataset.splits.by_name().values())))
@@ -84,14 +73,7 @@ def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings)
 
 
 def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
-    """Return a function that predicts with the teacher, given the true answers of the first steps.
-
-    Args:
-      counts: numbers of first steps whose answers are given; for each there is a model "NUMBER given".
-
-    Returns:
-      A function of prepared batches. Where a given step is unannotated, the teacher's own answer stays.
-    """
+    """Return a function that predicts with the teacher, given the true answers of the first steps."""
 
     @jax.jit
     def read(params: Any, batch: dict[str, Any], count: jax.Array) -> jax.Array:

@@ -38,29 +38,15 @@ def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run that tables are made from.
-
-    Attributes:
-      settings: of the run, including its seed.
-      prepare: makes inputs of the run from earlier cells, such as features; None if not needed.
-    """
+    """One run that tables are made from."""
 
     name: str
-    settings: Settings
-    prepare: Callable[[], None] | None = dataclasses.field(default=None, compare=False)
+    settings: Settings  # of the run, including its seed
+    prepare: Callable[[], None] | None = dataclasses.field(default=None, compare=False)  # makes inputs of the run
 
 
 class Cells:
-    """The cells below a workdir.
-
-    Args:
-      workdir: of the tables; a cell's folder is `cells/DIGEST` in it. At an address each cell is a run with a workdir
-        there, see `run.places`.
-
-    Attributes:
-      address: the workdir as the user names it; if at an address, without a slash at its end.
-      workdir: the local folder for files that are not sent to an address.
-    """
+    """The cells below a workdir."""
 
     def __init__(self, workdir: pathlib.Path | str, terminal: Terminal) -> None:
         self._is_remote, self._terminal = is_address(workdir), terminal
@@ -83,15 +69,12 @@ class Cells:
 
     def folder(self, cell: Cell) -> pathlib.Path:
         """Return the folder of this machine with the files of a cell's run."""
-        name = self._name_folder(cell)
-        return self._open(name).folder if self._is_remote else pathlib.Path(self.name(name))
+        source = self.source(cell)
+        return Place(source, say=self._terminal.say).folder if self._is_remote else pathlib.Path(source)
 
     def source(self, cell: Cell) -> str:
         """Return the workdir of a cell's run, as settings name it."""
-        return self.name(self._name_folder(cell))
-
-    def _name_folder(self, cell: Cell) -> str:
-        return f"cells/{self.digest(cell)}"
+        return self.name(f"cells/{self.digest(cell)}")
 
     def name(self, part: str) -> str:
         """Return the path or the address of a part of the workdir, such as "features"."""
@@ -101,11 +84,7 @@ class Cells:
         return Place(self.name(part), say=self._terminal.say)
 
     def make_folder(self, name: str, make: Callable[[pathlib.Path], None]) -> None:
-        """Make a folder that cells read, such as an encoder's, unless it is there.
-
-        Args:
-          make: does nothing if the folder is complete.
-        """
+        """Make a folder that cells read, such as an encoder's, unless it is there."""
         if not self._is_remote:
             make(self.workdir / name)
             return
@@ -125,7 +104,7 @@ class Cells:
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
         if self._is_remote:
             for cell in wanted:
-                self._open(self._name_folder(cell)).bring()
+                self._open(f"cells/{self.digest(cell)}").bring()
         waiting = [cell for cell in wanted if not self.is_finished(cell)]
         for cell in wanted:
             self._check_records(cell)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.consistency import Rules, inconsistent, make_rules, read_pairs
+from stepcot_jax.evaluation.predictions import logits_by_step
 from stepcot_jax.host.files import read_json
 from stepcot_jax.pages.sheets import Column, Entry, Kind, Table
 from stepcot_jax.run.stored_reading import PAIRS_FILE
@@ -16,11 +17,7 @@ from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.following import share_figures
 from stepcot_jax.tools.tables.plan import Plan
 
-REWARDS: dict[str, dict[str, Any]] = {
-    "true": {"grpo.shuffle_rewards": False},
-    "shuffled": {"grpo.shuffle_rewards": True},
-}
-"""Rewards that are compared, as changes of the settings."""
+REWARDS = ("true", "shuffled")
 
 NETWORKS = ("start", "teacher")
 """Before and after."""
@@ -32,7 +29,7 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 
 def _cell(plan: Plan, rewards: str, seed: int) -> Cell:
-    changes = {"job": "chain_grpo", **REWARDS[rewards]}
+    changes = {"job": "chain_grpo", "grpo.shuffle_rewards": rewards == "shuffled"}
     return Cell(f"GRPO on chains, {rewards} rewards", vary(plan.main(seed).settings, changes))
 
 
@@ -66,17 +63,12 @@ def _measure(plan: Plan, cell: Cell, chain: Chain) -> npt.NDArray[np.float64]:
     """Return figures [figure, case]: before, after, and their difference; NaN where a case has no such figure."""
     split = plan.cells.predictions(cell)
     rules = make_rules(chain, counts=read_pairs(plan.cells.folder(cell) / PAIRS_FILE, chain))
-    predictions = split.predictions
-    before, after = (
-        score_cases(_answers(predictions.logits[name], chain), predictions.labels, rules) for name in NETWORKS
-    )
-    return np.stack([row for one, other in zip(before, after, strict=True) for row in (one, other, other - one)])
-
-
-def _answers(logits: npt.NDArray[np.floating], chain: Chain) -> npt.NDArray[np.int64]:
-    """Return the most probable of each step's own answers, [case, step]."""
-    columns = [logits[:, step, :number].argmax(axis=1) for step, number in enumerate(chain.answers_per_step)]
-    return np.stack(columns, axis=1)
+    scores = []
+    for name in NETWORKS:
+        of_steps = logits_by_step(split.predictions.logits[name], chain=chain, model=name)
+        answers = np.stack([logits.argmax(axis=1) for logits in of_steps], axis=1)
+        scores.append(score_cases(answers, split.predictions.labels, rules))
+    return np.stack([row for one, other in zip(*scores, strict=True) for row in (one, other, other - one)])
 
 
 def score_cases(

@@ -10,6 +10,10 @@ from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan
 from stepcot_jax.tools.tables.steps_table import tabulate_steps
 
+VARIANTS = {f"teacher {name}": "teacher" for name in ABLATIONS if name not in OF_STUDENT}
+VARIANTS |= {f"student {name}": "student" for name in ABLATIONS}
+"""The full model that each ablated model is compared with."""
+
 
 def list_cells(plan: Plan) -> list[Cell]:
     """Return the full model and its ablations."""
@@ -18,19 +22,13 @@ def list_cells(plan: Plan) -> list[Cell]:
     ]
 
 
-def variants() -> dict[str, str]:
-    """Return the full model that each ablated model is compared with."""
-    of_teacher = {f"teacher {name}": "teacher" for name in ABLATIONS if name not in OF_STUDENT}
-    return of_teacher | {f"student {name}": "student" for name in ABLATIONS}
-
-
 def make_tables(plan: Plan) -> list[Table]:
     """Make the tables of accuracies, of their differences, and of all figures of each step, from finished cells."""
 
     def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
         full = {model: (plan.main(seed), model) for model in ("teacher", "student")}
         ablated = {name: plan.ablation(name, seed) for name in ABLATIONS}
-        return full | {name: (ablated[name.removeprefix(f"{base} ")], base) for name, base in variants().items()}
+        return full | {name: (ablated[name.removeprefix(f"{base} ")], base) for name, base in VARIANTS.items()}
 
     comparison = plan.compare(list_parts)
     models = list(comparison.models)
@@ -46,21 +44,18 @@ def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
     published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
     constant = [comparison.constant(step) for step in (*range(len(steps)), None)]
     rows: list[tuple[Entry, ...]] = [("most frequent answer", *constant, *[None] * (3 + len(published_steps)))]
-    order = ["teacher", *(name for name, base in variants().items() if base == "teacher")]
-    order += ["student", *(name for name, base in variants().items() if base == "student")]
     verdicts = _judge(comparison)
-    for model in order:
-        base = variants().get(model)
-        difference = None if base is None else comparison.difference(model, base, "mean_accuracy")
+    for model in sorted([*VARIANTS, "teacher", "student"], key=_order):
+        base = VARIANTS.get(model)
         # The paper ablates memory and text of the teacher.
         published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
         rows.append(
             (
                 model,
-                *(comparison.figure(model, "accuracy", position) for position in range(len(steps))),
+                *(comparison.figure(model, "accuracy", index) for index in range(len(steps))),
                 comparison.figure(model, "mean_accuracy"),
                 comparison.figure(model, "chain_accuracy"),
-                difference,
+                None if base is None else comparison.difference(model, base, "mean_accuracy"),
                 verdicts.get(model),
                 *(published.get(name) for name in published_steps),
             )
@@ -82,6 +77,11 @@ def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
     return Table("components", "Accuracy of the ablations", headings, tuple(rows), notes)
 
 
+def _order(model: str) -> tuple[bool, bool]:
+    """Sort key: the teacher and its ablations, then the student and its."""
+    return VARIANTS.get(model, model) == "student", model in VARIANTS
+
+
 def describe_text(prompts: PromptSettings) -> str:
     """Return what the ablation of the text compares, which depends on the prompt vectors."""
     if prompts.encoder == "hashed":
@@ -99,14 +99,15 @@ def describe_text(prompts: PromptSettings) -> str:
 
 def _judge(comparison: AnswerComparison) -> dict[str, str]:
     """Return by ablation the verdict on the mean accuracy without it."""
-    questions = [(variant, base, "mean_accuracy", None) for variant, base in variants().items()]
-    return dict(zip(variants(), comparison.verdicts(questions), strict=True))
+    questions = [(variant, base, "mean_accuracy", None) for variant, base in VARIANTS.items()]
+    return dict(zip(VARIANTS, comparison.verdicts(questions), strict=True))
 
 
 def conclude(comparison: AnswerComparison) -> list[str]:
     """Return one sentence on the effect of each part."""
     sentences = []
-    for (variant, verdict), base in zip(_judge(comparison).items(), variants().values(), strict=True):
+    for variant, verdict in _judge(comparison).items():
+        base = VARIANTS[variant]
         if verdict.startswith(HIGHER):
             effect = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
         elif verdict.startswith(LOWER):
@@ -126,36 +127,33 @@ def _describe(difference: Interval) -> str:
     """
     if math.isnan(difference.value):
         return "is undefined"
-    value, low, high = difference.value, difference.low, difference.high
-    if math.isnan(low + high):
-        return f"{100 * value:+.1f} points (no interval)"
-    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+    value, low, high = (100 * end for end in (difference.value, difference.low, difference.high))
+    interval = " points (no interval)" if math.isnan(low + high) else f" [{low:+.1f}, {high:+.1f}] points"
+    return f"{value:+.1f}{interval}"
 
 
 def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:
     """Return the table of accuracy and mAUC of every step; one correction covers all verdicts."""
     asked = [
-        (variant, base, position)
-        for variant, base in variants().items()
-        for position in range(comparison.chain.num_steps)
-        if comparison.num_cases(position)
+        (variant, base, index)
+        for variant, base in VARIANTS.items()
+        for index in range(comparison.chain.num_steps)
+        if comparison.num_cases(index)
     ]
-    questions = [
-        (variant, base, figure, position) for variant, base, position in asked for figure in ("accuracy", "auc")
-    ]
+    questions = [(variant, base, figure, index) for variant, base, index in asked for figure in ("accuracy", "auc")]
     verdicts = iter(comparison.verdicts(questions))
     rows: list[tuple[Entry, ...]] = [
         (
             variant,
             base,
-            comparison.chain.steps[position].name,
-            comparison.difference(variant, base, "accuracy", position),
-            comparison.p_value(variant, base, "accuracy", position),
+            comparison.chain.steps[index].name,
+            comparison.difference(variant, base, "accuracy", index),
+            comparison.p_value(variant, base, "accuracy", index),
             next(verdicts),
-            comparison.difference(variant, base, "auc", position),
+            comparison.difference(variant, base, "auc", index),
             next(verdicts),
         )
-        for variant, base, position in asked
+        for variant, base, index in asked
     ]
     headings = (
         *columns("text", "model", "less", "step"),

@@ -1,6 +1,5 @@
 """Table `corrections`: accuracy of the last step as steps are corrected, by policy, network and training."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.interventions import POLICIES, correct_in_turn
-from stepcot_jax.pages.sheets import Column, Entry, Interval, Table
+from stepcot_jax.pages.sheets import Entry, Interval, Table, columns
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.following import (
     COUNTED,
@@ -69,9 +68,9 @@ def make_tables(plan: Plan) -> list[Table]:
                         by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
     figures = {key: share_figures(values, networks.patients, plan.num_resamples) for key, values in right.items()}
     cells = {training: [_cell(plan, training, seed) for seed in plan.seeds] for training in trainings(plan)}
-    columns, rows = tabulate_following(plan, chain, cells, followed, networks.patients)
+    heads, rows = tabulate_following(plan, chain, cells, followed, networks.patients)
     title = "The price of following corrections"
-    cost = Table("corrections_cost", title, columns, rows, describe_following(plan))
+    cost = Table("corrections_cost", title, heads, rows, describe_following(plan))
     curves = _tabulate_curves(figures, chain, plan)
     differences = _tabulate_differences(right, networks.patients, chain, plan)
     return [curves, differences, _tabulate_steps(by_step, networks.patients, chain, plan), cost]
@@ -85,43 +84,35 @@ def _tabulate_differences(
 ) -> Table:
     """Return the paired gains from corrections and from the choice of steps; `right`: [count, case] of each seed."""
     gain, *others = POLICIES
-    few, last = min(3, chain.num_steps - 1), chain.steps[-1].name
+    few, most, last = min(3, chain.num_steps - 1), chain.num_steps - 1, chain.steps[-1].name
     rows: list[tuple[Entry, ...]] = []
     for training, network in dict.fromkeys(key[:2] for key in right):
         by_gain = right[training, network, gain]
         published, counted = right.get((_PUBLISHED, network, gain), by_gain), right[*COUNTED, gain]
-        differences = [
-            [one[0] - other[0] for one, other in zip(by_gain, published, strict=True)],
-            *([one[count] - one[0] for one in by_gain] for count in (few, chain.num_steps - 1)),
-            *(
-                [one[count] - other[count] for one, other in zip(by_gain, counted, strict=True)]
-                for count in (1, few, chain.num_steps - 1)
-            ),
-            *(
-                [
-                    one[count] - other[count]
-                    for one, other in zip(by_gain, right[training, network, policy], strict=True)
-                ]
-                for count in (1, few)
-                for policy in others
-            ),
+        # Heading, number of corrections, and what it is compared with after how many of them.
+        compared = [(f"own answers, from {_PUBLISHED!r}", 0, published, 0)]
+        compared += [(f"{count} corrected, from none", count, by_gain, 0) for count in (few, most)]
+        compared += [
+            (f"{count} corrected, from counting without the picture", count, counted, count) for count in (1, few, most)
         ]
-        by_seed = [np.stack(rows_of_seed) for rows_of_seed in zip(*differences, strict=True)]
+        compared += [
+            (f"{count} corrected, {gain} from {policy}", count, right[training, network, policy], count)
+            for count in (1, few)
+            for policy in others
+        ]
+        by_seed = [
+            np.stack([one[count] - base[seed][of_base] for _, count, base, of_base in compared])
+            for seed, one in enumerate(by_gain)
+        ]
         rows.append((training, network, *share_figures(by_seed, patients, plan.num_resamples)))
-    headings = (
-        f"own answers, from {_PUBLISHED!r}",
-        *(f"{count} corrected, from none" for count in (few, chain.num_steps - 1)),
-        *(f"{count} corrected, from counting without the picture" for count in (1, few, chain.num_steps - 1)),
-        *(f"{count} corrected, {gain} from {policy}" for count in (1, few) for policy in others),
-    )
     notes = (
         f"Differences in the accuracy of {last} on the same test cases, seeds {list(plan.seeds)}; where no policy "
         f"is named, steps are chosen by {gain}.",
         INTERVALS,
         DESCRIBE_COUNTED,
     )
-    shown = (Column("training"), Column("network"), *(Column(heading, "points") for heading in headings))
-    return Table("corrections_differences", "What corrections are worth", shown, tuple(rows), notes)
+    heads = (*columns("text", "training", "network"), *columns("points", *(heading for heading, *_ in compared)))
+    return Table("corrections_differences", "What corrections are worth", heads, tuple(rows), notes)
 
 
 def _tabulate_steps(
@@ -131,19 +122,16 @@ def _tabulate_steps(
     plan: Plan,
 ) -> Table:
     """Return the accuracy of each step, given the first true answers; `right`: [count, step, case] of each seed."""
-    resamples = plan.num_resamples
-    columns = (
-        Column("training"),
-        Column("network"),
-        Column("corrected"),
-        *(Column(step.name, "percent") for step in chain.steps),
+    heads = (
+        *columns("text", "training", "network", "corrected"),
+        *columns("percent", *(step.name for step in chain.steps)),
     )
     rows = [
         (
             *key,
             str(count),
             *([None] * count),
-            *share_figures([of_seed[count, count:] for of_seed in values], patients, resamples),
+            *share_figures([of_seed[count, count:] for of_seed in values], patients, plan.num_resamples),
         )
         for key, values in right.items()
         for count in range(chain.num_steps)
@@ -154,17 +142,14 @@ def _tabulate_steps(
         DESCRIBE_COUNTED,
     )
     title = "Accuracy of each step after corrections of earlier ones"
-    return Table("corrections_steps", title, columns, tuple(rows), notes)
+    return Table("corrections_steps", title, heads, tuple(rows), notes)
 
 
 def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, plan: Plan) -> Table:
     last, num_counts = chain.steps[-1].name, chain.num_steps
-    columns = (
-        Column("training"),
-        Column("network"),
-        Column("steps chosen by"),
-        *(Column(f"{count} corrected", "percent") for count in range(num_counts)),
-        Column("area under the curve", "percent"),
+    heads = (
+        *columns("text", "training", "network", "steps chosen by"),
+        *columns("percent", *(f"{count} corrected" for count in range(num_counts)), "area under the curve"),
     )
     notes = (
         f"Accuracy of {last} on the test split as earlier steps are corrected to their true answers, seeds "
@@ -178,7 +163,7 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, pl
     )
     rows = tuple((*key, *intervals) for key, intervals in figures.items())
     pictures = {"corrections.png": draw_curves(figures, num_counts, chain)}
-    return Table("corrections", "Accuracy as steps are corrected", columns, rows, notes, pictures)
+    return Table("corrections", "Accuracy as steps are corrected", heads, rows, notes, pictures)
 
 
 def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_counts: int, chain: Chain) -> bytes:
@@ -186,8 +171,9 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_
 
     The dashed line of every panel is the baseline that counts and sees no picture.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
+
+    from stepcot_jax.pages.figures import draw_band, to_png
 
     panels = [key for key in dict.fromkeys(key[:2] for key in figures) if key != COUNTED]
     counted = [100 * figure.value for figure in figures[*COUNTED, POLICIES[0]][:num_counts]]
@@ -195,17 +181,11 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_
     panel_axes = picture.subplots(2, (len(panels) + 1) // 2, sharex=True, sharey=True).flat
     for panel, axes in zip(panels, panel_axes, strict=False):
         for policy in POLICIES:
-            curve = figures[*panel, policy][:num_counts]
-            values = 100 * np.array([figure.value for figure in curve])
-            (line,) = axes.plot(range(num_counts), values, marker="o", markersize=3, label=policy)
-            ends = [100 * np.array([getattr(figure, end) for figure in curve], float) for end in ("low", "high")]
-            axes.fill_between(range(num_counts), *ends, color=line.get_color(), alpha=0.1, linewidth=0)
+            draw_band(axes, figures[*panel, policy][:num_counts], label=policy, size=3, alpha=0.1)
         axes.plot(range(num_counts), counted, "--", color="black", linewidth=1, label=f"counting, {POLICIES[0]}")
         axes.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
         axes.grid(alpha=0.3)
     picture.supxlabel("corrected steps")
     picture.supylabel(f"accuracy of {chain.steps[-1].name} (%)")
     picture.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
-    content = io.BytesIO()
-    FigureCanvasAgg(picture).print_png(content)
-    return content.getvalue()
+    return to_png(picture)

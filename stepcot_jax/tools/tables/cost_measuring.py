@@ -27,23 +27,14 @@ BATCH_SIZES = (1, 4, 32)
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a model.
+    """The cost of a model."""
 
-    Attributes:
-      num_parameters: of all networks that run; of CLIP both towers, as published.
-      num_trained: of the model itself, including an encoder trained with it.
-      megabytes: peak memory of a dedicated process at batch 4; None where unknown.
-      milliseconds: median from normalised images to answers (or features), by batch size.
-      starts_from: "images", or "features" where those are imported.
-      multiply_adds: of matrix products and convolutions for one image; None where a network is not JAX's.
-    """
-
-    num_parameters: int
-    num_trained: int
-    megabytes: float | None
-    milliseconds: dict[int, float]
-    starts_from: str
-    multiply_adds: int | None = None
+    num_parameters: int  # of all networks that run; of CLIP both towers, as published
+    num_trained: int  # of the model itself, including an encoder trained with it
+    megabytes: float | None  # peak memory of a dedicated process at batch 4; None where unknown
+    milliseconds: dict[int, float]  # median from normalised images to answers (or features), by batch size
+    starts_from: str  # "images", or "features" where those are imported
+    multiply_adds: int | None = None  # for one image; None where a network is not JAX's
 
     @property
     def images_per_second(self) -> float:

@@ -2,13 +2,15 @@
 
 from stepcot_jax.evaluation.published import COST, COST_MEGABYTES, COST_OF_ENCODERS
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.cost_measuring import BATCH_SIZES, Cost, measure_apart
 from stepcot_jax.tools.tables.encoders import REFERENCES, Encoder
 from stepcot_jax.tools.tables.plan import Plan
 
 _RANDOM = ", random weights"
+_MULTIPLY_ADDS, _THROUGHPUT = "multiply-adds an image (G)", f"images/s at {max(BATCH_SIZES)}"
+_PUBLISHED_COLUMNS = ("parameters", "trained", "a sample of four (ms)", "four images (ms)")
 
 _PUBLISHED_ENCODERS = (
     "Encoders of Table 11 that this package has are measured with random weights, medians of 5 runs; a cost does not "
@@ -27,25 +29,19 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Measure each model in its own process and make the table."""
-    terminal = Terminal()
-    rows: list[tuple[Entry, ...]] = []
-    left_out = []
-    for name, arguments in _list_models(plan).items():
-        if arguments is None:
-            left_out.append(name)
-            continue
-        terminal.say(f"measuring {name}")
-        cost = measure_apart([*arguments, f"--compilation-cache={plan.workdir / 'compilation_cache'}"])
-        rows.append(_row(name, cost))
-    shown = {_plain_name(str(row[0])) for row in rows}
-    rows += [
-        (f"encoder {name}", *[None] * 8, *_published(name)) for name in COST_OF_ENCODERS if name.casefold() not in shown
-    ]
-    counted = "parameters", "trained", "multiply-adds an image (G)"
-    times = "one image (ms)", "four images (ms)", f"images/s at {max(BATCH_SIZES)}"
-    published = "parameters", "trained", "a sample of four (ms)", "four images (ms)"
     import jax
 
+    rows: list[Row] = []
+    models = _list_models(plan)
+    for name, arguments in models.items():
+        if arguments is not None:
+            Terminal().say(f"measuring {name}")
+            cost = measure_apart([*arguments, f"--compilation-cache={plan.workdir / 'compilation_cache'}"])
+            rows.append(_make_row(name, cost) | _published(name))
+    shown = {_plain_name(str(row["model"])) for row in rows}
+    others = [encoder for encoder in COST_OF_ENCODERS if encoder.casefold() not in shown]
+    rows += [{"model": f"encoder {encoder}", **_published(encoder)} for encoder in others]
+    left_out = [name for name, arguments in models.items() if arguments is None]
     notes = [
         f"Measured on {jax.default_backend()} ({jax.devices()[0].device_kind}), float32 or as the config says; "
         "medians of 30 runs from normalised images to answers, prompts encoded ahead. Memory is the peak of a "
@@ -55,15 +51,15 @@ def make_tables(plan: Plan) -> list[Table]:
         "Multiply-adds: of matrix products and convolutions, about half of the floating-point operations; without "
         "those of the prompts' encoder.",
         *_PUBLISHED_ENCODERS,
+        *([f"Left out because their features are imported: {', '.join(left_out)}."] if left_out else []),
     ]
-    if left_out:
-        notes.append(f"Left out because their features are imported: {', '.join(left_out)}.")
     headings = (
         *columns("text", "model", "from"),
-        *columns("number", *counted, "peak memory (MB)", *times),
-        *columns("number", *published, published=True),
+        *columns("number", "parameters", "trained", _MULTIPLY_ADDS, "peak memory (MB)"),
+        *columns("number", "one image (ms)", "four images (ms)", _THROUGHPUT),
+        *columns("number", *_PUBLISHED_COLUMNS, published=True),
     )
-    return [Table("cost", "What the models cost", headings, tuple(rows), tuple(notes))]
+    return [Table.of("cost", "What the models cost", headings, rows, notes)]
 
 
 def _list_models(plan: Plan) -> dict[str, list[str] | None]:
@@ -91,19 +87,18 @@ def _encoder_arguments(encoder: Encoder, plan: Plan, cell: str) -> list[str] | N
     return ["encoder", f"--weights={weights}", f"--dtype={plan.settings.image_encoder.dtype}"]
 
 
-def _row(name: str, cost: Cost) -> tuple[Entry, ...]:
-    return (
-        name,
-        cost.starts_from,
-        cost.num_parameters,
-        cost.num_trained,
-        None if cost.multiply_adds is None else cost.multiply_adds / 1e9,
-        cost.megabytes,
-        cost.milliseconds[1],
-        cost.milliseconds[4],
-        cost.images_per_second,
-        *COST.get(name, _published(_plain_name(name))),
-    )
+def _make_row(name: str, cost: Cost) -> Row:
+    return {
+        "model": name,
+        "from": cost.starts_from,
+        "parameters": cost.num_parameters,
+        "trained": cost.num_trained,
+        _MULTIPLY_ADDS: None if cost.multiply_adds is None else cost.multiply_adds / 1e9,
+        "peak memory (MB)": cost.megabytes,
+        "one image (ms)": cost.milliseconds[1],
+        "four images (ms)": cost.milliseconds[4],
+        _THROUGHPUT: cost.images_per_second,
+    }
 
 
 def _plain_name(name: str) -> str:
@@ -115,8 +110,9 @@ def _plain_name(name: str) -> str:
     return name.removeprefix("encoder ").removesuffix(_RANDOM).casefold()
 
 
-def _published(encoder: str) -> tuple[Entry, ...]:
-    """Return the published columns of an encoder, empty where its figures are unknown."""
-    known = {name.casefold(): figures for name, figures in COST_OF_ENCODERS.items()}
-    parameters, milliseconds = known.get(encoder.casefold(), (None, None))
-    return parameters, None, milliseconds, None
+def _published(name: str) -> dict[str, Entry]:
+    """Return the published figures of a model, or of an encoder in any case, as far as they are known."""
+    known = {encoder.casefold(): figures for encoder, figures in COST_OF_ENCODERS.items()}
+    parameters, milliseconds = known.get(_plain_name(name), (None, None))
+    figures = COST.get(name, (parameters, None, milliseconds, None))
+    return {f"published: {heading}": figure for heading, figure in zip(_PUBLISHED_COLUMNS, figures, strict=True)}

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.chains import FIGURES
 from stepcot_jax.evaluation.comparison import (
     CORRECTED,
     HIGHER,
@@ -12,20 +14,29 @@ from stepcot_jax.evaluation.comparison import (
     Evidence,
     word_verdicts,
 )
-from stepcot_jax.evaluation.published import DIAGNOSIS_FIGURES, Level
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
+from stepcot_jax.evaluation.published import DIAGNOSIS_FIGURES, Constrained, Level, digest_cases
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.constrained_rows import (
-    WITH,
-    WITHOUT,
-    check_chain,
-    describe_cases,
-    list_rows,
-    make_evidence,
-)
 from stepcot_jax.tools.tables.plan import Plan
 
+WITHOUT, WITH = "without", "with"
+
+_GIVEN = {"constraints": WITH, "own": f"{WITH}, own answers given", "true": f"{WITH}, true answers given"}
+
+ABOUT = (
+    "Large models are not trained here: without the steps is the diagnosis asked directly, with them all steps as "
+    "constraints (stepcot constrain). Their answers have no probabilities, so that their mAUC is the "
+    "mean of sensitivity and specificity of each answer; a reply without a readable answer is wrong."
+)
+
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
+FIGURE_COLUMNS = (
+    *columns("percent", *METRICS.values()),
+    *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
+    *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+)
 SUPERVISION = (
     "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a lower "
     "one, for each of the four figures separately.",
@@ -42,75 +53,76 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
-    all_steps = plan.compare_baselines(("last", "all"))
+    all_steps, encoders = plan.compare_baselines(("last", "all")), plan.encoders()
     check_chain(plan.constrained, all_steps.chain)
     comparison = all_steps.choose_steps([all_steps.chain.num_steps - 1])
-    nothing = [None] * (4 * len(METRICS) - 1)
-    rows: list[tuple[Entry, ...]] = [("most frequent answer", None, comparison.constant(0), *nothing)]
     large = [(model, steps, level) for model in plan.constrained for steps, level in list_rows(model)]
     evidence = [item for model, _, level in large if level.level for item in make_evidence(model, level, [*METRICS])]
-    (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()], evidence)
-    for encoder in plan.encoders():
-        rows.append(_row(comparison, f"{encoder.name}, {WITHOUT} steps", encoder.name, WITHOUT))
-        rows.append(_row(comparison, f"{encoder.name}, {WITH} steps", encoder.name, WITH, gains[encoder.name]))
+    (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in encoders], evidence)
+    rows: list[Row] = [{"model": "most frequent answer", "accuracy": comparison.constant(0)}]
+    for encoder in encoders:
+        for steps in (WITHOUT, WITH):
+            name = f"{encoder.name}, {steps} steps"
+            known = encoder.name if encoder.name in DIAGNOSIS_FIGURES else name
+            row: Row = {"model": encoder.name, "intermediate steps": steps}
+            row |= list_figures(comparison, name) | (gains[encoder.name] if steps == WITH else {})
+            rows.append(row | _published(known))
     remaining = iter(verdicts)
     for model, steps, level in large:
-        shown_verdicts = [next(remaining) for _ in METRICS] if level.level else None
-        rows.append(_large_row(model.model, steps, level, shown_verdicts))
-    rows += [_row(comparison, network, network, WITH) for network in ("teacher", "student")]
-    shown = {str(row[0]).casefold() for row in rows} | {f"{row[0]}, {row[1]} steps".casefold() for row in rows}
-    rows += [
-        (name, None, *[None] * (3 * len(METRICS)), *_published(name))
-        for name in DIAGNOSIS_FIGURES
-        if name.casefold() not in shown
-    ]
-    notes = [
+        row = {"model": model.model, "intermediate steps": steps}
+        row |= {heading: level.diagnosis[metric].figure for metric, heading in METRICS.items()}
+        for metric, heading in METRICS.items() if level.level else ():
+            row[f"difference in {heading}"] = level.differences[metric].figure
+            row[f"gain in {heading}"] = next(remaining)
+        # For a model of the paper, the row without the steps has the published figures.
+        rows.append(row | ({} if level.level else _published(model.model)))
+    for network in ("teacher", "student"):
+        rows.append({"model": network, "intermediate steps": WITH})
+        rows[-1] |= list_figures(comparison, network) | _published(network)
+    shown = {str(row["model"]).casefold() for row in rows}
+    shown |= {f"{row['model']}, {row.get('intermediate steps')} steps".casefold() for row in rows}
+    rows += [{"model": name, **_published(name)} for name in DIAGNOSIS_FIGURES if name.casefold() not in shown]
+    notes = (
         f"{comparison.chain.steps[-1].name} alone, {comparison.num_cases(0)} test cases, seeds {list(plan.seeds)}.",
         INTERVALS,
         CORRECTED,
         *SUPERVISION,
-        *(encoder.note for encoder in plan.encoders() if encoder.note),
+        *(encoder.note for encoder in encoders if encoder.note),
         *describe_cases(plan.constrained, comparison.splits[0]),
-    ]
+    )
     headings = (
         *columns("text", "model", "intermediate steps"),
-        *columns("percent", *METRICS.values()),
-        *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
-        *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+        *FIGURE_COLUMNS,
         *columns("percent", *METRICS.values(), published=True),
     )
-    return [Table("diagnosis", "Diagnosis with and without intermediate steps", headings, tuple(rows), tuple(notes))]
+    return [Table.of("diagnosis", "Diagnosis with and without intermediate steps", headings, rows, notes)]
+
+
+def list_figures(comparison: AnswerComparison, model: str) -> dict[str, Entry]:
+    """Return a model's figures of the diagnosis, which is the only step of the comparison."""
+    return {heading: comparison.figure(model, metric, 0) for metric, heading in METRICS.items()}
 
 
 def compare_supervision(
     comparisons: Sequence[AnswerComparison], encoders: Sequence[str], besides: Sequence[Evidence] = ()
-) -> tuple[list[dict[str, list[Entry]]], list[str]]:
-    """Compare the baselines with and without the intermediate steps, each on the same cases.
+) -> tuple[list[dict[str, dict[str, Entry]]], list[str]]:
+    """Return by comparison and encoder the gains from the intermediate steps, and the verdicts on further evidence.
 
-    Args:
-      besides: further evidence; one correction covers its verdicts and those of the baselines.
-
-    Returns:
-      For each comparison, by encoder, the differences in all figures and then their verdicts; and the verdicts on
-      `besides`.
+    One correction covers all verdicts.
     """
     asked = [
-        (comparison, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))
-        for comparison in comparisons
+        (number, encoder, heading, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))
+        for number in range(len(comparisons))
         for encoder in encoders
-        for metric in METRICS
+        for metric, heading in METRICS.items()
     ]
-    worded = word_verdicts([*(comparison.evidence(*question) for comparison, question in asked), *besides])
-    verdicts = iter(worded[: len(asked)])
-    differences = iter([comparison.difference(*question) for comparison, question in asked])
-    compared: list[dict[str, list[Entry]]] = [
-        {
-            encoder: [*(next(differences) for _ in METRICS), *(_name_gain(next(verdicts)) for _ in METRICS)]
-            for encoder in encoders
-        }
-        for _ in comparisons
-    ]
-    return compared, [_name_gain(verdict) for verdict in worded[len(asked) :]]
+    evidence = [comparisons[number].evidence(*question) for number, _, _, question in asked]
+    verdicts = [_name_gain(verdict) for verdict in word_verdicts([*evidence, *besides])]
+    compared: list[dict[str, dict[str, Entry]]] = [{encoder: {} for encoder in encoders} for _ in comparisons]
+    for (number, encoder, heading, question), verdict in zip(asked, verdicts, strict=False):
+        difference = comparisons[number].difference(*question)
+        compared[number][encoder] |= {f"difference in {heading}": difference, f"gain in {heading}": verdict}
+    return compared, verdicts[len(asked) :]
 
 
 def _name_gain(verdict: str) -> str:
@@ -125,25 +137,66 @@ def _name_gain(verdict: str) -> str:
     return verdict
 
 
-def _row(
-    comparison: AnswerComparison, model: str, name: str, steps: str, gains: list[Entry] | None = None
-) -> tuple[Entry, ...]:
-    figures = [comparison.figure(model, metric, 0) for metric in METRICS]
-    compared = [None] * (2 * len(METRICS)) if gains is None else gains
-    published = _published(name if name in DIAGNOSIS_FIGURES else f"{name}, {steps} steps")
-    return (name, steps, *figures, *compared, *published)
-
-
-def _large_row(model: str, steps: str, level: Level, verdicts: Sequence[str] | None) -> tuple[Entry, ...]:
-    """Return the row of a large model; for one of the paper's, the row without the steps has the published figures."""
-    compared: list[Entry] = [None] * (2 * len(METRICS))
-    if verdicts is not None:
-        compared = [*(level.differences[metric].figure for metric in METRICS), *verdicts]
-    published = _published(model) if not level.level else [None] * len(METRICS)
-    return (model, steps, *(level.diagnosis[metric].figure for metric in METRICS), *compared, *published)
-
-
-def _published(name: str) -> list[Entry]:
+def _published(name: str) -> dict[str, Entry]:
     by_name = {known.casefold(): figures for known, figures in DIAGNOSIS_FIGURES.items()}
-    figures = by_name.get(name.casefold(), {})
-    return [figures.get(metric) for metric in METRICS]
+    return {f"published: {METRICS[metric]}": value for metric, value in by_name.get(name.casefold(), {}).items()}
+
+
+# Large models put through the steps, beside the trained networks (paper: Tables 3 and 8).
+
+
+def list_rows(large: Constrained) -> list[tuple[str, Level]]:
+    """Return level 0 and the last level of each variant that was measured up to it, each with a phrase on its steps."""
+    levels = [(WITHOUT, large.find("constraints", 0))]
+    levels += [(words, large.find(variant, len(large.steps))) for variant, words in _GIVEN.items()]
+    return [(words, level) for words, level in levels if level is not None]
+
+
+def make_evidence(large: Constrained, level: Level, metrics: Sequence[str]) -> list[Evidence]:
+    """Return the evidence for a level's differences from level 0, in the order of the metrics."""
+    figures = {metric: level.differences[metric].figure for metric in metrics}
+    return [
+        Evidence(figure, (figure.value,), large.num_patients, level.p if metric == "accuracy" else None)
+        for metric, figure in figures.items()
+    ]
+
+
+def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
+    """Require that large models answered the questions of a table."""
+    for large in models:
+        difference = describe_difference([(name, tuple(options)) for name, options in large.steps], chain)
+        if difference:
+            raise BadInput(f"--constrained, model {large.model!r}: another chain than the runs': {difference}")
+
+
+def list_step_rows(large: Constrained, step: str) -> list[tuple[Entry, ...]]:
+    """Return the rows of a step in Table 8, model, cases and figures: without the steps (the last alone) and with."""
+    is_last = step == large.steps[-1][0]
+    figures = {}
+    if is_last and (direct := large.find("constraints", 0)) is not None:
+        figures[WITHOUT] = direct.diagnosis
+    if (level := large.find("constraints", len(large.steps))) is not None:
+        figures[WITH] = level.diagnosis if is_last else level.steps[step]
+    return [
+        (f"{large.model}, {words} steps", large.num_cases, *(of_level[name].figure for name in FIGURES))
+        for words, of_level in figures.items()
+    ]
+
+
+def describe_cases(models: Sequence[Constrained], split: SplitPredictions) -> list[str]:
+    """Return notes on the large models: how they were asked, on which cases, and which rows and replies are missing."""
+    diagnosed = split.facts["case_id"][split.predictions.labels[:, -1] != NOT_ANNOTATED]
+    same = digest_cases(diagnosed.tolist())
+    notes = [ABOUT] if models else []
+    for large in models:
+        cases = f"{large.num_cases} cases of {large.source}"
+        which = "the test cases of the networks" if large.cases == same else f"other cases than the networks', {cases}"
+        missing = f"; {large.num_missing} dialogues have no reply and count as wrong" if large.num_missing else ""
+        notes.append(f"{large.model}: {which}. {large.about}{missing}.")
+        last = len(large.steps)
+        if large.find("constraints", last) is None:
+            notes.append(
+                f"{large.model}: no rows with all steps asked at once; level {last} of the variant "
+                "'constraints' is missing."
+            )
+    return notes

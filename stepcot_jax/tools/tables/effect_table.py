@@ -5,7 +5,6 @@ This is not an experiment of the paper.
 
 import collections
 import dataclasses
-import io
 
 import numpy as np
 from jaxtyping import Int
@@ -85,8 +84,9 @@ def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, lis
 
 def draw_curve(comparison: AnswerComparison) -> bytes:
     """Draw each step's accuracy against the number of given answers, with intervals, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
+
+    from stepcot_jax.pages.figures import draw_band, to_png
 
     picture = Picture(figsize=(8, 4.5), layout="constrained")
     axes = picture.subplots()
@@ -94,19 +94,13 @@ def draw_curve(comparison: AnswerComparison) -> bytes:
         if not comparison.num_cases(position):
             continue
         figures = [comparison.figure(f"{count} given", "accuracy", position) for count in range(position + 1)]
-        counts, values = np.arange(position + 1), np.array([figure.value for figure in figures])
-        lines = axes.plot(counts, 100 * values, marker="o", markersize=4, label=step.name)
-        # A missing interval becomes NaN.
-        lows, highs = (np.array([getattr(figure, end) for figure in figures], float) for end in ("low", "high"))
-        axes.fill_between(counts, 100 * lows, 100 * highs, color=lines[0].get_color(), alpha=0.12, linewidth=0)
+        draw_band(axes, figures, label=step.name, size=4, alpha=0.12)
     axes.set_xlabel("true answers given to the teacher, from the first step on")
     axes.set_ylabel("accuracy of the step (%)")
     axes.set_xticks(np.arange(comparison.chain.num_steps))
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    content = io.BytesIO()
-    FigureCanvasAgg(picture).print_png(content)
-    return content.getvalue()
+    return to_png(picture)
 
 
 _Counts = dict[tuple[int, ...], int]
@@ -116,16 +110,12 @@ _Counts = dict[tuple[int, ...], int]
 class EarlierAnswers:
     """The most frequent answer to each step among training cases with the same earlier answers.
 
-    Attributes:
-      tables: by step, then by the number of earliest answers left out: earlier answers -> answer. A missing answer
-        counts as a separate answer; of equally frequent answers the first counts.
-
     >>> counted = EarlierAnswers.of_labels(np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]]))
     >>> counted.predict(np.array([[0, 0], [1, 0], [3, 0]]), step=1).tolist()
     [1, 2, 1]
     """
 
-    tables: tuple[tuple[_Counts, ...], ...]
+    tables: tuple[tuple[_Counts, ...], ...]  # by step, then by the number of earliest answers left out
 
     @classmethod
     def count(cls, dataset: Dataset) -> "EarlierAnswers":
@@ -134,7 +124,7 @@ class EarlierAnswers:
 
     @classmethod
     def of_labels(cls, labels: Int[np.ndarray, "case step"]) -> "EarlierAnswers":
-        """Count cases."""
+        """Count cases; a missing answer is an answer of its own, and of equally frequent ones the first counts."""
         return cls(tuple(_count_step(labels, step) for step in range(labels.shape[1])))
 
     def predict(self, asked: Int[np.ndarray, "case step"], *, step: int) -> Int[np.ndarray, " case"]:

@@ -32,18 +32,12 @@ _RANDOM_SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """An image encoder of a baseline.
-
-    Attributes:
-      changes: of the settings, see `cells.vary`.
-      prepare: makes the files that the changes name; None if they exist.
-      note: for the table; "" for none.
-    """
+    """An image encoder of a baseline."""
 
     name: str
-    changes: Mapping[str, Any]
-    prepare: Callable[[], None] | None = None
-    note: str = ""
+    changes: Mapping[str, Any]  # of the settings, see `cells.vary`
+    prepare: Callable[[], None] | None = None  # makes the files that the changes name; None if they exist
+    note: str = ""  # for the table; "" for none
 
 
 def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[str, str]) -> list[Encoder]:
@@ -51,9 +45,6 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
 
     A config with a frozen encoder has that one. A config that trains its encoder has three: trained with the baseline,
     frozen after the teacher's training, and a vision transformer with random weights as the floor. The user's follow.
-
-    Args:
-      named: by name, a folder or id of weights, or a folder of imported features.
     """
     configured = settings.image_encoder
     if configured.is_frozen:
@@ -189,17 +180,11 @@ _IMAGE_SIZE = 224
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """An encoder with random weights.
+    """An encoder with random weights."""
 
-    Attributes:
-      encode: normalised images float32 [case, size, size, 3] -> features [case, feature].
-      size: of the images in px.
-      num_parameters: without BatchNorm's statistics and classifiers; of CLIP both towers, of which one is run.
-    """
-
-    encode: Callable[[Any], jax.Array]
-    size: int
-    num_parameters: int
+    encode: Callable[[Any], jax.Array]  # normalised images float32 [case, size, size, 3] -> features [case, feature]
+    size: int  # of the images in px
+    num_parameters: int  # without BatchNorm's statistics and classifiers; of CLIP both towers, of which one is run
 
 
 def make_reference(name: str) -> Reference:

@@ -30,10 +30,10 @@ from stepcot_jax.evaluation.statistics import (
     weighted_mean,
 )
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Column, Interval
+from stepcot_jax.pages.sheets import Column, Interval, columns
 from stepcot_jax.run.inputs import Inputs
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE
-from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
 
 NETWORKS = ("teacher", "student")
@@ -55,15 +55,10 @@ KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one 
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """The networks of a finished cell as functions from given answers, on the test split.
+    """The networks of a finished cell as functions from given answers, on the test split."""
 
-    Attributes:
-      read: by network; those with the suffix " and pairs" add log-ratios.
-      counted: the baseline that sees no picture.
-    """
-
-    read: Mapping[str, ReadGiven]
-    counted: ReadGiven
+    read: Mapping[str, ReadGiven]  # by network; those with the suffix " and pairs" add log-ratios
+    counted: ReadGiven  # the baseline that sees no picture
     labels: npt.NDArray[np.int32]
     patients: npt.NDArray[np.str_]
     rules: Rules
@@ -71,15 +66,10 @@ class Readers:
 
 @dataclasses.dataclass(frozen=True)
 class Weighed:
-    """Statistics of pairs of answers, from training and validation cases.
+    """Statistics of pairs of answers, from training and validation cases."""
 
-    Attributes:
-      pairs: by network, the log-ratios with their weights.
-      counted: log-probabilities of answers by naive Bayes, which sees no picture.
-    """
-
-    pairs: Mapping[str, PairRatios]
-    counted: ReadGiven
+    pairs: Mapping[str, PairRatios]  # by network, the log-ratios with their weights
+    counted: ReadGiven  # log-probabilities of answers by naive Bayes, which sees no picture
     rules: Rules
 
 
@@ -89,12 +79,7 @@ def weigh_pairs(
     calibration: Calibration,
     chain: Chain,
 ) -> Weighed:
-    """Count pairs of answers among training cases and weigh them on validation cases.
-
-    Args:
-      dataset: without the test split's labels.
-      validation: by network, the network as a function of given answers on validation cases, and their labels.
-    """
+    """Count pairs of answers among training cases and weigh them on validation cases."""
     training_labels = dataset.labels[np.asarray(dataset.splits.train, int)]
     counts = count_pairs(training_labels, chain)
     pairs = {
@@ -140,23 +125,14 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
 
 @dataclasses.dataclass(frozen=True)
 class Following:
-    """How a network follows given answers.
+    """How a network follows given answers."""
 
-    Attributes:
-      right: [kind, case], 1 where the last step is answered rightly, by `KINDS`.
-      shares: figures of the test split by name, 0 to 1.
-    """
-
-    right: npt.NDArray[np.float64]
-    shares: Mapping[str, float]
+    right: npt.NDArray[np.float64]  # [kind, case], 1 where the last step is answered rightly, by `KINDS`
+    shares: Mapping[str, float]  # figures of the test split by name, 0 to 1
 
 
 def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: Rules, *, seed: int) -> Following:
-    """Return how a network follows true, hesitant, careless and foreign answers to all steps but the last.
-
-    Args:
-      labels: [case, step], negative where not annotated; such an answer is not given.
-    """
+    """Return how a network follows true, hesitant, careless and foreign answers to all steps but the last."""
     rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
     others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
     errs = rng.random(labels.shape)
@@ -177,8 +153,8 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     )
     shares = {
         "calibration error, all true": calibrated["ece"][0],
-        "contradicts true answers": _mean((answers[1] != labels)[annotated]),
-        "contradicts wrong answers": _mean((answers[-1] != foreign)[wrong]),
+        "contradicts true answers": np.mean(answers[1] != labels, where=annotated) if annotated.any() else np.nan,
+        "contradicts wrong answers": np.mean(answers[-1] != foreign, where=wrong) if wrong.any() else np.nan,
         "breaks rules, none given": share_inconsistent(answers[0], rules),
         "breaks rules, all true": share_inconsistent(corrected, rules),
         "breaks rules, true chains": share_inconsistent(labels, rules),
@@ -187,21 +163,18 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     return Following(right, {name: float(value) for name, value in shares.items()})
 
 
-def _mean(values: npt.NDArray) -> float:
-    return float(values.mean()) if values.size else float("nan")
-
-
 def share_figures(
     right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int
 ) -> list[Interval]:
     """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
-    by_seed = []
-    for of_seed in right:
-
-        def compute(weights: npt.NDArray, values: npt.NDArray = of_seed.T) -> dict[str, npt.NDArray]:
-            return {"": weighted_mean(weights, values=values, counted=~np.isnan(values))}
-
-        by_seed.append(bootstrap(compute, patients, num_resamples=num_resamples)[""])
+    by_seed = [
+        bootstrap(
+            lambda weights, values=of_seed.T: {"": weighted_mean(weights, values=values, counted=~np.isnan(values))},
+            patients,
+            num_resamples=num_resamples,
+        )[""]
+        for of_seed in right
+    ]
     return [summarise(of_seeds) for of_seeds in zip(*by_seed, strict=True)]
 
 
@@ -212,11 +185,7 @@ def tabulate_following(
     followed: Mapping[tuple[str, str], Sequence[Following]],
     patients: npt.NDArray[np.str_],
 ) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
-    """Return columns and rows: accuracy without given answers, with true ones and with wrong ones, by training.
-
-    Args:
-      cells: by training, the first of which is the base of the differences, a finished cell for each seed.
-    """
+    """Return columns and rows: accuracy without given answers, with true ones and with wrong ones, by training."""
     splits = []
     for of_seed in zip(*cells.values(), strict=True):
         by_training = {training: plan.cells.predictions(cell) for training, cell in zip(cells, of_seed, strict=True)}
@@ -237,15 +206,13 @@ def tabulate_following(
             )
         )
     last = chain.steps[-1].name
-    columns = (
-        Column("training"),
-        Column("network"),
-        Column("mean step accuracy, own answers", "percent"),
-        Column(f"difference from {base!r}", "points"),
-        *(Column(f"{last}, {kind}", "percent") for kind in KINDS),
-        *(Column(name, "percent") for name in followed[next(iter(followed))][0].shares),
+    heads = (
+        *columns("text", "training", "network"),
+        *columns("percent", "mean step accuracy, own answers"),
+        *columns("points", f"difference from {base!r}"),
+        *columns("percent", *(f"{last}, {kind}" for kind in KINDS), *followed[next(iter(followed))][0].shares),
     )
-    return columns, tuple(rows)
+    return heads, tuple(rows)
 
 
 def describe_following(plan: Plan) -> tuple[str, ...]:
@@ -263,12 +230,3 @@ def describe_following(plan: Plan) -> tuple[str, ...]:
         "split, are added to the network's logits.",
         DESCRIBE_COUNTED,
     )
-
-
-def on_features(plan: Plan, changes: Mapping[str, Any], name: str, seed: int) -> Cell:
-    """Return a cell that trains on the frozen features of the seed's own teacher, or of the config's frozen encoder."""
-    from stepcot_jax.tools.tables.encoders import OF_TEACHER
-
-    encoders = plan.encoders(seed)
-    encoder = next((encoder for encoder in encoders if encoder.name.endswith(OF_TEACHER)), encoders[0])
-    return Cell(name, vary(plan.main(seed).settings, {**encoder.changes, **changes}), prepare=encoder.prepare)

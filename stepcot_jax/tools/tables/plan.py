@@ -27,23 +27,15 @@ OF_STUDENT = ("without distillation", "without channel alignment")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Inputs of every table.
+    """Inputs of every table."""
 
-    Attributes:
-      settings: of the full teacher and student; the job is "distill".
-      seeds: of the runs of each cell.
-      named_encoders: encoders given by the user, by name: a folder, a Hugging Face id or a folder of imported features.
-      target: settings whose data the transfer table reads; None for the phantom's held-out styles.
-      constrained: large models put through the steps, for the rows beside the trained networks.
-    """
-
-    settings: Settings
-    seeds: tuple[int, ...]
+    settings: Settings  # of the full teacher and student; the job is "distill"
+    seeds: tuple[int, ...]  # of the runs of each cell
     cells: Cells
-    named_encoders: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    target: Settings | None = None
+    named_encoders: Mapping[str, str] = dataclasses.field(default_factory=dict)  # folders or ids, given by the user
+    target: Settings | None = None  # whose data `transfer` reads; None for the phantom's held-out styles
     num_resamples: int = 1000
-    constrained: tuple[Constrained, ...] = ()
+    constrained: tuple[Constrained, ...] = ()  # large models put through the steps
 
     def __post_init__(self) -> None:
         if self.settings.trains.names != ("teacher", "student"):
@@ -65,11 +57,7 @@ class Plan:
         return Cell("teacher and student", vary(self.settings, {"seed": seed}))
 
     def compare(self, list_parts: Callable[[int], Mapping[str, tuple[Cell, str]]]) -> AnswerComparison:
-        """Compare models of finished cells on the test split.
-
-        Args:
-          list_parts: seed -> name in the comparison -> cell and name in that cell, of each model; full model first.
-        """
+        """Compare models of finished cells on the test split."""
         splits = []
         for seed in self.seeds:
             parts = list_parts(seed).items()

@@ -68,11 +68,7 @@ def score_constant(settings: Settings, records: Sequence[Record]) -> list[ReplyS
 
 
 def compare_policies(plan: Plan, cells_of: Callable[[int], Mapping[str, Cell]]) -> tuple[ReplyComparison, int]:
-    """Compare the cells of each seed by name, after the majority answer with the constant box.
-
-    Returns:
-      The comparison, and the number of test questions.
-    """
+    """Compare the cells of each seed by name, after the majority answer with the constant box."""
     first = next(iter(cells_of(plan.seeds[0]).values()))
     records = read_test_records(plan, first)
     baseline = as_columns(records, score_constant(first.settings, records))

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from stepcot_jax.evaluation.replies import (
 from stepcot_jax.evaluation.statistics import Interval, mean_of_seeds, summarise
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
@@ -46,24 +46,16 @@ from stepcot_jax.tools.tables.vqa_table import COUNTERPARTS, PLAIN, THINKING, sf
 # A trained policy's greedy replies to given records, such as perturbed ones.
 
 
-def answer_records(
-    trained: TrainedPolicy,
-    records: Sequence[Record],
-    load_images: Callable[[Sequence[int]], np.ndarray],
-    *,
-    leave_out_unknown: bool = False,
-) -> list[str]:
-    """Return greedy replies to records, in batches of `evaluation.batch_size`.
+def answer_records(trained: TrainedPolicy, records: Sequence[Record], dataset: VqaDataset) -> list[str]:
+    """Return greedy replies to records of a dataset's images, in batches of `evaluation.batch_size`.
 
-    Args:
-      load_images: from indices of records to their images, uint8 [case, size, size, 3], as `VqaDataset.load_images`.
-      leave_out_unknown: leave pieces that a closed vocabulary does not have out of the prompts; see `leave_out`.
+    Pieces that a closed vocabulary does not have are left out of the prompts.
     """
     vqa, tokenizer = trained.run.settings.vqa, trained.tokenizer
+    image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
+    images = np.array([image_of[record.id] for record in records])
     texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]
-    if leave_out_unknown:
-        texts = [leave_out(text, tokenizer)[0] for text in texts]
-    prompts = [tokenizer.encode_prompt(text) for text in texts]
+    prompts = [tokenizer.encode_prompt(leave_out(text, tokenizer)[0]) for text in texts]
     # Perturbed questions may be longer than those of training; the prompt's padding takes no part in a reply.
     longest = max(trained.lengths.prompt_length, *map(len, prompts))
     sampling = Sampling(
@@ -75,7 +67,7 @@ def answer_records(
         replies = generate(
             trained.network,
             trained.params,
-            trained.see(load_images(indices)),
+            trained.see(dataset.load_images(images[list(indices)])),
             jnp.asarray(rows["prompts"]),
             jnp.asarray(rows["lengths"]),
             sampling=sampling,
@@ -112,43 +104,39 @@ FOLDER = "perturbed"
 
 @dataclasses.dataclass(frozen=True)
 class PerturbedReplies:
-    """Perturbed questions with replies.
+    """Perturbed questions with replies."""
 
-    Attributes:
-      rounds: records and replies by id of each round.
-      left_out: pieces that a closed vocabulary does not have, for each prompt that they were left out of.
-    """
-
-    rounds: Sequence[tuple[Sequence[Record], Mapping[str, str]]]
-    left_out: Sequence[str]
+    rounds: Sequence[tuple[Sequence[Record], Mapping[str, str]]]  # records and replies by id of each round
+    left_out: Sequence[str]  # pieces that a closed vocabulary does not have, for each prompt that they were left out of
 
 
 def answer_rounds(folder: pathlib.Path, records: Sequence[Record], *, num_rounds: int) -> PerturbedReplies:
     """Return a run's replies to the perturbed closed and single-choice records; those in `perturbed/` are reused."""
     settings = read_settings(folder / "settings.json")
-    perturbed = [perturb_records(records, seed=ROUND_SEED, round_number=number + 1) for number in range(num_rounds)]
-    paths = [folder / FOLDER / f"replies_{number + 1}.jsonl" for number in range(num_rounds)]
-    missing = [number for number in range(num_rounds) if not _is_answered(paths[number], perturbed[number])]
+    vqa = settings.vqa
+    perturbed = {
+        folder / FOLDER / f"replies_{number}.jsonl": perturb_records(records, seed=ROUND_SEED, round_number=number)
+        for number in range(1, num_rounds + 1)
+    }
+    missing = [path for path, of_round in perturbed.items() if not _is_answered(path, of_round)]
     if missing:
-        trained = load_policy(folder)
-        dataset = load_vqa_dataset(settings, splits=("test",))
-        _check_records(folder, dataset, records)
-        for number in missing:
-            texts = answer_records(
-                trained, perturbed[number], _image_loader(dataset, perturbed[number]), leave_out_unknown=True
-            )
-            _write(paths[number], perturbed[number], texts)
-    tokenizer, vqa = read_tokenizer(folder, settings), settings.vqa
+        trained, dataset = load_policy(folder), load_vqa_dataset(settings, splits=("test",))
+        if list(dataset.records) != list(records):
+            raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
+        for path in missing:
+            _write(path, perturbed[path], answer_records(trained, perturbed[path], dataset))
+    tokenizer = read_tokenizer(folder, settings)
     left_out = [
         word.strip()
-        for of_round in perturbed
+        for of_round in perturbed.values()
         for record in of_round
         for word in leave_out(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking), tokenizer)[1]
     ]
-    return PerturbedReplies(
-        [(of_round, _read(path, of_round)) for of_round, path in zip(perturbed, paths, strict=True)],
-        left_out,
-    )
+    rounds = []
+    for path, of_round in perturbed.items():
+        ids = {record.id: None for record in of_round}.keys()
+        rounds.append((of_round, read_replies(path, name=path.stem, chosen=ids, known=ids, missing="stop").replies))
+    return PerturbedReplies(rounds, left_out)
 
 
 def _records_path(path: pathlib.Path) -> pathlib.Path:
@@ -170,23 +158,6 @@ def _write(path: pathlib.Path, records: Sequence[Record], texts: Sequence[str]) 
     write_vqa_records(_records_path(path), records)
 
 
-def _read(path: pathlib.Path, records: Sequence[Record]) -> Mapping[str, str]:
-    ids = {record.id: None for record in records}
-    return read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing="stop").replies
-
-
-def _check_records(folder: pathlib.Path, dataset: VqaDataset, records: Sequence[Record]) -> None:
-    if list(dataset.records) != list(records):
-        raise BadInput(f"{folder}: the test records of its data have changed since it ran; restore them")
-
-
-def _image_loader(dataset: VqaDataset, records: Sequence[Record]):  # type: ignore[no-untyped-def]
-    """Return a function from indices of the records to their images."""
-    image_of = {record.id: image for record, image in zip(dataset.records, dataset.image_of, strict=True)}
-    images = np.array([image_of[record.id] for record in records])
-    return lambda indices: dataset.load_images(images[list(indices)])
-
-
 TRAININGS = (PLAIN, THINKING)
 
 _PUBLISHED_NOTE = (
@@ -203,27 +174,25 @@ def list_cells(plan: Plan) -> list[Cell]:
 def make_tables(plan: Plan | None) -> list[Table]:
     """Return GEMeX-RMCoT's Table 5; with a plan, our figures beside it."""
     if plan is None:
-        rows: tuple[tuple[Entry, ...], ...] = tuple((*key, *_published_row(*key)) for key in published.PERTURBED)
+        rows = [_published_row(*key) | {"training": key[1]} for key in published.PERTURBED]
         title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
-        heads = (*columns("text", "questions", "training"), *_published_columns())
-        return [Table("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
+        heads = (*columns("text", "questions", "training"), *_PUBLISHED_COLUMNS)
+        return [Table.of("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
     return [_tabulate_ours(plan)]
 
 
 def _tabulate_ours(plan: Plan) -> Table:
     measured = {name: [_measure(plan, sft_of(plan, seed, name)) for seed in plan.seeds] for name in TRAININGS}
     constant = _measure_constant(plan, measured[TRAININGS[0]][0][1])
-    no_figures: tuple[Entry, ...] = (None,) * len(_published_columns())
-    rows: list[tuple[Entry, ...]] = []
+    rows: list[Row] = []
     for kind in PERTURBED_KINDS:
-        rows.append((kind, BASELINE, *_summarise([constant[kind]]), *no_figures))
+        rows.append({"questions": kind, "training": BASELINE, **_summarise([constant[kind]])})
         for name in TRAININGS:
             by_seed = [figures[kind] for figures, _ in measured[name]]
-            rows.append((kind, name, *_summarise(by_seed), *_published_row(kind, COUNTERPARTS[name])))
-    words = collections.Counter[str]()
-    for of_seeds in measured.values():
-        for _, asked in of_seeds:
-            words.update(asked.left_out)
+            rows.append(_published_row(kind, COUNTERPARTS[name]) | {"training": name} | _summarise(by_seed))
+    words = collections.Counter(
+        word for of_seeds in measured.values() for _, asked in of_seeds for word in asked.left_out
+    )
     left_out = ", ".join(f"{word!r} ({number} times)" for word, number in sorted(words.items()))
     notes = (
         f"Test split, seeds {list(plan.seeds)} of training; the rounds are those of seed {ROUND_SEED} for all.",
@@ -237,9 +206,9 @@ def _tabulate_ours(plan: Plan) -> Table:
     heads = (
         *columns("text", "questions", "training"),
         *columns("percent", *published.ROUNDS, "std"),
-        *_published_columns(),
+        *_PUBLISHED_COLUMNS,
     )
-    return Table("robustness", "A-score under perturbation of the questions", heads, tuple(rows), notes)
+    return Table.of("robustness", "A-score under perturbation of the questions", heads, rows, notes)
 
 
 def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedReplies]:
@@ -269,25 +238,26 @@ def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str,
     return {kind: [intervals[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
 
 
-def _summarise(by_seed: Sequence[Sequence]) -> tuple[Entry, ...]:
+def _summarise(by_seed: Sequence[Sequence[Interval]]) -> Row:
     """Return the figures of a row from intervals [seed][original or round]."""
     deviations = [
         spread([interval.value for interval in of_seed[1:]], original=of_seed[0].value, std="population")
         for of_seed in by_seed
     ]
     figures = [summarise(of_round) for of_round in zip(*by_seed, strict=True)]
-    return (*figures, mean_of_seeds(deviations))
+    return dict(zip(published.ROUNDS, figures, strict=True)) | {"std": mean_of_seeds(deviations)}
 
 
-def _published_columns() -> tuple[Column, ...]:
-    return (
-        *columns("percent", *published.ROUNDS, published=True, digits=2),
-        Column("std", "percent", published=True, digits=3),
-        Column("std", "percent", recomputed=True, digits=4),
-    )
+_PUBLISHED_COLUMNS = (
+    *columns("percent", *published.ROUNDS, published=True, digits=2),
+    Column("std", "percent", published=True, digits=3),
+    Column("std", "percent", recomputed=True, digits=4),
+)
 
 
-def _published_row(kind: str, training: str) -> tuple[Entry, ...]:
+def _published_row(kind: str, training: str) -> Row:
     figures = published.PERTURBED[kind, training]
-    recomputed = published.round_half_up(published.recompute_std(figures), 6)
-    return (*figures.values(), published.PERTURBED_STD[kind, training], recomputed)
+    row: Row = {"questions": kind, **{f"published: {name}": share for name, share in figures.items()}}
+    row["published: std"] = published.PERTURBED_STD[kind, training]
+    row["recomputed: std"] = published.round_half_up(published.recompute_std(figures), 6)
+    return row

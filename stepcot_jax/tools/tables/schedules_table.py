@@ -3,13 +3,13 @@
 from typing import Any
 
 from stepcot_jax.pages.sheets import Table
-from stepcot_jax.tools.tables.cells import Cell
+from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.encoders import OF_TEACHER
 from stepcot_jax.tools.tables.following import (
     COUNTED,
     Following,
     describe_following,
     follow,
-    on_features,
     read_networks,
     tabulate_following,
 )
@@ -44,7 +44,11 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 
 def _cell(plan: Plan, training: str, seed: int) -> Cell:
-    return on_features(plan, TRAININGS[training], f"given answers: {training}", seed)
+    """Return a cell that trains on the frozen features of the seed's own teacher, or of the config's frozen encoder."""
+    encoders = plan.encoders(seed)
+    encoder = next((encoder for encoder in encoders if encoder.name.endswith(OF_TEACHER)), encoders[0])
+    settings = vary(plan.main(seed).settings, {**encoder.changes, **TRAININGS[training]})
+    return Cell(f"given answers: {training}", settings, prepare=encoder.prepare)
 
 
 def make_tables(plan: Plan) -> list[Table]:

@@ -8,7 +8,7 @@ from stepcot_jax.evaluation.comparison import INTERVALS, ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, HEADED_FIGURES
 from stepcot_jax.evaluation.statistics import mean_of_seeds
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.reading.finished import read_metrics
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
@@ -65,14 +65,12 @@ def make_tables(plan: Plan | None) -> list[Table]:
     heads = (
         Column("method"),
         *columns("percent", *(heading for heading, _ in SHOWN), *RATES),
-        *_three_columns(),
+        *_THREE_COLUMNS,
     )
-    rows = (BASELINE, GRPO, *ALPHAS)
-    of_weights = [(name, *_measure(plan, comparison, name), *_three_row(weights.get(name))) for name in rows]
+    measured = {name: _measure(plan, comparison, name) for name in (BASELINE, SFT, GRPO, *ALPHAS)}
+    of_weights = [{**measured[name], **_three_row(name, weights.get(name))} for name in (BASELINE, GRPO, *ALPHAS)]
     parts = {BASELINE: BASELINE, SFT: SFT, GRPO: GRPO, SELF: "alpha 0.20"}
-    of_parts = [
-        (name, *_measure(plan, comparison, row), *_three_row(published.PARTS.get(name))) for name, row in parts.items()
-    ]
+    of_parts = [{**measured[row], **_three_row(name, published.PARTS.get(name))} for name, row in parts.items()]
     notes = (
         f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {num_questions} questions, seeds "
         f"{list(plan.seeds)}. That one shows a share {plan.settings.self_check.sft_share} of its records with a wrong "
@@ -83,22 +81,21 @@ def make_tables(plan: Plan | None) -> list[Table]:
         "Published: accuracy on SLAKE, VQA-RAD and PathVQA, other data than ours. " + _NOTE,
     )
     pairs = [(name, GRPO) for name in ALPHAS]
+    title = "GRPO with self-check less GRPO without"
     return [
-        Table("self_check", "Weight of the self-check, beside MEDSAGE's Table 4", heads, tuple(of_weights), notes),
-        Table("self_check_parts", "Parts of the method, beside MEDSAGE's Table 5", heads, tuple(of_parts), notes),
-        tabulate_differences(
-            "self_check_differences", "GRPO with self-check less GRPO without", comparison, pairs, notes[0]
-        ),
+        Table.of("self_check", "Weight of the self-check, beside MEDSAGE's Table 4", heads, of_weights, notes),
+        Table.of("self_check_parts", "Parts of the method, beside MEDSAGE's Table 5", heads, of_parts, notes),
+        tabulate_differences("self_check_differences", title, comparison, pairs, notes[0]),
     ]
 
 
-def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> tuple[Entry, ...]:
+def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> Row:
     """Return the figures of `SHOWN` and the rates of a row."""
-    rates: list[Entry] = [None] * len(RATES)
+    row: Row = {heading: comparison.figure(name, *key) for heading, key in SHOWN}
     if name in ALPHAS:
         of_seeds = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]
-        rates = [mean_of_seeds([of_seed[rate] for of_seed in of_seeds]) for rate in RATES]
-    return (*(comparison.figure(name, *key) for _, key in SHOWN), *rates)
+        row |= {rate: mean_of_seeds([of_seed[rate] for of_seed in of_seeds]) for rate in RATES}
+    return row
 
 
 def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
@@ -115,21 +112,22 @@ def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
     return rates
 
 
+_THREE_COLUMNS = (
+    *columns("percent", *published.THREE_SETS, "overall", published=True, digits=1),
+    Column("overall", "percent", recomputed=True, digits=2),
+)
+
+
 def tabulate_three_sets(name: str, title: str, figures: dict[str, tuple[dict[str, float], float]], note: str) -> Table:
     """Return a table of published accuracies on SLAKE, VQA-RAD and PathVQA."""
-    rows = tuple((method, *_three_row(accuracies)) for method, accuracies in figures.items())
-    return Table(name, title, (Column("method"), *_three_columns()), rows, (note,))
+    rows = [_three_row(method, accuracies) for method, accuracies in figures.items()]
+    return Table.of(name, title, (Column("method"), *_THREE_COLUMNS), rows, (note,))
 
 
-def _three_columns() -> tuple[Column, ...]:
-    return (
-        *columns("percent", *published.THREE_SETS, "overall", published=True, digits=1),
-        Column("overall", "percent", recomputed=True, digits=2),
-    )
-
-
-def _three_row(accuracies: tuple[dict[str, float], float] | None) -> tuple[Entry, ...]:
-    if accuracies is None:
-        return (None,) * (len(published.THREE_SETS) + 2)
-    row, overall = accuracies
-    return (*row.values(), overall, published.round_half_up(published.recompute_mean(row), 4))
+def _three_row(method: str, accuracies: tuple[dict[str, float], float] | None) -> Row:
+    row: Row = {"method": method}
+    if accuracies is not None:
+        by_set, overall = accuracies
+        row |= {f"published: {name}": share for name, share in by_set.items()} | {"published: overall": overall}
+        row["recomputed: overall"] = published.round_half_up(published.recompute_mean(by_set), 4)
+    return row

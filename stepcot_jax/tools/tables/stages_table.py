@@ -10,7 +10,7 @@ from stepcot_jax.evaluation.comparison import INTERVALS
 from stepcot_jax.evaluation.replies import Key
 from stepcot_jax.evaluation.stage_quality import stage_figures
 from stepcot_jax.evaluation.statistics import Interval, bootstrap, summarise
-from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
@@ -20,7 +20,7 @@ from stepcot_jax.tools.tables.self_check_table import lvkc_grpo, lvkc_sft, tabul
 MODELS = ("SFT", "SFT and RL")
 """Rows of ours, as MEDSAGE's Table 2 names them."""
 
-_OURS = (*(("stage", name) for name in STAGE_NAMES), ("step_quality", "together"))
+_OURS: dict[str, Key] = {name: ("stage", name) for name in STAGE_NAMES} | {"step quality": ("step_quality", "together")}
 _JUDGED_NOTE = "Judge and prompt are not published. None of the printed averages is the mean of its row."
 
 
@@ -45,33 +45,34 @@ def make_tables(plan: Plan | None) -> list[Table]:
 
 
 def _tabulate_published() -> Table:
-    rows = tuple((*key, *_published_row(*key)) for key in published.STAGE_SCORES)
-    heads = (*columns("text", "model", "data"), *_published_columns())
-    return Table("stages", "Scores of each stage from 1 to 5 (MEDSAGE, Table 2)", heads, rows, (_JUDGED_NOTE,))
+    heads = (*columns("text", "model", "data"), *_PUBLISHED_COLUMNS)
+    rows = [_published_row(*key) for key in published.STAGE_SCORES]
+    return Table.of("stages", "Scores of each stage from 1 to 5 (MEDSAGE, Table 2)", heads, rows, (_JUDGED_NOTE,))
 
 
-def _published_columns() -> tuple[Column, ...]:
-    return (
-        *columns("number", *published.STAGES, "average", published=True, digits=3),
-        Column("average", "number", recomputed=True, digits=4),
-    )
+_PUBLISHED_COLUMNS = (
+    *columns("number", *published.STAGES, "average", published=True, digits=3),
+    Column("average", "number", recomputed=True, digits=4),
+)
 
 
-def _published_row(model: str, data: str) -> tuple[Entry, ...]:
-    row = published.STAGE_SCORES[model, data]
-    recomputed = published.round_half_up(published.recompute_mean(row), 4)
-    return (*row.values(), published.STAGE_AVERAGE[model, data], recomputed)
+def _published_row(model: str, data: str) -> Row:
+    scores = published.STAGE_SCORES[model, data]
+    row: Row = {"model": model, "data": data}
+    row |= {f"published: {stage}": score for stage, score in scores.items()}
+    row["published: average"] = published.STAGE_AVERAGE[model, data]
+    row["recomputed: average"] = published.round_half_up(published.recompute_mean(scores), 4)
+    return row
 
 
 def _tabulate_ours(plan: Plan) -> Table:
     records = read_test_records(plan, _cells(plan, plan.seeds[0])[MODELS[0]])
-    heads = _published_columns()
-    rows: list[tuple[Entry, ...]] = []
+    rows: list[Row] = []
     for model in MODELS:
         of_seeds = [_score(plan, _cells(plan, seed)[model], records) for seed in plan.seeds]
-        figures = [summarise([of_seed[key] for of_seed in of_seeds]) for key in _OURS]
-        rows.append((model, "our test split", *figures, *(None for _ in heads)))
-    rows += [(*key, *(None for _ in _OURS), *_published_row(*key)) for key in published.STAGE_SCORES]
+        rows.append({"model": model, "data": "our test split"})
+        rows[-1] |= {name: summarise([of_seed[key] for of_seed in of_seeds]) for name, key in _OURS.items()}
+    rows += [_published_row(*key) for key in published.STAGE_SCORES]
     notes = (
         f"Ours: policies in the dialect of MEDSAGE, {len(records)} questions, seeds {list(plan.seeds)}; those of "
         "the table self_check without a self-check in GRPO.",
@@ -81,9 +82,8 @@ def _tabulate_ours(plan: Plan) -> Table:
         "geometric mean of both parts. This is our definition, after MiCEval: another scale than the published one.",
         "Published: scores of a judge from 1 to 5. " + _JUDGED_NOTE,
     )
-    ours = columns("percent", *STAGE_NAMES, "step quality")
-    title = "Quality of each stage, beside MEDSAGE's Table 2"
-    return Table("stages", title, (*columns("text", "model", "data"), *ours, *heads), tuple(rows), notes)
+    heads = (*columns("text", "model", "data"), *columns("percent", *_OURS), *_PUBLISHED_COLUMNS)
+    return Table.of("stages", "Quality of each stage, beside MEDSAGE's Table 2", heads, rows, notes)
 
 
 def _score(plan: Plan, cell: Cell, records: Sequence[Record]) -> dict[Key, Interval]:
@@ -96,31 +96,24 @@ def _score(plan: Plan, cell: Cell, records: Sequence[Record]) -> dict[Key, Inter
 
 
 def _tabulate_benchmarks() -> Table:
-    sets = published.BENCHMARKS
-    rows = []
-    for method, row in published.BENCHMARK_ACCURACY.items():
-        recomputed = (
-            published.round_half_up(published.recompute_mean(row), 4),
-            published.round_half_up(published.recompute_gap(method), 4),
-        )
-        printed = published.BENCHMARK_AVERAGE[method]
-        rows.append(
-            (published.BENCHMARK_GROUPS[method], method, *(row.get(name) for name in sets), *printed, *recomputed)
-        )
-    return Table(
-        "stages_benchmarks",
-        "Accuracy on five benchmarks (MEDSAGE, Table 1)",
-        (
-            *columns("text", "group", "method"),
-            *columns("percent", *sets, "average", published=True, digits=1),
-            Column("gap", "points", published=True, digits=1),
-            Column("average", "percent", recomputed=True, digits=2),
-            Column("gap", "points", recomputed=True, digits=2),
-        ),
-        tuple(rows),
-        (
-            "Four printed averages are not the mean of their row: MEDSAGE, LLaVA-Next-7B, LLaVA-Next-13B, Med-R1. "
-            "Gaps to MEDSAGE change with its mean.",
-            "The mean of InternVL3-8B is over four sets.",
-        ),
+    rows: list[Row] = []
+    for method, shares in published.BENCHMARK_ACCURACY.items():
+        row: Row = {"group": published.BENCHMARK_GROUPS[method], "method": method}
+        row |= {f"published: {name}": share for name, share in shares.items()}
+        row["published: average"], row["published: gap"] = published.BENCHMARK_AVERAGE[method]
+        row["recomputed: average"] = published.round_half_up(published.recompute_mean(shares), 4)
+        row["recomputed: gap"] = published.round_half_up(published.recompute_gap(method), 4)
+        rows.append(row)
+    heads = (
+        *columns("text", "group", "method"),
+        *columns("percent", *published.BENCHMARKS, "average", published=True, digits=1),
+        Column("gap", "points", published=True, digits=1),
+        Column("average", "percent", recomputed=True, digits=2),
+        Column("gap", "points", recomputed=True, digits=2),
     )
+    notes = (
+        "Four printed averages are not the mean of their row: MEDSAGE, LLaVA-Next-7B, LLaVA-Next-13B, Med-R1. "
+        "Gaps to MEDSAGE change with its mean.",
+        "The mean of InternVL3-8B is over four sets.",
+    )
+    return Table.of("stages_benchmarks", "Accuracy on five benchmarks (MEDSAGE, Table 1)", heads, rows, notes)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from stepcot_jax.evaluation.chains import FIGURES
 from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison
 from stepcot_jax.evaluation.published import Constrained, step_figures
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.pages.sheets import Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.constrained_rows import check_chain, describe_cases, list_step_rows
+from stepcot_jax.tools.tables.diagnosis_table import check_chain, describe_cases, list_step_rows
 from stepcot_jax.tools.tables.plan import Plan
 
 HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}
@@ -36,18 +36,21 @@ def tabulate_steps(
 ) -> Table:
     """Make a table of all figures of each model and step, with published ones and the best constant answer."""
     check_chain(large, comparison.chain)
-    known = [step_figures(model, step.name) for step in comparison.chain.steps for model in models]
-    shown = [figure for figure in FIGURES if any(figure in figures for figures in known)]
-    rows: list[tuple[Entry, ...]] = []
-    for position, step in enumerate(comparison.chain.steps):
-        num_cases = comparison.num_cases(position)
-        nothing = [None] * (len(FIGURES) - 1 + len(shown))
-        rows.append((step.name, "most frequent answer", num_cases, comparison.constant(position), *nothing))
+    known = {(model, step.name): step_figures(model, step.name) for step in comparison.chain.steps for model in models}
+    shown = [figure for figure in FIGURES if any(figure in figures for figures in known.values())]
+    rows: list[Row] = []
+    for index, step in enumerate(comparison.chain.steps):
+        about: Row = {"step": step.name, "cases": comparison.num_cases(index)}
+        rows.append(about | {"model": "most frequent answer", "accuracy": comparison.constant(index)})
         for model in models:
-            figures = (comparison.figure(model, figure, position) for figure in FIGURES)
-            published = step_figures(model, step.name)
-            rows.append((step.name, model, num_cases, *figures, *(published.get(figure) for figure in shown)))
-        rows += [(*row, *[None] * len(shown)) for model in large for row in list_step_rows(model, step.name)]
+            row = about | {"model": model}
+            row |= {heading: comparison.figure(model, figure, index) for figure, heading in HEADINGS.items()}
+            published = known[model, step.name].items()
+            rows.append(row | {f"published: {HEADINGS[figure]}": share for figure, share in published})
+        for constrained in large:
+            for of_large, num_cases, *figures in list_step_rows(constrained, step.name):
+                row = {"step": step.name, "model": of_large, "cases": num_cases}
+                rows.append(row | dict(zip(HEADINGS.values(), figures, strict=True)))
     headings = (
         *columns("text", "step", "model"),
         *columns("number", "cases"),
@@ -59,4 +62,4 @@ def tabulate_steps(
     notes += describe_cases(large, comparison.splits[0])
     if shown:
         notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are unknown.")
-    return Table(name, title, headings, tuple(rows), tuple(notes))
+    return Table.of(name, title, headings, rows, notes)

@@ -21,12 +21,19 @@ from stepcot_jax.host.download import name_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.pages.sheets import Entry, Row, Table, columns
 from stepcot_jax.run.loading import load_dataset
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.diagnosis_table import METRICS, SUPERVISION, WITH, WITHOUT, compare_supervision
+from stepcot_jax.tools.tables.diagnosis_table import (
+    FIGURE_COLUMNS,
+    SUPERVISION,
+    WITH,
+    WITHOUT,
+    compare_supervision,
+    list_figures,
+)
 from stepcot_jax.tools.tables.encoders import Encoder
 from stepcot_jax.tools.tables.plan import Plan
 
@@ -37,10 +44,6 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
     """Map the answers to the last step to the labels of another chain, and drop all other answers.
 
     Options are matched by text, case and spacing folded. The options of other steps may differ.
-
-    Returns:
-      The cases under the other chain, where those whose answer it lacks are in no split; and a sentence on the cases
-      left out.
     """
     step, known = dataset.chain.steps[-1], chain.steps[-1]
     by_text = {fold(option): label for label, option in enumerate(known.options)}
@@ -237,23 +240,21 @@ def make_tables(plan: Plan) -> list[Table]:
             left_out[name] = without
     comparisons = {name: AnswerComparison(splits, plan.num_resamples, chain=last) for name, splits in by_data.items()}
     encoders, imported = _encoders(plan, plan.seeds[0])
-    names = [encoder.name for encoder in encoders]
-    gains = dict(zip(comparisons, compare_supervision([*comparisons.values()], names)[0], strict=True))
-    rows: list[tuple[Entry, ...]] = []
+    gains, _ = compare_supervision([*comparisons.values()], [encoder.name for encoder in encoders])
+    rows: list[Row] = []
     waiting: dict[str, tuple[int, int]] = dict(TRANSFER_SAMPLES)
     source = ", ".join(_source(plan)) or "the config's data"
     notes = [
         f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of the data has "
         f"are excluded. Seeds {list(plan.seeds)}."
     ]
-    for name, comparison in comparisons.items():
+    for (name, comparison), of_encoders in zip(comparisons.items(), gains, strict=True):
         classes = _list_classes(comparison)
         notes.append(f"{name}: {len(classes)} classes ({', '.join(classes)}). {left_out[name]}".rstrip())
         origins = set(comparison.splits[0].facts["origin"].tolist())
         sample = waiting.pop(str(origins.pop()), None) if name != SOURCE and len(origins) == 1 else None
-        rows += _tabulate(name, comparison, names, gains[name], (None, None) if sample is None else sample)
-    nothing = (None,) * (4 + 3 * len(METRICS))
-    rows += [(name, *nothing, *sample) for name, sample in waiting.items()]
+        rows += _list_rows(name, comparison, of_encoders, sample)
+    rows += [{"read": name, **_published(sample)} for name, sample in waiting.items()]
     notes += [INTERVALS, CORRECTED, *SUPERVISION, _PUBLISHED]
     notes += [encoder.note for encoder in encoders if encoder.note]
     if imported:
@@ -261,31 +262,33 @@ def make_tables(plan: Plan) -> list[Table]:
     headings = (
         *columns("text", "read", "model", "intermediate steps"),
         *columns("number", "cases", "classes"),
-        *columns("percent", *METRICS.values()),
-        *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
-        *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+        *FIGURE_COLUMNS,
         *columns("number", "cases", "classes", published=True),
     )
-    return [Table("transfer", "Another source without fine-tuning", headings, tuple(rows), tuple(notes))]
+    return [Table.of("transfer", "Another source without fine-tuning", headings, rows, notes)]
 
 
-def _tabulate(
+def _list_rows(
     name: str,
     comparison: AnswerComparison,
-    encoders: Sequence[str],
-    gains: Mapping[str, Sequence[Entry]],
-    published: tuple[Entry, Entry],
-) -> list[tuple[Entry, ...]]:
+    gains: Mapping[str, Mapping[str, Entry]],
+    published: tuple[int, int] | None,
+) -> list[Row]:
     """Return the rows of one data set: each encoder's baseline without and with steps, then teacher and student."""
-    models = [(encoder, steps) for encoder in encoders for steps in (WITHOUT, WITH)]
-    num_classes = len(_list_classes(comparison))
-    rows: list[tuple[Entry, ...]] = []
-    for model, steps in (*models, ("teacher", WITH), ("student", WITH)):
-        known = f"{model}, {steps} steps" if (model, steps) in models else model
-        figures = (comparison.figure(known, metric, 0) for metric in METRICS)
-        compared = gains[model] if (model, steps) in models and steps == WITH else (None,) * (2 * len(METRICS))
-        rows.append((name, model, steps, comparison.num_cases(0), num_classes, *figures, *compared, *published))
-    return rows
+    about: Row = {"read": name, "cases": comparison.num_cases(0), "classes": len(_list_classes(comparison))}
+    about |= _published(published)
+    rows = []
+    for encoder in gains:
+        for steps in (WITHOUT, WITH):
+            row = about | {"model": encoder, "intermediate steps": steps}
+            row |= list_figures(comparison, f"{encoder}, {steps} steps")
+            rows.append(row | (gains[encoder] if steps == WITH else {}))
+    networks = ({"model": network, **list_figures(comparison, network)} for network in ("teacher", "student"))
+    return [*rows, *(about | {"intermediate steps": WITH} | row for row in networks)]
+
+
+def _published(sample: tuple[int, int] | None) -> dict[str, Entry]:
+    return {} if sample is None else {"published: cases": sample[0], "published: classes": sample[1]}
 
 
 def _list_classes(comparison: AnswerComparison) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 from stepcot_jax.evaluation import published
 from stepcot_jax.evaluation.comparison import DESCRIPTION, INTERVALS, ReplyComparison
 from stepcot_jax.evaluation.replies import BASELINE, HEADED_FIGURES
-from stepcot_jax.pages.sheets import Column, Entry, Table, columns
+from stepcot_jax.pages.sheets import Column, Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell
 from stepcot_jax.tools.tables.plan import Plan
 from stepcot_jax.tools.tables.policy_cells import compare_policies, grpo_cell, sft_cell, tabulate_differences
@@ -57,16 +57,12 @@ def make_tables(plan: Plan | None) -> list[Table]:
 
 
 def _tabulate_ours(plan: Plan, comparison: ReplyComparison, num_questions: int) -> Table:
-    heads = _published_columns()
-    known = _published_rows()
-    empty: tuple[Entry, ...] = (None,) * len(heads)
-    rows: list[tuple[Entry, ...]] = []
+    known, rows = _published_rows(), list[Row]()
     for name in comparison.splits[0]:
-        ours = [comparison.figure(name, *key) for _, key in HEADED_FIGURES]
         counterpart = COUNTERPARTS.get(name)
-        rows.append((name, *ours, counterpart, *(empty if counterpart is None else known[counterpart])))
-    alone = [name for name in known if name not in COUNTERPARTS.values()]
-    rows += [(None, *(None for _ in HEADED_FIGURES), name, *known[name]) for name in alone]
+        row: Row = {"training": name, _IN_PAPER.marked_name: counterpart, **known.pop(counterpart, {})}
+        rows.append(row | {heading: comparison.figure(name, *key) for heading, key in HEADED_FIGURES})
+    rows += [{_IN_PAPER.marked_name: name, **published_row} for name, published_row in known.items()]
     notes = (
         f"Test split, {num_questions} questions, seeds {list(plan.seeds)}. GRPO starts from SFT with thinking.",
         INTERVALS,
@@ -74,47 +70,34 @@ def _tabulate_ours(plan: Plan, comparison: ReplyComparison, num_questions: int) 
         f"{BASELINE}: of the training split, ignoring the picture; it writes no reply whose form could be read.",
         "Published: Qwen2.5-VL-7B on the GEMeX test set (GEMeX-RMCoT, Table 4), other data than ours. " + _A_NOTE,
     )
-    return Table(
-        "vqa",
-        "Answers and grounding of policies, beside GEMeX-RMCoT",
-        (
-            Column("training"),
-            *columns("percent", *(heading for heading, _ in HEADED_FIGURES)),
-            Column("training in the paper", published=True),
-            *heads,
-        ),
-        tuple(rows),
-        notes,
-    )
+    ours = columns("percent", *(heading for heading, _ in HEADED_FIGURES))
+    heads = (Column("training"), *ours, _IN_PAPER, *_PUBLISHED_COLUMNS)
+    return Table.of("vqa", "Answers and grounding of policies, beside GEMeX-RMCoT", heads, rows, notes)
 
 
-def _published_columns() -> tuple[Column, ...]:
-    headings = [f"{kind} {score}" for kind in published.QUESTION_KINDS for score in ("A", "V")]
-    return (
-        *columns("percent", *headings, "A average", published=True, digits=2),
-        Column("A average", "percent", recomputed=True, digits=2),
-    )
+_IN_PAPER = Column("training in the paper", published=True)
+_SCORES = [(f"{kind} {score}", kind, score) for kind in published.QUESTION_KINDS for score in ("A", "V")]
+_PUBLISHED_COLUMNS = (
+    *columns("percent", *(heading for heading, _, _ in _SCORES), "A average", published=True, digits=2),
+    Column("A average", "percent", recomputed=True, digits=2),
+)
 
 
-def _published_rows() -> dict[str, tuple[Entry, ...]]:
-    rows: dict[str, tuple[Entry, ...]] = {}
+def _published_rows() -> dict[str | None, Row]:
+    rows: dict[str | None, Row] = {}
     for name, answers in published.A_SCORES.items():
-        pairs = [
-            score for kind in published.QUESTION_KINDS for score in (answers[kind], published.V_SCORES[name][kind])
-        ]
-        recomputed = published.round_half_up(published.recompute_mean(answers), 4)
-        rows[name] = (*pairs, published.A_AVERAGE[name], recomputed)
+        of_score = {"A": answers, "V": published.V_SCORES[name]}
+        rows[name] = {f"published: {heading}": of_score[score][kind] for heading, kind, score in _SCORES}
+        rows[name]["published: A average"] = published.A_AVERAGE[name]
+        rows[name]["recomputed: A average"] = published.round_half_up(published.recompute_mean(answers), 4)
     return rows
 
 
 def _tabulate_published() -> Table:
-    return Table(
-        "vqa",
-        "Answers (A-score) and grounding (V-score) on the GEMeX test set (GEMeX-RMCoT, Table 4)",
-        (Column("training"), *_published_columns()),
-        tuple((name, *row) for name, row in _published_rows().items()),
-        ("Qwen2.5-VL-7B. The average is the unweighted mean of the four kinds.", _A_NOTE),
-    )
+    rows: list[Row] = [{"training": name, **row} for name, row in _published_rows().items()]
+    title = "Answers (A-score) and grounding (V-score) on the GEMeX test set (GEMeX-RMCoT, Table 4)"
+    notes = ("Qwen2.5-VL-7B. The average is the unweighted mean of the four kinds.", _A_NOTE)
+    return Table.of("vqa", title, (Column("training"), *_PUBLISHED_COLUMNS), rows, notes)
 
 
 def _tabulate_questions() -> Table:

@@ -1,0 +1,140 @@
+"""Sections of the page: what answer sets promise, rules that were not applied, and corrections."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
+from stepcot_jax.reading.finished import FinishedRun
+from stepcot_jax.run.stored_reading import PAIRS_FILE
+from stepcot_jax.tools.report import assembly as case_gathering
+from stepcot_jax.tools.report.sections import (
+    NOT_GIVEN,
+    Plausibility,
+    read_corrections,
+    write_calibration_section,
+    write_corrections,
+)
+
+VAL, TEST = make_split(3, num_cases=200), make_split(4, num_cases=100)
+
+
+def finished(workdir, chain=CHAIN, calibration=None):
+    return FinishedRun(
+        workdir=workdir, settings=None, chain=chain, entries=(), report={}, split=TEST, calibration=calibration
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "promise"),
+    [("step", "90 % of all cases together, not of each answer"), ("answer", "90 % of the cases of each answer")],
+)
+def test_the_promise_of_the_sets_is_true_and_every_answer_has_its_coverage(tmp_path, by, promise):
+    calibration = fit_calibration(VAL.predictions, CHAIN, coverage_by=by)
+    section = write_calibration_section(finished(tmp_path, calibration=calibration))
+    assert f"Answer sets aim to hold the true answer in {promise}." in section.lead
+    logits, labels = TEST.predictions.logits["student"], TEST.predictions.labels
+    probabilities = calibrated_probabilities(logits, "student", calibration, CHAIN)
+    sets = answer_sets(probabilities, "student", calibration, CHAIN)[:, 2]
+    page = section.body[section.body.index("<h3>Student</h3>") :]
+    for answer, option in enumerate(CHAIN.steps[2].options):
+        own = labels[:, 2] == answer
+        row = rf"Diagnosis</th><td>{option}</td><td>{own.sum()}</td><td>{100 * sets[own, answer].mean():.1f}</td>"
+        assert re.search(row, page), row
+
+
+def test_without_calibration_there_is_no_coverage(tmp_path):
+    section = write_calibration_section(finished(tmp_path))
+    assert "fitted no temperatures" in section.lead
+    assert "true answer" not in section.body
+
+
+def test_a_rule_that_the_chains_contradict_is_said_not_to_be_applied(tmp_path):
+    labels = np.array([[0, 3, 5, 6, 4, 6, 1]] * 50)
+    write_pairs(tmp_path / PAIRS_FILE, count_pairs(labels, DEFAULT_CHAIN), DEFAULT_CHAIN)
+    plausibility = Plausibility.of_run(finished(tmp_path, DEFAULT_CHAIN))
+    assert plausibility.source.endswith(
+        "Not applied: 'No abnormality' does not settle Diagnosis as 'Normal': "
+        "50 of 50 training chains have another answer."
+    )
+    assert plausibility.broken_rules(labels) == [""] * 50
+
+
+LISTENING = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in ("First", "Second", "Third")))
+
+
+def follow(given):
+    """A network that answers "no" first, then repeats the previous step's answer, given or predicted."""
+    answers = np.zeros_like(given)
+    for step in range(1, given.shape[1]):
+        before = given[:, step - 1]
+        answers[:, step] = np.where(before == NOT_GIVEN, answers[:, step - 1], before)
+    return certain(answers)
+
+
+def certain(answers):
+    """Probabilities: 0.8 for the network's answers, 0.1 for each other."""
+    return 0.1 + 0.7 * np.eye(3)[answers]
+
+
+def test_later_answers_that_follow_a_given_one_are_flips():
+    truth = np.array([[1, 1, 0], [0, 0, 0], [NOT_ANNOTATED, 1, 1]])
+    found = read_corrections(follow, truth=truth, names=["a", "b", "c"])
+    assert found.answers.shape == (3, 3, 3)
+    expected = np.zeros((3, 3, 3), bool)
+    expected[1, 0, 1:] = True  # given "yes" first, it answers "yes" twice
+    expected[2, 2, 2] = True  # step 1 not annotated; "yes" given at step 2
+    assert (found.flipped == expected).all()
+    assert found.largest_shift == pytest.approx(0.7)
+
+
+def test_what_changed_is_counted_for_better_and_worse():
+    truth = np.array([[1, 1, 0], [0, 0, 0]])
+    page = write_corrections(read_corrections(follow, truth=truth, names=["<a>", "b"]), LISTENING)
+    assert "In 1 of 2 cases" in page
+    assert "2 changes, 1 of them from wrong to right, 1 from right to wrong and 0 between" in page
+    assert page.count('class="flipped"') == 2
+    assert "&lt;a&gt;" in page
+    assert "&lt;yes&gt;" in page
+    assert "<yes>" not in page
+    assert "<caption>b" not in page  # no flips there
+
+
+def test_a_network_that_does_not_listen_has_no_flips():
+    truth = np.ones((2, 3), int)
+
+    def lean(given):
+        """Every given answer raises the last step's probability a little."""
+        shares = certain(np.zeros_like(given))
+        shares[:, -1, 0] += 0.01 * (given != NOT_GIVEN).sum(axis=1)
+        shares[:, 0, 0] += 0.2 * (given[:, 0] != NOT_GIVEN)  # given, so not a later answer
+        return shares
+
+    def stubborn(given):
+        """The given step itself never counts as a flip."""
+        return certain(np.where(given == NOT_GIVEN, 0, 2))
+
+    assert not read_corrections(stubborn, truth=truth, names=["a", "b"]).flipped.any()
+    found = read_corrections(lean, truth=truth, names=["a", "b"])
+    assert not found.flipped.any()
+    assert found.largest_shift == pytest.approx(0.01)
+    page = write_corrections(found, LISTENING)
+    assert "In none of 2 cases" in page
+    assert "more than 1 percentage points" in page
+
+
+@pytest.mark.parametrize(
+    ("networks", "write_back", "note"),
+    [(("student",), True, "this run has none"), (("teacher",), False, "takes no given answers")],
+)
+def test_a_run_whose_teacher_takes_no_answers_has_a_note_in_place_of_corrections(networks, write_back, note):
+    run = SimpleNamespace(memory=(True, write_back))
+    trained = SimpleNamespace(params=dict.fromkeys(networks), run=run)
+    corrections, told = case_gathering._correct(None, trained, [], [], lambda items, _: items)
+    assert corrections is None
+    assert note in told
