@@ -109,11 +109,7 @@ class Vocabulary:
     def count(
         cls, texts: Iterable[str], *, largest: int, num_merges: int = 0, least_count: int = _LEAST_COUNT
     ) -> "Vocabulary":
-        """Return the vocabulary of texts, with brackets, commas and every coordinate from 0 to `largest`.
-
-        Args:
-          num_merges: most phrases that become one token; a base piece that they leave unused stays.
-        """
+        """Return the vocabulary of texts, with brackets, commas and every coordinate from 0 to `largest`."""
         split = [split_pieces(text) for text in texts]
         found = {piece for pieces in split for piece in pieces}
         found |= {f"{before}{number}" for number in range(largest + 1) for before in ("", " ", ", ")}

@@ -27,8 +27,8 @@ from stepcot_jax.policies.sampling import rollout_keys
 from stepcot_jax.systems.grpo import REFERENCE, RewardSignal
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
 from stepcot_jax.systems.step_cot import StepCoT
-from stepcot_jax.systems.updates import certain_labels, differentiate_batch, split_shared, teacher_part
-from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
+from stepcot_jax.systems.updates import certain_labels, split_shared, teacher_part
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, Stream, Update
@@ -82,14 +82,7 @@ def _fold(key: UInt32[Array, "2"], step: Int[Array, ""]) -> Array:
 
 
 class RewardParts(flax.struct.PyTreeNode):
-    """Rewards of chains and their parts, 0 to 1; NaN where a part is undefined.
-
-    Attributes:
-      total: [*chain], the weighted sum of the parts; NaN where a part with a weight above 0 is undefined.
-      diagnosis: [*chain], 1 if the last step is right; NaN where it is not annotated.
-      steps: [*chain], share of the annotated steps that are right; NaN where none is annotated.
-      consistent: [*chain], 1 if the chain has no forbidden pair of answers; needs no label.
-    """
+    """Rewards of chains and their parts, 0 to 1; NaN where a part is undefined."""
 
     total: Array
     diagnosis: Array
@@ -161,14 +154,7 @@ _SHUFFLE = 0x5F  # folded into the update's random key; the rollouts use other s
 
 @dataclasses.dataclass(frozen=True)
 class ChainRollouts:
-    """How chains are sampled and compared within their group.
-
-    Attributes:
-      group_size: chains of a case, 2 or more.
-      num_updates: passes over the sampled chains.
-      temperature: of sampling and of every log-probability.
-      shuffle_rewards: exchange the rewards among the scored chains of the batch, a control that must not learn.
-    """
+    """How chains are sampled and compared within their group."""
 
     objective: PolicyGradient = dataclasses.field(default_factory=PolicyGradient)
     group_size: int = 8
@@ -189,10 +175,7 @@ class ChainMetrics(flax.struct.PyTreeNode):
 def make_chain_update(
     networks: Networks, rewards: ChainRewards, rollouts: ChainRollouts, optimizer: optax.GradientTransformation
 ) -> Update:
-    """Return one device's update: (state, batch) -> (state, metrics); it trains `updates.teacher_part`.
-
-    Dropout is off, in sampling and in every log-probability: the ratio of the first pass is 1.
-    """
+    """Return one device's update: (state, batch) -> (state, metrics); it trains `updates.teacher_part`."""
 
     def update(
         state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE
@@ -202,8 +185,7 @@ def make_chain_update(
         counted = _flat(jnp.broadcast_to(sampled["scored"][..., None], sampled["chains"].shape))
         total = global_batch.add_up(aggregate_weight(counted, rollouts.objective))
 
-        def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[dict[str, Array], Array]]:
-            del first_case  # there is no dropout
+        def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             features = encode_images(networks, trained, rows)
             read = _make_reader(networks, trained["teacher"], features, text_features, rollouts.group_size)
             flat = {name: _flat(rows[name]) for name in ("chains", "old", "reference", "advantage", "scored")}
@@ -216,12 +198,10 @@ def make_chain_update(
                 settings=rollouts.objective,
                 divisor=total,
             )
-            return losses.total, ({"total": losses.total, "kl": losses.divergence, "clipped": losses.clipped}, features)
+            return losses.total, {"total": losses.total, "kl": losses.divergence, "clipped": losses.clipped}
 
         def one_pass(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
-            parts, _features, gradients = differentiate_batch(
-                loss, teacher_part(state.params), {**rows, **sampled}, global_batch
-            )
+            parts, gradients = differentiate(loss, teacher_part(state.params), {**rows, **sampled}, global_batch)
             state = apply_gradients(state, OPTIMIZER, optimizer, gradients)
             return state, {**parts, "gradient_norm": global_norm(gradients)}
 
@@ -241,12 +221,7 @@ def sample_rollouts(
     text_features: Array | None,
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[Batch, dict[str, Array]]:
-    """Sample chains of a device's cases with the update's key, and score them.
-
-    Returns:
-      By name, [case, rollout, ...]: "chains" and the log-probabilities "old" and "reference" [case, rollout, step],
-      "advantage" and "scored" [case, rollout]; and numbers of the global batch.
-    """
+    """Sample chains of a device's cases with the update's key, and score them."""
     labels, size = certain_labels(rows), rollouts.group_size
     num_cases, num_steps = labels.shape
     read, read_reference = (

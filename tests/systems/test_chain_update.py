@@ -189,12 +189,6 @@ def test_cases_without_a_reward_take_no_part():
     assert all(np.isfinite(number) for number in numbers.values())
 
 
-def test_only_the_teacher_moves():
-    after, _ = update_with(ROLLOUTS)
-    for name in ("student", "student_projection", "teacher_projection", REFERENCE):
-        jax.tree.map(np.testing.assert_array_equal, after.params[name], STATE.params[name])
-
-
 def test_passes_over_parts_of_the_batch_find_the_same_gradients():
     found, numbers = update_with(ROLLOUTS, whole=GlobalBatch(None, 3))
     expected, wanted = update_with(ROLLOUTS)

@@ -52,12 +52,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 
 
 class Golden:
-    """One file of golden numbers.
-
-    Attributes:
-      arrays: all arrays of the file, by key.
-      params: Flax parameters of all networks, by our names, float32.
-    """
+    """One file of golden numbers."""
 
     def __init__(self, path: str) -> None:
         """Read a file."""

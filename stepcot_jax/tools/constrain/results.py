@@ -60,12 +60,7 @@ def summarise_levels(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Constrained:
-    """Compute all results.
-
-    Args:
-      about: the fields of `Constrained` that describe the measurement: model, about, source, prompt, lists_diagnoses.
-      expected: of a simulated model, from variant, level and true labels to the expected accuracy.
-    """
+    """Compute all results."""
     truth = np.array([case.truth for case in cases], np.int64)
     patients = np.array([case.patient_id for case in cases], np.str_)
     columns = {key: [of_case[key] for of_case in replies] for key in replies[0]}
@@ -97,11 +92,7 @@ def summarise_levels(
 def prepare_figures(
     columns: Mapping[Key, Sequence[Answered]], truth: npt.NDArray[np.int64], chain: Chain
 ) -> Callable[[Weights], dict[_Name, npt.NDArray[np.float64]]]:
-    """Return a function from weights [resample, case] to the figures of every variant and level.
-
-    Returns:
-      Figures [resample, name] by variant and level, and by the name of the field, or "followed", "right" and "kinds".
-    """
+    """Return a function from weights [resample, case] to the figures of every variant and level."""
     known = truth[:, -1] != NOT_ANNOTATED
     last = chain.num_steps - 1
     fields = {key: {DIAGNOSIS: last, **{name_step(at): at for at in column[0].dialogue.asked}}
@@ -463,11 +454,7 @@ def write_level_page(
     num_shown: int,
     with_pictures: bool = True,
 ) -> int:
-    """Write `index.html`, which loads nothing, and return its size in bytes.
-
-    Args:
-      num_shown: most cases with their dialogues; those whose diagnosis changed with the level come first.
-    """
+    """Write `index.html`, which loads nothing, and return its size in bytes."""
     chosen = choose_shown(cases, replies, num_shown)
     style = read_part("page.css") + (_HERE / "levels.css").read_text("utf-8")
     content = render_page(

@@ -93,10 +93,7 @@ class FormRow(NamedTuple):
 
 
 def identify_form(key: Key, *, name: str, order: Sequence[int]) -> str:
-    """Return the id of a form, which differs for every reader, order, question, option and image.
-
-    It is a digest of what the reader sees and reveals nothing else.
-    """
+    """Return the id of a form, which differs for every reader, order, question, option and image."""
     content = [key.version, name, list(order), [[step.question, list(step.options)] for step in key.steps]]
     content.append([[case.number, case.sha256] for case in key.cases])
     # The prefix keeps spreadsheets from reading a number.
@@ -180,11 +177,7 @@ def write_sample(
     with_undiagnosed: bool = False,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Key:
-    """Write the readers' folders and then the key; a folder without a key is no sample.
-
-    Args:
-      with_undiagnosed: draw cases whose last step is unannotated too, as a stratum of their own.
-    """
+    """Write the readers' folders and then the key; a folder without a key is no sample."""
     check_names(readers)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; expected a new or empty folder")
@@ -296,11 +289,7 @@ _NUM_SHOWN = 60
 
 @dataclasses.dataclass(frozen=True)
 class FilledForm:
-    """One reader's answers.
-
-    Attributes:
-      labels: int32 [case, step], in the order of the key's cases; all questions are answered.
-    """
+    """One reader's answers."""
 
     reader: str
     path: Path

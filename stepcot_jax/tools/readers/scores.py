@@ -39,14 +39,7 @@ Answers = dict[str, Int32[np.ndarray, "case step"]]
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Agreement of two readers, a reader and a model, or all readers at a step.
-
-    Attributes:
-      kind: of the kappa: "Fleiss" of all readers, "Cohen" of two.
-      num_cases: cases that all of them have answered, with or without a known true answer.
-      share: of these cases, those with the same answer from all.
-      kappa: NaN where only one answer occurs.
-    """
+    """Agreement of two readers, a reader and a model, or all readers at a step."""
 
     names: tuple[str, ...]
     kind: str
@@ -57,17 +50,7 @@ class Agreement:
 
 @dataclasses.dataclass(frozen=True)
 class StepScores:
-    """One step of the comparison.
-
-    Attributes:
-      num_cases: cases whose true answer is known; accuracy counts no others.
-      accuracy: of all readers together, each reader and each model, in 0..1; NaN without such cases.
-      sensitivity: macro recall over the answers that occur as true ones, of the same; NaN likewise.
-      f1: macro F1 over these answers, of the same.
-      gains: each model's accuracy less that of all readers together.
-      p_values: of each gain, by `statistics.flip_signs`.
-      agreements: of all readers, of each two, and of each reader with each model, on all cases.
-    """
+    """One step of the comparison."""
 
     step: str
     num_cases: int
@@ -82,12 +65,7 @@ class StepScores:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Readers and models on the cases of a sample.
-
-    Attributes:
-      readers: their names as in `StepScores.accuracy`.
-      models: their names as in `StepScores.accuracy`.
-    """
+    """Readers and models on the cases of a sample."""
 
     readers: tuple[str, ...]
     models: tuple[str, ...]
@@ -98,14 +76,7 @@ class Comparison:
 def compare_readers(
     key: Key, forms: Sequence[FilledForm], predictions: Path | None = None, *, num_resamples: int = 1000, seed: int = 0
 ) -> Comparison:
-    """Compare readers with the true answers, with each other and with the models.
-
-    Intervals come from resampling patients: they show how the figures of these readers vary with the cases, not how
-    those of other readers would differ.
-
-    Args:
-      predictions: predictions file of a run that has all cases of the sample; None for no models.
-    """
+    """Compare readers with the true answers, with each other and with the models."""
     if not forms:
         raise BadInput("FORM is required (the filled forms of one or more readers)")
     for name, number, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
@@ -179,11 +150,7 @@ def _are_answered(answers: Answers, index: int) -> npt.NDArray[np.bool_]:
 def _prepare(
     key: Key, people: Answers, models: Answers, agreed: Sequence[tuple[str, Answers]]
 ) -> Callable[[Weights], dict[tuple[str, str], npt.NDArray[np.float64]]]:
-    """Return a function from weights [resample, case] to figures [resample, step] by figure and name.
-
-    Accuracy, macro sensitivity and macro F1 are of all readers together (the means of theirs), each reader and each
-    model; the gain is each model's. An agreement is [resample, step, share and kappa].
-    """
+    """Return a function from weights [resample, case] to figures [resample, step] by figure and name."""
     truth = np.array([case.labels for case in key.cases], np.int32)
     correct = {name: answers == truth for name, answers in (people | models).items()}
     correct[ALL_READERS] = np.mean([correct[name] for name in people], axis=0)
@@ -226,11 +193,7 @@ def _agree(weights: Weights, kind: str, answers: Answers, index: int, chain: Cha
 
 
 def compare_signs(key: Key, people: Answers, models: Answers) -> tuple[list[int], dict[str, list[float]]]:
-    """Count the patients with a known answer by step, and test each model's gain over all readers together.
-
-    Returns:
-      Numbers of patients by step, and by model the p of each step by `flip_signs`.
-    """
+    """Count the patients with a known answer by step, and test each model's gain over all readers together."""
     truth = np.array([case.labels for case in key.cases], np.int32)
     patients = name_patients(np.array([case.patient_id for case in key.cases], np.str_))
     names, member = np.unique(patients, return_inverse=True)
