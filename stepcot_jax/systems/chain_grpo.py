@@ -21,11 +21,12 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.consistency import Rules
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.losses.policy_gradient import PolicyGradient, Scale, advantages, aggregate_weight, policy_gradient_loss
+from stepcot_jax.losses.policy_gradient import advantages, aggregate_weight, policy_gradient_loss
 from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.policies.sampling import rollout_keys
-from stepcot_jax.systems.grpo import REFERENCE, RewardSignal
+from stepcot_jax.systems.grpo import REFERENCE, RewardSignal, make_objective
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
+from stepcot_jax.systems.options import GrpoOptions
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import certain_labels, split_shared, teacher_part
 from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
@@ -152,20 +153,6 @@ OPTIMIZER = "chain_grpo"
 _SHUFFLE = 0x5F  # folded into the update's random key; the rollouts use other streams
 
 
-@dataclasses.dataclass(frozen=True)
-class ChainRollouts:
-    """How chains are sampled and compared within their group."""
-
-    objective: PolicyGradient = dataclasses.field(default_factory=PolicyGradient)
-    group_size: int = 8
-    num_updates: int = 1
-    temperature: float = 1.0
-    std_ddof: int = 1
-    std_epsilon: float = 1e-6
-    scale: Scale = "group"
-    shuffle_rewards: bool = False
-
-
 class ChainMetrics(flax.struct.PyTreeNode):
     """The metrics of an update by name; scalars of the global batch."""
 
@@ -173,9 +160,10 @@ class ChainMetrics(flax.struct.PyTreeNode):
 
 
 def make_chain_update(
-    networks: Networks, rewards: ChainRewards, rollouts: ChainRollouts, optimizer: optax.GradientTransformation
+    networks: Networks, rewards: ChainRewards, rollouts: GrpoOptions, optimizer: optax.GradientTransformation
 ) -> Update:
     """Return one device's update: (state, batch) -> (state, metrics); it trains `updates.teacher_part`."""
+    objective = make_objective(rollouts)
 
     def update(
         state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE
@@ -183,7 +171,7 @@ def make_chain_update(
         rows, text_features = split_shared(batch)
         sampled, numbers = sample_rollouts(networks, rewards, rollouts, state, rows, text_features, global_batch)
         counted = _flat(jnp.broadcast_to(sampled["scored"][..., None], sampled["chains"].shape))
-        total = global_batch.add_up(aggregate_weight(counted, rollouts.objective))
+        total = global_batch.add_up(aggregate_weight(counted, objective))
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             features = encode_images(networks, trained, rows)
@@ -195,7 +183,7 @@ def make_chain_update(
                 reference_log_probs=flat["reference"],
                 advantage=flat["advantage"][:, None],
                 counted=jnp.broadcast_to(flat["scored"][:, None], flat["chains"].shape),
-                settings=rollouts.objective,
+                settings=objective,
                 divisor=total,
             )
             return losses.total, {"total": losses.total, "kl": losses.divergence, "clipped": losses.clipped}
@@ -215,7 +203,7 @@ def make_chain_update(
 def sample_rollouts(
     networks: Networks,
     rewards: ChainRewards,
-    rollouts: ChainRollouts,
+    rollouts: GrpoOptions,
     state: TrainState,
     rows: Batch,
     text_features: Array | None,
@@ -349,7 +337,7 @@ class ChainGrpo(StepCoT):
         chain: Chain,
         *,
         rewards: ChainRewards,
-        rollouts: ChainRollouts,
+        rollouts: GrpoOptions,
         refining: optax.GradientTransformation,
         grpo_epochs: int,
         grpo_stream: Stream | None = None,

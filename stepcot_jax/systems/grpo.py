@@ -236,7 +236,6 @@ class Rating(Protocol):
 
     def __call__(self, replies: Iterable[tuple[Record, Reply]]) -> list[Judged | None]:
         """Return the rating of each reply; collective."""
-        ...
 
     def close(self) -> None:
         """Close connections and files."""
@@ -290,21 +289,22 @@ class Rollouts:
         """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log."""
         number, group = len(batch["index"]), self.settings.group_size
         local = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
-        made: Replies | Attempts = jax.tree.map(
+        replies: Replies = jax.tree.map(
             lambda rows: rows.reshape(-1, group, rows.shape[-1])[local], self.sample(state, batch)
         )
-        parts = self._reward_all(np.asarray(made.tokens), batch["index"])
-        checked = {}
+        parts = self._reward_all(np.asarray(replies.tokens), batch["index"])
+        made: Replies | Attempts = replies
+        checked: dict[str, np.ndarray] = {}
         if self.self_check is not None:
             wrong = parts["answer"] < 1  # an unscored answer, NaN, is not tried again
-            made = self.self_check.try_again(state, batch, made, wrong)
+            made = self.self_check.try_again(state, batch, replies, wrong)
             again, first = self._reward_all(made.last, batch["index"], wrong), parts
             parts = {name: np.where(wrong, again[name], part) for name, part in first.items()}
             success = wrong & (parts["answer"] == 1)
             checked = self.devices.gather_rows({"wrong": wrong, "success": success, "first": first["answer"]})
         gathered = self.devices.gather_rows(parts)
         relative = self.compare(gathered["total"], step=int(jax.device_get(state.step)))
-        made_batch = {
+        made_batch: Batch = {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
             "completions": made.tokens,
             "counted": self._counted(made, parts["total"]),

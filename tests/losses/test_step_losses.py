@@ -137,7 +137,7 @@ def test_absent_answers_change_nothing(kind, seed, annotated):
 @pytest.mark.parametrize("kind", LOSSES)
 def test_gradient_agrees_with_finite_differences(kind):
     fixed, moving = draw(kind, 2, scale=1.0)
-    loss = quick_jit(LOSSES[kind][0])
+    loss = jax.jit(LOSSES[kind][0])
     jax.test_util.check_grads(
         lambda moving: loss(fixed, moving, SOME),
         (jnp.asarray(moving),),
@@ -164,8 +164,9 @@ def test_large_logits_stay_finite_and_bfloat16_gives_float32(kind):
 # Means
 
 
-mean = quick_jit(lambda values, counted, weights: masked_mean(values=values, counted=counted, weights=weights))
-mean_and_slope = quick_jit(jax.value_and_grad(mean))
+mean_and_slope = quick_jit(
+    jax.value_and_grad(lambda values, counted, weights: masked_mean(values=values, counted=counted, weights=weights))
+)
 centre = quick_jit(lambda rows, counted: masked_center(rows=rows, counted=counted))
 
 

@@ -2,12 +2,24 @@
 
 import jax.numpy as jnp
 import pytest
+from cloud.memory_store import new_address
 from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.build import read_start
 from stepcot_jax.run.settings import write_settings
 from stepcot_jax.systems.chain_grpo import check_same_shapes
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(BadInput, match=r"config.policy.start: .*nowhere is not a folder"):
+        read_start(tmp_path / "nowhere", small_settings(job="chain_grpo"))
+
+
+def test_a_folder_on_a_store_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(BadInput, match=r"config.policy.start: memory://.*/run: holds no files"):
+        read_start(new_address(monkeypatch), small_settings(job="chain_grpo"))
 
 
 def test_other_data_or_networks_are_refused_by_name(tmp_path):

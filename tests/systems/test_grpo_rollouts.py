@@ -106,16 +106,6 @@ def test_shuffled_rewards_are_those_of_the_batch_elsewhere():
     np.testing.assert_array_equal(again["advantages"], batch["advantages"])
 
 
-def test_the_deviation_of_the_batch_divides_every_group():
-    batch, _ = roll(ONE, start(), scale="batch")
-    rewards = rewards_of(batch)
-    centred = rewards - np.nanmean(rewards, axis=1, keepdims=True)
-    known = rewards[~np.isnan(rewards)]
-    is_equal = np.nanmax(rewards, axis=1) == np.nanmin(rewards, axis=1)
-    expected = np.where(np.isnan(rewards) | is_equal[:, None], 0.0, centred / (known.std(ddof=1) + 1e-6))
-    np.testing.assert_allclose(batch["advantages"][..., 0], expected, atol=1e-5)
-
-
 class Constant(Rollouts):
     """Every reply earns `worth`."""
 

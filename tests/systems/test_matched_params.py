@@ -69,3 +69,11 @@ def test_other_shapes_are_named_and_stay_fresh():
     )
     kernel = matched.params["student"]["image_projection"]["linear"]["kernel"]
     np.testing.assert_array_equal(kernel, like["student"]["image_projection"]["linear"]["kernel"])
+
+
+def test_a_network_that_is_not_there_is_named_once():
+    found, like = tree(THERE, seed=1), tree(THERE, seed=2)
+    matched = match_params({"teacher": found["teacher"]}, like, stored_chain=THERE, chain=THERE)
+    assert matched.fresh == ("network student",)
+    assert matched.misfits == ()
+    np.testing.assert_array_equal(matched.params["student"]["head_0"]["bias"], like["student"]["head_0"]["bias"])

@@ -95,11 +95,9 @@ class Model(Protocol):
 
     async def reply(self, request: Request) -> Reply:
         """Answer one dialogue."""
-        ...
 
     async def close(self) -> None:
         """Free what the model holds."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -214,6 +214,8 @@ TABLE_NAMES = ("levels", "level_following", "level_steps", "level_constraints")
 VARIANT_WORDS = {"constraints": "constraints alone", "own": "own earlier answers", "true": "true earlier answers"}
 
 _HEADINGS = {"auc": "mAUC", "f1": "F1"}
+_KEY = (*columns("text", "earlier answers"), *columns("number", "level"))
+_HEAD = (*_KEY, *columns("text", "step added"))
 _OTHERS = FIGURES[1:]
 _COUNTED = (
     "Figures of the diagnosis, which every level asks for in the same words. A reply without a readable answer is "
@@ -265,9 +267,7 @@ def _tabulate_levels(results: Constrained) -> Table:
             )
         )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
-        *columns("text", "step added"),
+        *_HEAD,
         *columns("percent", "accuracy", *(["expected"] if is_simulated else [])),
         *columns("points", "difference from level 0"),
         *columns("number", "p"),
@@ -320,9 +320,7 @@ def _tabulate_following(results: Constrained) -> Table:
         for level in results.levels
     )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
-        *columns("text", "step added"),
+        *_HEAD,
         *columns("percent", *(f"{name.replace('_', 's, ')}" for name in FOLLOWED[:-1])),
         *columns("percent", "accuracy where all were followed", "accuracy where not"),
     )
@@ -337,8 +335,7 @@ def _tabulate_steps(results: Constrained) -> Table:
         for step, estimates in level.steps.items()
     )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
+        *_KEY,
         *columns("text", "step"),
         *columns("percent", *(_HEADINGS.get(name, name) for name in FIGURES)),
     )
@@ -354,8 +351,7 @@ def _tabulate_kinds(results: Constrained) -> Table:
         if kind in KINDS
     )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
+        *_KEY,
         *columns("text", "constraint", "what is verified"),
         *columns("percent", "strict", "loose"),
     )

@@ -1,9 +1,4 @@
-"""Draw cases for human readers, write forms, and compare the answers with the models'.
-
-stepcot readers sample DATA --readers NAME,NAME --out DIR [--num-cases 200]
-stepcot readers sample --workdir RUN --split test --readers NAME,NAME --out DIR
-stepcot readers score DIR FORM... --out DIR2 [--predictions RUN/predictions/test.npz]
-"""
+"""Draw cases for human readers, write forms, and compare the answers with the models'."""
 
 import argparse
 import pathlib

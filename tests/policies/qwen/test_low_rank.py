@@ -6,25 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
-from oracles.random_params import assert_close, normal, randomise
-from policies.qwen.tiny_qwen import IMAGE, IMAGES, write_config
+from oracles.random_params import assert_close, normal
+from policies.qwen.tiny_qwen import IMAGE, tiny
 
 from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
 from stepcot_jax.models.qwen import SquareQwen
 from stepcot_jax.policies.qwen_policy import FROZEN, LOW_RANK, TRAINED, QwenPolicy
-from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
 
 LORA = LowRankSettings(rank=3, alpha=6.0)
 PROMPTS, LENGTHS = np.array([[3, *[IMAGE] * 4, 5]], np.int32), np.array([6], np.int32)
 COMPLETIONS = np.array([[8, 9, 57]], np.int32)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The network and its random parameters."""
-    config = read_qwen_config(write_config(tmp_path_factory.mktemp("tiny"), IMAGES))
-    network = SquareQwen(config.sizes, config.vision, grid=2, image_token=IMAGE)
-    return network, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
 
 
 def score(network, params):
@@ -35,8 +26,9 @@ def score(network, params):
     return quick_jit(run)(params)
 
 
-def test_low_rank_layers(tiny):
-    network, params = tiny
+def test_low_rank_layers():
+    config, params = tiny()
+    network = SquareQwen(config.sizes, config.vision, grid=2, image_token=IMAGE)
     policy = QwenPolicy(network, LORA)
     parts, fresh = policy.split(params), init_low_rank(jax.random.key(0), params, LORA)
     assert len(fresh) == 2 * 7
@@ -60,8 +52,8 @@ def test_low_rank_layers(tiny):
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients[LOW_RANK]))
 
 
-def test_settings_of_low_rank(tiny):
-    _, params = tiny
+def test_settings_of_low_rank():
+    _, params = tiny()
     with pytest.raises(ValueError, match="rank must be at least 1"):
         LowRankSettings(rank=0)
     with pytest.raises(ValueError, match="matches no layer; there are decoder/"):

@@ -2,16 +2,13 @@
 
 import dataclasses
 import json
-import pathlib
-import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
-from oracles.random_params import randomise
-from policies.qwen.tiny_qwen import IMAGE, IMAGES, VISION, write_config
+from policies.qwen.tiny_qwen import IMAGE, PREPROCESSING, VISION, cut_pictures, picture, tiny
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen import VisionTower
@@ -25,27 +22,13 @@ from stepcot_jax.policies.qwen_inputs import (
     read_qwen_preprocessing,
     rope_positions,
 )
-from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
-
-PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The tiny model's config and random parameters."""
-    config = read_qwen_config(write_config(tmp_path_factory.mktemp("tiny"), IMAGES))
-    return config, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
-
-
-def picture(seed, height, width):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def test_padding_changes_nothing(tiny):
-    config, params = tiny
+def test_padding_changes_nothing():
+    config, params = tiny()
     tower = VisionTower(config.vision)
     run = quick_jit(lambda params, images: tower.apply({"params": params}, images))
-    cut = [cut_image(picture(seed, *size), PREPROCESSING) for seed, size in enumerate([(12, 20), (4, 4), (36, 8)])]
+    cut = cut_pictures((12, 20), (4, 4), (36, 8))
 
     def encode(images, *, noise=0.0, **sizes):
         packed, units = pack_images(images, config.vision, **sizes)
@@ -65,8 +48,8 @@ def test_padding_changes_nothing(tiny):
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_a_patch_sees_its_window_or_its_image(tiny):
-    config, params = tiny
+def test_a_patch_sees_its_window_or_its_image():
+    config, params = tiny()
     cut = cut_image(picture(0, 16, 8), PREPROCESSING)
     packed, (units,) = pack_images([cut], config.vision)
     assert packed.is_real.all()
@@ -96,11 +79,6 @@ def test_positions():
     assert rope_positions([5, 6], [], image_token=IMAGE)[0].tolist() == [[0, 1]] * 3
 
 
-def read_qwen_vision():
-    with tempfile.TemporaryDirectory() as folder:
-        return read_qwen_config(write_config(pathlib.Path(folder), IMAGES)).vision
-
-
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -111,7 +89,7 @@ def read_qwen_vision():
 )
 def test_prompts_that_do_not_fit_their_images(prompt, message):
     with pytest.raises(BadInput, match=message):
-        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE, vision=read_qwen_vision())
+        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE, vision=tiny()[0].vision)
     with pytest.raises(BadInput, match=r"the model has no vision tower|prompt 2"):
         lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE)
 
@@ -142,7 +120,7 @@ def test_sizes_of_images():
 )
 def test_bad_preprocessing(tmp_path, change, message):
     given = {"patch_size": VISION["patch_size"], "merge_size": 2, "min_pixels": 100, "max_pixels": 1000}
-    vision = read_qwen_vision()
+    vision = tiny()[0].vision
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
     assert read_qwen_preprocessing(tmp_path, vision).max_pixels == 1000
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given | change))
@@ -164,13 +142,13 @@ def test_null_and_missing_limits_are_those_of_size(tmp_path, limits, expected):
     size = {"shortest_edge": 64, "longest_edge": 640}
     given = {"patch_size": VISION["patch_size"], "size": size, **limits}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
-    found = read_qwen_preprocessing(tmp_path, read_qwen_vision())
+    found = read_qwen_preprocessing(tmp_path, tiny()[0].vision)
     assert (found.min_pixels, found.max_pixels) == expected
 
 
 def test_preprocessing_inside_processor_config(tmp_path):
     """As transformers 5 saves a processor."""
-    vision = read_qwen_vision()
+    vision = tiny()[0].vision
     own = {"patch_size": VISION["patch_size"], "size": {"shortest_edge": 64, "longest_edge": 640}, "resample": 3}
     inside = {"processor_class": "Qwen2_5_VLProcessor", "image_processor": own | {"image_mean": [0.1, 0.2, 0.3]}}
     (tmp_path / "processor_config.json").write_text(json.dumps(inside))

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from encoders.torch_checkpoints import largest_difference
-from policies.qwen.tiny_qwen import IMAGE
+from policies.qwen.tiny_qwen import IMAGE, picture
 from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
 
 from stepcot_jax.losses.sequence import NO_PART, sequence_loss
@@ -26,10 +26,6 @@ from stepcot_jax.policies.qwen_inputs import (
 from stepcot_jax.policies.qwen_policy import DECODER_AND_PROJECTOR, divide_params, join_params
 from stepcot_jax.policies.qwen_weights import load_qwen, name_tensors, write_qwen
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-
-
-def picture(seed, height, width):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
 def words(seed, number):
