@@ -232,7 +232,7 @@ def rope_positions(
 def pack_images(
     images: Sequence[CutImage], vision: VisionSizes, *, num_images: int = 0, num_windows: int = 0
 ) -> tuple[QwenImages, list[np.ndarray]]:
-    """Return images in windows, padded to one size."""
+    """Return images in windows, padded to one size, and the places of each one's units among those of all images."""
     side, joined = vision.window_units, vision.merge_size**2
     counts = [-(-image.num_rows // side) * -(-image.num_columns // side) for image in images]
     num_windows = bucket_size(max(num_windows, *counts))

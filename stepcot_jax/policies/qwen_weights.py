@@ -238,7 +238,7 @@ class Qwen:
 def load_qwen(
     source: str, *, dtype: DTypeLike = jnp.bfloat16, param_dtype: DTypeLike | Literal["stored"] | None = None
 ) -> Qwen:
-    """Load a model; every tensor is used exactly once."""
+    """Load a model; every tensor is used exactly once. "stored" tensors are read when their values are asked for."""
     folder = resolve(source)
     if not folder.is_dir():
         raise BadInput(f"{source}: is a file; expected a folder with config.json and *.safetensors")
@@ -253,7 +253,7 @@ def load_qwen(
 def assign_qwen(
     tensors: Mapping[str, np.ndarray], network: QwenVl, *, source: str, dtype: DTypeLike | None = jnp.float32
 ) -> dict[str, Any]:
-    """Return a network's parameters from named tensors, each used exactly once."""
+    """Return a network's parameters from named tensors, each used exactly once; without `dtype` they are read later."""
     table = qwen_table(tensors, network.sizes, network.vision)
     unused: tuple[str, ...] = ()
     if network.sizes.is_tied and "lm_head.weight" in tensors:

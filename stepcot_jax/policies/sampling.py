@@ -157,7 +157,7 @@ def reply_in_batches(
     tokenizer: Tokenizer,
     watch: Callable[[range], Iterable[int]] = iter,
 ) -> list[str]:
-    """Return the replies to prompts 0 to `number` - 1 in order."""
+    """Return the replies to prompts 0 to `number` - 1; all batches have one size, so that one program answers all."""
     texts = list[str]()
     for first in watch(range(0, number, batch_size)):
         chosen = [min(first + row, number - 1) for row in range(batch_size)]

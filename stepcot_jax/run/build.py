@@ -152,7 +152,7 @@ def _make_chain_grpo(
     return ChainGrpo(
         chain,
         rewards=make_chain_rewards(settings.rewards, make_rules(chain, counts=counts)),
-        rollouts=grpo,
+        rollouts=grpo,  # `mask_truncated` has no effect, as every chain has all steps
         refining=make_baseline_optimizer(
             learning_rate=grpo.learning_rate,
             schedule=grpo.schedule,

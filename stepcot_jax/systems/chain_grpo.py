@@ -163,6 +163,7 @@ def make_chain_update(
     networks: Networks, rewards: ChainRewards, rollouts: GrpoOptions, optimizer: optax.GradientTransformation
 ) -> Update:
     """Return one device's update: (state, batch) -> (state, metrics); it trains `updates.teacher_part`."""
+    # Dropout is off, in sampling and in every log-probability: the ratio of the first pass is 1.
     objective = make_objective(rollouts)
 
     def update(
@@ -209,7 +210,7 @@ def sample_rollouts(
     text_features: Array | None,
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[Batch, dict[str, Array]]:
-    """Sample chains of a device's cases with the update's key, and score them."""
+    """Return sampled chains of a device's cases by name, [case, rollout, ...], and numbers of the global batch."""
     labels, size = certain_labels(rows), rollouts.group_size
     num_cases, num_steps = labels.shape
     read, read_reference = (

@@ -97,7 +97,7 @@ class GrpoUpdate:
     def gradients(
         self, params: Params, batch: Batch, global_batch: GlobalBatch, *, is_first: Bool[Array, ""] | None = None
     ) -> tuple[dict[str, Array], Params]:
-        """Return the numbers of the global batch and the gradients of its loss."""
+        """Return the numbers of the global batch and the gradients of its loss; ratios are exactly 1 if `is_first`."""
         objective = make_objective(self.settings)
         divisor = global_batch.add_up(aggregate_weight(_flat(batch["counted"]), objective))
         num_completions = global_batch.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
@@ -257,6 +257,7 @@ class Rollouts:
     longest: int
     self_check: SelfCheck | None = None
     judge: Rating | None = None
+    # Used instead of `rewards`, unless empty.
     functions: Mapping[str, tuple[RewardFunction, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

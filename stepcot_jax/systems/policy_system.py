@@ -74,6 +74,7 @@ class PolicySystem(System):
             jnp.zeros((len(example["prompts"]), 2), jnp.int32),
         )["params"]
         parts = split_parts(params if self.begin is None else self.begin(params), POLICY)
+        # Only the penalty needs the reference, a copy of the parameters.
         is_compared = self.optimising is not None and self.optimising.beta > 0
         reference = {REFERENCE: copy_frozen(self.policy, parts[POLICY])} if is_compared else {}
         # Moments take twice the memory of the trained parameters. Only the last phase can get epochs after the start.

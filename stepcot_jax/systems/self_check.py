@@ -25,7 +25,7 @@ NOTHING, FIRST, GIVEN, CHECK, CLOSE, SECOND = range(6)
 
 
 class Attempts(NamedTuple):
-    """Completions with checks, of the prompts of this process."""
+    """Completions with checks, of the prompts of this process; `last` is the last attempt alone, empty without one."""
 
     tokens: Int[np.ndarray, "row rollout token"]
     log_probs: Float[np.ndarray, "row rollout token"]

@@ -1,4 +1,9 @@
-"""Fill a feature store ahead of training, or import features made elsewhere."""
+"""Fill a feature store ahead of training, or import features made elsewhere.
+
+stepcot features --config=NAME --workdir=DIR|gs://BUCKET/FOLDER|s3://BUCKET/FOLDER
+    [--encoder=transformers:ID] [--config.a.b=value] [--engine=ray --ray_workers=N]
+stepcot features import FILE --root ROOT --store DIR [--ids IDS]
+"""
 
 import argparse
 import contextlib
