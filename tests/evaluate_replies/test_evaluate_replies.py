@@ -6,7 +6,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import msgspec
 import pytest
@@ -263,13 +262,10 @@ def test_it_needs_neither_jax_nor_flax_and_helps_at_once(folder):
     shared = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "check": True}
     result = subprocess.run([sys.executable, "-c", script], **shared)
     assert result.stdout.splitlines()[-1] == "[]"
-    started = time.monotonic()
-    result = subprocess.run([sys.executable, "-m", "stepcot_jax", "evaluate_replies", "--help"], **shared)
-    assert time.monotonic() - started < 5  # 0.07 s on an idle machine
-    assert "--reading" in result.stdout
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "stepcot_jax", "evaluate_replies", "-h"], **shared
     )
+    assert "--reading" in result.stdout
     assert "numpy" not in result.stderr
 
 

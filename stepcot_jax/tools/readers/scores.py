@@ -238,55 +238,35 @@ _WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly diffe
 def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
     """Write the tables of a comparison and return the file names."""
     make_workdir(folder)
-    tables = [
-        tabulate_accuracy(comparison),
-        tabulate_sensitivity(comparison),
-        tabulate_f1(comparison),
-        tabulate_agreement(comparison),
-    ]
+    tables = [*(tabulate_figure(comparison, figure) for figure in _FIGURES), tabulate_agreement(comparison)]
     if comparison.models:
         tables.append(tabulate_gains(comparison))
     return [name for table in tables for name in write_table(folder, table)]
 
 
-def tabulate_accuracy(comparison: Comparison) -> Table:
-    """Make the table of the accuracy of all readers, each reader and each model by step (paper: Tables 5 and 10)."""
-    together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
-    accuracy = [step.accuracy for step in comparison.steps]
-    return _tabulate("readers", "Accuracy", comparison, accuracy, READER_ACCURACY, (together,))
+_FIGURES = {
+    "accuracy": ("readers", "Accuracy", READER_ACCURACY),
+    "sensitivity": ("readers_sensitivity", "Sensitivity", READER_SENSITIVITY),
+    "f1": ("readers_f1", "F1", READER_F1),
+}
 
 
-def tabulate_sensitivity(comparison: Comparison) -> Table:
-    """Make the table of their macro sensitivity by step (paper: Table 10)."""
-    sensitivity = [step.sensitivity for step in comparison.steps]
-    return _tabulate("readers_sensitivity", "Sensitivity", comparison, sensitivity, READER_SENSITIVITY, _MACRO)
-
-
-def tabulate_f1(comparison: Comparison) -> Table:
-    """Make the table of their macro F1 by step (paper: Table 10)."""
-    return _tabulate("readers_f1", "F1", comparison, [step.f1 for step in comparison.steps], READER_F1, _MACRO)
-
-
-def _tabulate(
-    name: str,
-    what: str,
-    comparison: Comparison,
-    of_steps: Sequence[Mapping[str, Interval]],
-    published: Mapping[str, Mapping[str, float]],
-    notes: tuple[str, ...],
-) -> Table:
-    """Return the table of a figure of all readers and models by step, with the published figures."""
+def tabulate_figure(comparison: Comparison, figure: str) -> Table:
+    """Make the table of a figure of all readers, each reader and each model by step (paper: Tables 5 and 10)."""
+    name, what, published = _FIGURES[figure]
     ours = (ALL_READERS, *comparison.readers, *comparison.models)
     rows: list[tuple[Entry, ...]] = []
-    for step, intervals in zip(comparison.steps, of_steps, strict=True):
+    for step in comparison.steps:
         known = (figures.get(step.step) for figures in published.values())
-        rows.append((step.step, step.num_cases, *(intervals[who] for who in ours), *known))
+        rows.append((step.step, step.num_cases, *(getattr(step, figure)[who] for who in ours), *known))
     headings = (
         *columns("text", "step"),
         *columns("number", "cases"),
         *columns("percent", *ours),
         *columns("percent", *published, published=True),
     )
+    together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
+    notes = (together,) if figure == "accuracy" else _MACRO
     title = f"{what} of {len(comparison.readers)} readers and {len(comparison.models)} models"
     return Table(name, title, headings, tuple(rows), (*notes, _INTERVALS, _PUBLISHED))
 
