@@ -215,11 +215,7 @@ _NO_TIME = datetime.datetime(2000, 1, 1)
 
 
 class ReportFolder:
-    """Writes structured reports into a folder, each into a file named by the report's UID.
-
-    The UID is derived from all of the report's content except its time: a repeated reading has the same UID, and its
-    file is not written again.
-    """
+    """Writes structured reports, named by the UID of their content without times: none is written twice."""
 
     def __init__(self, folder: pathlib.Path, network: ReportingNetwork, *, max_pixels: int) -> None:
         require_highdicom()
@@ -266,11 +262,7 @@ def require_highdicom() -> None:
 
 
 def make_report(reading: ChainReading, header: Fields, network: ReportingNetwork) -> "ComprehensiveSR":
-    """Return the structured report of a reading: complete, preliminary and unverified.
-
-    It is the only instance of its series, number 1: a number counted within a shared series would depend on which
-    images were read before, and so would the report's UID.
-    """
+    """Return the structured report of a reading: preliminary, unverified, and the only instance of its series."""
     source = _check_header(header)
     otherwise = header.refuse("its patient and study cannot be copied; expected elements as in DICOM PS3.3")
     report = attempt(lambda: _build(reading, source, network), otherwise)

@@ -1,19 +1,6 @@
-"""Temperature scaling per step, and conformal answer sets.
+"""Temperature scaling per step (Guo et al. 2017) and split-conformal answer sets, fitted on the validation split.
 
-Both are fitted on the validation split. Temperature scaling divides the logits of a step by one number, which changes
-how confident the answers are but never which one is the most probable (Guo et al. 2017). The answer sets are
-split-conformal (Vovk et al. 2005; Sadinle et al. 2019): over cases exchangeable with the validation cases, the set
-holds the true answer with probability `coverage` or more. The guarantee weakens because these cases also chose the
-checkpoint, share patients, and are not exchangeable with another hospital's: check the coverage on the test split.
-
-That probability is an average over validation splits, of which nearly half fall short. At a confidence, the sets hold
-the true answer that often in that share of the validation splits, of each step separately (`evaluation.conformal`).
-`Calibration.coverage_range` returns the 95 % range of the coverage, which does not hold for cases from elsewhere.
-
-One threshold for a step guarantees the average over all cases only: a rare answer may be held far less often, since the
-frequent ones make up for it. Thresholds by answer guarantee each answer its coverage (Mondrian or class-conditional
-conformal prediction: Vovk 2012; Ding et al. 2023), with larger sets. An answer with too few validation cases for the
-coverage (fewer than 9 at 90 %, 29 with a confidence of 95 %) has no threshold and is in every set.
+The same cases chose the checkpoint and may share patients: check the coverage on the test split (docs/reliability.md).
 """
 
 import dataclasses
@@ -48,33 +35,18 @@ _Value = TypeVar("_Value")
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Temperatures and conformal thresholds of each model and step.
+    """Temperatures and conformal thresholds by model and step; the most probable answer is always in the set."""
 
-    Attributes:
-      coverage: share of the cases whose answer set holds the true answer, in 0..1, of each step separately; with
-        `answer_thresholds` also of each true answer separately.
-      temperatures: by model name, the divisor of each step's logits.
-      thresholds: by model name, for each step the largest 1 - probability of an answer in the set; infinite where
-        there are too few cases for the coverage, so that every answer is in the set.
-      notes: by model name, for each step what could not be fitted and why; "" if nothing.
-      answer_thresholds: by model name, for each step one threshold for each answer, used in place of `thresholds`;
-        empty with coverage by step.
-      num_cases: by model name, for each step the validation cases of each true answer behind its thresholds; empty in
-        files that do not have it.
-      confidence: share of validation splits that reach the coverage, as in `conformal.find_rank`; 0: on average.
-      coverage_ranges: by model name, for each step its `coverage_range` where a file has it; others are computed.
-    """
-
-    coverage: float
-    temperatures: Mapping[str, tuple[float, ...]]
-    thresholds: Mapping[str, tuple[float, ...]]
-    notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    coverage: float  # share of the cases, of each step, whose answer set holds the true answer
+    temperatures: Mapping[str, tuple[float, ...]]  # by model name, the divisor of each step's logits
+    thresholds: Mapping[str, tuple[float, ...]]  # of 1 - probability; infinite: too few cases
+    notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by step, "" if all was fitted
     answer_thresholds: Mapping[str, tuple[tuple[float, ...], ...]] = dataclasses.field(default_factory=dict)
-    num_cases: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
-    confidence: float = 0.0
+    num_cases: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)  # by step and answer
+    confidence: float = 0.0  # share of validation splits that reach the coverage; 0: on average
     coverage_ranges: Mapping[str, tuple[tuple[float, float] | None, ...]] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
-    )
+    )  # by model name, for each step its `coverage_range` where a file has it; others are computed
 
     @property
     def coverage_by(self) -> CoverageBy:
@@ -86,11 +58,7 @@ class Calibration:
         return tuple(step for step, note in enumerate(self.notes.get(model, ())) if UNFITTED in note)
 
     def coverage_range(self, model: str, step: int) -> tuple[float, float] | None:
-        """Return the range that holds a step's coverage over new cases in 95 % of validation splits of this size.
-
-        With coverage by answer it is the range of the answer with the fewest cases among those with a threshold. None
-        where every answer is in the set, or the number of cases is unknown.
-        """
+        """Return the 95 % range of a step's coverage, the widest by answer; None without a threshold or counts."""
         stored = self.coverage_ranges.get(model, ())
         if step < len(stored) and stored[step] is not None:
             return stored[step]
@@ -98,13 +66,7 @@ class Calibration:
         return self._spread(num_cases) if num_cases else None
 
     def describe_coverage(self, model: str = "") -> str:
-        """Describe the coverage that the answer sets aim at, with the widest range of a model's steps.
-
-        >>> Calibration(0.9, {}, {}).describe_coverage()
-        '90 % of all cases together, not of each answer'
-        >>> Calibration(0.9, {}, {}, num_cases={"teacher": ((300, 150),)}).describe_coverage("teacher")
-        '90 % of all cases together, not of each answer (95 % range with 450 validation cases: 87.1 to 92.6 %)'
-        """
+        """Describe the coverage that the answer sets aim at, with the widest range of a model's steps."""
         whom = "the cases of each answer" if self.coverage_by == "answer" else "all cases together, not of each answer"
         text = f"{100 * self.coverage:g} %{' or more' if self.confidence else ''} of {whom}"
         if self.confidence:
@@ -134,11 +96,7 @@ class Calibration:
 def calibrated_probabilities(
     logits: npt.NDArray[np.floating], model: str, calibration: Calibration, chain: Chain
 ) -> npt.NDArray[np.float64]:
-    """Compute distributions after temperature scaling.
-
-    Returns:
-      [case, step, answer], each in 0..1; 0 beyond a step's own answers.
-    """
+    """Return distributions [case, step, answer] after temperature scaling; 0 beyond a step's own answers."""
     temperatures = _of_model(calibration.temperatures, model)
     probabilities = np.zeros(logits.shape)
     for position, step_logits in enumerate(logits_by_step(logits, chain=chain, model=model)):
@@ -149,15 +107,7 @@ def calibrated_probabilities(
 def answer_sets(
     probabilities: npt.NDArray[np.float64], model: str, calibration: Calibration, chain: Chain
 ) -> npt.NDArray[np.bool_]:
-    """Return the answers that cannot be ruled out at the stated coverage; a set is never empty.
-
-    Args:
-      probabilities: [case, step, answer] of `calibrated_probabilities`.
-
-    Returns:
-      [case, step, answer], True for an answer in the set; the most probable one always is, unlike in
-      plain conformal sets.
-    """
+    """Return the answers [case, step, answer] that cannot be ruled out at the coverage; the most probable one is in."""
     limits: Sequence[npt.ArrayLike] = (
         _of_model(calibration.answer_thresholds, model)
         if calibration.coverage_by == "answer"
@@ -313,15 +263,7 @@ def fit_calibration(
     confidence: float = 0.0,
     patients: npt.NDArray[np.str_] | None = None,
 ) -> Calibration:
-    """Fit temperatures and thresholds of every model on the validation split.
-
-    Args:
-      coverage: wanted share of cases whose answer set holds the true answer, above 0 and below 1.
-      coverage_by: "step" fits one threshold for a step, "answer" also one for each of its answers.
-      confidence: share of validation splits that reach the coverage, from 0 to below 1; 0: on average over the splits.
-      patients: [case], "" where unknown; None: each case is a patient of its own. With a confidence, thresholds use one
-        case of each patient, which are independent; temperatures use all.
-    """
+    """Fit temperatures and thresholds; with a confidence, thresholds use one case of each patient ("": unknown)."""
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
     wanted = _Wanted(coverage, confidence, np.full(len(val.labels), "") if patients is None else patients)
@@ -340,16 +282,7 @@ def fit_calibration(
 
 
 def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
-    """Fit one temperature by maximum likelihood.
-
-    The negative log-likelihood is convex in 1 / temperature: the fit is the root of its slope.
-
-    Args:
-      logits: [case, answer] of the annotated cases.
-
-    Returns:
-      The temperature, 0.01 to 100, and "" or why it is 1 or at a bound.
-    """
+    """Fit a temperature of 0.01 to 100 by maximum likelihood; return it with "", or why it is 1 or at a bound."""
     if len(labels) < MIN_CASES:
         return 1.0, f"{len(labels)} annotated cases, fewer than {MIN_CASES}: {UNFITTED}"
     if (labels == labels[0]).all():
@@ -438,51 +371,31 @@ NUM_BINS = 15
 
 @dataclasses.dataclass(frozen=True)
 class ReliabilityBin:
-    """The cases whose answer has a probability in (low, high].
+    """The cases whose answer has a probability in (low, high]; the first bin includes 0."""
 
-    Attributes:
-      low: lower edge of the bin; the first bin includes it.
-      num_cases: number of cases in the bin.
-      confidence: mean probability of the answers given; NaN in an empty bin.
-      accuracy: share of them that are correct; NaN in an empty bin.
-    """
-
-    low: float
+    low: float  # lower edge of the bin; the first bin includes it
     high: float
-    num_cases: int
-    confidence: float
-    accuracy: float
+    num_cases: int  # number of cases in the bin
+    confidence: float  # mean probability of the answers given; NaN in an empty bin
+    accuracy: float  # share of them that are correct; NaN in an empty bin
 
 
 @dataclasses.dataclass(frozen=True)
 class Reliability:
-    """Calibration of one step; NaN without annotated cases.
-
-    Attributes:
-      bins: the reliability curve, bins of equal width.
-      ece: expected calibration error of the answer given: mean distance of confidence and accuracy, weighted by
-        the bins' cases (Guo et al. 2017); 0..1.
-      brier: mean over the cases of the squared distance between the distribution and the truth, summed over the
-        answers (Brier 1950); 0..2.
-      nll: mean negative log-likelihood of the true answers, in nats.
-    """
+    """Calibration of one step; NaN without annotated cases."""
 
     name: str
     num_cases: int
-    bins: tuple[ReliabilityBin, ...]
-    ece: float
-    brier: float
-    nll: float
+    bins: tuple[ReliabilityBin, ...]  # the reliability curve, bins of equal width
+    ece: float  # expected calibration error (Guo et al. 2017), 0..1
+    brier: float  # summed over the answers (Brier 1950), 0..2
+    nll: float  # mean negative log-likelihood of the true answers, in nats
 
 
 def reliability(
     *, probabilities: npt.ArrayLike, labels: npt.ArrayLike, name: str = "", num_bins: int = NUM_BINS
 ) -> Reliability:
-    """Compute the reliability of one step.
-
-    Args:
-      probabilities: float [case, answer], each row summing to 1.
-    """
+    """Compute the reliability of one step from probabilities [case, answer]."""
     distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     once = count_once(len(truth))
     figures = calibration_figures(once, probabilities=distributions, labels=truth, num_bins=num_bins)
@@ -512,11 +425,7 @@ def calibration_figures(
     labels: npt.NDArray[np.integer],
     num_bins: int = NUM_BINS,
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Compute the calibration figures of one step in each resample.
-
-    Args:
-      probabilities: [case, answer], each row summing to 1.
-    """
+    """Compute the calibration figures [resample] of one step from probabilities [case, answer]."""
     annotated = labels != NOT_ANNOTATED
     weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
     cases = np.arange(len(truth))

@@ -1,7 +1,6 @@
 """Compare models on the same cases over seeds: figures with intervals, paired differences and verdicts.
 
-With several seeds a figure is their mean with their sample deviation, and the ends of its interval are the means of
-the seeds' ends: the interval of a typical seed, which is wider than that of the mean.
+Over several seeds an interval has the means of the seeds' ends: that of a typical seed, wider than the mean's.
 """
 
 import abc
@@ -59,31 +58,16 @@ _NORMAL = float(special.ndtri(0.975))
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """A difference with the evidence for it.
+    """A difference with the evidence for it."""
 
-    Attributes:
-      difference: the mean over the training runs, with its interval by patient.
-      values: the difference in each training run.
-      p: of a test that it must pass too; None without one.
-    """
-
-    difference: Interval
-    values: tuple[float, ...]
+    difference: Interval  # the mean over the training runs, with its interval by patient
+    values: tuple[float, ...]  # the difference in each training run
     num_patients: int
-    p: float | None = None
+    p: float | None = None  # of a test that it must pass too; None without one
 
 
 def decide(evidence: Sequence[Evidence]) -> list[str]:
-    """Judge differences, corrected for their number: `HIGHER`, `LOWER`, `NONE_SHOWN` or `TOO_FEW`.
-
-    The rule is in the tables' note and in docs/tables.md. Differences with too few patients are not tested and do not
-    count for the correction.
-
-    >>> decide([Evidence(Interval(0.02, 0.01, 0.03), (0.02,), 60), Evidence(Interval(0.02, -0.01, 0.05), (0.02,), 60)])
-    ['higher', 'no difference shown']
-    >>> decide([Evidence(Interval(1.0, 1.0, 1.0), (1.0,), 2)])
-    ['too few patients']
-    """
+    """Judge differences by the rule of `CORRECTED`; those with too few patients do not count for the correction."""
     p_values = [math.nan if item.num_patients < MIN_PATIENTS else _p_of_all(item) for item in evidence]
     return [_word_verdict(item, p) for item, p in zip(evidence, correct(p_values), strict=True)]
 
@@ -101,12 +85,7 @@ def _word_verdict(evidence: Evidence, p: float) -> str:
 
 
 def _p_of_all(evidence: Evidence) -> float:
-    """Return the p of a difference by patients, from `MIN_RUNS` on by training runs too; NaN without an interval.
-
-    The error by patient comes from the interval (Altman and Bland, BMJ 343 (2011), d2304), from its half towards 0 if
-    that is wider. The share of resamples beyond 0 is not used: with 1,000 resamples it may be 0, which cannot be
-    corrected. Degrees of freedom are Satterthwaite's. No p is below that of all patients having the sign.
-    """
+    """Return the p of a difference by patients, from `MIN_RUNS` on by training runs too; NaN without an interval."""
     value, low, high = evidence.difference.value, evidence.difference.low, evidence.difference.high
     besides = 0.0 if evidence.p is None else evidence.p
     if math.isnan(value + low + high + besides):
@@ -134,13 +113,7 @@ Question = tuple[str, str, str, Any]
 
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
-    """Join models of several runs on the same cases under new names.
-
-    A run supervised by the last step alone has no other labels; those of the first part replace them.
-
-    Args:
-      parts: by new name, predictions and the model's name there; the first part has all labels.
-    """
+    """Join models of several runs on the same cases; the first part's labels stand in for those that a run lacks."""
     first = next(iter(parts.values()))[0]
     known = dict(zip(first.facts["case_id"].tolist(), first.predictions.labels, strict=True))
 
@@ -172,15 +145,9 @@ def choose_steps(split: _Split, positions: Sequence[int]) -> _Split:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(abc.ABC):
-    """Models on the same cases, or on the same questions, over seeds.
+    """Models on the same cases, or questions, over seeds; a figure's group is a step, a kind, or None for the chain."""
 
-    A figure has a name and a group: the position of a step, None for the whole chain, or a kind of questions.
-
-    Attributes:
-      splits: for each seed the results of all models, all with the same models and cases.
-    """
-
-    splits: Sequence[Any]
+    splits: Sequence[Any]  # for each seed the results of all models, all with the same models and cases
     num_resamples: int = 1000
 
     @abc.abstractmethod
@@ -298,11 +265,7 @@ class AnswerComparison(Comparison):
         return min(counts, default=0)
 
     def p_value(self, first: str, second: str, figure: str, group: int | None = None) -> float | None:
-        """Return the p of the exact McNemar test for accuracy at a step; NaN without cases, None for other figures.
-
-        Of two seeds it is the larger, of more twice the median, which is valid under any dependence of the runs
-        (Rüger 1978) and does not grow with their number.
-        """
+        """Return the exact McNemar p at a step: the larger of two seeds', twice the median of more (Rüger 1978)."""
         if figure != "accuracy" or group is None:
             return None
         if not self.num_cases(group):

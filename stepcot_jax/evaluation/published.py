@@ -1,8 +1,6 @@
-"""Figures as printed in the paper, in GEMeX-RMCoT and in MEDSAGE, for the columns marked as published.
+"""Figures as printed in the papers (`published.json`): shares of 1, stage scores from 1 to 5.
 
-`published.json` has them: shares of 1 with the digits of the paper, stage scores from 1 to 5 as they are. Functions
-named `recompute_*` are this library's arithmetic on the printed figures, never the papers' own; tables mark them
-"recomputed".
+Functions named `recompute_*` are this library's arithmetic on them; tables mark their results "recomputed".
 """
 
 import hashlib
@@ -125,11 +123,7 @@ THREE_SETS = tuple(PARTS["SFT"][0])
 
 
 def step_figures(model: str, step: str) -> dict[str, float]:
-    """Return a model's figures at a step by metric: of Tables 6 and 9, and at the diagnosis of Table 3.
-
-    >>> step_figures("teacher", "Detection"), step_figures("student", "Morphologic feature")
-    ({'accuracy': 0.918}, {})
-    """
+    """Return a model's figures at a step by metric: of Tables 6 and 9, and at the diagnosis of Table 3."""
     name = model.removeprefix(f"{TEACHER} ").casefold()
     accuracy = {known.casefold(): of_steps for known, of_steps in COMPONENT_ACCURACY.items()}.get(name, {}).get(step)
     figures = {} if accuracy is None else {"accuracy": accuracy}
@@ -149,11 +143,7 @@ def round_half_up(value: float, digits: int = 4) -> float:
 
 
 def recompute_mean(row: Mapping[str, float]) -> float:
-    """Return the unweighted mean of a printed row.
-
-    >>> round(recompute_mean(BENCHMARK_ACCURACY[MEDSAGE]), 4)
-    0.682
-    """
+    """Return the unweighted mean of a printed row."""
     return statistics.fmean(row.values())
 
 
@@ -163,11 +153,7 @@ def recompute_gap(method: str) -> float:
 
 
 def recompute_std(row: Mapping[str, float]) -> float:
-    """Return the population standard deviation of the three rounds of Table 5 about their own mean.
-
-    >>> round(recompute_std(PERTURBED["closed", PLAIN]), 6)
-    0.032136
-    """
+    """Return the population standard deviation of the three rounds of Table 5 about their own mean."""
     return statistics.pstdev(row[name] for name in ROUNDS[1:])
 
 
@@ -209,59 +195,36 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One variant at one level.
-
-    Attributes:
-      level: number of steps that are constraints.
-      diagnosis: figures of the diagnosis by name; a reply without a readable answer is wrong.
-      differences: figures less those of level 0, in the same resamples; empty at level 0.
-      p: of the exact McNemar test of the accuracy against level 0; None at level 0.
-      expected: accuracy that a simulated model has in expectation; None for other models.
-      followed: shares by name: prompts and instructions, strict and loose, and readable diagnoses.
-      right: accuracy of the diagnosis where every constraint was followed ("followed") and where not ("broken").
-      steps: figures of each step that was asked, by its name.
-      confusion: number of cases [truth, answer] of the diagnosis; the last column counts unreadable ones.
-    """
+    """One variant at one level."""
 
     variant: str
-    level: int
-    diagnosis: dict[str, Estimate]
-    differences: dict[str, Estimate]
-    p: float | None
-    expected: float | None
-    followed: dict[str, Estimate]
-    right: dict[str, Estimate]
-    steps: dict[str, dict[str, Estimate]]
+    level: int  # number of steps that are constraints
+    diagnosis: dict[str, Estimate]  # figures of the diagnosis by name; a reply without a readable answer is wrong
+    differences: dict[str, Estimate]  # figures less those of level 0, in the same resamples; empty at level 0
+    p: float | None  # of the exact McNemar test of the accuracy against level 0; None at level 0
+    expected: float | None  # accuracy that a simulated model has in expectation; None for other models
+    followed: dict[str, Estimate]  # shares by name: prompts and instructions, strict and loose, and readable diagnoses
+    right: dict[str, Estimate]  # where every constraint was followed, and where not
+    steps: dict[str, dict[str, Estimate]]  # figures of each step that was asked, by its name
     constraints: dict[str, Rates]
-    confusion: list[list[int]]
+    confusion: list[list[int]]  # number of cases [truth, answer] of the diagnosis
 
 
 class Constrained(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one model at all levels.
-
-    Attributes:
-      prompt: digest of the prompts' texts.
-      lists_diagnoses: whether the options of the diagnosis were listed below the last level.
-      steps: name and options of each step.
-      num_cases: number of cases, unannotated ones included.
-      num_patients: number of patients with a diagnosis.
-      num_missing: number of dialogues without a reply, such as refused ones.
-      num_cut: number of replies that were cut at the limit of their length.
-      cases: SHA-256 of the cases' ids, by `digest_cases`.
-    """
+    """Results of one model at all levels."""
 
     format: str = FORMAT
     model: str
     about: str
     source: str
-    prompt: str
-    lists_diagnoses: bool
-    steps: list[tuple[str, list[str]]]
-    num_cases: int
-    num_patients: int
-    num_missing: int
-    num_cut: int
-    cases: str
+    prompt: str  # digest of the prompts' texts
+    lists_diagnoses: bool  # whether the options of the diagnosis were listed below the last level
+    steps: list[tuple[str, list[str]]]  # name and options of each step
+    num_cases: int  # number of cases, unannotated ones included
+    num_patients: int  # number of patients with a diagnosis
+    num_missing: int  # number of dialogues without a reply, such as refused ones
+    num_cut: int  # number of replies that were cut at the limit of their length
+    cases: str  # SHA-256 of the cases' ids, by `digest_cases`
     levels: list[Level]
 
     def find(self, variant: str, level: int) -> Level | None:

@@ -1,9 +1,6 @@
 """All statistics of a split as one tree of plain values: the content of `statistics.json`.
 
-Values and intervals come from the same functions, and all intervals from the same resamples. An expected calibration
-error is a sum of distances, to which the noise of a resample only adds: its interval lies high, and a small error can
-lie below the interval. The coverage of answer sets by true answer rests on few cases where an answer is rare: read it
-with `num_cases_by_answer` and its interval.
+An expected calibration error only grows by a resample's noise: a small one can lie below its interval.
 """
 
 import dataclasses
@@ -54,19 +51,13 @@ _AGE_BANDS = ((18, "0-17"), (40, "18-39"), (65, "40-64"), (math.inf, "65+"))
 
 @dataclasses.dataclass(frozen=True)
 class Subgroup:
-    """Cases that share a fact.
+    """Cases that share a fact."""
 
-    Attributes:
-      grouping: the fact, one of `GROUPINGS`.
-      name: its value; `UNKNOWN` if there is none.
-      models: figures by model name; None with too few patients.
-    """
-
-    grouping: str
-    name: str
+    grouping: str  # the fact, one of `GROUPINGS`
+    name: str  # its value; `UNKNOWN` if there is none
     num_cases: int
     num_patients: int
-    models: dict[str, ModelIntervals] | None
+    models: dict[str, ModelIntervals] | None  # figures by model name; None with too few patients
 
 
 def score_subgroups(
@@ -78,15 +69,7 @@ def score_subgroups(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[Subgroup, ...]:
-    """Compute the figures of every group, each with its own bootstrap by patient.
-
-    Means over steps are over the same steps in every group: those with two or more answers in the split. The groups are
-    many and small: one may stand out by chance, and the answers of one group may be easier than those of another. The
-    cases whose fact is unknown are a group too.
-
-    Returns:
-      The groups by grouping, then by name, with ages rising and the unknown last.
-    """
+    """Compute the figures of every group, each with its own bootstrap; means are over the split's steps in all."""
     wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
     if wrong:
         raise BadInput(f"subgroups: {wrong[0]!r} is not one of {', '.join(GROUPINGS)}")
@@ -104,11 +87,7 @@ def score_subgroups(
 
 
 def age_band(age: str) -> str:
-    """Return the band of an age in years, given as text; `UNKNOWN` for "".
-
-    >>> age_band("17.9"), age_band("18"), age_band("")
-    ('0-17', '18-39', 'unknown')
-    """
+    """Return the band of an age in years, given as text; `UNKNOWN` for ""."""
     if not age:
         return UNKNOWN
     return next(name for limit, name in _AGE_BANDS if float(age) < limit)
@@ -158,12 +137,7 @@ Statistics = dict[tuple[str, str, str], npt.NDArray[np.float64]]
 def summarise(
     split: SplitPredictions, chain: Chain, *, calibration: Calibration, rules: Rules, num_resamples: int
 ) -> dict[str, Any]:
-    """Compute intervals, calibration, answer sets, selective reading, consistency and subgroups of every model.
-
-    Returns:
-      Plain types by model name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals` next to
-      them has their intervals by the same names.
-    """
+    """Compute all statistics of every model as plain types; `intervals` has those of the figures next to it."""
     compute = prepare_statistics(split, chain, calibration=calibration, rules=rules)
     values, resampled, of_models = compute(count_once(len(split.predictions.labels))), None, {}
     if num_resamples:
@@ -315,10 +289,7 @@ _SPLITS = ("train", "val", "test")
 
 
 def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
-    """Format a text table for each model, in percent, followed by notes on what the averages leave out.
-
-    The mean line averages each column over the steps with two or more answers where it is defined.
-    """
+    """Format a text table for each model, in percent, followed by notes on what the averages leave out."""
     ordered = _teacher_first(metrics)
     blocks = [_format_model(name, model) for name, model in ordered.items()]
     # The models answered the same cases: each note appears once for all of them.

@@ -1,7 +1,6 @@
 """Convert parameters between the authors' PyTorch networks and ours, by the table of `entries`.
 
-Sizes are read from the tensors: every axis has a name ("teacher_width"), each tensor votes for its length, and the
-majority decides; a tensor that disagrees is refused. Networks converted together must agree with one another.
+Every axis has a name; each tensor votes for its length, and a tensor that disagrees with the majority is refused.
 """
 
 import collections
@@ -202,11 +201,7 @@ def check_numbers(tensors: Mapping[str, Any]) -> None:
 
 
 def list_problems(problems: Iterable[str], separator: str = "; ") -> str:
-    """Join problems of a file for a message: the first twenty, and the number of the others.
-
-    >>> list_problems(["a", "b"])
-    'a; b'
-    """
+    """Join problems of a file for a message: the first twenty, and the number of the others."""
     listed = list(problems)
     more = [f"and {len(listed) - _NUM_LISTED} more"] if len(listed) > _NUM_LISTED else []
     return separator.join([*(problem[:_LONGEST_PROBLEM] for problem in listed[:_NUM_LISTED]), *more])
@@ -357,10 +352,7 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
 
 
 def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the tensors that match no prefix, and the number of tensors that match each.
-
-    A prefix matches a whole name ("teacher/clip_model.") or a name within its network ("clip_model.").
-    """
+    """Return the tensors that match no prefix of a name, whole or within its network, and how many match each."""
     kept, counts = {}, dict.fromkeys(prefixes, 0)
     for name, array in tensors.items():
         inside = name.partition("/")[2] if "/" in name else name.partition(".")[2]

@@ -42,12 +42,7 @@ class Preprocessing:
     std: tuple[float, ...]
 
     def normalise(self, images: Any) -> np.ndarray:
-        """Return the network's input, float32 [case, size, size, 3].
-
-        Args:
-          images: uint8 [case, size, size] (grey) or [case, size, size, 3], or normalised float32
-            [case, size, size, 3].
-        """
+        """Return float32 [case, size, size, 3] of uint8 pixels, grey [case, size, size] or not, or of float32."""
         images = np.asarray(images)
         grey = images.ndim == 3 and images.dtype == np.uint8
         shape = (*images.shape, 3) if grey else images.shape
@@ -95,12 +90,7 @@ def read_pixel_rules(files: Files) -> Preprocessing:
 def to_answers(
     logits: np.ndarray, steps: Sequence[Step], temperatures: Sequence[float]
 ) -> dict[str, tuple[list[str], np.ndarray]]:
-    """Return the answers of all steps.
-
-    Returns:
-      By the name of the step: the most probable answer of each image, and the probabilities of the step's options
-      [case, option].
-    """
+    """Return by step the most probable answer of each image, and the options' probabilities [case, option]."""
     by_step = {}
     for position, (step, temperature) in enumerate(zip(steps, temperatures, strict=True)):
         scaled = logits[:, position, : len(step.options)].astype(np.float64) / temperature
@@ -128,11 +118,7 @@ def read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dic
 def find_above(
     answers: Mapping[str, tuple[list[str], np.ndarray]], steps: Sequence[Step], points: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[list[str]]]:
-    """Return the answers at or above their operating points.
-
-    Returns:
-      By the name of each step with operating points: for each image the answers, in the order of the options.
-    """
+    """Return by step with operating points, for each image, the answers at or above them in the options' order."""
     above = {}
     for step in steps:
         of_step = points.get(step.name, {})
@@ -152,11 +138,7 @@ def compare_logits(computed: np.ndarray, expected: np.ndarray) -> tuple[float, b
 def check_models(
     folder: str | pathlib.Path, load: Callable[..., Any], *, manifest: str, tolerance: float
 ) -> list[dict[str, Any]]:
-    """Compare each model's logits and gate scores of the stored images with the stored ones.
-
-    Args:
-      load: (folder, name of the model) -> the model, with `logits`, and `gate_scores` if scores are stored.
-    """
+    """Compare each model's logits and gate scores of the stored images; `load` gives a model by folder and name."""
     files = Files(pathlib.Path(folder))
     stored = files.read_tensors("check.safetensors")
     with files.expecting(manifest, "models"):

@@ -42,11 +42,7 @@ _OPTIONAL = {
 
 
 def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, written: Collection[str]) -> str:
-    """Return this part of the README as Markdown.
-
-    Args:
-      written: names of the files in the folder; `_OPTIONAL` files are listed if they are among them.
-    """
+    """Return this part of the README; `_OPTIONAL` files are listed if they are among those written."""
     models = manifest["models"]
     tensors = sorted({file for model in models.values() for file in model["tensors"]})
     gates = {name: model["gate"] for name, model in models.items() if model.get("gate")}

@@ -52,16 +52,7 @@ ABSENT_LOGIT = -1e9
 
 
 class Model:
-    """An exported model.
-
-    Attributes:
-      steps: the questions and their answers.
-      preprocessing: size and normalisation of the images.
-      temperatures: divisor of each step's logits before the softmax; 1 without calibration.
-      operating_points: by step and answer the "threshold" of the probability (None: never called), and "sensitivity"
-        and "specificity" at it on the test cases; empty without any.
-      trained_on: the training data in a few words; "" in exports of earlier versions.
-    """
+    """An exported model."""
 
     def __init__(self, folder: str | pathlib.Path, name: str | None = None) -> None:
         files = Files(pathlib.Path(folder))
@@ -88,38 +79,21 @@ class Model:
             self._gate = jax.jit(gate_program.call)
 
     def gate_scores(self, images: Any) -> np.ndarray | None:
-        """Return how far images lie from the training images; compiled once for each number of images.
-
-        Returns:
-          float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
-        """
+        """Return float32 [case], above 1 outside of what the model was trained on; None if the export has no gate."""
         if self._gate is None:
             return None
         return np.asarray(self._gate(self._gate_tensors, self.preprocessing.normalise(images)))
 
     def logits(self, images: Any) -> np.ndarray:
-        """Return the logits of all steps; compiled once for each number of images.
-
-        Returns:
-          float32 [case, step, answer]; `ABSENT_LOGIT` beyond a step's own answers.
-        """
+        """Return float32 [case, step, answer]; compiled once for each number of images."""
         return np.asarray(self._run(self._tensors, self.preprocessing.normalise(images)))
 
     def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
-        """Return the answers of all steps.
-
-        Returns:
-          By the name of the step: the most probable answer of each image, and the probabilities of the step's options
-          [case, option].
-        """
+        """Return by step the most probable answer of each image, and the options' probabilities [case, option]."""
         return to_answers(self.logits(images), self.steps, self.temperatures)
 
     def above(self, images: Any) -> dict[str, list[list[str]]]:
-        """Return the answers at or above their operating points.
-
-        Returns:
-          By the name of each step with operating points: for each image the answers, in the order of the options.
-        """
+        """Return the answers at or above their operating points, by step for each image."""
         return find_above(self(images), self.steps, self.operating_points)
 
     def stablehlo(self) -> str:
@@ -144,11 +118,7 @@ def load(folder: str | pathlib.Path, model: str | None = None) -> Model:
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
-    """Compare this machine's logits and gate scores of the stored images with the stored ones.
-
-    Returns:
-      For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".
-    """
+    """Compare this machine's logits and gate scores of the stored images with the stored ones, for each model."""
     return check_models(folder, load, manifest="export.json", tolerance=tolerance)
 
 

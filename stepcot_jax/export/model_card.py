@@ -28,11 +28,7 @@ _COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", 
 
 
 def write_front_matter(task: str) -> str:
-    """Return the metadata that the Hugging Face hub reads at the top of a card.
-
-    >>> print(write_front_matter("image-classification").splitlines()[2])
-    pipeline_tag: image-classification
-    """
+    """Return the metadata that the Hugging Face hub reads at the top of a card."""
     tags = ("jax", "stablehlo", "medical", "chest-radiograph", "chain-of-thought")
     lines = ["---", "library_name: stepcot-jax", f"pipeline_tag: {task}", "tags:", *(f"- {tag}" for tag in tags), "---"]
     return "\n".join([*lines, "", ""])
@@ -157,11 +153,7 @@ def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | 
 def _table(
     name: str, figures: ModelIntervals | Mapping[str, Any], metrics: ModelMetrics | Mapping[str, Any]
 ) -> list[str]:
-    """Return the figures of a model as a table, from intervals or from a report.
-
-    Args:
-      metrics: the figures of the most frequent answers.
-    """
+    """Return a model's figures as a table, from intervals or a report; `metrics` has the frequent answers'."""
     get: Callable[[Any, str], Any] = getattr if isinstance(figures, ModelIntervals) else operator.getitem
     lines = [f"| {name} | cases | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
     for step in get(figures, "steps"):

@@ -30,22 +30,16 @@ Entry = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """Settings, log and predictions of a run.
-
-    Attributes:
-      split: each network's predictions for the test split.
-      calibration: fitted on the validation split; None if the run fitted none.
-      operating_points: thresholds of the answers; None if the run chose none.
-    """
+    """Settings, log and predictions of a run."""
 
     workdir: pathlib.Path
     settings: StoredSettings
     chain: Chain
     entries: Sequence[Entry]
     report: Mapping[str, Any]
-    split: SplitPredictions
-    calibration: Calibration | None
-    operating_points: OperatingPoints | None = None
+    split: SplitPredictions  # each network's predictions for the test split
+    calibration: Calibration | None  # fitted on the validation split; None if the run fitted none
+    operating_points: OperatingPoints | None = None  # thresholds of the answers; None if the run chose none
 
     def check_model(self, model: str) -> None:
         """Refuse a network without predictions."""

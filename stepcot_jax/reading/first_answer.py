@@ -10,10 +10,7 @@ from stepcot_jax.run.stored import read_stored
 
 
 def prepare_first_answer(workdir: pathlib.Path) -> tuple[str, ...]:
-    """Read an empty image with each network of a finished run, one image at a time as `predict` does for one file.
-
-    The programs go to the user's cache of compiled programs (`host.machine`), where the next process finds them.
-    """
+    """Read an empty image with each network, so that the user's cache has the programs of `predict`."""
     run = read_stored(workdir)
     if run.problem or read_given(workdir).networks:
         return ()

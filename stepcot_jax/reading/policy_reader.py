@@ -42,11 +42,7 @@ _NUM_NEAR = 4
 
 
 def guess_kind(question: str, *, choices: Sequence[str] = ()) -> Kind:
-    """Return the kind of a question: "single" with choices, "closed" if it asks for yes or no, else "open".
-
-    >>> guess_kind("Is there an effusion?"), guess_kind("Where is the mass?"), guess_kind("Which?", choices=("A", "B"))
-    ('closed', 'open', 'single')
-    """
+    """Return the kind of a question: "single" with choices, "closed" if it asks for yes or no, else "open"."""
     if choices:
         return "single"
     return "closed" if _YES_OR_NO.match(question) else "open"
@@ -55,11 +51,7 @@ def guess_kind(question: str, *, choices: Sequence[str] = ()) -> Kind:
 def ask_question(
     question: str, *, image_size: tuple[int, int], choices: Sequence[str] = (), kind: str | None = None
 ) -> Record:
-    """Return a question as a record, whose answer is a placeholder.
-
-    Args:
-      image_size: width and height in pixels of the picture that boxes of the reply refer to.
-    """
+    """Return a question as a record, whose answer is a placeholder."""
     if isinstance(choices, str):
         raise BadInput(f"choices: {choices[:80]!r} is one text; a sequence of texts is required")
     kind = kind or guess_kind(question, choices=choices)
@@ -153,26 +145,16 @@ def _similar_questions(record: Record, workdir: pathlib.Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answered:
-    """A policy's reply to a question.
-
-    Attributes:
-      kind: kind of the question, of `record.KINDS`.
-      text: the reply as generated.
-      reply: the reply as its dialect reads it; `.problems` lists why it is not well formed.
-      answer: "Yes" or "No", a letter, several letters or folded text, by the kind; None if no answer could be read.
-      boxes: named boxes of the answer, corners in pixels of the image as given.
-      image_size: width and height of the image as given.
-      picture: uint8 [height, width, 3], the image as given.
-    """
+    """A policy's reply to a question."""
 
     question: str
-    kind: Kind
+    kind: Kind  # kind of the question, of `record.KINDS`
     choices: tuple[str, ...]
-    text: str
-    reply: Reply
-    answer: str | tuple[str, ...] | None
-    boxes: tuple[Box, ...]
-    image_size: tuple[int, int]
+    text: str  # the reply as generated
+    reply: Reply  # the reply as its dialect reads it; `.problems` lists why it is not well formed
+    answer: str | tuple[str, ...] | None  # by the kind; None if none could be read
+    boxes: tuple[Box, ...]  # named boxes of the answer, corners in pixels of the image as given
+    image_size: tuple[int, int]  # width and height of the image as given
     picture: UInt8[np.ndarray, "height width 3"] = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -217,13 +199,7 @@ class Answered:
 
 
 class PolicyReader:
-    """Answers questions about radiographs; see `load_reader`.
-
-    The first call compiles the network, which takes seconds; later calls reuse it.
-
-    Attributes:
-      trained: the run.
-    """
+    """Answers questions about radiographs; the first call compiles the network, which takes seconds."""
 
     def __init__(self, trained: TrainedPolicy) -> None:
         self.trained = trained

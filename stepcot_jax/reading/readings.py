@@ -80,19 +80,13 @@ Points = Mapping[int, tuple[str, float, float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """An answer with an operating point.
-
-    Attributes:
-      threshold: probability from which the finding is called; infinite if it never is.
-      sensitivity: of the test cases at the threshold; NaN where no test case has the answer.
-      specificity: of the test cases at the threshold; NaN where every test case has the answer.
-    """
+    """An answer with an operating point."""
 
     answer: str
     probability: float
-    threshold: float
-    sensitivity: float
-    specificity: float
+    threshold: float  # probability from which the finding is called; infinite if it never is
+    sensitivity: float  # of the test cases at the threshold; NaN where no test case has the answer
+    specificity: float  # of the test cases at the threshold; NaN where every test case has the answer
 
     @property
     def is_above(self) -> bool:
@@ -149,18 +143,11 @@ _LIMIT = "1 is the limit"
 
 @dataclasses.dataclass(frozen=True)
 class ImageCheck:
-    """An image compared with the images that a network was trained on.
+    """An image compared with the images that a network was trained on."""
 
-    Attributes:
-      trained_on: the training data in a few words; "" if unknown.
-      gate_score: distance to the training images, above 1 outside of them (`evaluation.gate`); None if the run stored
-        no gate.
-      projection: projection by the DICOM header; "" if it has none.
-    """
-
-    trained_on: str = ""
-    gate_score: float | None = None
-    projection: Projection = ""
+    trained_on: str = ""  # the training data in a few words; "" if unknown
+    gate_score: float | None = None  # distance to the training images, above 1 outside of them
+    projection: Projection = ""  # projection by the DICOM header; "" if it has none
 
     @property
     def outside(self) -> bool | None:
@@ -216,15 +203,7 @@ _FIRST, _LAST = _NAMES[0], _NAMES[-1]
 
 
 def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
-    """Write answers as a paragraph.
-
-    Args:
-      answers: each step with its label and that label's probability; None if a person gave the answer.
-
-    >>> step = Step("Detection", "Is there any?", ("No abnormality", "Increased opacity"))
-    >>> write_paragraph([(step, 1, 0.81)])
-    'The radiograph shows increased opacity (81 %).'
-    """
+    """Write answers, each a step, its label and probability (None: given by a person), as a paragraph."""
     sentences: list[str] = []
     clauses: list[str] = []
     absent: list[str] = []
@@ -267,26 +246,15 @@ def _soften(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StepAnswer:
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-      step: the question with its options.
-      label: label of the most probable answer: the person's if one was given, else the network's.
-      probabilities: the network's probability of each option, also if an answer was given.
-      given_shares: the person's probability of each option; () if no answer was given.
-      answer_set: the options of the conformal set, most probable first; None without calibration.
-      coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
-      points: operating points by label (`find_points`), the same mapping for all images; empty without, and from a
-        given answer on.
-    """
-
-    step: Step
-    label: int
-    probabilities: tuple[float, ...]
-    given_shares: tuple[float, ...]
-    answer_set: tuple[str, ...] | None
-    coverage_range: tuple[float, float] | None = None
-    points: Points = dataclasses.field(default_factory=dict, hash=False)
+    step: Step  # the question with its options
+    label: int  # label of the most probable answer: the person's if one was given, else the network's
+    probabilities: tuple[float, ...]  # the network's probability of each option, also if an answer was given
+    given_shares: tuple[float, ...]  # the person's probability of each option; () if no answer was given
+    answer_set: tuple[str, ...] | None  # of the conformal set, most probable first
+    coverage_range: tuple[float, float] | None = None  # 95 % range
+    points: Points = dataclasses.field(default_factory=dict, hash=False)  # empty from a given answer on
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -334,12 +302,7 @@ def answer_step(
     model: str,
     spread: tuple[float, float] | None = None,
 ) -> list[StepAnswer]:
-    """Return the answers of all cases to a step.
-
-    Args:
-      probabilities: the network's, padded beyond the step's answers.
-      given: distributions that a person gave, the same for all cases, zeros where the network answers.
-    """
+    """Return the answers of all cases to a step; `given` are a person's distributions, zeros without."""
     probabilities = probabilities[:, : step.num_answers]
     shares = tuple(given[position, : step.num_answers].tolist()) if given[position].any() else ()
     labels = [int(np.argmax(shares))] * len(probabilities) if shares else probabilities.argmax(axis=1).tolist()
@@ -366,40 +329,22 @@ def answer_step(
 
 @dataclasses.dataclass(frozen=True)
 class ChainReading:
-    """A network's reading of one radiograph.
+    """A network's reading of one radiograph."""
 
-    Attributes:
-      source: the image, such as its path.
-      model: "teacher" or "student", with "with counted pairs" if they were added to its logits.
-      calibrated: whether the probabilities were calibrated on the validation split, which is read without given
-        answers: it does not hold for the steps after a given one.
-      coverage: target share of answer sets that hold the true answer; None without answer sets.
-      steps: the answers, in the chain's order.
-      flipped: later answers that the given ones changed; empty without given answers.
-      shifted: the change in each later step; empty without given answers.
-      picture: uint8 [size, size, 3], for reading it again; None if it was not kept.
-      coverage_of: the coverage in words (`Calibration.describe_coverage`).
-      uncalibrated: names of the steps whose temperature could not be fitted.
-      never_together: pairs of these answers that no training chain has although 20 were expected by chance, in words.
-      rule: the rule that chose the operating points, in words; "" without any.
-      check: the image compared with those that the network was trained on.
-      report: file of its structured report, or why there is none; "" if none was requested (`structured_report`).
-    """
-
-    source: str
-    model: str
-    calibrated: bool
-    coverage: float | None
-    steps: tuple[StepAnswer, ...]
-    flipped: tuple[Flip, ...] = ()
-    shifted: tuple[Shift, ...] = ()
-    picture: Any = dataclasses.field(default=None, repr=False, compare=False)
-    coverage_of: str = ""
-    uncalibrated: tuple[str, ...] = ()
-    never_together: tuple[str, ...] = ()
-    rule: str = ""
+    source: str  # the image, such as its path
+    model: str  # "teacher" or "student", with "with counted pairs" if they were added to its logits
+    calibrated: bool  # on readings without given answers
+    coverage: float | None  # target share of answer sets that hold the true answer; None without answer sets
+    steps: tuple[StepAnswer, ...]  # the answers, in the chain's order
+    flipped: tuple[Flip, ...] = ()  # later answers that the given ones changed; empty without given answers
+    shifted: tuple[Shift, ...] = ()  # the change in each later step; empty without given answers
+    picture: Any = dataclasses.field(default=None, repr=False, compare=False)  # uint8 [size, size, 3]
+    coverage_of: str = ""  # the coverage in words (`Calibration.describe_coverage`)
+    uncalibrated: tuple[str, ...] = ()  # names of the steps whose temperature could not be fitted
+    never_together: tuple[str, ...] = ()  # in words
+    rule: str = ""  # the rule that chose the operating points, in words; "" without any
     check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
-    report: str = ""
+    report: str = ""  # file of its structured report, or why there is none
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -537,12 +482,7 @@ def make_readings(
     trained_on: str = "",
     projections: Sequence[Projection] = (),
 ) -> list[ChainReading]:
-    """Return the readings of images in words.
-
-    Args:
-      given: distributions that a person gave, the same for all images, zeros where the network answers; None for none.
-      pairs: whether counted pairs were added to the network's logits; the readings then name them.
-    """
+    """Return the readings of images in words; `given` are a person's distributions for all images."""
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
     by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points)
     labels = np.array([[answer.label for answer in answers] for answers in by_step]).T

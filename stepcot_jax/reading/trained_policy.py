@@ -24,10 +24,6 @@ class TrainedPolicy(StoredPolicy):
 
 
 def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPolicy:
-    """Load the policy of a run.
-
-    Args:
-      phase: the phase with the wanted weights, "sft" or "grpo"; None for the last phase that was validated.
-    """
+    """Load the policy of a run, with the weights of a phase, or of the last that was validated."""
     stored = read_policy(workdir, phase=phase)
     return TrainedPolicy(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)})

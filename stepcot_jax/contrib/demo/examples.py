@@ -40,12 +40,7 @@ class Example:
 
 
 def find_examples(folder: str | os.PathLike[str] | None, trained: Trained) -> tuple[Example, ...]:
-    """Return the examples of the page.
-
-    Args:
-      folder: the page shows its first `MAX_SHOWN` images; stderr names files that cannot be read. None stands for
-        phantoms after those of the run's data, and for no examples if the run is not on phantoms.
-    """
+    """Return the first images of a folder; of None phantoms that a run on phantoms never saw."""
     if folder is None:
         return _draw_phantoms(trained) if trained.run.settings.data.source == "phantom" else ()
     complaints, examples = Complaints(), list[Example]()

@@ -34,17 +34,12 @@ _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A visitor's radiograph, which is kept in memory for the visit.
-
-    Attributes:
-      detail: the same part of the radiograph with more pixels for the page, at most `MAX_DETAIL` a side.
-      projection: by the DICOM header; "" if it does not say.
-    """
+    """A visitor's radiograph, which is kept in memory for the visit."""
 
     picture: UInt8[np.ndarray, "size size 3"]
-    detail: UInt8[np.ndarray, "side side 3"]
+    detail: UInt8[np.ndarray, "side side 3"]  # at most `MAX_DETAIL` a side
     given: dict[str, str] = dataclasses.field(default_factory=dict)
-    projection: Projection = ""
+    projection: Projection = ""  # by the DICOM header; "" if it does not say
 
     def correct(self, step: str, answer: str) -> "Session":
         """Return the same radiograph with a given answer in place of the network's."""
@@ -57,18 +52,12 @@ class Session:
 
 @dataclasses.dataclass(frozen=True)
 class ShownStep:
-    """One step as the page shows it.
+    """One step as the page shows it."""
 
-    Attributes:
-      label: name of the step, and whether it was corrected.
-      choices: (option with its probability, option).
-      given: whether a person chose it.
-    """
-
-    label: str
+    label: str  # name of the step, and whether it was corrected
     answer: str
-    choices: tuple[tuple[str, str], ...]
-    given: bool
+    choices: tuple[tuple[str, str], ...]  # (option with its probability, option)
+    given: bool  # whether a person chose it
 
 
 def start_session(image: Any, explainer: Explainer) -> Session:

@@ -21,10 +21,7 @@ _SECONDS_KEPT, _MOST_UNREAD = 120, 32
 
 
 class Uploads:
-    """The uploaded files that are not read yet.
-
-    Visitors can send any path in a request; only paths that this server's upload route wrote are read.
-    """
+    """The uploaded files that are not read yet: only paths that this server's upload route wrote are read."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder.resolve()
@@ -72,10 +69,7 @@ class Uploads:
         shutil.rmtree(self.folder / request, ignore_errors=True)
 
     async def receive(self, request: Any) -> Any:
-        """Store the file of a request of Gradio's page and return the response: its path in a list.
-
-        Gradio's own route names folders by content, so that two visitors with the same file would share one copy.
-        """
+        """Store a request's file in a folder of its own (Gradio shares them by content); return its path in a list."""
         from gradio.route_utils import MultiPartException, upload_fn
         from starlette.requests import ClientDisconnect
         from starlette.responses import JSONResponse, PlainTextResponse

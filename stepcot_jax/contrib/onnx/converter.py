@@ -31,10 +31,7 @@ IMAGES, CASE = "images", "case"
 
 
 class Graph:
-    """Nodes and constants of a graph under construction; equal ones occur once.
-
-    Outputs that read the same features thus share the encoder: onnxruntime does not detect equal weights.
-    """
+    """Nodes and constants of a graph under construction; equal ones occur once, so that outputs share the encoder."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -350,12 +347,7 @@ _MOST_BYTES = 2**31 - 2**24  # a protobuf message holds 2 GiB
 def trace_to_onnx(
     reads: Mapping[str, Callable[[Any, Any], Any]], tensors: Mapping[str, np.ndarray], *, size: int
 ) -> Any:
-    """Return the ONNX model of a network, with its parameters.
-
-    Args:
-      reads: by the name of an output: (tensors, images float32 [case, size, size, 3]) -> float32 [case, ...], such as
-        logits [case, step, answer]. onnxruntime computes their common parts once.
-    """
+    """Return the ONNX model of functions (tensors, images [case, size, size, 3]) -> [case, ...] by output name."""
     if (total := sum(array.nbytes for array in tensors.values())) > _MOST_BYTES:
         raise BadInput(f"ONNX: the parameters take {total} bytes; one file holds at most {_MOST_BYTES}")
     (num_cases,) = jax.export.symbolic_shape(CASE)

@@ -63,11 +63,7 @@ def export_onnx(
     models: Sequence[str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write networks of a run, or of an export of one, as ONNX files with their image encoders.
-
-    Args:
-      models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
-    """
+    """Write networks of a run, or of an export of one, as ONNX files with their image encoders."""
     _require_onnx()
     trained, out = workdir, pathlib.Path(out)
     require_new(out)

@@ -53,14 +53,7 @@ PROVIDERS = ("CPUExecutionProvider",)
 
 
 class Model:
-    """An exported model.
-
-    Attributes:
-      steps: the questions and their answers.
-      preprocessing: size and normalisation of the images.
-      temperatures: divisor of each step's logits before the softmax; 1 without calibration.
-      trained_on: the training data in a few words.
-    """
+    """An exported model."""
 
     def __init__(
         self, folder: str | pathlib.Path, name: str | None = None, *, providers: Sequence[str] = PROVIDERS
@@ -80,28 +73,16 @@ class Model:
         self.session = onnxruntime.InferenceSession(program, providers=list(providers))
 
     def logits(self, images: Any) -> np.ndarray:
-        """Return the logits of all steps.
-
-        Returns:
-          float32 [case, step, answer]; about -1e9 beyond a step's own answers.
-        """
+        """Return float32 [case, step, answer]; about -1e9 beyond a step's own answers."""
         return self._run(LOGITS, images)
 
     def gate_scores(self, images: Any) -> np.ndarray | None:
-        """Return how far images lie from the training images.
-
-        Returns:
-          float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
-        """
+        """Return float32 [case], above 1 outside of what the model was trained on; None if the export has no gate."""
         has_gate = any(output.name == GATE_SCORES for output in self.session.get_outputs())
         return self._run(GATE_SCORES, images) if has_gate else None
 
     def above(self, images: Any) -> dict[str, list[list[str]]]:
-        """Return the answers at or above their operating points.
-
-        Returns:
-          By the name of each step with operating points: the answers of each image, in the order of the options.
-        """
+        """Return the answers at or above their operating points, by step for each image."""
         return find_above(self(images), self.steps, self.operating_points)
 
     def _run(self, output: str, images: Any) -> np.ndarray:
@@ -109,11 +90,7 @@ class Model:
         return values
 
     def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
-        """Return the answers of all steps.
-
-        Returns:
-          By the name of the step: the most probable answer of each image, and the probabilities of the step's options.
-        """
+        """Return by step the most probable answer of each image, and the options' probabilities [case, option]."""
         return to_answers(self.logits(images), self.steps, self.temperatures)
 
 
@@ -123,11 +100,7 @@ def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Seq
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
-    """Compare this machine's logits and gate scores of the stored images with those of JAX.
-
-    Returns:
-      For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".
-    """
+    """Compare this machine's logits and gate scores of the stored images with those of JAX, for each model."""
     return check_models(folder, load, manifest=MANIFEST, tolerance=tolerance)
 
 
