@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.conformal import choose_one_per_patient, conformal_threshold, spread_of_coverage
 from stepcot_jax.evaluation.predictions import (
     Predictions,
     describe_difference,
@@ -22,12 +21,11 @@ from stepcot_jax.evaluation.predictions import (
     probabilities_by_step,
     softmax,
 )
-from stepcot_jax.evaluation.statistics import Weights, count_once, divide, weighted_mean
+from stepcot_jax.evaluation.statistics import Weights, count_once, divide, name_patients, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
-UNFITTED = "temperature 1"
-"""In the note of a step whose temperature could not be fitted."""
+UNFITTED = "temperature 1"  # In the note of a step whose temperature could not be fitted
 CoverageBy = Literal["step", "answer"]
 
 _Value = TypeVar("_Value")
@@ -125,6 +123,54 @@ def _of_model(values: Mapping[str, tuple[_Value, ...]], model: str) -> tuple[_Va
     if model not in values:
         raise BadInput(f"calibration: model {model!r} is not one of {', '.join(values)}")
     return values[model]
+
+
+# Split-conformal thresholds. The k-th smallest of n scores has a coverage over new cases that is a draw from
+# Beta(k, n + 1 - k) over validation splits. With k = ceil((n + 1) * coverage) its mean is the stated coverage, and
+# nearly half of all splits fall short; at a confidence, k is the smallest rank that falls short in at most
+# 1 - confidence of them (Vovk 2012; Park et al. 2020). Equal scores can only raise the coverage.
+
+
+_SEED = 0
+
+
+def find_rank(num_cases: int, *, coverage: float, confidence: float = 0.0) -> int:
+    """Return the rank of the threshold, above `num_cases` for too few; a confidence of 0: on average over splits."""
+    if not 0 <= confidence < 1:
+        raise ValueError(f"confidence must be from 0 to below 1; got {confidence}")
+    # Rounding must not ask for one case more than (n + 1) * coverage does.
+    rank = math.ceil((num_cases + 1) * coverage - 1e-9)
+    if not confidence:
+        return rank
+    from scipy.special import betainc  # takes a quarter of a second to import, which readings need not wait for
+
+    ranks = np.arange(rank, num_cases + 1)
+    enough = 1 - betainc(ranks, num_cases + 1 - ranks, coverage) >= confidence
+    return int(ranks[enough.argmax()]) if enough.any() else num_cases + 1
+
+
+def conformal_threshold(scores: npt.NDArray[np.float64], *, coverage: float, confidence: float = 0.0) -> float:
+    """Return the score that a new case's true answer exceeds with probability 1 - coverage at most."""
+    rank = find_rank(len(scores), coverage=coverage, confidence=confidence)
+    return float(np.sort(scores)[rank - 1]) if rank <= len(scores) else math.inf
+
+
+def spread_of_coverage(num_cases: int, *, coverage: float, confidence: float = 0.0) -> tuple[float, float] | None:
+    """Return the 2.5th and 97.5th percentile of the coverage; None where every set holds every answer."""
+    rank = find_rank(num_cases, coverage=coverage, confidence=confidence)
+    if rank > num_cases:
+        return None
+    from scipy.special import betaincinv  # see `find_rank`
+
+    low, high = betaincinv(rank, num_cases + 1 - rank, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def choose_one_per_patient(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.intp]:
+    """Return the positions of one case of each patient, ascending, drawn at random with a fixed seed."""
+    order = np.random.default_rng(_SEED).permutation(len(patients))
+    _, first = np.unique(name_patients(patients)[order], return_index=True)
+    return np.sort(order[first])
 
 
 # A calibration on disk, as JSON: readings elsewhere have the probabilities and answer sets of the run.
@@ -248,8 +294,7 @@ def _finite_or_none(threshold: float) -> float | None:
 # Fit temperatures and answer-set thresholds on the validation split.
 
 
-MIN_CASES = 20
-"""With fewer annotated cases the temperature stays 1."""
+MIN_CASES = 20  # With fewer annotated cases the temperature stays 1
 
 _LOG_BOUND = math.log(100)  # temperatures of 0.01 to 100
 

@@ -354,8 +354,7 @@ def prepare_metrics(
 # Statistics of one step beyond the metrics: calibration, answer sets and selective reading.
 
 
-COVERAGES = (0.5, 0.7, 0.9, 1.0)
-"""Shares of the cases that are read, the most confident first."""
+COVERAGES = (0.5, 0.7, 0.9, 1.0)  # Shares of the cases that are read, the most confident first
 
 SUREST, BY_ANSWER = "accuracy_of_the_surest", "answer_set_coverage_by_answer"
 """Figures of several numbers: one for each of `COVERAGES`, and one for each answer of the step."""

@@ -43,8 +43,7 @@ from stepcot_jax.evaluation.statistics import (
 
 HIGHER, LOWER, NONE_SHOWN, TOO_FEW = "higher", "lower", "no difference shown", "too few patients"
 ALPHA = 0.05
-MIN_RUNS = 3
-"""Smallest number of training runs whose spread is used; the t interval of two is too wide to be useful."""
+MIN_RUNS = 3  # Smallest number of training runs whose spread is used; the t interval of two is too wide to be useful
 
 CORRECTED = (
     f"A difference is higher or lower only if {MIN_PATIENTS} patients or more are annotated, its paired interval "
@@ -316,8 +315,7 @@ def word_verdicts(evidence: Sequence[Evidence]) -> list[str]:
     ]
 
 
-MEANS: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:6]
-"""Headings and keys of the figures over all kinds of questions."""
+MEANS: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:6]  # Headings and keys of the figures over all kinds of questions
 
 JUDGED: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:3]
 """Figures whose differences get a verdict: mean A, V and V on findings."""

@@ -35,8 +35,7 @@ from stepcot_jax.host.files import read_json, write_json
 MIN_EXPECTED = 20.0  # chains expected by chance, from which an unseen pair is forbidden: evidence, not proof
 MAX_CONTRADICTING = 0.05  # share of clear chests that counts as errors of annotation; above it a given rule yields
 
-Pair = tuple[int, int]
-"""Positions of two steps, the earlier one first."""
+Pair = tuple[int, int]  # Positions of two steps, the earlier one first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +214,7 @@ def _log_shares(counts: npt.NDArray) -> npt.NDArray[np.float64]:
 _SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
 _LARGEST_WEIGHT = 2.0
 
-Counts = Mapping[Pair, npt.NDArray[np.integer]]
-"""Training chains that have each pair of answers, see `count_pairs`."""
+Counts = Mapping[Pair, npt.NDArray[np.integer]]  # Training chains that have each pair of answers, see `count_pairs`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,8 +26,7 @@ Policy = Literal["expected gain", "uncertainty", "chain order", "random"]
 POLICIES: tuple[Policy, ...] = ("expected gain", "uncertainty", "chain order", "random")
 """Ways to choose the next step to check; "expected gain" is `expected_gains`."""
 
-KINDS = ("own", "true", "another case's", "uniform")
-"""Answers that reliance is measured with."""
+KINDS = ("own", "true", "another case's", "uniform")  # Answers that reliance is measured with
 
 
 def as_probabilities(read_logits: Callable[[Any], Any], temperatures: Sequence[float] = ()) -> ReadGiven:

@@ -39,8 +39,7 @@ FIGURES = ("sensitivity", "specificity", "ppv", "npv")
 _SEED = 0
 _ROUNDING = 1e-9
 
-Finding = tuple[str, str, str]
-"""Names of model, step and answer."""
+Finding = tuple[str, str, str]  # Names of model, step and answer
 
 
 @dataclasses.dataclass(frozen=True)

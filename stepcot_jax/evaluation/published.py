@@ -32,93 +32,54 @@ def _by_pair(name: str) -> dict[tuple[str, str], Any]:
 
 Rows = dict[str, dict[str, float]]
 
-DIAGNOSIS_FIGURES: Rows = _PRINTED["diagnosis_figures"]
-"""Table 3: diagnosis on the published data; AUC one-vs-rest; AUC, sensitivity and specificity are macro averages.
-
-Its cells are a(+b): a without steps, b the improvement with them.
-"""
-
-COMPONENT_ACCURACY: Rows = _PRINTED["component_accuracy"]
-"""Tables 6 and 9: accuracy by step of ablations."""
-
-TRANSFER_SAMPLES: dict[str, tuple[int, int]] = {name: tuple(row) for name, row in _PRINTED["transfer_samples"].items()}
-"""Table 4, by the origin of the cases: number of cases with a single label and of their classes; no scores known."""
-
-READER_ACCURACY: Rows = _PRINTED["reader_accuracy"]
-"""Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures are not in the paper's text."""
-
-READER_F1: Rows = _PRINTED["reader_f1"]
-"""Table 10, as Section C.3 has it: F1; the paper states neither the average nor the positive answer."""
-
-READER_SENSITIVITY: Rows = _PRINTED["reader_sensitivity"]
-"""Table 10, as Section C.3 has it: sensitivity, likewise."""
-
+# Step-CoT. Cells of Table 3 are a(+b): a without steps, b the improvement with them; AUC, sensitivity and specificity
+# are macro averages. Tables 5 and 10 are on 200 cases that clinicians also read; figures that are missing are not in
+# the paper's text (Section C.3), which states neither F1's average nor the positive answer. Table 11, on the authors'
+# GPU: parameters of all networks that run, both towers of frozen encoders included, and of the trained ones;
+# milliseconds a sample in batches of four, and a batch of four; memory in MB. Encoders, as Section C.4 has them:
+# parameters, printed in millions with two digits, and milliseconds a sample.
+DIAGNOSIS_FIGURES: Rows = _PRINTED["diagnosis_figures"]  # Table 3
+COMPONENT_ACCURACY: Rows = _PRINTED["component_accuracy"]  # Tables 6 and 9: accuracy by step of ablations
+TRANSFER_SAMPLES: dict[str, tuple[int, int]] = {  # Table 4, by origin: cases with a single label, their classes
+    name: tuple(row) for name, row in _PRINTED["transfer_samples"].items()
+}
+READER_ACCURACY: Rows = _PRINTED["reader_accuracy"]  # Tables 5 and 10
+READER_F1: Rows = _PRINTED["reader_f1"]  # Table 10
+READER_SENSITIVITY: Rows = _PRINTED["reader_sensitivity"]  # Table 10
 COST: dict[str, tuple[int, int, float, float]] = {name: tuple(row) for name, row in _PRINTED["cost"].items()}
-"""Table 11, on the authors' GPU: parameters of all networks that run, both towers of frozen encoders included;
-parameters of the trained networks; milliseconds a sample in batches of four; milliseconds a batch of four."""
-
 COST_OF_ENCODERS: dict[str, tuple[int | None, float | None]] = {
     name: tuple(row) for name, row in _PRINTED["cost_of_encoders"].items()
 }
-"""Table 11, as Section C.4 has it: parameters, printed in millions with two digits; milliseconds a sample."""
-
 COST_MEGABYTES: float = _PRINTED["cost_megabytes"]
-"""Table 11: memory in MB, printed once."""
 
-NUM_QUESTIONS: dict[str, dict[str, int]] = _PRINTED["num_questions"]
-"""GEMeX-RMCoT, Table 2 and Section 5: questions by kind."""
-
-A_SCORES: Rows = _PRINTED["a_scores"]
-"""GEMeX-RMCoT, Table 4: A-score by kind; those of open questions are no share of right answers."""
-
+# GEMeX-RMCoT. A-scores of open questions are no share of right answers; the average is their unweighted mean.
+NUM_QUESTIONS: dict[str, dict[str, int]] = _PRINTED["num_questions"]  # Table 2 and Section 5, by kind
+A_SCORES: Rows = _PRINTED["a_scores"]  # Table 4, by kind
+V_SCORES: Rows = _PRINTED["v_scores"]  # Table 4: mIoU by kind
+A_AVERAGE: dict[str, float] = _PRINTED["a_average"]  # Table 4
+PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair(
+    "perturbed"
+)  # Table 5: A-score by kind and row of Table 4
+PERTURBED_STD: dict[tuple[str, str], float] = _by_pair("perturbed_std")  # Table 5: Std. of the three rounds
 QUESTION_KINDS = tuple(next(iter(A_SCORES.values())))
-ZERO_SHOT, FULL, PLAIN, THINKING, THINKING_RFT = A_SCORES
-
-V_SCORES: Rows = _PRINTED["v_scores"]
-"""GEMeX-RMCoT, Table 4: V-score (mIoU) by kind."""
-
-A_AVERAGE: dict[str, float] = _PRINTED["a_average"]
-"""GEMeX-RMCoT, Table 4: unweighted mean of the four kinds."""
-
-PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair("perturbed")
-"""GEMeX-RMCoT, Table 5: A-score under perturbation, by kind of question and row of Table 4."""
-
+_, _, PLAIN, THINKING, THINKING_RFT = A_SCORES
 ROUNDS = tuple(next(iter(PERTURBED.values())))
 
-PERTURBED_STD: dict[tuple[str, str], float] = _by_pair("perturbed_std")
-"""GEMeX-RMCoT, Table 5: Std. of the three rounds."""
-
-BENCHMARK_GROUPS: dict[str, str] = _PRINTED["benchmark_groups"]
-"""MEDSAGE, Table 1: group of each method."""
-
-BENCHMARK_ACCURACY: Rows = _PRINTED["benchmark_accuracy"]
-"""MEDSAGE, Table 1: accuracy; InternVL3-8B has none on MMMU-Med."""
-
-BENCHMARKS = tuple(next(iter(BENCHMARK_ACCURACY.values())))
+# MEDSAGE. InternVL3-8B has no accuracy on MMMU-Med; four averages of Table 1 and all of Table 2 are not the mean of
+# their row. Scores of Table 2 are a judge's, from 1 to 5. Of Table 4, 0 is the base reward alone.
 MEDSAGE = "MEDSAGE"
-
-BENCHMARK_AVERAGE: dict[str, list[float]] = _PRINTED["benchmark_average"]
-"""MEDSAGE, Table 1: average and gap to MEDSAGE as printed; four averages are not the mean of their row."""
-
-STAGE_SCORES: dict[tuple[str, str], dict[str, float]] = _by_pair("stage_scores")
-"""MEDSAGE, Table 2: scores of a judge from 1 to 5, by model and data set."""
-
-STAGES = tuple(next(iter(STAGE_SCORES.values())))
-
-STAGE_AVERAGE: dict[tuple[str, str], float] = _by_pair("stage_average")
-"""MEDSAGE, Table 2: averages as printed; none is the mean of its row."""
-
-PATH_AUGMENTATION: dict[str, tuple[dict[str, float], float]] = _PRINTED["path_augmentation"]
-"""MEDSAGE, Table 3: accuracy by path augmentation, and overall as printed."""
-
-SELF_CHECK_WEIGHT: dict[float, tuple[dict[str, float], float]] = {
+BENCHMARK_GROUPS: dict[str, str] = _PRINTED["benchmark_groups"]  # Table 1: group of each method
+BENCHMARK_ACCURACY: Rows = _PRINTED["benchmark_accuracy"]  # Table 1
+BENCHMARK_AVERAGE: dict[str, list[float]] = _PRINTED["benchmark_average"]  # Table 1: average, gap to MEDSAGE
+STAGE_SCORES: dict[tuple[str, str], dict[str, float]] = _by_pair("stage_scores")  # Table 2, by model and data set
+STAGE_AVERAGE: dict[tuple[str, str], float] = _by_pair("stage_average")  # Table 2
+PATH_AUGMENTATION: dict[str, tuple[dict[str, float], float]] = _PRINTED["path_augmentation"]  # Table 3, and overall
+SELF_CHECK_WEIGHT: dict[float, tuple[dict[str, float], float]] = {  # Table 4, by the weight alpha
     float(alpha): row for alpha, row in _PRINTED["self_check_weight"].items()
 }
-"""MEDSAGE, Table 4: accuracy by the weight alpha of the self-check; 0 is the base reward alone."""
-
-PARTS: dict[str, tuple[dict[str, float], float]] = _PRINTED["parts"]
-"""MEDSAGE, Table 5: accuracy as parts are added."""
-
+PARTS: dict[str, tuple[dict[str, float], float]] = _PRINTED["parts"]  # Table 5: accuracy as parts are added
+BENCHMARKS = tuple(next(iter(BENCHMARK_ACCURACY.values())))
+STAGES = tuple(next(iter(STAGE_SCORES.values())))
 THREE_SETS = tuple(PARTS["SFT"][0])
 
 

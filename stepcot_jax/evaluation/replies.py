@@ -51,8 +51,7 @@ HEADED_FIGURES: tuple[tuple[str, tuple[str, str]], ...] = (
     ("passed", (GROUNDING, "all")),
     ("well formed", (FORMAT, "all")),
     *((f"{kind} {letter}", (key, kind)) for kind in KINDS for letter, key in (("A", A_SCORE), ("V", V_SCORE))),
-)
-"""Heading in tables and key of each figure of `vqa_metrics`."""
+)  # Heading in tables and key of each figure of `vqa_metrics`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +89,9 @@ OpenScore = Literal["relative", "within_two", "exact", "token_f1"]
 JUDGED: tuple[OpenScore, ...] = ("relative", "within_two")
 """Ways of scoring open answers that need the scores of a judge."""
 
-Key: TypeAlias = tuple[str, str]
-"""Figure and group, such as ("a_score", "closed")."""
+Key: TypeAlias = tuple[str, str]  # Figure and group, such as ("a_score", "closed")
 
-Figures: TypeAlias = dict[Key, npt.NDArray[np.float64]]
-"""[resample] by key."""
+Figures: TypeAlias = dict[Key, npt.NDArray[np.float64]]  # [resample] by key
 
 _CLOSE = 2.0  # scores of a judge that differ by less are as good as each other (GEMeX-RMCoT, Section 4.2)
 

@@ -14,8 +14,7 @@ from stepcot_jax.pages.sheets import Table
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render_page
 from stepcot_jax.record import Record
 
-MOST_SHOWN = 10_000
-"""Default for the most records on a page."""
+MOST_SHOWN = 10_000  # Default for the most records on a page
 
 _MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as separate files
 _LONGEST_SHOWN = 4000  # characters of a reply

@@ -15,16 +15,14 @@ CHECKED_FACTS: Mapping[str, tuple[str, ...]] = {
     "visual": ("detection", "distribution", "pattern", "morphology", "secondary"),
     "knowledge": ("diagnosis",),
     "conclusion": ("diagnosis",),
-}
-"""Names of the facts that a stage's claims are about."""
+}  # Names of the facts that a stage's claims are about
 
 _COMPARED: Mapping[str, tuple[str, ...]] = {
     "side": ("localisation", "visual", "conclusion"),
     "zone": ("localisation", "visual", "conclusion"),
     "pattern": ("visual", "conclusion"),
     "diagnosis": ("knowledge", "conclusion"),
-}
-"""Stages whose words about a fact are compared with each other."""
+}  # Stages whose words about a fact are compared with each other
 
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "side": {"right": r"right|both|bilateral\w*", "left": r"left|both|bilateral\w*"},

@@ -27,8 +27,7 @@ LABEL_VALUES: Mapping[str, float] = {
     "unsupported": 0.0,
     "correct": 1.0,
     "incorrect": 0.0,
-}
-"""Worth of a judge's labels of a step, as MiCEval names them."""
+}  # Worth of a judge's labels of a step, as MiCEval names them
 
 
 def label_stages(stages: Mapping[str, str], facts: Mapping[str, str]) -> tuple[float, ...]:

@@ -16,14 +16,12 @@ from jaxtyping import Int64
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.pages.sheets import Interval
 
-Weights = npt.NDArray[np.float64]
-"""[resample, case]; whole numbers."""
+Weights = npt.NDArray[np.float64]  # [resample, case]; whole numbers
 
 Key = TypeVar("Key")
 
 LEVEL = 0.95
-MIN_PATIENTS = 10
-"""Smallest number of annotated patients for a verdict, and for figures of a subgroup."""
+MIN_PATIENTS = 10  # Smallest number of annotated patients for a verdict, and for figures of a subgroup
 
 _WEIGHTS_AT_ONCE = 2_000_000  # bounds the memory of a block of resamples to some tens of MB
 

@@ -21,16 +21,14 @@ from stepcot_jax.training.state import flatten, unflatten
 # heads of all steps on a leading axis; the memory's start is [1, width] in torch and [width] in Flax.
 
 
-Axis = str | int
-"""A named length, a multiple such as "3*teacher_width", or a fixed length."""
+Axis = str | int  # A named length, a multiple such as "3*teacher_width", or a fixed length
 
 NETWORKS: dict[str, str] = {
     "teacher": "teacher",
     "student": "student",
     "proj_t": "teacher_projection",
     "proj_s": "student_projection",
-}
-"""The authors' name of each network -> ours."""
+}  # The authors' name of each network -> ours
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,8 +38,7 @@ from stepcot_jax.policies import merges
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, write_lengths
 from stepcot_jax.policies.qwen_weights import write_qwen
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-from stepcot_jax.reading.policy_reader import ask_question
-from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
+from stepcot_jax.reading.policy_reader import TrainedPolicy, ask_question, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import KINDS
 from stepcot_jax.run.stored import SETTINGS_FILE
@@ -49,8 +48,7 @@ from stepcot_jax.training.state import count_parameters, flatten, unflatten
 # A policy as two pure functions of named tensors: prefill, which reads image and prompt, and one decoded token.
 
 
-Caches = list[Array]
-"""Keys, then values, of each layer: [rollout, slot, kv_head * head_width]."""
+Caches = list[Array]  # Keys, then values, of each layer: [rollout, slot, kv_head * head_width]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

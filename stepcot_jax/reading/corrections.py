@@ -16,11 +16,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.reading.trained_model import Trained
 
-NOT_GIVEN = -1
-"""In given labels: the network answers this step."""
+NOT_GIVEN = -1  # In given labels: the network answers this step
 
-Given = Mapping[str, str | Mapping[str, float]]
-"""Answers by step, certain or with probabilities, see `give_answers`."""
+Given = Mapping[str, str | Mapping[str, float]]  # Answers by step, certain or with probabilities, see `give_answers`
 
 _PERCENT = re.compile(r"(?P<option>.*\S)\s+(?P<percent>\d{1,3}(\.\d+)?)\s*%")
 _TOLERANCE = 1e-3

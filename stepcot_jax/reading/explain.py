@@ -32,11 +32,9 @@ from stepcot_jax.training.state import Params
 
 
 Side = Literal["input", "output"]
-Choose = Callable[[nn.Module], Side | None]
-"""From a module to the tapped side; None leaves it alone."""
+Choose = Callable[[nn.Module], Side | None]  # From a module to the tapped side; None leaves it alone
 
-Taps = dict[str, Array]
-"""An array for each tapped module, by its path."""
+Taps = dict[str, Array]  # An array for each tapped module, by its path
 
 
 class TappedModules:
@@ -115,11 +113,9 @@ def step_gradients(
     return outputs, followed, values, jax.vmap(follow)(jnp.eye(chosen.shape[1], dtype=chosen.dtype))
 
 
-PREDICTED = -1
-"""As a label: explain the most probable answer."""
+PREDICTED = -1  # As a label: explain the most probable answer
 
-LEAST_ROWS = 7
-"""Rows of a ResNet's last feature map for a 224 px image."""
+LEAST_ROWS = 7  # Rows of a ResNet's last feature map for a 224 px image
 
 
 @dataclasses.dataclass(frozen=True)

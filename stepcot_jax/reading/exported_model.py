@@ -20,8 +20,7 @@ from stepcot_jax.training.exported_weights import MANIFEST_FILE, read_weights, r
 from stepcot_jax.training.state import Params, unflatten
 
 ENCODER = "image_encoder"
-PROMPTS = "prompts"
-"""Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder."""
+PROMPTS = "prompts"  # Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder
 
 LABELS_FILE = "labels.json"
 

@@ -24,8 +24,7 @@ _MOST_REPORT_BYTES = 64 * 2**20
 _MOST_LOG_BYTES = 2**28
 _MOST_LINE_BYTES = 2**20
 
-Entry = Mapping[str, Any]
-"""Numbers that a run logged at one update."""
+Entry = Mapping[str, Any]  # Numbers that a run logged at one update
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 
 from stepcot_jax.box import Box, Corners, convert, pixels
 from stepcot_jax.data.images.drawn_boxes import draw_named_boxes
-from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
+from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey, resize_image
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import make_printable
@@ -24,11 +24,34 @@ from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_pixels
-from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import read_reply, write_question
 from stepcot_jax.reasoning.replies import Reply, read_answer
 from stepcot_jax.record import Kind, Record
 from stepcot_jax.run.stored import StoredRun
+from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedPolicy(StoredPolicy):
+    """The trained policy of a run, ready to answer questions."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Preprocessing of pictures; boxes of replies refer to the stretched picture."""
+        preprocessing = self.run.preprocessing if self.patches is None else self.patches.encoder.preprocessing
+        return dataclasses.replace(preprocessing, fit="stretch")
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest accepted width times height of an image."""
+        return self.run.max_pixels
+
+
+def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPolicy:
+    """Load the policy of a run, with the weights of a phase, or of the last that was validated."""
+    stored = read_policy(workdir, phase=phase)
+    return TrainedPolicy(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)})
+
 
 # A user's question: its kind, its prompt, and the message on words that a closed vocabulary lacks.
 

@@ -37,8 +37,7 @@ from stepcot_jax.training.state import Params
 # The compiled program that reads a batch of images: encoder, gate's distance, and the network's steps.
 
 
-GateArrays = tuple[jax.Array, jax.Array]
-"""Mean and whitening of a gate, divided by its limit."""
+GateArrays = tuple[jax.Array, jax.Array]  # Mean and whitening of a gate, divided by its limit
 
 
 @functools.partial(jax.jit, static_argnames=("networks", "model", "with_attention"))

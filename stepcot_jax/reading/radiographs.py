@@ -34,8 +34,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 _BATCHES_AHEAD = 4
 
 Pixels = UInt8[np.ndarray, "size size 3"]
-Scale = tuple[float, float]
-"""Values of an array that are black and white."""
+Scale = tuple[float, float]  # Values of an array that are black and white
 
 
 class Complaints:

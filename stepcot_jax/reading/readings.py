@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 # Changes that given answers cause in later steps.
 
 
-_LEAST_SHIFT = 0.001
-"""Smaller changes of a probability are below the precision of a printed reading."""
+_LEAST_SHIFT = 0.001  # Smaller changes of a probability are below the precision of a printed reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,8 +195,7 @@ _WORDINGS = dict(
         ),
         strict=True,
     )
-)
-"""Wordings of the published steps; any other step becomes "name: answer"."""
+)  # Wordings of the published steps; any other step becomes "name: answer"
 
 _FIRST, _LAST = _NAMES[0], _NAMES[-1]
 

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, make_split
+from evaluation.small_splits import CHAIN, draw_step, make_split
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
@@ -15,17 +15,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration, reliability, step_reliability
 from stepcot_jax.evaluation.chains import selective_curve
 
-
-def draw(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coarse probabilities with ties and bin edges, and labels of which some are missing."""
-    rng = np.random.default_rng(seed)
-    weights = rng.integers(0, 4, (num_cases, num_answers)) + 1e-300
-    labels = rng.integers(0, num_answers, num_cases)
-    labels[rng.random(num_cases) < 0.2] = NOT_ANNOTATED
-    return weights / weights.sum(axis=1, keepdims=True), labels
-
-
-cases = st.builds(draw, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
+cases = st.builds(draw_step, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
 
 
 @given(cases, st.sampled_from([1, 4, 15]))
@@ -78,13 +68,6 @@ def test_a_probability_of_zero_for_the_truth_is_finite_and_one_of_one_is_in_the_
     assert (found.ece, found.brier) == (0.5, 1.0)
 
 
-def test_answers_drawn_from_the_probabilities_are_reliable():
-    rng = np.random.default_rng(0)
-    probabilities = rng.dirichlet(np.ones(4), 20_000)
-    labels = (rng.random((20_000, 1)) > np.cumsum(probabilities, axis=1)).sum(axis=1)
-    assert reliability(probabilities=probabilities, labels=labels).ece < 0.02
-
-
 def test_every_model_and_step_with_and_without_a_temperature():
     predictions = make_split(2, num_cases=150).predictions
     calibration = fit_calibration(predictions, CHAIN)
@@ -118,12 +101,6 @@ def test_the_area_is_the_mean_over_every_order_of_ties(seed, num_cases):
         assert (coverage, accuracy) == (pytest.approx(read.mean()), pytest.approx(right[read].mean()))
     assert len(found.confidence) == len(set(confidence))
     assert found.coverage[-1] == 1
-
-
-def test_confidence_that_says_nothing_gives_the_accuracy():
-    found = selective_curve(probabilities=[[0.7, 0.3]] * 5, labels=[0, 0, 1, 1, 0])
-    assert (found.coverage, found.accuracy) == ((1.0,), (0.6,))
-    assert found.area == pytest.approx(0.6)
 
 
 def test_unannotated_cases_take_no_part_in_selective_reading():

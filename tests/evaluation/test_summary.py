@@ -1,22 +1,18 @@
 """statistics.json: every figure has its own interval, and the file is strict JSON."""
 
-import dataclasses
 import json
 import math
-import time
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, make_split
-from scipy.special import softmax
+from evaluation.small_splits import CHAIN, change, make_split, take
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration, step_reliability
-from stepcot_jax.evaluation.chains import bootstrap, step_metrics
-from stepcot_jax.evaluation.consistency import count_pairs, decoding_effect, make_rules
-from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
-from stepcot_jax.evaluation.statistics import as_plain, resample
-from stepcot_jax.evaluation.summary import describe, prepare_statistics, summarise
+from stepcot_jax.evaluation.chains import bootstrap, evaluate
+from stepcot_jax.evaluation.consistency import answer_and_decode, decoding_figures, make_rules
+from stepcot_jax.evaluation.statistics import as_plain, count_once
+from stepcot_jax.evaluation.summary import describe, summarise
 
 SPLIT = make_split(3, num_cases=120, num_patients=50)
 CALIBRATION = fit_calibration(make_split(4, num_cases=120).predictions, CHAIN)
@@ -91,7 +87,6 @@ def test_coverage_by_answer_is_that_of_the_cases_with_it(summary):
 def test_values_are_those_of_the_plain_functions(summary):
     raw = step_reliability(SPLIT.predictions, CHAIN)
     scaled = step_reliability(SPLIT.predictions, CHAIN, calibration=CALIBRATION)
-    effects = decoding_effect(SPLIT.predictions, CHAIN, RULES)
     for model, found in summary["models"].items():
         for position, step in enumerate(found["steps"].values()):
             for name, expected in (
@@ -102,7 +97,11 @@ def test_values_are_those_of_the_plain_functions(summary):
                 ("nll_calibrated", scaled[model][position].nll),
             ):
                 assert step[name] == expected
-        assert found["consistent_decoding"]["chain_accuracy_after"] == effects[model]["chain_accuracy_after"]
+        before, after = answer_and_decode(SPLIT.predictions, CHAIN, RULES, model=model)
+        effect = decoding_figures(
+            count_once(120), before=before, after=after, labels=SPLIT.predictions.labels, rules=RULES
+        )
+        assert found["consistent_decoding"]["chain_accuracy_after"] == effect["chain_accuracy_after"]
         known = SPLIT.predictions.labels[:, 0] != NOT_ANNOTATED
         right = (SPLIT.predictions.logits[model][:, 0].argmax(axis=1) == SPLIT.predictions.labels[:, 0])[known]
         assert found["steps"]["Detection"]["accuracy_of_the_surest"]["100%"] == right.mean()
@@ -126,26 +125,17 @@ def test_they_are_the_resamples_of_the_metrics(summary):
             assert interval == pytest.approx(as_plain(expected))
 
 
-def test_differences_of_decoding_are_paired(summary):
+def test_differences_of_decoding_have_the_same_resamples_on_both_sides(summary):
     for model in summary["models"].values():
         effect = model["consistent_decoding"]
         for kind in ("mean_accuracy", "chain_accuracy"):
-            difference, before, after = (
-                effect["intervals"][f"{kind}_{name}"] for name in ("difference", "before", "after")
-            )
-            assert difference["value"] == pytest.approx(after["value"] - before["value"])
-            assert difference["low"] <= difference["value"] <= difference["high"]
+            value = {name: effect["intervals"][f"{kind}_{name}"]["value"] for name in ("difference", "before", "after")}
+            assert value["difference"] == pytest.approx(value["after"] - value["before"])
         for position, difference in enumerate(effect["intervals"]["accuracy_difference"]):
             assert difference["value"] == effect["accuracy_after"][position] - effect["accuracy_before"][position]
-
-
-def test_a_difference_has_the_same_resamples_on_both_sides():
     nothing, little = make_rules(CHAIN), make_rules(CHAIN)
     little.allowed[0, 2][0, 3] = False
-    split = dataclasses.replace(
-        SPLIT,
-        predictions=dataclasses.replace(SPLIT.predictions, logits={"teacher": SPLIT.predictions.logits["teacher"]}),
-    )
+    split = change(SPLIT, logits={"teacher": SPLIT.predictions.logits["teacher"]})
     same, near = (
         summarise(split, CHAIN, calibration=CALIBRATION, rules=rules, num_resamples=100)["models"]["teacher"][
             "consistent_decoding"
@@ -165,25 +155,15 @@ def test_a_difference_has_the_same_resamples_on_both_sides():
 
 
 def test_subgroups_have_accuracy_and_auc_of_each_step(summary):
-    scored = [group for group in summary["subgroups"] if group["mean_accuracy"] is not None]
-    wards = {group["name"]: group for group in scored if group["grouping"] == "origin"}
+    wards = {group["name"]: group for group in summary["subgroups"] if group["grouping"] == "origin"}
     assert set(wards) == {"Ward A", "Ward B"}
-    chosen = SPLIT.facts["origin"] == "Ward A"
-    for model, steps in wards["Ward A"]["steps"].items():
-        assert list(steps) == [step.name for step in CHAIN.steps]
-        answers = SPLIT.predictions.logits[model].argmax(axis=2)
-        for position, step in enumerate(steps.values()):
-            labels = SPLIT.predictions.labels[chosen, position]
-            known = labels != NOT_ANNOTATED
-            assert step["num_cases"] == known.sum()
-            assert step["accuracy"]["value"] == (answers[chosen, position] == labels)[known].mean()
-            logits = SPLIT.predictions.logits[model][chosen, position, : CHAIN.steps[position].num_answers]
-            expected = step_metrics(
-                step=CHAIN.steps[position], probabilities=softmax(logits.astype(float), axis=1), labels=labels
-            )
-            assert step["auc"]["value"] == expected.auc
+    for model, expected in evaluate(take(SPLIT, SPLIT.facts["origin"] == "Ward A").predictions, CHAIN).items():
+        for step, own in zip(wards["Ward A"]["steps"][model].items(), expected.steps, strict=True):
+            name, found = step
+            assert (name, found["num_cases"]) == (own.name, own.num_cases)
             for figure in ("accuracy", "auc"):
-                assert step[figure]["low"] <= step[figure]["value"] <= step[figure]["high"]
+                assert found[figure]["value"] == getattr(own, figure)
+                assert found[figure]["low"] <= found[figure]["value"] <= found[figure]["high"]
     few = [group for group in summary["subgroups"] if group["mean_accuracy"] is None]
     assert all(group["steps"] is None and group["num_patients"] < 10 for group in few)
     assert few
@@ -205,8 +185,7 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
 def test_a_step_with_one_answer_leaves_the_mean_and_the_majority_stands_beside_it():
     labels = SPLIT.predictions.labels.copy()
     labels[:, 1] = np.where(labels[:, 1] == NOT_ANNOTATED, NOT_ANNOTATED, 2)
-    split = dataclasses.replace(SPLIT, predictions=dataclasses.replace(SPLIT.predictions, labels=labels))
-    found = summarise(split, CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=20)
+    found = summarise(change(SPLIT, labels=labels), CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=20)
     assert found["steps_with_one_answer"] == ["Distribution"]
     first, *lines = describe(found, decoded=False)
     assert first == "every test case has the same answer at Distribution: not in the mean over the steps"
@@ -237,8 +216,7 @@ def test_fewer_than_two_patients_have_figures_without_ends(num_cases):
 def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     labels = SPLIT.predictions.labels.copy()
     labels[:, 1] = NOT_ANNOTATED
-    split = dataclasses.replace(SPLIT, predictions=dataclasses.replace(SPLIT.predictions, labels=labels))
-    found = summarise(split, CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=20)
+    found = summarise(change(SPLIT, labels=labels), CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=20)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     step = found["models"]["student"]["steps"]["Distribution"]
     assert step["ece"] is None
@@ -250,19 +228,3 @@ def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     assert decoding["accuracy_difference"][1]["high"] is None
     assert decoding["mean_accuracy_difference"]["high"] is not None
     assert found["intervals"][TRUE_CHAINS]["value"] is None
-
-
-def test_a_large_test_split_takes_seconds():
-    rng = np.random.default_rng(0)
-    labels = np.stack([rng.integers(0, step.num_answers, 1500) for step in DEFAULT_CHAIN.steps], axis=1)
-    logits = {model: rng.normal(0, 1, (1500, 7, 9)).astype(np.float32) for model in ("teacher", "student")}
-    split = SplitPredictions(
-        Predictions(np.arange(1500, dtype=np.int32), labels.astype(np.int32), logits),
-        {**{fact: np.array([""] * 1500) for fact in FACTS}, "patient_id": rng.integers(0, 1200, 1500).astype(np.str_)},
-    )
-    rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(labels, DEFAULT_CHAIN))
-    calibration = fit_calibration(split.predictions, DEFAULT_CHAIN)
-    compute = prepare_statistics(split, DEFAULT_CHAIN, calibration=calibration, rules=rules)
-    started = time.process_time()
-    resample(compute, split.facts["patient_id"], num_resamples=1000, seed=0)
-    assert time.process_time() - started < 20  # 1.2 s on an idle machine

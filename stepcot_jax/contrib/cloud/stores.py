@@ -14,8 +14,7 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line, shorten
 
-EXTRAS = {"gs": "gcs", "s3": "s3"}
-"""Schemes of stores -> the optional dependencies that read and write them."""
+EXTRAS = {"gs": "gcs", "s3": "s3"}  # Schemes of stores -> the optional dependencies that read and write them
 
 _FORM = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<folder>\w[\w.-]*(?:/[^/\\\s?#*\[\]{}]+)+)/?")

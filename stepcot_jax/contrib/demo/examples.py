@@ -13,17 +13,14 @@ from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.radiographs import Complaints, find_images, read_pixels
 from stepcot_jax.reading.trained_model import Trained
 
-MAX_SHOWN = 12
-"""Most examples of a folder."""
+MAX_SHOWN = 12  # Most examples of a folder
 
-NUM_PHANTOMS = 6
-"""Phantoms to try, each with a different diagnosis."""
+NUM_PHANTOMS = 6  # Phantoms to try, each with a different diagnosis
 
 CLICKED = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-example]");
   if (button !== null) trigger("select", { index: Number(button.dataset.example) });
-});"""
-"""Script of the element that holds the examples: a click selects one by its index."""
+});"""  # Script of the element that holds the examples: a click selects one by its index
 
 _MAX_TRIES = 200
 _THUMBNAIL = 144

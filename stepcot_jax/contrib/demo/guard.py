@@ -10,8 +10,7 @@ from typing import Any
 
 from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, Uploads
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine for itself."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # Names of this machine for itself
 
 _API = "/gradio_api"
 _READ = re.compile(

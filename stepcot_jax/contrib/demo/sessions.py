@@ -20,14 +20,11 @@ from stepcot_jax.reading.radiographs import read_unresized, to_input
 from stepcot_jax.reading.readings import ChainReading, describe_shifts
 from stepcot_jax.tools.explain.drawing import explain_pictures
 
-SECONDS_KEPT = 1800
-"""How long a radiograph stays in memory after the last click."""
+SECONDS_KEPT = 1800  # How long a radiograph stays in memory after the last click
 
-MAX_DETAIL = 1024
-"""Side in pixels of the picture that can be zoomed into."""
+MAX_DETAIL = 1024  # Side in pixels of the picture that can be zoomed into
 
-SAVED_NAME = "reading.json"
-"""File name of a saved reading."""
+SAVED_NAME = "reading.json"  # File name of a saved reading
 
 _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 

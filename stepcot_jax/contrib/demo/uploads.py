@@ -11,11 +11,9 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 
-MAX_MEGABYTES = 64
-"""Largest upload: the largest detectors write about 50 MB without compression."""
+MAX_MEGABYTES = 64  # Largest upload: the largest detectors write about 50 MB without compression
 
-SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
-"""Of files that the page offers to upload."""
+SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]  # Of files that the page offers to upload
 
 _SECONDS_KEPT, _MOST_UNREAD = 120, 32
 

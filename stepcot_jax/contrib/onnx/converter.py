@@ -20,14 +20,12 @@ from stepcot_jax.host.errors import BadInput
 # An ONNX graph under construction. The number of cases stays free: shapes with it are computed in the graph.
 
 
-Value = Any
-"""A constant (np.ndarray), or the name of a tensor of the graph."""
+Value = Any  # A constant (np.ndarray), or the name of a tensor of the graph
 
 Emit = Callable[["Graph", Any, Sequence[Value]], Value | list[Value]]
 """Adds the nodes of one equation and returns its outputs."""
 
-IMAGES, CASE = "images", "case"
-"""Names of the input, and of the number of cases in the graph's shapes."""
+IMAGES, CASE = "images", "case"  # Names of the input, and of the number of cases in the graph's shapes
 
 
 class Graph:
@@ -335,8 +333,7 @@ OPERATORS: dict[str, Emit] = {
     "stack": _stack,
     "tile": _tile,
     "transpose": _transpose,
-}
-"""Functions that add an operator's nodes, by the name of the JAX operator."""
+}  # Functions that add an operator's nodes, by the name of the JAX operator
 
 OPSET, IR_VERSION = 18, 10
 

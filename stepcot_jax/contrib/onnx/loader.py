@@ -21,39 +21,19 @@ from typing import Any
 import numpy as np
 
 if __package__:
+    from stepcot_jax.export import exported_models
     from stepcot_jax.export.exported_files import Files
-    from stepcot_jax.export.exported_models import (
-        check_models,
-        find_above,
-        read_manifest,
-        read_pixel_rules,
-        read_points,
-        read_steps,
-        run_check,
-        to_answers,
-    )
 else:  # in the folder of an export
+    import exported_models  # type: ignore[import-not-found,no-redef]
     from exported_files import Files  # type: ignore[import-not-found,no-redef]
-    from exported_models import (  # type: ignore[import-not-found,no-redef]
-        check_models,
-        find_above,
-        read_manifest,
-        read_pixel_rules,
-        read_points,
-        read_steps,
-        run_check,
-        to_answers,
-    )
 
 MANIFEST = "onnx.json"
-LOGITS, GATE_SCORES = "logits", "gate_scores"
-"""Outputs of a model; the second one if the run fitted a gate."""
-PROVIDERS = ("CPUExecutionProvider",)
-"""Where onnxruntime computes by default."""
+LOGITS, GATE_SCORES = "logits", "gate_scores"  # Outputs of a model; the second one if the run fitted a gate
+PROVIDERS = ("CPUExecutionProvider",)  # Where onnxruntime computes by default
 
 
-class Model:
-    """An exported model."""
+class Model(exported_models.AnsweringModel):
+    """An exported model; its attributes are those of `AnsweringModel`."""
 
     def __init__(
         self, folder: str | pathlib.Path, name: str | None = None, *, providers: Sequence[str] = PROVIDERS
@@ -61,15 +41,10 @@ class Model:
         import onnxruntime
 
         files = Files(pathlib.Path(folder))
-        manifest, facts = read_manifest(files, MANIFEST, name)
-        self.name = facts["name"]
-        self.steps = read_steps(files)
-        self.preprocessing = read_pixel_rules(files)
+        facts = self.read(files, MANIFEST, name)
         with files.expecting(MANIFEST, "file and temperatures of each model"):
             self.temperatures = tuple(facts["temperatures"])
             program = bytes(files.read(facts["file"]))
-        self.operating_points = read_points(files, self.name, facts)
-        self.trained_on = manifest.get("trained_on", "")
         self.session = onnxruntime.InferenceSession(program, providers=list(providers))
 
     def logits(self, images: Any) -> np.ndarray:
@@ -81,17 +56,9 @@ class Model:
         has_gate = any(output.name == GATE_SCORES for output in self.session.get_outputs())
         return self._run(GATE_SCORES, images) if has_gate else None
 
-    def above(self, images: Any) -> dict[str, list[list[str]]]:
-        """Return the answers at or above their operating points, by step for each image."""
-        return find_above(self(images), self.steps, self.operating_points)
-
     def _run(self, output: str, images: Any) -> np.ndarray:
         (values,) = self.session.run([output], {"images": self.preprocessing.normalise(images)})
         return values
-
-    def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
-        """Return by step the most probable answer of each image, and the options' probabilities [case, option]."""
-        return to_answers(self.logits(images), self.steps, self.temperatures)
 
 
 def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Sequence[str] = PROVIDERS) -> Model:
@@ -101,12 +68,12 @@ def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Seq
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
     """Compare this machine's logits and gate scores of the stored images with those of JAX, for each model."""
-    return check_models(folder, load, manifest=MANIFEST, tolerance=tolerance)
+    return exported_models.check_models(folder, load, manifest=MANIFEST, tolerance=tolerance)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
-    return run_check(check, arguments, here=pathlib.Path(__file__).parent)
+    return exported_models.run_check(check, arguments, here=pathlib.Path(__file__).parent)
 
 
 if __name__ == "__main__":
