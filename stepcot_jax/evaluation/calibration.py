@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -193,9 +193,11 @@ class _FileStep(msgspec.Struct, frozen=True):
     num_cases: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
     coverage_range: tuple[_Share, _Share] | None = None
 
-    @property
-    def limit(self) -> float:
-        return _infinite_if_none(self.threshold)
+    def __post_init__(self) -> None:
+        for field in ("num_cases", "answer_thresholds"):
+            numbers = getattr(self, field)
+            if numbers is not None and len(numbers) != len(self.options):
+                raise ValueError(f"{self.name!r}, {field!r}: {len(numbers)} numbers for {len(self.options)} options")
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -241,46 +243,35 @@ def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
         difference = describe_difference([(step.name, step.options) for step in steps], chain)
         if difference:
             raise BadInput(f"{path}, {model}: calibration of another chain: {difference}")
+    limits = _collect(path, file, "answer_thresholds")
+    if limits and len(limits) < len(file.models):
+        raise BadInput(f"{path}: 'answer_thresholds' of {min(file.models.keys() - limits.keys())} are missing")
     return Calibration(
         coverage=file.coverage,
         temperatures={model: tuple(step.temperature for step in steps) for model, steps in file.models.items()},
-        thresholds={model: tuple(step.limit for step in steps) for model, steps in file.models.items()},
+        thresholds={
+            model: tuple(_infinite_if_none(step.threshold) for step in steps) for model, steps in file.models.items()
+        },
         notes={model: tuple(step.note for step in steps) for model, steps in file.models.items()},
-        answer_thresholds=_read_answer_thresholds(path, file),
-        num_cases=_read_num_cases(path, file),
+        answer_thresholds={
+            model: tuple(tuple(map(_infinite_if_none, of_step)) for of_step in steps) for model, steps in limits.items()
+        },
+        num_cases=_collect(path, file, "num_cases"),
         confidence=file.confidence,
         coverage_ranges={model: tuple(step.coverage_range for step in steps) for model, steps in file.models.items()},
     )
 
 
-def _read_num_cases(path: str | os.PathLike[str], file: _File) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the validation cases by answer of each model that has them for all steps; older files have none."""
-    counted = {model: steps for model, steps in file.models.items() if any(step.num_cases for step in steps)}
-    for model, steps in counted.items():
-        for step in steps:
-            if len(step.num_cases or ()) != len(step.options):
-                raise BadInput(
-                    f"{path}, {model}, {step.name!r}, 'num_cases': {len(step.num_cases or ())} numbers for "
-                    f"{len(step.options)} options"
-                )
-    return {model: tuple(tuple(step.num_cases or ()) for step in steps) for model, steps in counted.items()}
-
-
-def _read_answer_thresholds(path: str | os.PathLike[str], file: _File) -> dict[str, tuple[tuple[float, ...], ...]]:
-    """Return the thresholds by answer of all models and steps; empty if the file has none at all."""
-    if all(step.answer_thresholds is None for steps in file.models.values() for step in steps):
-        return {}
+def _collect(path: str | os.PathLike[str], file: _File, field: str) -> dict[str, tuple[tuple[Any, ...], ...]]:
+    """Return a field of each model that has it, for all steps; older files have none."""
+    collected = {}
     for model, steps in file.models.items():
-        for step in steps:
-            if len(step.answer_thresholds or ()) != len(step.options):
-                raise BadInput(
-                    f"{path}, {model}, {step.name!r}, 'answer_thresholds': {step.answer_thresholds} is not one number "
-                    f"or null for each of the {len(step.options)} options"
-                )
-    return {
-        model: tuple(tuple(map(_infinite_if_none, step.answer_thresholds or ())) for step in steps)
-        for model, steps in file.models.items()
-    }
+        values = [getattr(step, field) for step in steps]
+        if any(value is not None for value in values):
+            if None in values:
+                raise BadInput(f"{path}, {model}, {steps[values.index(None)].name!r}: {field!r} is missing")
+            collected[model] = tuple(map(tuple, values))
+    return collected
 
 
 def _infinite_if_none(threshold: float | None) -> float:

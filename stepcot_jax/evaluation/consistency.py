@@ -387,7 +387,6 @@ def decode_consistent(
     log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules, *, transition_weight: float = 0.0
 ) -> npt.NDArray[np.int64]:
     """Decode the most probable chain of each case [case, step] that breaks no rule; log probabilities may be -inf."""
-    _check_scores(log_probabilities, rules)
     if not 0 <= transition_weight < math.inf:
         raise ValueError(f"transition_weight must be 0 or more; got {transition_weight}")
     scores = [np.maximum(of_step, _LEAST_LOG_PROBABILITY) for of_step in log_probabilities]
@@ -441,11 +440,6 @@ def decoding_figures(
     rules: Rules,
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Compute in each resample what decoding changes: shares of chains; accuracies before, after, and differences."""
-    if not before.shape == after.shape == labels.shape:
-        raise ValueError(
-            "before, after and labels must have one shape [case, step]; "
-            f"got {before.shape}, {after.shape} and {labels.shape}"
-        )
     chains = np.stack([inconsistent(before, rules), (before != after).any(axis=1)], axis=1)
     shares = weighted_mean(weights, values=chains, counted=np.ones(chains.shape, dtype=bool))
     figures = {"share_inconsistent": shares[:, 0], "share_changed": shares[:, 1]}
@@ -486,14 +480,3 @@ def _decode_rest(
         rest[:, later] = answer
         answer = came_from[later][np.arange(len(start)), answer]
     return reached.max(axis=1), rest
-
-
-def _check_scores(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules) -> None:
-    shapes = [of_step.shape for of_step in log_probabilities]
-    num_cases = len(log_probabilities[0]) if log_probabilities else 0
-    if shapes != [(num_cases, num_answers) for num_answers in rules.answers_per_step]:
-        raise ValueError(
-            f"log probabilities must be [case, answer] for {rules.answers_per_step} answers; got shapes {shapes}"
-        )
-    if any(np.isnan(of_step).any() or (of_step == np.inf).any() for of_step in log_probabilities):
-        raise ValueError("log probabilities must be numbers or minus infinity")

@@ -136,9 +136,8 @@ def choose_thresholds(
     validation: ValidationPredictions, chain: Chain, *, calibration: Calibration, rule: Rule, num_resamples: int
 ) -> Thresholds:
     """Choose thresholds for every model on the validation split."""
-    contrasts = {
-        name: contrast for name, contrast in _list_findings(validation, chain, calibration) if contrast.has_both
-    }
+    found = _list_findings(validation, chain, calibration)
+    contrasts = {finding: contrast for finding, contrast in found if all(contrast.counts)}
 
     def choose(weights: Weights) -> dict[Finding, npt.NDArray]:
         return {finding: rule.choose(contrast.count(weights)) for finding, contrast in contrasts.items()}
@@ -188,11 +187,6 @@ class _Contrast:
     def counts(self) -> tuple[int, int]:
         """Number of cases with and without the answer."""
         return int(self.positive.sum()), int((~self.positive).sum())
-
-    @property
-    def has_both(self) -> bool:
-        """Whether some, but not all cases have the answer."""
-        return all(self.counts)
 
     def count(self, weights: Weights) -> Levels:
         """Return the levels for weights of all cases of the split."""
@@ -320,16 +314,11 @@ def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints |
         return None
     known = {step.name: step.options for step in chain.steps}
     points = {}
-    for finding, point in _walk(stored):
-        model, step, answer = finding
-        if answer not in known.get(step, ()):
-            raise BadInput(f"{path}, operating points of {model}: {answer!r} at {step!r} is no answer of this chain")
-        points[finding] = point.as_point()
+    for model, steps in stored.models.items():
+        for step, answer, point in ((step, *item) for step, answers in steps.items() for item in answers.items()):
+            if answer not in known.get(step, ()):
+                raise BadInput(
+                    f"{path}, operating points of {model}: {answer!r} at {step!r} is no answer of this chain"
+                )
+            points[model, step, answer] = point.as_point()
     return OperatingPoints(stored.rule, points)
-
-
-def _walk(points: _FilePoints) -> Iterator[tuple[Finding, _FilePoint]]:
-    for model, steps in points.models.items():
-        for step, answers in steps.items():
-            for answer, point in answers.items():
-                yield (model, step, answer), point

@@ -94,9 +94,10 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON; None for numbers that are not finite."""
-        numbers = {name: getattr(self, name) for name in ("threshold", "sensitivity", "specificity")}
-        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        return {**finite, "above": self.is_above}
+        numbers = {name: getattr(self, name) for name in _FIGURES}
+        return {name: value if math.isfinite(value) else None for name, value in numbers.items()} | {
+            "above": self.is_above
+        }
 
     def __str__(self) -> str:
         shares = (("sensitivity", self.sensitivity), ("specificity", self.specificity))
@@ -160,7 +161,8 @@ class ImageCheck:
         if self.outside:
             lines.append(f"outside of what it was trained on: score {self.gate_score:.2f} ({_LIMIT})")
         if self.projection not in ("frontal", ""):
-            lines.append(f"the DICOM header names {_article(self.projection)} view; the network expects a frontal one")
+            article = "an" if self.projection[0] in "aeiou" else "a"
+            lines.append(f"the DICOM header names {article} {self.projection} view; the network expects a frontal one")
         return tuple(lines)
 
     def __str__(self) -> str:
@@ -171,10 +173,6 @@ class ImageCheck:
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON."""
         return {**dataclasses.asdict(self), "outside": self.outside, "warnings": list(self.warnings)}
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 # Write a chain of answers as one readable paragraph.
@@ -262,9 +260,7 @@ class StepAnswer:
     @property
     def above(self) -> tuple[str, ...]:
         """The answers at or above their operating points, most probable first."""
-        called = [label for label, point in self.points.items() if self.probabilities[label] >= point[1]]
-        called.sort(key=lambda label: -self.probabilities[label])
-        return tuple(self.step.options[label] for label in called)
+        return tuple(finding.answer for finding in self.findings if finding.is_above)
 
     @property
     def given(self) -> bool:
@@ -452,16 +448,17 @@ class ChainReading:
 
     def _describe_changes(self) -> list[str]:
         """Return the answers that training never had together and the changes by given answers, one a line."""
-        return [*(f"never together in training: {pair}" for pair in self.never_together), *self._describe_shifts()]
+        lines = [f"never together in training: {pair}" for pair in self.never_together]
+        if self.shifted:
+            changed = [
+                f"changed by the given answers: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped
+            ]
+            lines += changed or ["the given answers changed no later answer"]
+            lines.append(describe_shifts(self.shifted))
+        return lines
 
     def _describe_called(self) -> list[str]:
         return describe_called({answer.step.name: answer.findings for answer in self.steps}, self.rule)
-
-    def _describe_shifts(self) -> list[str]:
-        if not self.shifted:
-            return []
-        lines = [f"changed by the given answers: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
-        return [*(lines or ["the given answers changed no later answer"]), describe_shifts(self.shifted)]
 
 
 def make_readings(

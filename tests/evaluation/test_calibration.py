@@ -328,7 +328,7 @@ def test_what_is_written_comes_back_and_earlier_files_have_no_range(tmp_path):
         ("teacher", {"temperature": 0}, r"\.temperature"),
         ("teacher", {"threshold": "x"}, r"\.threshold"),
         ("teacher", {"answer_thresholds": [2, None]}, r"answer_thresholds\[0\]"),
-        ("student", {"answer_thresholds": [0.5, None]}, "'Distribution', 'answer_thresholds': None is not one number"),
+        ("student", {"answer_thresholds": [0.5, None]}, "student, 'Distribution': 'answer_thresholds' is missing"),
         ("teacher", {"num_cases": [2]}, "'Detection', 'num_cases': 1 numbers for 2 options"),
         ("teacher", {"num_cases": [2, -1]}, r"num_cases\[1\]"),
         ("teacher", {"name": "Finding"}, "teacher: calibration of another chain"),
