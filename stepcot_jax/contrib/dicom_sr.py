@@ -81,7 +81,6 @@ def _observe(network: ReportingNetwork) -> sr.ObservationContext:
 
 
 def _describe_reading(reading: ChainReading) -> Iterator[sr.ContentItem]:
-    """Yield the items about all steps together."""
     yield _text(codes.DCM.Comment, NOT_A_DIAGNOSIS)
     yield _text(codes.DCM.Summary, reading.paragraph)
     yield _text(_concept("network and its probabilities"), reading.describe_calibration())
@@ -314,7 +313,6 @@ def _list_texts(header: Dataset) -> Iterator[str]:
 
 
 def _stamp(report: Dataset, when: datetime.datetime) -> None:
-    """Set every time at which the report was made."""
     date, time = when.strftime("%Y%m%d"), when.strftime("%H%M%S")
     report.ContentDate = report.InstanceCreationDate = date
     report.ContentTime = report.InstanceCreationTime = time

@@ -482,7 +482,6 @@ def _read_by_confidence(
 
 
 def _area(num_read: npt.NDArray[np.float64], num_correct: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean accuracy [resample] over all numbers of cases read."""
     if not num_read.size:
         return np.full(len(num_read), np.nan)
     total = num_read[:, -1]

@@ -307,5 +307,4 @@ def _hash(text: str) -> bytes:
 
 
 def _uniform(text: str) -> float:
-    """Return a number in [0, 1)."""
     return int.from_bytes(_hash(text)[:6]) / 2**48

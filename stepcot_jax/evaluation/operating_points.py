@@ -315,10 +315,10 @@ def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints |
     known = {step.name: step.options for step in chain.steps}
     points = {}
     for model, steps in stored.models.items():
-        for step, answer, point in ((step, *item) for step, answers in steps.items() for item in answers.items()):
-            if answer not in known.get(step, ()):
-                raise BadInput(
-                    f"{path}, operating points of {model}: {answer!r} at {step!r} is no answer of this chain"
-                )
-            points[model, step, answer] = point.as_point()
+        for step, answers in steps.items():
+            for answer, point in answers.items():
+                if answer not in known.get(step, ()):
+                    where = f"{path}, operating points of {model}"
+                    raise BadInput(f"{where}: {answer!r} at {step!r} is no answer of this chain")
+                points[model, step, answer] = point.as_point()
     return OperatingPoints(stored.rule, points)

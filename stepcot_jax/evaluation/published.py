@@ -26,7 +26,6 @@ _PRINTED: dict[str, Any] = json.loads(Path(__file__).with_name("published.json")
 
 
 def _by_pair(name: str) -> dict[tuple[str, str], Any]:
-    """Return a table of rows in groups by group and row."""
     return {(group, row): cell for group, rows in _PRINTED[name].items() for row, cell in rows.items()}
 
 

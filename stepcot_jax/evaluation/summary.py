@@ -179,7 +179,6 @@ def summarise(
 
 
 def _count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, Any]:
-    """Return the number of cases, also by answer of each step, and the steps with one answer."""
     return {
         "num_cases": len(labels),
         "num_cases_by_answer": {

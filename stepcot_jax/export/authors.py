@@ -248,7 +248,6 @@ def _compare_names(network: str, actual: set[str], expected: set[str]) -> list[s
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of steps and layers in the authors' names."""
     names = set(names)
     return {
         "num_steps": _count(names, r"(?:step_models|step_heads)\.(\d+)\."),

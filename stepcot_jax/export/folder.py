@@ -162,7 +162,6 @@ def _write(
     torch_tensors: Tensors,
     say: Callable[[str], None],
 ) -> None:
-    """Write all files."""
     models: dict[str, Any] = {}
     parts: dict[str, Program] = {}
     for program in programs:

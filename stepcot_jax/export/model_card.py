@@ -74,15 +74,11 @@ def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
 
 
 class _Report(msgspec.Struct):
-    """The parts of a run's report.json that the card needs."""
-
     num_cases: dict[str, int]
     test: dict[str, dict[str, Any]]
 
 
 class _Converted(msgspec.Struct):
-    """The parts of converted.json that the card needs."""
-
     source: str
     sha256: str
 

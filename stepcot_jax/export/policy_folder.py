@@ -284,7 +284,6 @@ def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
 
 
 def _describe(trained: TrainedPolicy) -> dict[str, Any]:
-    """Return the values of the card's fields."""
     closed = trained.tokenizer.closed is not None
     return {
         "version": __version__,

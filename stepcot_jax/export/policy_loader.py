@@ -142,7 +142,6 @@ class Policy:
 
 
 def _draw(keys: jax.Array, scores: jax.Array, position: int, *, greedy: bool) -> jax.Array:
-    """Return a token of each rollout, int32 [rollout]."""
     if greedy:
         return jnp.argmax(scores, axis=-1).astype(jnp.int32)
     draw = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, position), row))

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import pathlib
@@ -43,7 +44,6 @@ def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
 
 
 def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
-    """Return the columns with the type of their cells."""
     of_step = {"": str, " probability": float, " probabilities": str, " set": str, " above": str, " thresholds": str}
     columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
     columns |= {f"{step.name}{kind}": cell for step in chain.steps for kind, cell in of_step.items()}
@@ -135,16 +135,6 @@ def _write_parquet(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: 
     kinds = {str: pyarrow.string(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[cell]) for name, cell in columns.items()])
     with contextlib.closing(parquet.ParquetWriter(file, schema)) as writer:
-        for chunk in _in_chunks(as_row(row) if isinstance(row, ChainReading) else row for row in rows):
+        flat = (as_row(row) if isinstance(row, ChainReading) else row for row in rows)
+        while chunk := list(itertools.islice(flat, _ROWS_AT_ONCE)):
             writer.write_table(pyarrow.Table.from_pylist(chunk, schema=schema))
-
-
-def _in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _ROWS_AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

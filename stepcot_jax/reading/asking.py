@@ -1,8 +1,8 @@
 """The step of a reading that is worth checking, and a terminal dialogue that asks one step after another."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +12,8 @@ from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.readings import ChainReading, percent
 
-
-class AskingReader(Protocol):
-    """The methods of an `ImageReader` that the dialogue calls."""
-
-    def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> ChainReading:
-        """Read one radiograph, with answers given by step."""
-        ...
-
-    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> "NextStep | None":
-        """Return the step worth checking."""
-        ...
+if TYPE_CHECKING:
+    from stepcot_jax.reading.image_reader import ImageReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +97,7 @@ def _describe(readings: npt.NDArray, position: int, start: int, gains: npt.NDArr
 
 
 def ask_in_turn(
-    reader: AskingReader, image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
+    reader: "ImageReader", image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
 ) -> ChainReading:
     """Ask the steps one by one, the most useful first, and show how the last step's answer changes."""
     given: dict[str, str] = {}

@@ -87,7 +87,6 @@ def _read_percent(answer: str, chain: Chain, position: int) -> dict[str, float]:
 
 
 def _spread(named: Mapping[str, float], chain: Chain, position: int) -> Float[np.ndarray, "answer"]:
-    """Return the probabilities of all options of a step from those of some."""
     step, shares = chain.steps[position], np.full(chain.steps[position].num_answers, np.nan)
     for option, share in named.items():
         label = _find_answer(option, chain, position)

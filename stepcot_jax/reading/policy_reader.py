@@ -317,7 +317,6 @@ def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) ->
 
 
 def _scale_boxes(reply: Reply, *, read_size: int, image_size: tuple[int, int]) -> tuple[Box, ...]:
-    """Return the boxes of a reply in pixels of the image as given."""
     side = (read_size, read_size)
     corners = convert(reply.boxes(side), source=pixels(side), target=pixels(image_size))
     return tuple(Box(region.label, _corners(box)) for region, box in zip(reply.references or (), corners, strict=True))

@@ -175,7 +175,6 @@ class Reader:
 
     @functools.cached_property
     def _laid_out(self) -> Params:
-        """The parameters in `read_batch`'s layout."""
         if self.model == "teacher" and self._networks.teacher.unroll:
             return {**self.params, "teacher": split_heads(self.params["teacher"])}
         return self.params

@@ -95,9 +95,8 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON; None for numbers that are not finite."""
         numbers = {name: getattr(self, name) for name in _FIGURES}
-        return {name: value if math.isfinite(value) else None for name, value in numbers.items()} | {
-            "above": self.is_above
-        }
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        return {**finite, "above": self.is_above}
 
     def __str__(self) -> str:
         shares = (("sensitivity", self.sensitivity), ("specificity", self.specificity))
@@ -450,10 +449,9 @@ class ChainReading:
         """Return the answers that training never had together and the changes by given answers, one a line."""
         lines = [f"never together in training: {pair}" for pair in self.never_together]
         if self.shifted:
-            changed = [
-                f"changed by the given answers: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped
-            ]
-            lines += changed or ["the given answers changed no later answer"]
+            flips = [f"{flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
+            lines += [f"changed by the given answers: {flip}" for flip in flips]
+            lines += [] if flips else ["the given answers changed no later answer"]
             lines.append(describe_shifts(self.shifted))
         return lines
 
@@ -512,7 +510,6 @@ def _answer_steps(
     calibration: "Calibration | None",
     points: "OperatingPoints | None",
 ) -> list[list[StepAnswer]]:
-    """Return the answers of all cases to each step."""
     sets = reading.answer_sets
     return [
         answer_step(

@@ -182,7 +182,6 @@ def load_trained(
 
 
 def _networks_of(system: System, workdir: pathlib.Path) -> Networks:
-    """Return the networks of a caller's system."""
     networks: Networks | None = getattr(system, "networks", None)
     if networks is None:
         raise BadInput(f"{workdir}: {type(system).__name__} has no networks that read step by step (see StepCoT)")
@@ -190,7 +189,6 @@ def _networks_of(system: System, workdir: pathlib.Path) -> Networks:
 
 
 def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
-    """Return the networks of a workdir."""
     stored, run = read_reading(workdir), read_stored(workdir)
     frozen = run.load_frozen(workdir, stored.encoder_digest)
     params, best_steps = _restore(workdir / "checkpoints", names)

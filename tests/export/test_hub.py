@@ -4,7 +4,6 @@ import hashlib
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 from export.fake_hub import TOKEN, FakeHub
@@ -23,12 +22,7 @@ pytest.importorskip("yaml")
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick(small_encoder):
-    """Compiling takes nearly all of the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick", "small_encoder")
 
 
 @pytest.fixture(scope="module")

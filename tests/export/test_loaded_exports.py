@@ -5,7 +5,6 @@ import json
 import pathlib
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from policies.policy_workdir import make_policy_workdir
@@ -26,13 +25,7 @@ from stepcot_jax.run.stored import StoredRun, hide_folder
 from stepcot_jax.tools.export import main
 from tests.export import random_run
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick(small_encoder):
-    """Compiling takes nearly all of the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick", "small_encoder")
 
 
 @pytest.fixture(scope="module")

@@ -335,7 +335,6 @@ def find_damaged(folder: pathlib.Path, complete: Mapping[str, tuple[int, str]]) 
 
 
 def _is_as(path: pathlib.Path, entry: tuple[int, str]) -> bool:
-    """Return whether a file has a size and digest."""
     return _size_of(path) == entry[0] and digest_once(path) == entry
 
 

@@ -56,8 +56,6 @@ class RayCluster:
 
 
 class _Worker:
-    """A worker process that maps blocks."""
-
     def __init__(self, shared: Any) -> None:
         import ray
 

@@ -62,7 +62,6 @@ class Uploads:
             self._delete(path)
 
     def _delete(self, path: str) -> None:
-        """Delete the folder of an upload's request, with all its files."""
         request = pathlib.Path(path).relative_to(self.folder).parts[0]
         shutil.rmtree(self.folder / request, ignore_errors=True)
 

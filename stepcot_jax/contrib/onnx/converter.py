@@ -98,6 +98,7 @@ _SAME_NAME = {
     "tanh": "Tanh",
 }  # fmt: skip
 _REDUCTIONS = {"reduce_max": "ReduceMax", "reduce_min": "ReduceMin", "reduce_sum": "ReduceSum"}
+_ONE = np.asarray(1, np.float32)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -118,26 +119,6 @@ def _integers(numbers: Any) -> np.ndarray:
 
 def _refuse(equation: Any, what: str) -> BadInput:
     return BadInput(f"ONNX: {equation.primitive.name} with {what} has no ONNX form here")
-
-
-def _square(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Mul", values[0], values[0])
-
-
-def _rsqrt(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Reciprocal", graph.add("Sqrt", values[0]))
-
-
-def _expm1(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Sub", graph.add("Exp", values[0]), np.float32(1).reshape(()))
-
-
-def _erfc(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Sub", np.asarray(1, np.float32), graph.add("Erf", values[0]))
-
-
-def _integer_pow(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Pow", values[0], np.asarray(equation.params["y"], np.float32))
 
 
 def _select(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -172,14 +153,6 @@ def _broadcast(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     return spread if tuple(sides) == tuple(target) else graph.add("Expand", spread, graph.shape(target))
 
 
-def _transpose(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Transpose", values[0], perm=list(equation.params["permutation"]))
-
-
-def _concatenate(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Concat", *values, axis=equation.params["dimension"])
-
-
 def _stack(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     axis = equation.params["axis"]
     return graph.add("Concat", *(graph.add("Unsqueeze", value, _integers(axis)) for value in values), axis=axis)
@@ -189,10 +162,6 @@ def _split(graph: Graph, equation: Any, values: Sequence[Value]) -> list[Value]:
     sizes = _integers(equation.params["sizes"])
     outputs = graph.add("Split", values[0], sizes, num_outputs=len(sizes), axis=equation.params["axis"])
     return outputs if isinstance(outputs, list) else [outputs]
-
-
-def _tile(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Tile", values[0], _integers(equation.params["reps"]))
 
 
 def _pad(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -246,10 +215,6 @@ def _gather(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
         if numbers.collapsed_slice_dims
         else window
     )
-
-
-def _squeeze(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Squeeze", values[0], _integers(equation.params["dimensions"]))
 
 
 def _dot(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -311,28 +276,32 @@ OPERATORS: dict[str, Emit] = {
     **{name: _same(operator) for name, operator in _SAME_NAME.items()},
     **{name: _reduce(operator) for name, operator in _REDUCTIONS.items()},
     "broadcast_in_dim": _broadcast,
-    "concatenate": _concatenate,
+    "concatenate": lambda graph, equation, values: graph.add("Concat", *values, axis=equation.params["dimension"]),
     "conv_general_dilated": _convolution,
     "convert_element_type": _cast,
     "dim_as_value": _number_of_cases,
     "dot_general": _dot,
     "dynamic_slice": _slice_from,
-    "erfc": _erfc,
-    "expm1": _expm1,
+    "erfc": lambda graph, _, values: graph.add("Sub", _ONE, graph.add("Erf", values[0])),
+    "expm1": lambda graph, _, values: graph.add("Sub", graph.add("Exp", values[0]), _ONE),
     "gather": _gather,
-    "integer_pow": _integer_pow,
+    "integer_pow": lambda graph, equation, values: graph.add("Pow", values[0], np.asarray(equation.params["y"], "f4")),
     "pad": _pad,
     "reduce_window_max": _max_pool,
     "reshape": _reshape,
-    "rsqrt": _rsqrt,
+    "rsqrt": lambda graph, _, values: graph.add("Reciprocal", graph.add("Sqrt", values[0])),
     "select_n": _select,
     "slice": _slice,
     "split": _split,
-    "square": _square,
-    "squeeze": _squeeze,
+    "square": lambda graph, _, values: graph.add("Mul", values[0], values[0]),
+    "squeeze": lambda graph, equation, values: graph.add(
+        "Squeeze", values[0], _integers(equation.params["dimensions"])
+    ),
     "stack": _stack,
-    "tile": _tile,
-    "transpose": _transpose,
+    "tile": lambda graph, equation, values: graph.add("Tile", values[0], _integers(equation.params["reps"])),
+    "transpose": lambda graph, equation, values: graph.add(
+        "Transpose", values[0], perm=[*equation.params["permutation"]]
+    ),
 }  # Functions that add an operator's nodes, by the name of the JAX operator
 
 OPSET, IR_VERSION = 18, 10

@@ -68,7 +68,6 @@ def export_onnx(
 
 
 def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], *, say: Callable[[str], None]) -> None:
-    """Write all files."""
     calibrated = {} if trained.calibration is None else trained.calibration.temperatures
     models: dict[str, Any] = {}
     parts: dict[str, Program] = {}
