@@ -484,7 +484,7 @@ def calibration_figures(
 
 
 def step_reliability(
-    predictions: Predictions, chain: Chain, *, calibration: Calibration | None = None, num_bins: int = NUM_BINS
+    predictions: Predictions, chain: Chain, *, calibration: Calibration | None = None
 ) -> dict[str, tuple[Reliability, ...]]:
     """Compute the reliability of every model and step."""
     reliabilities = {}
@@ -495,7 +495,7 @@ def step_reliability(
             padded = calibrated_probabilities(logits, model, calibration, chain)
             steps = tuple(padded[:, position, : step.num_answers] for position, step in enumerate(chain.steps))
         reliabilities[model] = tuple(
-            reliability(probabilities=probabilities, labels=truth, name=step.name, num_bins=num_bins)
+            reliability(probabilities=probabilities, labels=truth, name=step.name)
             for probabilities, truth, step in zip(steps, predictions.labels.T, chain.steps, strict=True)
         )
     return reliabilities

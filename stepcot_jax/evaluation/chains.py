@@ -13,7 +13,6 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, find_one_answer
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, calibration_figures
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, probabilities_by_step
 from stepcot_jax.evaluation.statistics import (
-    LEVEL,
     Interval,
     Weights,
     count_once,
@@ -24,7 +23,6 @@ from stepcot_jax.evaluation.statistics import (
     resample,
     weighted_mean,
 )
-from stepcot_jax.host.errors import BadInput
 
 FIGURES = ("accuracy", "auc", "sensitivity", "specificity", "f1", "precision")
 """Names of a step's figures in the order of `step_figures`, as in `StepMetrics`."""
@@ -250,33 +248,19 @@ def bootstrap(
     chain: Chain,
     *,
     num_resamples: int = 1000,
-    level: float = LEVEL,
     seed: int = 0,
     left_out: npt.NDArray[np.bool_] | None = None,
 ) -> dict[str, ModelIntervals]:
     """Compute intervals of every figure of every model in the same resamples; `left_out` [step] are not in means."""
-    compute = prepare_metrics(split, chain, left_out=left_out)
-    models = list(split.predictions.logits)
-    return _bootstrap(compute, models, split, chain, num_resamples=num_resamples, level=level, seed=seed)
+    compute, models = prepare_metrics(split, chain, left_out=left_out), list(split.predictions.logits)
+    return _bootstrap(compute, models, split, chain, num_resamples=num_resamples, seed=seed)
 
 
 def bootstrap_differences(
-    split: SplitPredictions,
-    chain: Chain,
-    *,
-    first: str,
-    second: str,
-    num_resamples: int = 1000,
-    level: float = LEVEL,
-    seed: int = 0,
+    split: SplitPredictions, chain: Chain, *, first: str, second: str, num_resamples: int = 1000
 ) -> ModelIntervals:
     """Compute intervals of one model's figures less another's, in the same resamples: paired, so narrower."""
-    logits = split.predictions.logits
-    for model in (first, second):
-        if model not in logits:
-            raise BadInput(f"model {model!r} is not one of {', '.join(logits)}")
-    pair = {model: logits[model] for model in dict.fromkeys((first, second))}
-    split = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits=pair))
+    split = split.change(logits={model: split.predictions.logits[model] for model in dict.fromkeys((first, second))})
     both = prepare_metrics(split, chain)
 
     def compute(weights: Weights) -> Figures:
@@ -286,7 +270,7 @@ def bootstrap_differences(
         }
         return {**less, ("", "incomplete"): figures["", "incomplete"]}
 
-    return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, level=level, seed=seed)["less"]
+    return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, seed=0)["less"]
 
 
 def _bootstrap(
@@ -296,11 +280,8 @@ def _bootstrap(
     chain: Chain,
     *,
     num_resamples: int,
-    level: float,
     seed: int,
 ) -> dict[str, ModelIntervals]:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be above 0 and below 1; got {level}")
     labels = split.predictions.labels
     values = compute(count_once(len(labels)))
     resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=seed)
@@ -309,7 +290,7 @@ def _bootstrap(
 
     def describe(model: str) -> ModelIntervals:
         mean_accuracy, chain_accuracy, steps = (
-            intervals(values[model, name][0], resampled[model, name], level=level)
+            intervals(values[model, name][0], resampled[model, name])
             for name in ("mean_accuracy", "chain_accuracy", "steps")
         )
         columns = zip(chain.steps, num_cases, steps, incomplete, strict=True)

@@ -121,7 +121,7 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
         missing = np.full(labels.shape[1], NOT_ANNOTATED, labels.dtype)
         expected = np.stack([known.get(case, missing) for case in split.facts["case_id"].tolist()])
         filled = np.where(labels == NOT_ANNOTATED, expected, labels)
-        return dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=filled))
+        return split.change(labels=filled)
 
     return join_models({name: (complete(split), model) for name, (split, model) in parts.items()})
 
@@ -138,8 +138,7 @@ def choose_steps(split: _Split, positions: Sequence[int]) -> _Split:
     """Return the predictions of some steps."""
     predictions, chosen = split.predictions, list(positions)
     logits = {name: values[:, chosen] for name, values in predictions.logits.items()}
-    predictions = dataclasses.replace(predictions, labels=predictions.labels[:, chosen], logits=logits)
-    return dataclasses.replace(split, predictions=predictions)
+    return split.change(labels=predictions.labels[:, chosen], logits=logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +236,7 @@ class AnswerComparison(Comparison):
         for step, labels in enumerate(split.predictions.labels.T):
             if (labels != NOT_ANNOTATED).any():
                 logits[:, step, np.bincount(labels[labels != NOT_ANNOTATED]).argmax()] = 1
-        alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits={"": logits}))
-        return self._measure(alone)[""]
+        return self._measure(split.change(logits={"": logits}))[""]
 
     def constant(self, step: int | None = None) -> Interval:
         """Return the accuracy of always giving a step's most frequent answer; of None the mean over the steps."""

@@ -131,9 +131,7 @@ def correct_in_turn(
     return np.stack(readings), np.stack(corrected)
 
 
-def measure_reliance(
-    read: ReadGiven, labels: npt.NDArray[np.integer], chain: Chain, *, seed: int = 0
-) -> dict[str, Any]:
+def measure_reliance(read: ReadGiven, labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, Any]:
     """Measure how far each step's answer moves each later step's probabilities, by total variation distance."""
     none = np.zeros((*labels.shape, max(chain.answers_per_step)), np.float32)
     before = read(none[None])[0]
@@ -142,7 +140,7 @@ def measure_reliance(
     answers = {
         "own": as_distributions(before.argmax(axis=-1), chain),
         "true": as_distributions(labels, chain),
-        "another case's": as_distributions(exchange(labels, np.random.default_rng(seed)), chain),
+        "another case's": as_distributions(exchange(labels, np.random.default_rng(0)), chain),
         "uniform": np.broadcast_to(equal, none.shape).astype(np.float32),
     }
     moved: dict[str, Any] = {kind: {} for kind in KINDS}
@@ -224,17 +222,11 @@ def perturb(
 
 
 def perturb_records(
-    records: Iterable[Record],
-    *,
-    seed: int,
-    round_number: int,
-    probability: float = 0.5,
-    negated_answer: NegatedAnswer = "flip",
+    records: Iterable[Record], *, seed: int, round_number: int, negated_answer: NegatedAnswer = "flip"
 ) -> list[Record]:
     """Return the closed and the single-choice records of one round, perturbed; their order stays."""
-    settings = {"seed": seed, "round_number": round_number, "probability": probability}
     return [
-        perturb(record, negated_answer=negated_answer, **settings)  # type: ignore[arg-type]
+        perturb(record, seed=seed, round_number=round_number, negated_answer=negated_answer)
         for record in records
         if record.kind in PERTURBED_KINDS
     ]

@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -159,6 +159,19 @@ class SplitPredictions:
 
     predictions: Predictions  # position, labels and logits of each case
     facts: Mapping[str, npt.NDArray[np.str_]]  # for each of `FACTS` texts [case], "" where unknown; "age" is in years
+
+    def change(self, **changes: Any) -> Self:
+        """Return the split with other labels or logits."""
+        return dataclasses.replace(self, predictions=dataclasses.replace(self.predictions, **changes))
+
+    def take(self, cases: npt.ArrayLike) -> Self:
+        """Return the predictions on some cases, by position or by a mask."""
+        predictions, chosen = self.predictions, np.asarray(cases)
+        logits = {model: values[chosen] for model, values in predictions.logits.items()}
+        taken = Predictions(predictions.index[chosen], predictions.labels[chosen], logits)
+        return dataclasses.replace(
+            self, predictions=taken, facts={fact: values[chosen] for fact, values in self.facts.items()}
+        )
 
 
 class ValidationPredictions(SplitPredictions):

@@ -97,22 +97,19 @@ def bootstrap(
     patients: npt.NDArray[np.str_],
     *,
     num_resamples: int = 1000,
-    level: float = LEVEL,
     seed: int = 0,
 ) -> dict[Key, Any]:
     """Return the `intervals` of figures by name, which `compute` gives as [resample, ...]."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be above 0 and below 1; got {level}")
     values = compute(count_once(len(patients)))
     resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
-    return {key: intervals(value[0], resampled[key], level=level) for key, value in values.items()}
+    return {key: intervals(value[0], resampled[key]) for key, value in values.items()}
 
 
-def intervals(values: npt.NDArray, resampled: npt.NDArray, *, level: float = LEVEL) -> Any:
+def intervals(values: npt.NDArray, resampled: npt.NDArray) -> Any:
     """Return the interval of a figure; of figures [...], resampled [resample, ...], (nested) lists of them."""
     if resampled.ndim == 1:
-        return percentiles(float(values), resampled, level=level)
-    return [intervals(value, resampled[:, index], level=level) for index, value in enumerate(values)]
+        return percentiles(float(values), resampled)
+    return [intervals(value, resampled[:, index]) for index, value in enumerate(values)]
 
 
 def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float = LEVEL) -> Interval:
@@ -125,11 +122,11 @@ def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: floa
     return Interval(value, float(low), float(high), undefined=undefined)
 
 
-def widen_agreement(interval: Interval, *, num_patients: int, level: float = LEVEL) -> Interval:
+def widen_agreement(interval: Interval, *, num_patients: int) -> Interval:
     """Return the exact interval of Clopper and Pearson for a share of 0 or 1, of which all resamples are alike."""
     if interval.value not in (0, 1) or math.isnan(interval.low + interval.high):
         return interval
-    margin = 1 - ((1 - level) / 2) ** (1 / num_patients)
+    margin = 1 - ((1 - LEVEL) / 2) ** (1 / num_patients)
     ends = {"high": margin} if interval.value == 0 else {"low": 1 - margin}
     return dataclasses.replace(interval, **ends)
 

@@ -27,7 +27,7 @@ from stepcot_jax.evaluation.chains import (
     step_statistics,
 )
 from stepcot_jax.evaluation.consistency import Rules, answer_and_decode, decoding_figures, inconsistent
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
+from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.evaluation.statistics import (
     MIN_PATIENTS,
     Weights,
@@ -38,7 +38,6 @@ from stepcot_jax.evaluation.statistics import (
     resample,
     weighted_mean,
 )
-from stepcot_jax.host.errors import BadInput
 
 # Figures of subgroups by origin, view, sex and age, with intervals.
 
@@ -61,26 +60,17 @@ class Subgroup:
 
 
 def score_subgroups(
-    split: SplitPredictions,
-    chain: Chain,
-    *,
-    groupings: tuple[str, ...] = GROUPINGS,
-    min_patients: int = MIN_PATIENTS,
-    num_resamples: int = 1000,
-    seed: int = 0,
+    split: SplitPredictions, chain: Chain, *, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[Subgroup, ...]:
     """Compute the figures of every group, each with its own bootstrap; means are over the split's steps in all."""
-    wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
-    if wrong:
-        raise BadInput(f"subgroups: {wrong[0]!r} is not one of {', '.join(GROUPINGS)}")
     left_out, groups = find_one_answer(split.predictions.labels), []
-    for grouping in groupings:
+    for grouping in GROUPINGS:
         names = _name_groups(grouping, split.facts[grouping])
         for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, _age_order(name), name)):
-            part = _choose(split, names == name)
+            part = split.take(names == name)
             num_patients = count_patients(part.facts["patient_id"])
             models = None
-            if num_patients >= min_patients:
+            if num_patients >= MIN_PATIENTS:
                 models = bootstrap(part, chain, num_resamples=num_resamples, seed=seed, left_out=left_out)
             groups.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
     return tuple(groups)
@@ -101,18 +91,6 @@ def _name_groups(grouping: str, values: npt.NDArray[np.str_]) -> npt.NDArray[np.
 def _age_order(name: str) -> int:
     bands = [band for _, band in _AGE_BANDS]
     return bands.index(name) if name in bands else len(bands)
-
-
-def _choose(split: SplitPredictions, chosen: npt.NDArray[np.bool_]) -> SplitPredictions:
-    predictions = split.predictions
-    return SplitPredictions(
-        Predictions(
-            index=predictions.index[chosen],
-            labels=predictions.labels[chosen],
-            logits={model: logits[chosen] for model, logits in predictions.logits.items()},
-        ),
-        {fact: values[chosen] for fact, values in split.facts.items()},
-    )
 
 
 TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"

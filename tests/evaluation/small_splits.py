@@ -1,7 +1,5 @@
 """Small chains and splits shared by the tests of the statistics."""
 
-import dataclasses
-
 import numpy as np
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
@@ -65,18 +63,3 @@ def of_arrays(labels: np.ndarray, logits: dict[str, np.ndarray], **facts) -> Spl
     """A split of these labels and logits, with facts that are unknown unless given."""
     texts = {fact: np.array(facts.get(fact, [""] * len(labels)), np.str_) for fact in FACTS}
     return SplitPredictions(Predictions(np.arange(len(labels), dtype=np.int32), labels.astype(np.int32), logits), texts)
-
-
-def change(split: SplitPredictions, **changes) -> SplitPredictions:
-    """The split with other labels, logits or index, or with other facts."""
-    facts = {name: changes.pop(name) for name in tuple(changes) if name in FACTS}
-    predictions = dataclasses.replace(split.predictions, **changes)
-    return dataclasses.replace(split, predictions=predictions, facts={**split.facts, **facts})
-
-
-def take(split: SplitPredictions, rows) -> SplitPredictions:
-    """Some cases of a split, in another order or repeated."""
-    predictions = split.predictions
-    logits = {model: values[rows] for model, values in predictions.logits.items()}
-    chosen = Predictions(predictions.index[rows], predictions.labels[rows], logits)
-    return SplitPredictions(chosen, {fact: values[rows] for fact, values in split.facts.items()})

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, change, make_split, of_arrays, take
+from evaluation.small_splits import CHAIN, make_split, of_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def test_a_resample_is_the_evaluation_of_its_cases():
     weights = np.concatenate(list(draw_weights(SPLIT.facts["patient_id"], num_resamples=5, seed=3)))
     resampled = prepare_metrics(SPLIT, CHAIN)(weights)
     for number, own in enumerate(weights.astype(int)):
-        repeated = take(SPLIT, np.repeat(np.arange(60), own))
+        repeated = SPLIT.take(np.repeat(np.arange(60), own))
         for model, expected in evaluate(repeated.predictions, CHAIN).items():
             for name in ("mean_accuracy", "chain_accuracy"):
                 assert resampled[model, name][number] == pytest.approx(getattr(expected, name))
@@ -107,7 +107,7 @@ def test_intervals_hold_the_true_figure_about_as_often_as_stated():
 def test_a_figure_that_some_resamples_lack_says_how_many():
     """The only "Yes" is of one patient in ten: AUC and specificity exist in 1 - (1 - 1/10)^10 of resamples."""
     labels = (np.arange(10) == 4).astype(np.int32)[:, None]
-    split = change(make_binary(np.ones(10, bool), np.arange(10)), labels=labels)
+    split = make_binary(np.ones(10, bool), np.arange(10)).change(labels=labels)
     step = bootstrap(split, YES_NO, num_resamples=3000)["model"].steps[0]
     assert step.auc.undefined == pytest.approx(0.9**10, abs=0.04)
     # A resample is incomplete without the one "Yes", and without any "No" (ten equal draws), which is rare.
@@ -122,7 +122,7 @@ def test_what_is_undefined_stays_undefined_without_a_warning():
     labels[:, 0] = 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = bootstrap(change(SPLIT, labels=labels), CHAIN, num_resamples=20)["student"]
+        found = bootstrap(SPLIT.change(labels=labels), CHAIN, num_resamples=20)["student"]
     assert found.steps[1].num_cases == 0
     assert all(math.isnan(getattr(found.steps[1], name).low) for name in FIGURES)
     assert found.steps[1].accuracy.undefined == 1
@@ -143,16 +143,10 @@ def test_differences_are_paired():
     logits = dict(SPLIT.predictions.logits)
     logits |= {"twin": logits["teacher"].copy(), "near": logits["teacher"].copy()}
     logits["near"][np.flatnonzero(SPLIT.predictions.labels[:, 0] >= 0)[:3], 0] *= -1
-    split = change(SPLIT, logits=logits)
+    split = SPLIT.change(logits=logits)
     same = bootstrap_differences(split, CHAIN, first="teacher", second="twin", num_resamples=100)
     assert same.mean_accuracy == same.steps[2].auc == Interval(0.0, 0.0, 0.0)
     near = bootstrap_differences(split, CHAIN, first="teacher", second="near", num_resamples=200).mean_accuracy
     alone = bootstrap(split, CHAIN, num_resamples=200)
     assert near.high - near.low < 0.7 * (alone["near"].mean_accuracy.high - alone["near"].mean_accuracy.low)
     assert near.value == pytest.approx(alone["teacher"].mean_accuracy.value - alone["near"].mean_accuracy.value)
-
-
-@pytest.mark.parametrize("level", [1.0, 0.0, math.nan])
-def test_levels_outside_are_refused(level):
-    with pytest.raises(ValueError, match="must be"):
-        bootstrap(SPLIT, CHAIN, level=level)

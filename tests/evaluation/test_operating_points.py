@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, change, make_split
+from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.operating_points import operating_points
@@ -174,7 +174,7 @@ def test_an_answer_of_no_or_every_validation_case_has_no_point_and_one_missing_i
     labels[:, 0] = np.where(labels[:, 0] == NOT_ANNOTATED, NOT_ANNOTATED, 1)
     labels[labels[:, 2] == 3, 2] = NOT_ANNOTATED
     of_test[of_test[:, 2] == 1, 2] = 0
-    points = choose(val=change(VAL, labels=labels), test=change(TEST, labels=of_test), num_resamples=20)
+    points = choose(val=VAL.change(labels=labels), test=TEST.change(labels=of_test), num_resamples=20)
     named = {finding[1:] for finding in points}
     assert not any(step == "Detection" for step, _ in named)
     assert ("Diagnosis", "Nodule") not in named

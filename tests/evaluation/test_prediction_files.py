@@ -1,5 +1,6 @@
 """Prediction files: written predictions read back unchanged; other content is refused."""
 
+import dataclasses
 import io
 import json
 import os
@@ -7,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, change, make_split, of_arrays, take
+from evaluation.small_splits import CHAIN, make_split, of_arrays
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.predictions import FACTS, join_models, read_predictions, write_predictions
@@ -30,6 +31,12 @@ def rewrite(path, edit):
     np.savez(path.open("wb"), **arrays)
 
 
+def replace(field, value):
+    if field in FACTS:
+        return dataclasses.replace(SPLIT, facts={**SPLIT.facts, field: value})
+    return SPLIT.change(**{field: value})
+
+
 def assert_same(found, expected) -> None:
     np.testing.assert_array_equal(found.predictions.index, expected.predictions.index)
     np.testing.assert_array_equal(found.predictions.labels, expected.predictions.labels)
@@ -43,7 +50,7 @@ def assert_same(found, expected) -> None:
 
 
 def test_what_is_written_comes_back_whatever_its_texts_and_without_cases(path):
-    odd = change(SPLIT, origin=np.array(["", "Łódź 胸部 🫁", "a/b\\c\n", *["x"] * 57]))
+    odd = replace("origin", np.array(["", "Łódź 胸部 🫁", "a/b\\c\n", *["x"] * 57]))
     empty = of_arrays(np.zeros((0, 3)), {"teacher/of all": np.zeros((0, 3, 4), np.float32)})
     for split in (SPLIT, odd, empty):
         write_predictions(path, split, CHAIN)
@@ -92,7 +99,7 @@ def test_the_wording_of_a_question_makes_no_other_chain_but_an_option_does(path)
 )
 def test_what_does_not_fit_is_neither_written_nor_read(path, field, value, message):
     with pytest.raises(ValueError, match=message):
-        write_predictions(path, change(SPLIT, **{field: value}), CHAIN)
+        write_predictions(path, replace(field, value), CHAIN)
     name = "logits/teacher" if field == "logits" else f"facts/{field}" if field in FACTS else field
     rewrite(path, lambda arrays: arrays.update({name: value["teacher"] if field == "logits" else value}))
     with pytest.raises(BadInput, match=message) as refused:
@@ -165,7 +172,7 @@ def test_damage_anywhere_is_refused_or_harmless(path):
 
 
 def test_models_of_several_runs_are_matched_by_case():
-    other = take(SPLIT, np.random.default_rng(0).permutation(60))
+    other = SPLIT.take(np.random.default_rng(0).permutation(60))
     joined = join_models({"here": (SPLIT, "teacher"), "there": (other, "teacher"), "small": (other, "student")})
     assert list(joined.predictions.logits) == ["here", "there", "small"]
     np.testing.assert_array_equal(joined.predictions.logits["there"], SPLIT.predictions.logits["teacher"])
@@ -176,9 +183,9 @@ def test_models_of_several_runs_are_matched_by_case():
 @pytest.mark.parametrize(
     ("other", "model", "words"),
     [
-        (take(SPLIT, np.arange(59)), "teacher", "there: its 59 cases are not the 60 of here"),
-        (change(SPLIT, case_id=np.array(["case-0"] * 60)), "teacher", "there: its 60 cases are not the 60 of here"),
-        (change(SPLIT, labels=make_split(1).predictions.labels), "teacher", "there: its labels differ"),
+        (SPLIT.take(np.arange(59)), "teacher", "there: its 59 cases are not the 60 of here"),
+        (replace("case_id", np.array(["case-0"] * 60)), "teacher", "there: its 60 cases are not the 60 of here"),
+        (SPLIT.change(labels=make_split(1).predictions.labels), "teacher", "there: its labels differ"),
         (SPLIT, "reader", "model 'reader' is not one of teacher, student"),
     ],
 )

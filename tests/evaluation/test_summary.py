@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, change, make_split, take
+from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import fit_calibration, step_reliability
@@ -96,7 +96,7 @@ def test_values_and_resamples_are_those_of_the_plain_functions(summary):
 def test_differences_of_decoding_have_the_same_resamples_on_both_sides():
     little = make_rules(CHAIN)
     little.allowed[0, 2][0, 3] = False
-    split = change(SPLIT, logits={"teacher": SPLIT.predictions.logits["teacher"]})
+    split = SPLIT.change(logits={"teacher": SPLIT.predictions.logits["teacher"]})
     same, near = (
         run(split, rules=rules, num_resamples=100)["models"]["teacher"]["consistent_decoding"]["intervals"]
         for rules in (make_rules(CHAIN), little)
@@ -115,7 +115,7 @@ def test_differences_of_decoding_have_the_same_resamples_on_both_sides():
 def test_subgroups_have_accuracy_and_auc_of_each_step(summary):
     wards = {group["name"]: group for group in summary["subgroups"] if group["grouping"] == "origin"}
     assert set(wards) == {"Ward A", "Ward B"}
-    for model, expected in evaluate(take(SPLIT, SPLIT.facts["origin"] == "Ward A").predictions, CHAIN).items():
+    for model, expected in evaluate(SPLIT.take(SPLIT.facts["origin"] == "Ward A").predictions, CHAIN).items():
         for (name, found), own in zip(wards["Ward A"]["steps"][model].items(), expected.steps, strict=True):
             assert (name, found["num_cases"]) == (own.name, own.num_cases)
             for figure in ("accuracy", "auc"):
@@ -141,7 +141,7 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
 def test_a_step_with_one_answer_leaves_the_mean_and_the_majority_stands_beside_it():
     labels = LABELS.copy()
     labels[:, 1] = np.where(labels[:, 1] == NOT_ANNOTATED, NOT_ANNOTATED, 2)
-    found = run(change(SPLIT, labels=labels))
+    found = run(SPLIT.change(labels=labels))
     assert found["steps_with_one_answer"] == ["Distribution"]
     first, *lines = describe(found, decoded=False)
     assert first == "every test case has the same answer at Distribution: not in the mean over the steps"
@@ -170,7 +170,7 @@ def test_fewer_than_two_patients_have_figures_without_ends(num_cases):
 def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     labels = LABELS.copy()
     labels[:, 1] = NOT_ANNOTATED
-    found = run(change(SPLIT, labels=labels))
+    found = run(SPLIT.change(labels=labels))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     step = found["models"]["student"]["steps"]["Distribution"]
     assert step["ece"] is None
