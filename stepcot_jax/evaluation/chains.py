@@ -257,7 +257,7 @@ def bootstrap(
 
 
 def bootstrap_differences(
-    split: SplitPredictions, chain: Chain, *, first: str, second: str, num_resamples: int = 1000
+    split: SplitPredictions, chain: Chain, *, first: str, second: str, num_resamples: int = 1000, seed: int = 0
 ) -> ModelIntervals:
     """Compute intervals of one model's figures less another's, in the same resamples: paired, so narrower."""
     split = split.change(logits={model: split.predictions.logits[model] for model in dict.fromkeys((first, second))})
@@ -270,7 +270,7 @@ def bootstrap_differences(
         }
         return {**less, ("", "incomplete"): figures["", "incomplete"]}
 
-    return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, seed=0)["less"]
+    return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, seed=seed)["less"]
 
 
 def _bootstrap(

@@ -6,8 +6,6 @@ import warnings
 import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split, of_arrays
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.chains import (
@@ -16,8 +14,6 @@ from stepcot_jax.evaluation.chains import (
     bootstrap_differences,
     evaluate,
     prepare_metrics,
-    step_figures,
-    step_metrics,
 )
 from stepcot_jax.evaluation.statistics import Interval, draw_weights
 
@@ -31,24 +27,6 @@ def make_binary(right: np.ndarray, patients: np.ndarray):
     answers = np.where(right, labels, 1 - labels)
     logits = np.where(np.arange(2) == answers[:, None], 2.0, 0.0).astype(np.float32)[:, None]
     return of_arrays(labels[:, None], {"model": logits}, patient_id=patients)
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(2, 6), st.integers(1, 6))
-def test_a_weight_counts_a_case_as_often_as_repeating_it_does(seed, num_cases, num_answers, num_classes):
-    rng = np.random.default_rng(seed)
-    weights = rng.integers(0, 3, (4, num_cases)).astype(float)
-    weights[0] = 0
-    probabilities = rng.integers(1, 5, (num_cases, num_answers)).astype(float)
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
-    truth = rng.integers(0, min(num_classes, num_answers), num_cases)
-    step = Step("Location", "Where?", tuple(f"Place {label}" for label in range(num_answers)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = step_figures(weights, probabilities=probabilities, labels=truth)
-    for own, figures in zip(weights, found, strict=True):
-        cases = np.repeat(np.arange(num_cases), own.astype(int))
-        expected = step_metrics(step=step, probabilities=probabilities[cases], labels=truth[cases])
-        np.testing.assert_allclose(figures, [getattr(expected, name) for name in FIGURES], rtol=1e-12)
 
 
 def test_a_resample_is_the_evaluation_of_its_cases():

@@ -18,7 +18,6 @@ from stepcot_jax.reading.loading import load
 from stepcot_jax.tools.export import main
 
 constants = pytest.importorskip("huggingface_hub.constants")
-pytest.importorskip("yaml")
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
 
