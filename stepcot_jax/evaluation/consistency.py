@@ -6,7 +6,6 @@ Given (a clear chest settles later steps), or learned: pairs that training chain
 import collections
 import dataclasses
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ from stepcot_jax.chain import (
 from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
 from stepcot_jax.evaluation.interventions import as_distributions
 from stepcot_jax.evaluation.predictions import Predictions, describe_difference, logits_by_step
-from stepcot_jax.evaluation.statistics import Weights, count_once, weighted_mean
+from stepcot_jax.evaluation.statistics import Weights, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
@@ -44,7 +43,6 @@ class Rules:
 
     answers_per_step: tuple[int, ...]  # number of answers of each step
     allowed: dict[Pair, npt.NDArray[np.bool_]]  # [answer, answer]
-    log_transitions: tuple[npt.NDArray[np.float64], ...]  # log shares [answer, answer] of the next answer
     notes: tuple[str, ...] = ()  # given rules that are not applied, and why, in words
 
 
@@ -84,19 +82,7 @@ def make_rules(
                 notes.append(note)
             else:
                 allowed[0, later][given.label] &= np.arange(chain.answers_per_step[later]) == answer
-    return Rules(
-        answers_per_step=chain.answers_per_step,
-        allowed=allowed,
-        log_transitions=tuple(
-            _log_shares(
-                counts[step, step + 1]
-                if counts is not None
-                else np.zeros((chain.answers_per_step[step], chain.answers_per_step[step + 1]))
-            )
-            for step in range(chain.num_steps - 1)
-        ),
-        notes=tuple(notes),
-    )
+    return Rules(chain.answers_per_step, allowed, tuple(notes))
 
 
 def _contradict(counts: npt.NDArray[np.int64], answer: int, chain: Chain, *, later: int) -> str:
@@ -196,11 +182,6 @@ def _never_together(counts: npt.NDArray[np.int64], *, min_expected: float) -> np
         return np.zeros(counts.shape, dtype=bool)
     expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0, keepdims=True) / num_chains
     return (counts == 0) & (expected >= min_expected)
-
-
-def _log_shares(counts: npt.NDArray) -> npt.NDArray[np.float64]:
-    smoothed = counts + 1.0
-    return np.log(smoothed / smoothed.sum(axis=1, keepdims=True))
 
 
 # Corrections without retraining: a network's logits plus log-ratios of pairs of answers.
@@ -375,27 +356,22 @@ def _read_counts(
 
 # Decode the most probable consistent chain by exact dynamic programming, and measure what that changes.
 #
-# The score of a chain is the sum over its steps of the answer's log probability, plus `transition_weight` times the
-# learned log share of each answer after the one before. Rules bind neighbouring steps, and step 1 with every later
-# step. Given the answer of step 1, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
+# The score of a chain is the sum of its answers' log probabilities. Rules bind neighbouring steps, and step 1 with
+# every later step: given its answer, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
 
 
 _LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
 
 
-def decode_consistent(
-    log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules, *, transition_weight: float = 0.0
-) -> npt.NDArray[np.int64]:
+def decode_consistent(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules) -> npt.NDArray[np.int64]:
     """Decode the most probable chain of each case [case, step] that breaks no rule; log probabilities may be -inf."""
-    if not 0 <= transition_weight < math.inf:
-        raise ValueError(f"transition_weight must be 0 or more; got {transition_weight}")
     scores = [np.maximum(of_step, _LEAST_LOG_PROBABILITY) for of_step in log_probabilities]
     num_cases, num_steps = len(scores[0]), len(scores)
     best = np.full(num_cases, -np.inf)
     chains = np.zeros((num_cases, num_steps), dtype=np.int64)
     possible = False
     for first in range(rules.answers_per_step[0]):
-        moves = _moves_after(first, rules, transition_weight=transition_weight)
+        moves = _moves_after(first, rules)
         if moves is None:
             continue
         possible = True
@@ -410,25 +386,12 @@ def decode_consistent(
 
 
 def answer_and_decode(
-    predictions: Predictions, chain: Chain, rules: Rules, *, model: str, transition_weight: float = 0.0
+    predictions: Predictions, chain: Chain, rules: Rules, *, model: str
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
     logits = logits_by_step(predictions.logits[model], chain=chain, model=model)
     scores = tuple(log_softmax(of_step, axis=1) for of_step in logits)
-    before = np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1)
-    return before, decode_consistent(scores, rules, transition_weight=transition_weight)
-
-
-def decoding_effect(
-    predictions: Predictions, chain: Chain, rules: Rules, *, transition_weight: float = 0.0
-) -> dict[str, dict[str, Any]]:
-    """Measure what decoding changes for each model."""
-    once, effects = count_once(len(predictions.labels)), {}
-    for model in predictions.logits:
-        before, after = answer_and_decode(predictions, chain, rules, model=model, transition_weight=transition_weight)
-        figures = decoding_figures(once, before=before, after=after, labels=predictions.labels, rules=rules)
-        effects[model] = {name: values[0].tolist() for name, values in figures.items()}
-    return effects
+    return np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1), decode_consistent(scores, rules)
 
 
 def decoding_figures(
@@ -452,16 +415,15 @@ def decoding_figures(
     return figures
 
 
-def _moves_after(first: int, rules: Rules, *, transition_weight: float) -> list[npt.NDArray[np.float64]] | None:
-    """Return scores of moves between neighbours after an answer of step 1, -inf if forbidden; None without a chain."""
+def _moves_after(first: int, rules: Rules) -> list[npt.NDArray[np.float64]] | None:
+    """Return for an answer of step 1 the moves between neighbours, 0 or -inf if forbidden; None without any chain."""
     moves: list[npt.NDArray[np.float64]] = []
     reachable: npt.NDArray[np.bool_] = np.ones(1, dtype=bool)
     for later in range(1, len(rules.answers_per_step)):
         allowed = rules.allowed[later - 1, later] & rules.allowed[0, later][first]
-        move = np.where(allowed, transition_weight * rules.log_transitions[later - 1], -np.inf)
-        move = move[first : first + 1] if later == 1 else move
-        reachable = np.any(np.isfinite(move) & reachable[:, None], axis=0)
-        moves.append(move)
+        allowed = allowed[first : first + 1] if later == 1 else allowed
+        reachable = np.any(allowed & reachable[:, None], axis=0)
+        moves.append(np.where(allowed, 0.0, -np.inf))
     return moves if reachable.any() else None
 
 
