@@ -401,32 +401,6 @@ def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class SelectiveCurve:
-    """Accuracy of the most confident cases; cases of equal confidence are read together."""
-
-    num_cases: int
-    confidence: tuple[float, ...]  # for each point the lowest confidence that is still read, falling
-    coverage: tuple[float, ...]  # for each point the share of the cases read, rising to 1
-    accuracy: tuple[float, ...]  # for each point the share of those that are correct
-    area: float  # mean accuracy over all numbers of cases read; ties stand for every order; NaN without cases
-
-
-def selective_curve(*, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> SelectiveCurve:
-    """Compute accuracy against coverage of one step (El-Yaniv and Wiener 2010) from probabilities [case, answer]."""
-    distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
-    once = count_once(len(truth))
-    levels, num_read, num_correct = _read_by_confidence(once, probabilities=distributions, labels=truth)
-    num_cases = int((truth != NOT_ANNOTATED).sum())
-    return SelectiveCurve(
-        num_cases=num_cases,
-        confidence=tuple(levels.tolist()),
-        coverage=tuple((num_read[0] / max(num_cases, 1)).tolist()),
-        accuracy=tuple((num_correct[0] / num_read[0]).tolist()),
-        area=float(_area(num_read, num_correct)[0]),
-    )
-
-
 def selective_figures(
     weights: Weights,
     *,
@@ -434,8 +408,19 @@ def selective_figures(
     labels: npt.NDArray[np.integer],
     shares: Sequence[float],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return accuracies [resample, share] of the most confident shares, and `SelectiveCurve.area` [resample]."""
-    _, num_read, num_correct = _read_by_confidence(weights, probabilities=probabilities, labels=labels)
+    """Return accuracies [resample, share] of the most confident cases (El-Yaniv and Wiener 2010), and areas [resample].
+
+    Cases of equal confidence are read together. The area is the mean accuracy over all numbers of cases read, in which
+    they stand for every order among themselves.
+    """
+    annotated = np.flatnonzero(labels != NOT_ANNOTATED)
+    confidence = probabilities[annotated].max(axis=1)
+    order = np.argsort(-confidence, kind="stable")
+    correct = (probabilities[annotated].argmax(axis=1) == labels[annotated])[order]
+    last_of_level = np.flatnonzero(np.diff(confidence[order], append=-1.0))
+    ordered = weights[:, annotated[order]]
+    num_read = np.cumsum(ordered, axis=1)[:, last_of_level]
+    num_correct = np.cumsum(ordered * correct, axis=1)[:, last_of_level]
     accuracies = np.full((len(weights), len(shares)), np.nan)
     if num_read.size:
         coverage = num_read / np.maximum(num_read[:, -1:], 1)
@@ -445,21 +430,6 @@ def selective_figures(
             level = (coverage >= share).argmax(axis=1)
             accuracies[:, column] = divide(num_correct[rows, level], num_read[rows, level])
     return accuracies, _area(num_read, num_correct)
-
-
-def _read_by_confidence(
-    weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return levels of confidence [level], falling, and numbers of cases read and correct down to each level."""
-    annotated = np.flatnonzero(labels != NOT_ANNOTATED)
-    confidence = probabilities[annotated].max(axis=1)
-    order = np.argsort(-confidence, kind="stable")
-    correct = (probabilities[annotated].argmax(axis=1) == labels[annotated])[order]
-    last_of_level = np.flatnonzero(np.diff(confidence[order], append=-1.0))
-    ordered = weights[:, annotated[order]]
-    num_read = np.cumsum(ordered, axis=1)[:, last_of_level]
-    num_correct = np.cumsum(ordered * correct, axis=1)[:, last_of_level]
-    return confidence[order][last_of_level], num_read, num_correct
 
 
 def _area(num_read: npt.NDArray[np.float64], num_correct: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -13,7 +13,8 @@ from sklearn import metrics as sklearn_metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration, reliability, step_reliability
-from stepcot_jax.evaluation.chains import selective_curve
+from stepcot_jax.evaluation.chains import selective_figures
+from stepcot_jax.evaluation.statistics import count_once
 
 cases = st.builds(draw_step, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
 
@@ -89,23 +90,21 @@ def test_the_area_is_the_mean_over_every_order_of_ties(seed, num_cases):
     confidence = rng.choice([0.6, 0.8, 1.0], num_cases)
     right = rng.random(num_cases) < 0.6
     probabilities = np.stack([confidence, 1 - confidence], axis=1)
-    found = selective_curve(probabilities=probabilities, labels=np.where(right, 0, 1))
+    levels = sorted(set(confidence.tolist()), reverse=True)
+    shares = [(confidence >= level).mean() for level in levels]
+    cases = {"probabilities": probabilities, "labels": np.where(right, 0, 1)}
+    accuracies, area = selective_figures(count_once(num_cases), **cases, shares=shares)
     areas = [
         np.mean(np.cumsum(right[list(order)]) / np.arange(1, num_cases + 1))
         for order in itertools.permutations(range(num_cases))
         if (np.diff(confidence[list(order)]) <= 0).all()
     ]
-    assert found.area == pytest.approx(np.mean(areas))
-    for level, coverage, accuracy in zip(found.confidence, found.coverage, found.accuracy, strict=True):
-        read = confidence >= level
-        assert (coverage, accuracy) == (pytest.approx(read.mean()), pytest.approx(right[read].mean()))
-    assert len(found.confidence) == len(set(confidence))
-    assert found.coverage[-1] == 1
+    assert area[0] == pytest.approx(np.mean(areas))
+    np.testing.assert_allclose(accuracies[0], [right[confidence >= level].mean() for level in levels])
 
 
-def test_unannotated_cases_take_no_part_in_selective_reading():
-    found = selective_curve(probabilities=[[0.9, 0.1], [0.8, 0.2]], labels=[NOT_ANNOTATED, 0])
-    assert (found.num_cases, found.area, found.confidence) == (1, 1.0, (0.8,))
-    nothing = selective_curve(probabilities=[[0.9, 0.1]], labels=[NOT_ANNOTATED])
-    assert (nothing.num_cases, nothing.coverage) == (0, ())
-    assert math.isnan(nothing.area)
+@pytest.mark.parametrize(("labels", "expected"), [([NOT_ANNOTATED, 0], 1.0), ([NOT_ANNOTATED] * 2, math.nan)])
+def test_unannotated_cases_take_no_part_in_selective_reading(labels, expected):
+    cases = {"probabilities": np.array([[0.9, 0.1], [0.8, 0.2]]), "labels": np.array(labels)}
+    accuracies, area = selective_figures(count_once(2), **cases, shares=(0.5, 1.0))
+    np.testing.assert_array_equal([*accuracies[0], *area], [expected] * 3)
