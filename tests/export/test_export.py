@@ -101,47 +101,41 @@ def images():
     return np.random.default_rng(3).normal(size=(8, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)
 
 
-def test_the_loader_tells_answers_above_their_operating_points(run, exported, images):
-    for name in ("student", "teacher"):
-        model = loader.load(exported, name)
-        above = model.above(images[:3])
-        assert list(above) == [step.name for step in run.chain.steps]
-        for step, (_, shares) in zip(run.chain.steps, model(images[:3]).values(), strict=True):
+@pytest.fixture(scope="module")
+def models(exported):
+    return {name: loader.load(exported, name) for name in ("student", "teacher")}
+
+
+@pytest.fixture(scope="module")
+def student(models):
+    return models["student"]
+
+
+def test_temperatures_and_operating_points_are_those_of_the_run_and_stored_once(run, exported, models, images, copy):
+    for name, model in models.items():
+        above, shares = model.above(images[:3]), model(images[:3])
+        assert model.temperatures == run.calibration.temperatures[name]
+        for step in run.chain.steps:
             own = run.operating_points.of_step(name, step.name)
-            assert model.operating_points[step.name].keys() == own.keys()
-            for case in range(3):
-                called = [
-                    option
-                    for option, share in zip(step.options, shares[case], strict=True)
-                    if option in own and share >= own[option].threshold.value
-                ]
-                assert above[step.name][case] == called
+            limits = {answer: point.threshold.value for answer, point in own.items()}
+            assert {answer: found["threshold"] for answer, found in model.operating_points[step.name].items()} == limits
+            for called, row in zip(above[step.name], shares[step.name][1], strict=True):
+                options = zip(step.options, row, strict=True)
+                assert called == [option for option, share in options if share >= limits.get(option, np.inf)]
     card = (exported / "README.md").read_text()
     assert "Thresholds: sensitivity of 80 % or more on validation." in card
     assert "| Diagnosis | Mass | 8 | 32.1 (20.0 to 50.0) | 80.0 (75.0 to 85.0) | 70.0 (65.0 to 75.0) |" in card
-
-
-def test_temperatures_and_points_are_stored_once(run, exported, images, copy):
     manifest = json.loads((copy / "export.json").read_text())
     assert not [model for model in manifest["models"].values() if {"temperatures", "operating_points"} & model.keys()]
-    for name in ("student", "teacher"):
-        model = loader.load(exported, name)
-        assert model.temperatures == run.calibration.temperatures[name]
-        step = run.chain.steps[-1].name
-        own = run.operating_points.of_step(name, step)
-        assert {answer: found["threshold"] for answer, found in model.operating_points[step].items()} == {
-            answer: point.threshold.value for answer, point in own.items()
-        }
     # Earlier versions wrote them to export.json.
     points = {"Diagnosis": {"Mass": {"threshold": 0.25, "sensitivity": None, "specificity": 0.5}}}
     manifest["models"]["student"] |= {"temperatures": [3.0, 2.0, 1.0], "operating_points": points}
     (copy / "export.json").write_text(json.dumps(manifest))
-    write_sums(copy)
-    earlier = loader.load(copy, "student")
-    assert (earlier.temperatures, earlier.operating_points) == ((3.0, 2.0, 1.0), points)
     (copy / "statistics.json").unlink()  # of a run without points
     write_sums(copy)
-    assert (loader.load(copy, "teacher").operating_points, loader.load(copy, "teacher").above(images[:1])) == ({}, {})
+    earlier, other = loader.load(copy, "student"), loader.load(copy, "teacher")
+    assert (earlier.temperatures, earlier.operating_points) == ((3.0, 2.0, 1.0), points)
+    assert (other.operating_points, other.above(images[:1])) == ({}, {})
 
 
 def test_another_process_with_jax_and_numpy_alone_gives_the_same_logits(run, exported, images, tmp_path):
@@ -167,12 +161,7 @@ def test_another_process_with_jax_and_numpy_alone_gives_the_same_logits(run, exp
             assert (found[f"{name}/{count}"][expected[:count] <= -1e8] == loader.ABSENT_LOGIT).all()
 
 
-@pytest.fixture(scope="module")
-def student(exported):
-    return loader.load(exported)
-
-
-def test_answers_are_those_of_the_calibrated_probabilities(run, student, images):
+def test_answers_are_those_of_the_calibrated_probabilities(run, student):
     given = np.random.default_rng(5).integers(0, 256, (3, random_run.SIZE, random_run.SIZE), dtype=np.uint8)
     found = student(given)
     logits = student.logits(given)
@@ -184,13 +173,13 @@ def test_answers_are_those_of_the_calibrated_probabilities(run, student, images)
         assert answers == [step.options[label] for label in expected[:, place].argmax(axis=-1)]
 
 
-def test_the_gate_comes_along(run, exported, student, images):
+def test_the_gate_comes_along(run, models, student, images):
     expected = Reader(run, model="student", batch_size=4).gate_scores(images[:3])
     np.testing.assert_allclose(student.gate_scores(images[:3]), expected, rtol=1e-4)
     grey = np.full((3, random_run.SIZE, random_run.SIZE), 128, np.uint8)
     assert (student.gate_scores(grey) > expected.max()).all()
     assert student.trained_on == "noise"
-    assert loader.load(exported, "teacher").gate_scores(images[:3]) is None
+    assert models["teacher"].gate_scores(images[:3]) is None
 
 
 def test_pixels_are_normalised_as_in_training(run, student):
