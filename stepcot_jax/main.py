@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(run.describe_resume()) from None
         if is_first():
-            from stepcot_jax.reading.first_answer import prepare_first_answer
+            from stepcot_jax.reading.loading import prepare_first_answer
 
             run.terminal.say("compiling what a first answer needs")
             prepare_first_answer(run.workdir)

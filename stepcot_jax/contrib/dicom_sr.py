@@ -9,7 +9,7 @@ import hashlib
 import io
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepcot_jax.data.images.dicom import is_dicom, read_header
 from stepcot_jax.data.images.dicom_fields import Fields, attempt
@@ -20,17 +20,15 @@ from stepcot_jax.host.text import install_extra, make_printable
 from stepcot_jax.reading.image_reader import MAKER, ReportingNetwork
 from stepcot_jax.reading.readings import ChainReading, StepAnswer
 
-if TYPE_CHECKING:
-    from highdicom.sr import (
-        AlgorithmIdentification,
-        CodedConcept,
-        ComprehensiveSR,
-        ContentItem,
-        MeasurementReport,
-        MeasurementsAndQualitativeEvaluations,
-        ObservationContext,
-    )
-    from pydicom import Dataset
+try:
+    from highdicom import PatientSexValues, coding_schemes, sr
+    from pydicom import Dataset, dcmwrite
+    from pydicom.charset import python_encoding
+    from pydicom.sr.codedict import codes
+    from pydicom.uid import UID, generate_uid
+    from pydicom.valuerep import DA, TM
+except ImportError:
+    raise BadInput(f"--dicom-out needs highdicom: {install_extra('sr')}") from None
 
 # Content of a structured report: a measurement group for each step, after DICOM's template 1500 (PS3.16).
 #
@@ -50,16 +48,11 @@ _LONGEST_MEANING, _LONGEST_CODE = 64, 16
 
 def derive_uid(*parts: str) -> str:
     """Return a DICOM UID that is the same for the same texts."""
-    from pydicom.uid import generate_uid
-
     return str(generate_uid(entropy_srcs=["\0".join((MAKER, *parts))]))
 
 
-def make_content(reading: ChainReading, source: "Dataset", network: ReportingNetwork) -> "MeasurementReport":
+def make_content(reading: ChainReading, source: Dataset, network: ReportingNetwork) -> sr.MeasurementReport:
     """Return the content tree of a reading."""
-    from highdicom import sr
-    from pydicom.sr.codedict import codes
-
     report = sr.MeasurementReport(
         observation_context=_observe(network),
         procedure_reported=codes.LN.XRUnspecifiedBodyRegion,
@@ -72,10 +65,7 @@ def make_content(reading: ChainReading, source: "Dataset", network: ReportingNet
     return report
 
 
-def _observe(network: ReportingNetwork) -> "ObservationContext":
-    from highdicom import sr
-    from pydicom.sr.codedict import codes
-
+def _observe(network: ReportingNetwork) -> sr.ObservationContext:
     device = sr.DeviceObserverIdentifyingAttributes(
         uid=derive_uid("device", *network.identity),
         name=network.title,
@@ -90,10 +80,7 @@ def _observe(network: ReportingNetwork) -> "ObservationContext":
     )
 
 
-def _describe_reading(reading: ChainReading) -> Iterator["ContentItem"]:
-    """Yield the items about all steps together."""
-    from pydicom.sr.codedict import codes
-
+def _describe_reading(reading: ChainReading) -> Iterator[sr.ContentItem]:
     yield _text(codes.DCM.Comment, NOT_A_DIAGNOSIS)
     yield _text(codes.DCM.Summary, reading.paragraph)
     yield _text(_concept("network and its probabilities"), reading.describe_calibration())
@@ -112,12 +99,9 @@ def _describe_reading(reading: ChainReading) -> Iterator["ContentItem"]:
 
 
 def _make_group(
-    answer: StepAnswer, source: "Dataset", network: ReportingNetwork
-) -> "MeasurementsAndQualitativeEvaluations":
+    answer: StepAnswer, source: Dataset, network: ReportingNetwork
+) -> sr.MeasurementsAndQualitativeEvaluations:
     """Return the group of one step: its answer as a code, the network's probability of it, and remarks."""
-    from highdicom import sr
-    from pydicom.sr.codedict import codes
-
     name = answer.step.name
     coded = [(_concept(name), answer.answer)]
     coded += [(_concept("in the answer set"), option) for option in answer.answer_set or ()]
@@ -146,10 +130,7 @@ def _make_group(
     return group
 
 
-def _identify(network: ReportingNetwork) -> "AlgorithmIdentification":
-    from highdicom import sr
-    from pydicom.sr.codedict import codes
-
+def _identify(network: ReportingNetwork) -> sr.AlgorithmIdentification:
     return sr.AlgorithmIdentification(
         name=network.title,
         version=network.version,
@@ -159,7 +140,7 @@ def _identify(network: ReportingNetwork) -> "AlgorithmIdentification":
     )
 
 
-def _describe_step(answer: StepAnswer) -> Iterator["ContentItem"]:
+def _describe_step(answer: StepAnswer) -> Iterator[sr.ContentItem]:
     yield _text(_concept("question"), answer.step.question)
     if _fit_meaning(answer.answer) != answer.answer:
         yield _text(_concept("answer in full"), answer.answer)
@@ -170,12 +151,10 @@ def _describe_step(answer: StepAnswer) -> Iterator["ContentItem"]:
         yield _text(_concept("figures of the operating points"), called or "no answer is above its operating point")
 
 
-def _concept(text: str, *, meaning: str | None = None) -> "CodedConcept":
+def _concept(text: str, *, meaning: str | None = None) -> sr.CodedConcept:
     """Return the private code of a text, which is its meaning unless another is given."""
-    from highdicom.sr import CodedConcept
-
     value = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_LONGEST_CODE]
-    return CodedConcept(
+    return sr.CodedConcept(
         value=value, scheme_designator=SCHEME, meaning=_fit_meaning(text if meaning is None else meaning)
     )
 
@@ -186,19 +165,15 @@ def _fit_meaning(text: str) -> str:
     return shown if len(shown) <= _LONGEST_MEANING else f"{shown[: _LONGEST_MEANING - 3]}..."
 
 
-def _text(name: Any, text: str) -> "ContentItem":
-    from highdicom.sr import RelationshipTypeValues, TextContentItem
-
-    return TextContentItem(name=name, value=make_printable(text), relationship_type=RelationshipTypeValues.CONTAINS)
-
-
-def _code(name: Any, value: Any) -> "ContentItem":
-    from highdicom.sr import CodeContentItem, RelationshipTypeValues
-
-    return CodeContentItem(name=name, value=value, relationship_type=RelationshipTypeValues.CONTAINS)
+def _text(name: Any, text: str) -> sr.ContentItem:
+    return sr.TextContentItem(
+        name=name, value=make_printable(text), relationship_type=sr.RelationshipTypeValues.CONTAINS
+    )
 
 
-FLAG = "--dicom-out"
+def _code(name: Any, value: Any) -> sr.ContentItem:
+    return sr.CodeContentItem(name=name, value=value, relationship_type=sr.RelationshipTypeValues.CONTAINS)
+
 
 _SERIES_NUMBER = 9901  # unlike those of scanners, which count from 1
 _UIDS = ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID")
@@ -215,14 +190,9 @@ _NO_TIME = datetime.datetime(2000, 1, 1)
 
 
 class ReportFolder:
-    """Writes structured reports into a folder, each into a file named by the report's UID.
-
-    The UID is derived from all of the report's content except its time: a repeated reading has the same UID, and its
-    file is not written again.
-    """
+    """Writes structured reports, named by the UID of their content without times: none is written twice."""
 
     def __init__(self, folder: pathlib.Path, network: ReportingNetwork, *, max_pixels: int) -> None:
-        require_highdicom()
         make_workdir(folder)
         self._folder, self._network, self._max_bytes = folder, network, most_bytes(max_pixels)
 
@@ -237,7 +207,7 @@ class ReportFolder:
             else:
                 yield dataclasses.replace(reading, report=str(self._write(report)))
 
-    def _make(self, reading: ChainReading) -> "ComprehensiveSR":
+    def _make(self, reading: ChainReading) -> sr.ComprehensiveSR:
         path = pathlib.Path(reading.source)
         try:
             content = read_file(path, max_bytes=self._max_bytes)
@@ -247,30 +217,18 @@ class ReportFolder:
             raise BadInput(f"{path}: is not a DICOM file, so there is no study to file a report in")
         return make_report(reading, read_header(content, name=str(path)), self._network)
 
-    def _write(self, report: "ComprehensiveSR") -> pathlib.Path:
+    def _write(self, report: sr.ComprehensiveSR) -> pathlib.Path:
         path = self._folder / f"{report.SOPInstanceUID}.dcm"
         if not path.exists():
             try:
                 write_whole(path, _encode(report))
             except OSError as error:
-                raise BadInput(f"{FLAG}: {path} cannot be written ({error.strerror})") from None
+                raise BadInput(f"--dicom-out: {path} cannot be written ({error.strerror})") from None
         return path
 
 
-def require_highdicom() -> None:
-    """Import highdicom."""
-    try:
-        import highdicom.sr  # noqa: F401
-    except ImportError:
-        raise BadInput(f"{FLAG} needs highdicom: {install_extra('sr')}") from None
-
-
-def make_report(reading: ChainReading, header: Fields, network: ReportingNetwork) -> "ComprehensiveSR":
-    """Return the structured report of a reading: complete, preliminary and unverified.
-
-    It is the only instance of its series, number 1: a number counted within a shared series would depend on which
-    images were read before, and so would the report's UID.
-    """
+def make_report(reading: ChainReading, header: Fields, network: ReportingNetwork) -> sr.ComprehensiveSR:
+    """Return the structured report of a reading: preliminary, unverified, and the only instance of its series."""
     source = _check_header(header)
     otherwise = header.refuse("its patient and study cannot be copied; expected elements as in DICOM PS3.3")
     report = attempt(lambda: _build(reading, source, network), otherwise)
@@ -283,11 +241,8 @@ def make_report(reading: ChainReading, header: Fields, network: ReportingNetwork
     return report
 
 
-def _build(reading: ChainReading, source: "Dataset", network: ReportingNetwork) -> "ComprehensiveSR":
-    from highdicom import coding_schemes
-    from highdicom.sr import ComprehensiveSR
-
-    return ComprehensiveSR(
+def _build(reading: ChainReading, source: Dataset, network: ReportingNetwork) -> sr.ComprehensiveSR:
+    return sr.ComprehensiveSR(
         evidence=[source],
         content=make_content(reading, source, network)[0],
         # The report has the image's identifiers until its content is known.
@@ -313,12 +268,8 @@ def _build(reading: ChainReading, source: "Dataset", network: ReportingNetwork) 
     )
 
 
-def _check_header(header: Fields) -> "Dataset":
+def _check_header(header: Fields) -> Dataset:
     """Return the header with decoded texts and all elements that highdicom expects; optional ones may be empty."""
-    from highdicom import PatientSexValues
-    from pydicom.uid import UID
-    from pydicom.valuerep import DA, TM
-
     for keyword in _UIDS:
         if not header.value(keyword):
             raise header.refuse(f"{keyword}: missing; a report names the image that it is of, its series and its study")
@@ -344,8 +295,6 @@ def _check_header(header: Fields) -> "Dataset":
 
 def _refuse_lost_text(header: Fields) -> None:
     """Refuse texts that pydicom guessed: without a character set, with an unknown one, or decoded with losses."""
-    from pydicom.charset import python_encoding
-
     # All of the header: a report repeats some of its elements inside sequences.
     texts = "".join(_list_texts(header.dataset))
     declared = header.dataset.get("SpecificCharacterSet") or []
@@ -355,7 +304,7 @@ def _refuse_lost_text(header: Fields) -> None:
         raise header.refuse("SpecificCharacterSet: does not say how the patient's or the study's texts are encoded")
 
 
-def _list_texts(header: "Dataset") -> Iterator[str]:
+def _list_texts(header: Dataset) -> Iterator[str]:
     """Yield the values of all texts of a header, of those in sequences too."""
     for element in header.iterall():
         if element.VR in _TEXTS and element.value:
@@ -363,17 +312,14 @@ def _list_texts(header: "Dataset") -> Iterator[str]:
             yield from map(str, values)
 
 
-def _stamp(report: "Dataset", when: datetime.datetime) -> None:
-    """Set every time at which the report was made."""
+def _stamp(report: Dataset, when: datetime.datetime) -> None:
     date, time = when.strftime("%Y%m%d"), when.strftime("%H%M%S")
     report.ContentDate = report.InstanceCreationDate = date
     report.ContentTime = report.InstanceCreationTime = time
     report.ContributingEquipmentSequence[-1].ContributionDateTime = date + time  # highdicom's own
 
 
-def _encode(report: "Dataset") -> bytes:
-    from pydicom import dcmwrite
-
+def _encode(report: Dataset) -> bytes:
     file = io.BytesIO()
     dcmwrite(file, report, enforce_file_format=True)
     return file.getvalue()

@@ -45,13 +45,7 @@ _MOST_CARD_BYTES = 2**22
 
 
 def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
-    """Return the folder of an export on the hub, which is downloaded first.
-
-    The folder is named by the commit. stderr names the address with it, unless `address` did.
-
-    Args:
-      folder: must be None: the files go to huggingface_hub's cache.
-    """
+    """Return the folder of an export on the hub, which is downloaded first; stderr names its commit."""
     if folder is not None:
         raise BadInput(f"{address}: hf download OWNER/NAME --local-dir {folder} copies files of the hub")
     folder = download_folder(address)
@@ -63,10 +57,7 @@ def find_folder(address: str, folder: pathlib.Path | None = None) -> pathlib.Pat
 
 
 def download_folder(address: str) -> pathlib.Path:
-    """Download the files of a repository's top folder that readers use, and return their folder in the cache.
-
-    Without a network the cached files of the revision are used, if they are complete. An interrupted download resumes.
-    """
+    """Download the files that readers use; without a network those of the cache, if they are complete."""
     match = _ID.fullmatch(address.removeprefix(SCHEME))
     if match is None:
         raise BadInput(f"{shorten(address)}: not an address on the Hugging Face hub; expected {_FORM}")
@@ -81,11 +72,7 @@ def download_folder(address: str) -> pathlib.Path:
 
 
 def pin_address(address: str, folder: pathlib.Path) -> str:
-    """Return the address with the commit that `download_folder` read, whose files never change.
-
-    >>> pin_address("hf://ann/chest@v1", pathlib.Path("cache/models--ann--chest/snapshots/6f0c"))
-    'hf://ann/chest@6f0c'
-    """
+    """Return the address with the commit that `download_folder` read, whose files never change."""
     return f"{address.partition('@')[0]}@{folder.name}"
 
 
@@ -122,11 +109,7 @@ def check_account(repository: str) -> None:
 
 
 def upload_folder(folder: pathlib.Path, repository: str, *, private: bool, message: str) -> str:
-    """Upload the files of a folder as one commit and return its address, hf://OWNER/NAME@COMMIT.
-
-    Args:
-      folder: its files go to the top folder of the repository, which is created if missing; other files there stay.
-    """
+    """Upload the files of a folder as one commit and return its address, hf://OWNER/NAME@COMMIT."""
     check_account(repository)
     import huggingface_hub
 
@@ -142,11 +125,7 @@ def upload_folder(folder: pathlib.Path, repository: str, *, private: bool, messa
 def push_export(
     folder: pathlib.Path, repository: str, *, private: bool, licence: str | None = None, name: str = ""
 ) -> str:
-    """Upload an export to the Hugging Face hub and return its address.
-
-    Args:
-      licence: written to the card; None keeps the licence of the card that the repository has.
-    """
+    """Upload an export and return its address; without a licence the card keeps that of the repository."""
     if not (folder / SUMS_FILE).is_file():
         raise BadInput(f"{folder}: not an export (no {SUMS_FILE})")
     names = list_files(folder)
@@ -191,11 +170,7 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def with_licence(folder: pathlib.Path, repository: str, licence: str | None) -> Iterator[pathlib.Path]:
-    """Yield the folder to upload: the export, or a copy whose card has the licence and whose digests fit the card.
-
-    Args:
-      licence: of the weights, an identifier of the hub such as "cc-by-nc-4.0"; None for none.
-    """
+    """Yield the export, or a copy whose card has the licence and whose digests fit the card."""
     if licence is not None and not _IDENTIFIER.fullmatch(licence):
         raise BadInput(
             f"--license: {licence[:80]!r} is no identifier of a licence on the hub, such as apache-2.0, cc-by-nc-4.0 "
@@ -236,20 +211,12 @@ def _link(source: str, target: str) -> None:
 
 
 def read_licence(card: str) -> list[str]:
-    r"""Return the lines of a card's metadata that name its licence.
-
-    >>> read_licence("---\nlicense: other\nlicense_name: ours\ntags:\n- jax\n---\n# A card")
-    ['license: other', 'license_name: ours']
-    """
+    """Return the lines of a card's metadata that name its licence."""
     return [line for line, is_licence in _mark(card) if is_licence][:_MOST_LINES]
 
 
 def write_licence(card: str, lines: list[str]) -> str:
-    r"""Return a card with these lines in place of its licence.
-
-    >>> write_licence("---\nlicense: other\ntags:\n- jax\n---\n# A card", ["license: mit"])
-    '---\nlicense: mit\ntags:\n- jax\n---\n# A card'
-    """
+    """Return a card with these lines in place of its licence."""
     marked = _mark(card)
     kept = [line for line, is_licence in marked if not is_licence]
     body = card.split("\n")[len(marked) + 2 :] if marked else card.split("\n")

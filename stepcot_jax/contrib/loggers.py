@@ -1,7 +1,6 @@
 """Writers besides metrics.jsonl and TensorBoard: Weights & Biases and MLflow (`config.loggers`).
 
-They get the numbers of the log and the settings, without paths and addresses; no data, no console output, no source
-code, no facts about the machine. A resumed run continues its run of the logger.
+They get numbers and settings without paths and addresses: no data, console output, code or facts of the machine.
 """
 
 import os

@@ -1,33 +1,19 @@
-"""Temperature scaling per step, and conformal answer sets.
+"""Temperature scaling per step (Guo et al. 2017) and split-conformal answer sets, fitted on the validation split.
 
-Both are fitted on the validation split. Temperature scaling divides the logits of a step by one number, which changes
-how confident the answers are but never which one is the most probable (Guo et al. 2017). The answer sets are
-split-conformal (Vovk et al. 2005; Sadinle et al. 2019): over cases exchangeable with the validation cases, the set
-holds the true answer with probability `coverage` or more. The guarantee weakens because these cases also chose the
-checkpoint, share patients, and are not exchangeable with another hospital's: check the coverage on the test split.
-
-That probability is an average over validation splits, of which nearly half fall short. At a confidence, the sets hold
-the true answer that often in that share of the validation splits, of each step separately (`evaluation.conformal`).
-`Calibration.coverage_range` returns the 95 % range of the coverage, which does not hold for cases from elsewhere.
-
-One threshold for a step guarantees the average over all cases only: a rare answer may be held far less often, since the
-frequent ones make up for it. Thresholds by answer guarantee each answer its coverage (Mondrian or class-conditional
-conformal prediction: Vovk 2012; Ding et al. 2023), with larger sets. An answer with too few validation cases for the
-coverage (fewer than 9 at 90 %, 29 with a confidence of 95 %) has no threshold and is in every set.
+The same cases chose the checkpoint and may share patients: check the coverage on the test split (docs/reliability.md).
 """
 
 import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.conformal import choose_one_per_patient, conformal_threshold, spread_of_coverage
 from stepcot_jax.evaluation.predictions import (
     Predictions,
     describe_difference,
@@ -35,12 +21,11 @@ from stepcot_jax.evaluation.predictions import (
     probabilities_by_step,
     softmax,
 )
-from stepcot_jax.evaluation.statistics import Weights, count_once, divide, weighted_mean
+from stepcot_jax.evaluation.statistics import Weights, count_once, divide, name_patients, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
-UNFITTED = "temperature 1"
-"""In the note of a step whose temperature could not be fitted."""
+UNFITTED = "temperature 1"  # In the note of a step whose temperature could not be fitted
 CoverageBy = Literal["step", "answer"]
 
 _Value = TypeVar("_Value")
@@ -48,33 +33,18 @@ _Value = TypeVar("_Value")
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Temperatures and conformal thresholds of each model and step.
+    """Temperatures and conformal thresholds by model and step; the most probable answer is always in the set."""
 
-    Attributes:
-      coverage: share of the cases whose answer set holds the true answer, in 0..1, of each step separately; with
-        `answer_thresholds` also of each true answer separately.
-      temperatures: by model name, the divisor of each step's logits.
-      thresholds: by model name, for each step the largest 1 - probability of an answer in the set; infinite where
-        there are too few cases for the coverage, so that every answer is in the set.
-      notes: by model name, for each step what could not be fitted and why; "" if nothing.
-      answer_thresholds: by model name, for each step one threshold for each answer, used in place of `thresholds`;
-        empty with coverage by step.
-      num_cases: by model name, for each step the validation cases of each true answer behind its thresholds; empty in
-        files that do not have it.
-      confidence: share of validation splits that reach the coverage, as in `conformal.find_rank`; 0: on average.
-      coverage_ranges: by model name, for each step its `coverage_range` where a file has it; others are computed.
-    """
-
-    coverage: float
-    temperatures: Mapping[str, tuple[float, ...]]
-    thresholds: Mapping[str, tuple[float, ...]]
-    notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    coverage: float  # share of the cases, of each step, whose answer set holds the true answer
+    temperatures: Mapping[str, tuple[float, ...]]  # by model name, the divisor of each step's logits
+    thresholds: Mapping[str, tuple[float, ...]]  # of 1 - probability; infinite: too few cases
+    notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by step, "" if all was fitted
     answer_thresholds: Mapping[str, tuple[tuple[float, ...], ...]] = dataclasses.field(default_factory=dict)
-    num_cases: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
-    confidence: float = 0.0
+    num_cases: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)  # by step and answer
+    confidence: float = 0.0  # share of validation splits that reach the coverage; 0: on average
     coverage_ranges: Mapping[str, tuple[tuple[float, float] | None, ...]] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
-    )
+    )  # by model name, for each step its `coverage_range` where a file has it; others are computed
 
     @property
     def coverage_by(self) -> CoverageBy:
@@ -86,11 +56,7 @@ class Calibration:
         return tuple(step for step, note in enumerate(self.notes.get(model, ())) if UNFITTED in note)
 
     def coverage_range(self, model: str, step: int) -> tuple[float, float] | None:
-        """Return the range that holds a step's coverage over new cases in 95 % of validation splits of this size.
-
-        With coverage by answer it is the range of the answer with the fewest cases among those with a threshold. None
-        where every answer is in the set, or the number of cases is unknown.
-        """
+        """Return the 95 % range of a step's coverage, the widest by answer; None without a threshold or counts."""
         stored = self.coverage_ranges.get(model, ())
         if step < len(stored) and stored[step] is not None:
             return stored[step]
@@ -98,13 +64,7 @@ class Calibration:
         return self._spread(num_cases) if num_cases else None
 
     def describe_coverage(self, model: str = "") -> str:
-        """Describe the coverage that the answer sets aim at, with the widest range of a model's steps.
-
-        >>> Calibration(0.9, {}, {}).describe_coverage()
-        '90 % of all cases together, not of each answer'
-        >>> Calibration(0.9, {}, {}, num_cases={"teacher": ((300, 150),)}).describe_coverage("teacher")
-        '90 % of all cases together, not of each answer (95 % range with 450 validation cases: 87.1 to 92.6 %)'
-        """
+        """Describe the coverage that the answer sets aim at, with the widest range of a model's steps."""
         whom = "the cases of each answer" if self.coverage_by == "answer" else "all cases together, not of each answer"
         text = f"{100 * self.coverage:g} %{' or more' if self.confidence else ''} of {whom}"
         if self.confidence:
@@ -134,11 +94,7 @@ class Calibration:
 def calibrated_probabilities(
     logits: npt.NDArray[np.floating], model: str, calibration: Calibration, chain: Chain
 ) -> npt.NDArray[np.float64]:
-    """Compute distributions after temperature scaling.
-
-    Returns:
-      [case, step, answer], each in 0..1; 0 beyond a step's own answers.
-    """
+    """Return distributions [case, step, answer] after temperature scaling; 0 beyond a step's own answers."""
     temperatures = _of_model(calibration.temperatures, model)
     probabilities = np.zeros(logits.shape)
     for position, step_logits in enumerate(logits_by_step(logits, chain=chain, model=model)):
@@ -149,15 +105,7 @@ def calibrated_probabilities(
 def answer_sets(
     probabilities: npt.NDArray[np.float64], model: str, calibration: Calibration, chain: Chain
 ) -> npt.NDArray[np.bool_]:
-    """Return the answers that cannot be ruled out at the stated coverage; a set is never empty.
-
-    Args:
-      probabilities: [case, step, answer] of `calibrated_probabilities`.
-
-    Returns:
-      [case, step, answer], True for an answer in the set; the most probable one always is, unlike in
-      plain conformal sets.
-    """
+    """Return the answers [case, step, answer] that cannot be ruled out at the coverage; the most probable one is in."""
     limits: Sequence[npt.ArrayLike] = (
         _of_model(calibration.answer_thresholds, model)
         if calibration.coverage_by == "answer"
@@ -175,6 +123,54 @@ def _of_model(values: Mapping[str, tuple[_Value, ...]], model: str) -> tuple[_Va
     if model not in values:
         raise BadInput(f"calibration: model {model!r} is not one of {', '.join(values)}")
     return values[model]
+
+
+# Split-conformal thresholds. The k-th smallest of n scores has a coverage over new cases that is a draw from
+# Beta(k, n + 1 - k) over validation splits. With k = ceil((n + 1) * coverage) its mean is the stated coverage, and
+# nearly half of all splits fall short; at a confidence, k is the smallest rank that falls short in at most
+# 1 - confidence of them (Vovk 2012; Park et al. 2020). Equal scores can only raise the coverage.
+
+
+_SEED = 0
+
+
+def find_rank(num_cases: int, *, coverage: float, confidence: float = 0.0) -> int:
+    """Return the rank of the threshold, above `num_cases` for too few; a confidence of 0: on average over splits."""
+    if not 0 <= confidence < 1:
+        raise ValueError(f"confidence must be from 0 to below 1; got {confidence}")
+    # Rounding must not ask for one case more than (n + 1) * coverage does.
+    rank = math.ceil((num_cases + 1) * coverage - 1e-9)
+    if not confidence:
+        return rank
+    from scipy.special import betainc  # takes a quarter of a second to import, which readings need not wait for
+
+    ranks = np.arange(rank, num_cases + 1)
+    enough = 1 - betainc(ranks, num_cases + 1 - ranks, coverage) >= confidence
+    return int(ranks[enough.argmax()]) if enough.any() else num_cases + 1
+
+
+def conformal_threshold(scores: npt.NDArray[np.float64], *, coverage: float, confidence: float = 0.0) -> float:
+    """Return the score that a new case's true answer exceeds with probability 1 - coverage at most."""
+    rank = find_rank(len(scores), coverage=coverage, confidence=confidence)
+    return float(np.sort(scores)[rank - 1]) if rank <= len(scores) else math.inf
+
+
+def spread_of_coverage(num_cases: int, *, coverage: float, confidence: float = 0.0) -> tuple[float, float] | None:
+    """Return the 2.5th and 97.5th percentile of the coverage; None where every set holds every answer."""
+    rank = find_rank(num_cases, coverage=coverage, confidence=confidence)
+    if rank > num_cases:
+        return None
+    from scipy.special import betaincinv  # see `find_rank`
+
+    low, high = betaincinv(rank, num_cases + 1 - rank, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def choose_one_per_patient(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.intp]:
+    """Return the positions of one case of each patient, ascending, drawn at random with a fixed seed."""
+    order = np.random.default_rng(_SEED).permutation(len(patients))
+    _, first = np.unique(name_patients(patients)[order], return_index=True)
+    return np.sort(order[first])
 
 
 # A calibration on disk, as JSON: readings elsewhere have the probabilities and answer sets of the run.
@@ -197,9 +193,11 @@ class _FileStep(msgspec.Struct, frozen=True):
     num_cases: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
     coverage_range: tuple[_Share, _Share] | None = None
 
-    @property
-    def limit(self) -> float:
-        return _infinite_if_none(self.threshold)
+    def __post_init__(self) -> None:
+        for field in ("num_cases", "answer_thresholds"):
+            numbers = getattr(self, field)
+            if numbers is not None and len(numbers) != len(self.options):
+                raise ValueError(f"{self.name!r}, {field!r}: {len(numbers)} numbers for {len(self.options)} options")
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -245,46 +243,35 @@ def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
         difference = describe_difference([(step.name, step.options) for step in steps], chain)
         if difference:
             raise BadInput(f"{path}, {model}: calibration of another chain: {difference}")
+    limits = _collect(path, file, "answer_thresholds")
+    if limits and len(limits) < len(file.models):
+        raise BadInput(f"{path}: 'answer_thresholds' of {min(file.models.keys() - limits.keys())} are missing")
     return Calibration(
         coverage=file.coverage,
         temperatures={model: tuple(step.temperature for step in steps) for model, steps in file.models.items()},
-        thresholds={model: tuple(step.limit for step in steps) for model, steps in file.models.items()},
+        thresholds={
+            model: tuple(_infinite_if_none(step.threshold) for step in steps) for model, steps in file.models.items()
+        },
         notes={model: tuple(step.note for step in steps) for model, steps in file.models.items()},
-        answer_thresholds=_read_answer_thresholds(path, file),
-        num_cases=_read_num_cases(path, file),
+        answer_thresholds={
+            model: tuple(tuple(map(_infinite_if_none, of_step)) for of_step in steps) for model, steps in limits.items()
+        },
+        num_cases=_collect(path, file, "num_cases"),
         confidence=file.confidence,
         coverage_ranges={model: tuple(step.coverage_range for step in steps) for model, steps in file.models.items()},
     )
 
 
-def _read_num_cases(path: str | os.PathLike[str], file: _File) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the validation cases by answer of each model that has them for all steps; older files have none."""
-    counted = {model: steps for model, steps in file.models.items() if any(step.num_cases for step in steps)}
-    for model, steps in counted.items():
-        for step in steps:
-            if len(step.num_cases or ()) != len(step.options):
-                raise BadInput(
-                    f"{path}, {model}, {step.name!r}, 'num_cases': {len(step.num_cases or ())} numbers for "
-                    f"{len(step.options)} options"
-                )
-    return {model: tuple(tuple(step.num_cases or ()) for step in steps) for model, steps in counted.items()}
-
-
-def _read_answer_thresholds(path: str | os.PathLike[str], file: _File) -> dict[str, tuple[tuple[float, ...], ...]]:
-    """Return the thresholds by answer of all models and steps; empty if the file has none at all."""
-    if all(step.answer_thresholds is None for steps in file.models.values() for step in steps):
-        return {}
+def _collect(path: str | os.PathLike[str], file: _File, field: str) -> dict[str, tuple[tuple[Any, ...], ...]]:
+    """Return a field of each model that has it, for all steps; older files have none."""
+    collected = {}
     for model, steps in file.models.items():
-        for step in steps:
-            if len(step.answer_thresholds or ()) != len(step.options):
-                raise BadInput(
-                    f"{path}, {model}, {step.name!r}, 'answer_thresholds': {step.answer_thresholds} is not one number "
-                    f"or null for each of the {len(step.options)} options"
-                )
-    return {
-        model: tuple(tuple(map(_infinite_if_none, step.answer_thresholds or ())) for step in steps)
-        for model, steps in file.models.items()
-    }
+        values = [getattr(step, field) for step in steps]
+        if any(value is not None for value in values):
+            if None in values:
+                raise BadInput(f"{path}, {model}, {steps[values.index(None)].name!r}: {field!r} is missing")
+            collected[model] = tuple(map(tuple, values))
+    return collected
 
 
 def _infinite_if_none(threshold: float | None) -> float:
@@ -298,8 +285,7 @@ def _finite_or_none(threshold: float) -> float | None:
 # Fit temperatures and answer-set thresholds on the validation split.
 
 
-MIN_CASES = 20
-"""With fewer annotated cases the temperature stays 1."""
+MIN_CASES = 20  # With fewer annotated cases the temperature stays 1
 
 _LOG_BOUND = math.log(100)  # temperatures of 0.01 to 100
 
@@ -313,15 +299,7 @@ def fit_calibration(
     confidence: float = 0.0,
     patients: npt.NDArray[np.str_] | None = None,
 ) -> Calibration:
-    """Fit temperatures and thresholds of every model on the validation split.
-
-    Args:
-      coverage: wanted share of cases whose answer set holds the true answer, above 0 and below 1.
-      coverage_by: "step" fits one threshold for a step, "answer" also one for each of its answers.
-      confidence: share of validation splits that reach the coverage, from 0 to below 1; 0: on average over the splits.
-      patients: [case], "" where unknown; None: each case is a patient of its own. With a confidence, thresholds use one
-        case of each patient, which are independent; temperatures use all.
-    """
+    """Fit temperatures and thresholds; with a confidence, thresholds use one case of each patient ("": unknown)."""
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
     wanted = _Wanted(coverage, confidence, np.full(len(val.labels), "") if patients is None else patients)
@@ -340,16 +318,7 @@ def fit_calibration(
 
 
 def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
-    """Fit one temperature by maximum likelihood.
-
-    The negative log-likelihood is convex in 1 / temperature: the fit is the root of its slope.
-
-    Args:
-      logits: [case, answer] of the annotated cases.
-
-    Returns:
-      The temperature, 0.01 to 100, and "" or why it is 1 or at a bound.
-    """
+    """Fit a temperature of 0.01 to 100 by maximum likelihood; return it with "", or why it is 1 or at a bound."""
     if len(labels) < MIN_CASES:
         return 1.0, f"{len(labels)} annotated cases, fewer than {MIN_CASES}: {UNFITTED}"
     if (labels == labels[0]).all():
@@ -438,51 +407,31 @@ NUM_BINS = 15
 
 @dataclasses.dataclass(frozen=True)
 class ReliabilityBin:
-    """The cases whose answer has a probability in (low, high].
+    """The cases whose answer has a probability in (low, high]; the first bin includes 0."""
 
-    Attributes:
-      low: lower edge of the bin; the first bin includes it.
-      num_cases: number of cases in the bin.
-      confidence: mean probability of the answers given; NaN in an empty bin.
-      accuracy: share of them that are correct; NaN in an empty bin.
-    """
-
-    low: float
+    low: float  # lower edge of the bin; the first bin includes it
     high: float
-    num_cases: int
-    confidence: float
-    accuracy: float
+    num_cases: int  # number of cases in the bin
+    confidence: float  # mean probability of the answers given; NaN in an empty bin
+    accuracy: float  # share of them that are correct; NaN in an empty bin
 
 
 @dataclasses.dataclass(frozen=True)
 class Reliability:
-    """Calibration of one step; NaN without annotated cases.
-
-    Attributes:
-      bins: the reliability curve, bins of equal width.
-      ece: expected calibration error of the answer given: mean distance of confidence and accuracy, weighted by
-        the bins' cases (Guo et al. 2017); 0..1.
-      brier: mean over the cases of the squared distance between the distribution and the truth, summed over the
-        answers (Brier 1950); 0..2.
-      nll: mean negative log-likelihood of the true answers, in nats.
-    """
+    """Calibration of one step; NaN without annotated cases."""
 
     name: str
     num_cases: int
-    bins: tuple[ReliabilityBin, ...]
-    ece: float
-    brier: float
-    nll: float
+    bins: tuple[ReliabilityBin, ...]  # the reliability curve, bins of equal width
+    ece: float  # expected calibration error (Guo et al. 2017), 0..1
+    brier: float  # summed over the answers (Brier 1950), 0..2
+    nll: float  # mean negative log-likelihood of the true answers, in nats
 
 
 def reliability(
     *, probabilities: npt.ArrayLike, labels: npt.ArrayLike, name: str = "", num_bins: int = NUM_BINS
 ) -> Reliability:
-    """Compute the reliability of one step.
-
-    Args:
-      probabilities: float [case, answer], each row summing to 1.
-    """
+    """Compute the reliability of one step from probabilities [case, answer]."""
     distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     once = count_once(len(truth))
     figures = calibration_figures(once, probabilities=distributions, labels=truth, num_bins=num_bins)
@@ -512,11 +461,7 @@ def calibration_figures(
     labels: npt.NDArray[np.integer],
     num_bins: int = NUM_BINS,
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Compute the calibration figures of one step in each resample.
-
-    Args:
-      probabilities: [case, answer], each row summing to 1.
-    """
+    """Compute the calibration figures [resample] of one step from probabilities [case, answer]."""
     annotated = labels != NOT_ANNOTATED
     weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
     cases = np.arange(len(truth))
@@ -539,7 +484,7 @@ def calibration_figures(
 
 
 def step_reliability(
-    predictions: Predictions, chain: Chain, *, calibration: Calibration | None = None, num_bins: int = NUM_BINS
+    predictions: Predictions, chain: Chain, *, calibration: Calibration | None = None
 ) -> dict[str, tuple[Reliability, ...]]:
     """Compute the reliability of every model and step."""
     reliabilities = {}
@@ -550,7 +495,7 @@ def step_reliability(
             padded = calibrated_probabilities(logits, model, calibration, chain)
             steps = tuple(padded[:, position, : step.num_answers] for position, step in enumerate(chain.steps))
         reliabilities[model] = tuple(
-            reliability(probabilities=probabilities, labels=truth, name=step.name, num_bins=num_bins)
+            reliability(probabilities=probabilities, labels=truth, name=step.name)
             for probabilities, truth, step in zip(steps, predictions.labels.T, chain.steps, strict=True)
         )
     return reliabilities

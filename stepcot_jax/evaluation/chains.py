@@ -1,9 +1,6 @@
-"""Figures of models that answer the steps of a chain: of each step, of whole chains, and their bootstrap intervals.
+"""Figures of models that answer the steps of a chain, as in the paper's tables, and their bootstrap intervals.
 
-These are the metrics of the paper's tables, with the accuracy of the best constant answer. Unannotated cases do not
-count. An answer that no case has is left out of the macro averages (and named), because its sensitivity and its AUC
-are undefined. Each resample is treated like the split itself: macro averages run over the answers that occur in it.
-Where an answer is rare some resamples lack it, which `share_incomplete` counts.
+Unannotated cases do not count; macro averages of a resample run over the answers that occur in it.
 """
 
 import dataclasses
@@ -16,7 +13,6 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, find_one_answer
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, calibration_figures
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, probabilities_by_step
 from stepcot_jax.evaluation.statistics import (
-    LEVEL,
     Interval,
     Weights,
     count_once,
@@ -27,7 +23,6 @@ from stepcot_jax.evaluation.statistics import (
     resample,
     weighted_mean,
 )
-from stepcot_jax.host.errors import BadInput
 
 FIGURES = ("accuracy", "auc", "sensitivity", "specificity", "f1", "precision")
 """Names of a step's figures in the order of `step_figures`, as in `StepMetrics`."""
@@ -35,31 +30,20 @@ FIGURES = ("accuracy", "auc", "sensitivity", "specificity", "f1", "precision")
 
 @dataclasses.dataclass(frozen=True)
 class StepMetrics:
-    """Metrics of one step, each in 0..1, NaN where undefined.
-
-    Attributes:
-      answers: the step's options in label order; they label both axes of `confusion`.
-      num_cases: number of annotated cases; no others count.
-      majority_accuracy: share of the most frequent answer, which is the accuracy of the best constant answer.
-      auc: macro one-vs-rest area under the ROC curve; NaN where only one answer occurs.
-      specificity: macro one-vs-rest specificity; NaN where only one answer occurs.
-      precision: macro precision; 0 for an answer that is never given.
-      confusion: number of cases [truth, answer].
-      left_out: options that no annotated case has; macro averages leave them out.
-    """
+    """Metrics of one step, each in 0..1, NaN where undefined; macro averages are one-vs-rest."""
 
     name: str
-    num_cases: int
+    num_cases: int  # number of annotated cases; no others count
     accuracy: float
-    majority_accuracy: float
-    auc: float
+    majority_accuracy: float  # share of the most frequent answer, which is the accuracy of the best constant answer
+    auc: float  # macro one-vs-rest area under the ROC curve; NaN where only one answer occurs
     sensitivity: float
-    specificity: float
+    specificity: float  # macro one-vs-rest specificity; NaN where only one answer occurs
     f1: float
-    precision: float
-    confusion: tuple[tuple[int, ...], ...]
-    answers: tuple[str, ...]
-    left_out: tuple[str, ...]
+    precision: float  # macro precision; 0 for an answer that is never given
+    confusion: tuple[tuple[int, ...], ...]  # number of cases [truth, answer]
+    answers: tuple[str, ...]  # the step's options in label order; they label both axes of `confusion`
+    left_out: tuple[str, ...]  # options that no annotated case has; macro averages leave them out
 
     @property
     def has_one_answer(self) -> bool:
@@ -68,20 +52,7 @@ class StepMetrics:
 
 
 def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> StepMetrics:
-    """Compute the metrics of one step (paper: Tables 3 and 8).
-
-    Args:
-      probabilities: float [case, answer], each row summing to 1; the answer is the most probable one, the first of
-        several equally probable ones.
-
-    Returns:
-      The metrics over the annotated cases; without any, `num_cases` is 0 and every figure NaN.
-
-    >>> size = Step("Size", "How large?", ("Small", "Large", "N/A"))
-    >>> figures = step_metrics(step=size, probabilities=[[0.8, 0.2, 0], [0.6, 0.4, 0], [1, 0, 0]], labels=[0, 1, -100])
-    >>> figures.num_cases, figures.accuracy, figures.auc, figures.left_out
-    (2, 0.5, 1.0, ('N/A',))
-    """
+    """Compute the metrics of one step (paper: Tables 3 and 8) from probabilities [case, answer]."""
     distributions, truth = np.asarray(probabilities, np.float64), np.asarray(labels)
     annotated = truth != NOT_ANNOTATED
     weights = count_once(len(truth))
@@ -107,11 +78,7 @@ def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayL
 def step_figures(
     weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.float64]:
-    """Compute the figures of one step in each resample.
-
-    Returns:
-      [resample, figure] in the order of `FIGURES`; NaN where undefined.
-    """
+    """Compute the figures [resample, figure] of one step in the order of `FIGURES`; NaN where undefined."""
     annotated = labels != NOT_ANNOTATED
     weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
     num_answers, answers = probabilities.shape[1], probabilities.argmax(axis=1)
@@ -140,11 +107,7 @@ def step_figures(
 def weighted_confusion(
     weights: Weights, *, truth: npt.NDArray[np.integer], answers: npt.NDArray[np.integer], num_answers: int
 ) -> npt.NDArray[np.float64]:
-    """Count how often each answer is given for each truth.
-
-    Returns:
-      Confusion matrices [resample, truth, answer].
-    """
+    """Return confusion matrices [resample, truth, answer]."""
     cells = np.zeros((len(truth), num_answers**2))
     cells[np.arange(len(truth)), truth * num_answers + answers] = 1
     return (weights @ cells).reshape(len(weights), num_answers, num_answers)
@@ -153,20 +116,7 @@ def weighted_confusion(
 def answer_accuracy(
     weights: Weights, *, answers: npt.ArrayLike, labels: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the accuracy of each step, and the share of the cases whose annotated steps are all answered correctly.
-
-    Args:
-      answers: int [case, step], labels of the answers.
-      labels: int [case, step], `NOT_ANNOTATED` where unannotated; the second figure leaves out cases without any
-        annotated step.
-
-    Returns:
-      Shares [resample, step] and [resample]; NaN where no case counts.
-
-    >>> steps, chain = answer_accuracy(count_once(3), answers=[[0, 1], [0, 1], [2, 2]], labels=[[0, 1], [0, 2], [-100] * 2])
-    >>> steps.tolist(), chain.tolist()
-    ([[1.0, 0.5]], [0.5])
-    """  # noqa: E501 - the doctest
+    """Return shares of right answers [resample, step], and of cases whose annotated steps are all right [resample]."""
     given, truth = np.asarray(answers), np.asarray(labels)
     annotated = truth != NOT_ANNOTATED
     correct = (given == truth) | ~annotated
@@ -179,26 +129,12 @@ def answer_accuracy(
 
 
 def mean_over_steps(accuracies: npt.NDArray[np.float64], *, left_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Return the mean over the steps that measure something.
-
-    Args:
-      accuracies: [resample, step]; those that are NaN do not count.
-    """
+    """Return the mean over the steps that measure something and are defined, of [resample, step]."""
     return mean_defined(np.where(left_out, np.nan, accuracies))
 
 
 def majority_chain_accuracy(labels: npt.NDArray[np.integer]) -> float:
-    """Return the share of cases whose annotated steps are all right in the best of two constant chains.
-
-    They are the most frequent answer of each step, and the most frequent chain of answers among the cases, completed by
-    the former where it has none. NaN without annotated cases.
-
-    Args:
-      labels: [case, step], `NOT_ANNOTATED` where unannotated.
-
-    >>> majority_chain_accuracy(np.array([[0, 0], [0, 1], [1, 0], [1, 1], [1, 1]]))
-    0.4
-    """
+    """Return the share of cases right in the better of two constant chains: frequent answers or frequent chain."""
     annotated = labels != NOT_ANNOTATED
     known = labels[annotated.any(axis=1)]
     if not len(known):
@@ -214,10 +150,7 @@ def majority_chain_accuracy(labels: npt.NDArray[np.integer]) -> float:
 def _weighted_auc(
     weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """Return the probability [resample] that a positive case scores above a negative one; NaN without both.
-
-    Ties count half.
-    """
+    """Return the probability [resample] that a positive case outscores a negative one, ties counting half."""
     if positive.all() or not positive.any():
         return np.full(len(weights), np.nan)
     _, level = np.unique(scores, return_inverse=True)
@@ -232,21 +165,13 @@ def _weighted_auc(
 
 @dataclasses.dataclass(frozen=True)
 class ModelMetrics:
-    """Metrics of one model on a split, each in 0..1, NaN where undefined.
+    """Metrics of one model on a split, in 0..1; means are over the steps with two or more answers."""
 
-    Attributes:
-      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
-      mean_majority_accuracy: mean of the steps' majority accuracy, over the same steps.
-      chain_accuracy: share of the cases whose annotated steps are all answered correctly.
-      majority_chain_accuracy: the same share of a constant chain (`majority_chain_accuracy`).
-      steps: metrics of each step, in the chain's order.
-    """
-
-    mean_accuracy: float
-    mean_majority_accuracy: float
-    chain_accuracy: float
-    majority_chain_accuracy: float
-    steps: tuple[StepMetrics, ...]
+    mean_accuracy: float  # mean of the steps' accuracy, over the steps whose annotated cases have two or more answers
+    mean_majority_accuracy: float  # mean of the steps' majority accuracy, over the same steps
+    chain_accuracy: float  # share of the cases whose annotated steps are all answered correctly
+    majority_chain_accuracy: float  # the same share of a constant chain (`majority_chain_accuracy`)
+    steps: tuple[StepMetrics, ...]  # metrics of each step, in the chain's order
 
 
 def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
@@ -296,38 +221,26 @@ With the model "" there is "incomplete" [resample, step]: 1 where a resample lac
 
 @dataclasses.dataclass(frozen=True)
 class StepIntervals:
-    """Intervals of one step's figures.
-
-    Attributes:
-      auc: macro one-vs-rest area under the ROC curve.
-      share_incomplete: share of the resamples that lack an answer of the split, so that their macro averages run
-        over fewer answers.
-    """
+    """Intervals of one step's figures; AUC, sensitivity and the like are macro averages, one-vs-rest."""
 
     name: str
     num_cases: int
     accuracy: Interval
-    auc: Interval
+    auc: Interval  # macro one-vs-rest area under the ROC curve
     sensitivity: Interval
     specificity: Interval
     f1: Interval
     precision: Interval
-    share_incomplete: float = 0.0
+    share_incomplete: float = 0.0  # share of the resamples that lack an answer of the split
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelIntervals:
-    """Intervals of one model's figures, or of the differences between two models.
+    """Intervals of one model's figures, or of the differences between two models."""
 
-    Attributes:
-      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
-      chain_accuracy: share of the cases whose annotated steps are all answered correctly.
-      steps: figures of each step, in the chain's order.
-    """
-
-    mean_accuracy: Interval
-    chain_accuracy: Interval
-    steps: tuple[StepIntervals, ...]
+    mean_accuracy: Interval  # over the steps with two or more answers
+    chain_accuracy: Interval  # share of the cases whose annotated steps are all answered correctly
+    steps: tuple[StepIntervals, ...]  # figures of each step, in the chain's order
 
 
 def bootstrap(
@@ -335,41 +248,19 @@ def bootstrap(
     chain: Chain,
     *,
     num_resamples: int = 1000,
-    level: float = LEVEL,
     seed: int = 0,
     left_out: npt.NDArray[np.bool_] | None = None,
 ) -> dict[str, ModelIntervals]:
-    """Compute percentile intervals of every figure of every model, in the same resamples.
-
-    Args:
-      left_out: [step], steps that means over steps leave out; by default those with one answer (`find_one_answer`).
-    """
-    compute = prepare_metrics(split, chain, left_out=left_out)
-    models = list(split.predictions.logits)
-    return _bootstrap(compute, models, split, chain, num_resamples=num_resamples, level=level, seed=seed)
+    """Compute intervals of every figure of every model in the same resamples; `left_out` [step] are not in means."""
+    compute, models = prepare_metrics(split, chain, left_out=left_out), list(split.predictions.logits)
+    return _bootstrap(compute, models, split, chain, num_resamples=num_resamples, seed=seed)
 
 
 def bootstrap_differences(
-    split: SplitPredictions,
-    chain: Chain,
-    *,
-    first: str,
-    second: str,
-    num_resamples: int = 1000,
-    level: float = LEVEL,
-    seed: int = 0,
+    split: SplitPredictions, chain: Chain, *, first: str, second: str, num_resamples: int = 1000, seed: int = 0
 ) -> ModelIntervals:
-    """Compute intervals of every figure of one model less the same figure of another, in the same resamples.
-
-    The differences are paired: what makes a resample easy for both models cancels out, so that such an interval is
-    narrower than those of the two models suggest. `predictions.join_models` joins models of several runs.
-    """
-    logits = split.predictions.logits
-    for model in (first, second):
-        if model not in logits:
-            raise BadInput(f"model {model!r} is not one of {', '.join(logits)}")
-    pair = {model: logits[model] for model in dict.fromkeys((first, second))}
-    split = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits=pair))
+    """Compute intervals of one model's figures less another's, in the same resamples: paired, so narrower."""
+    split = split.change(logits={model: split.predictions.logits[model] for model in dict.fromkeys((first, second))})
     both = prepare_metrics(split, chain)
 
     def compute(weights: Weights) -> Figures:
@@ -379,7 +270,7 @@ def bootstrap_differences(
         }
         return {**less, ("", "incomplete"): figures["", "incomplete"]}
 
-    return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, level=level, seed=seed)["less"]
+    return _bootstrap(compute, ["less"], split, chain, num_resamples=num_resamples, seed=seed)["less"]
 
 
 def _bootstrap(
@@ -389,11 +280,8 @@ def _bootstrap(
     chain: Chain,
     *,
     num_resamples: int,
-    level: float,
     seed: int,
 ) -> dict[str, ModelIntervals]:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be above 0 and below 1; got {level}")
     labels = split.predictions.labels
     values = compute(count_once(len(labels)))
     resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=seed)
@@ -402,7 +290,7 @@ def _bootstrap(
 
     def describe(model: str) -> ModelIntervals:
         mean_accuracy, chain_accuracy, steps = (
-            intervals(values[model, name][0], resampled[model, name], level=level)
+            intervals(values[model, name][0], resampled[model, name])
             for name in ("mean_accuracy", "chain_accuracy", "steps")
         )
         columns = zip(chain.steps, num_cases, steps, incomplete, strict=True)
@@ -447,8 +335,7 @@ def prepare_metrics(
 # Statistics of one step beyond the metrics: calibration, answer sets and selective reading.
 
 
-COVERAGES = (0.5, 0.7, 0.9, 1.0)
-"""Shares of the cases that are read, the most confident first."""
+COVERAGES = (0.5, 0.7, 0.9, 1.0)  # Shares of the cases that are read, the most confident first
 
 SUREST, BY_ANSWER = "accuracy_of_the_surest", "answer_set_coverage_by_answer"
 """Figures of several numbers: one for each of `COVERAGES`, and one for each answer of the step."""
@@ -456,19 +343,13 @@ SUREST, BY_ANSWER = "accuracy_of_the_surest", "answer_set_coverage_by_answer"
 
 @dataclasses.dataclass(frozen=True)
 class StepCases:
-    """A model's predictions on every case at one step.
-
-    Attributes:
-      raw: [case, answer], the model's own probabilities.
-      calibrated: [case, answer], after temperature scaling.
-      sets: [case, answer], True for an answer in the answer set.
-    """
+    """A model's predictions on every case at one step."""
 
     name: str
     labels: npt.NDArray[np.integer]
-    raw: npt.NDArray[np.float64]
-    calibrated: npt.NDArray[np.float64]
-    sets: npt.NDArray[np.bool_]
+    raw: npt.NDArray[np.float64]  # [case, answer], the model's own probabilities
+    calibrated: npt.NDArray[np.float64]  # [case, answer], after temperature scaling
+    sets: npt.NDArray[np.bool_]  # [case, answer], True for an answer in the answer set
 
 
 def step_cases(predictions: Predictions, chain: Chain, *, model: str, calibration: Calibration) -> list[StepCases]:
@@ -491,13 +372,7 @@ def step_cases(predictions: Predictions, chain: Chain, *, model: str, calibratio
 
 
 def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray[np.float64]]:
-    """Compute the statistics of one step in each resample.
-
-    Returns:
-      By figure name [resample]; `accuracy_of_the_surest` is [resample, share] in the order of `COVERAGES`,
-      `answer_set_coverage_by_answer` [resample, answer] is of the cases with each true answer. NaN where no annotated
-      case counts.
-    """
+    """Compute the statistics [resample] of one step; those named `SUREST` and `BY_ANSWER` are [resample, number]."""
     raw, calibrated = (
         calibration_figures(weights, probabilities=probabilities, labels=cases.labels)
         for probabilities in (cases.raw, cases.calibrated)
@@ -526,45 +401,6 @@ def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class SelectiveCurve:
-    """Accuracy of the most confident cases; cases of equal confidence are read together.
-
-    Attributes:
-      confidence: for each point the lowest confidence that is still read, falling.
-      coverage: for each point the share of the cases read, rising to 1.
-      accuracy: for each point the share of those that are correct.
-      area: mean accuracy over all numbers of cases read, from one to all; cases of equal confidence stand for every
-        order among themselves. It equals the accuracy where confidence carries no information; NaN without cases.
-    """
-
-    num_cases: int
-    confidence: tuple[float, ...]
-    coverage: tuple[float, ...]
-    accuracy: tuple[float, ...]
-    area: float
-
-
-def selective_curve(*, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> SelectiveCurve:
-    """Compute accuracy against coverage of one step (El-Yaniv and Wiener 2010), by the probability of the answer.
-
-    >>> curve = selective_curve(probabilities=[[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], labels=[0, 1, 1])
-    >>> [f"{accuracy:.2f} of {share:.2f}" for accuracy, share in zip(curve.accuracy, curve.coverage)]
-    ['1.00 of 0.33', '1.00 of 0.67', '0.67 of 1.00']
-    """
-    distributions, truth = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
-    once = count_once(len(truth))
-    levels, num_read, num_correct = _read_by_confidence(once, probabilities=distributions, labels=truth)
-    num_cases = int((truth != NOT_ANNOTATED).sum())
-    return SelectiveCurve(
-        num_cases=num_cases,
-        confidence=tuple(levels.tolist()),
-        coverage=tuple((num_read[0] / max(num_cases, 1)).tolist()),
-        accuracy=tuple((num_correct[0] / num_read[0]).tolist()),
-        area=float(_area(num_read, num_correct)[0]),
-    )
-
-
 def selective_figures(
     weights: Weights,
     *,
@@ -572,15 +408,19 @@ def selective_figures(
     labels: npt.NDArray[np.integer],
     shares: Sequence[float],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Compute the accuracy among the most confident cases of one step, and the area, in each resample.
+    """Return accuracies [resample, share] of the most confident cases (El-Yaniv and Wiener 2010), and areas [resample].
 
-    Args:
-      shares: smallest shares of the cases to read, above 0 and up to 1; cases of equal confidence are read together.
-
-    Returns:
-      Accuracies [resample, share] and `SelectiveCurve.area` [resample]; NaN where no case counts.
+    Cases of equal confidence are read together. The area is the mean accuracy over all numbers of cases read, in which
+    they stand for every order among themselves.
     """
-    _, num_read, num_correct = _read_by_confidence(weights, probabilities=probabilities, labels=labels)
+    annotated = np.flatnonzero(labels != NOT_ANNOTATED)
+    confidence = probabilities[annotated].max(axis=1)
+    order = np.argsort(-confidence, kind="stable")
+    correct = (probabilities[annotated].argmax(axis=1) == labels[annotated])[order]
+    last_of_level = np.flatnonzero(np.diff(confidence[order], append=-1.0))
+    ordered = weights[:, annotated[order]]
+    num_read = np.cumsum(ordered, axis=1)[:, last_of_level]
+    num_correct = np.cumsum(ordered * correct, axis=1)[:, last_of_level]
     accuracies = np.full((len(weights), len(shares)), np.nan)
     if num_read.size:
         coverage = num_read / np.maximum(num_read[:, -1:], 1)
@@ -592,23 +432,7 @@ def selective_figures(
     return accuracies, _area(num_read, num_correct)
 
 
-def _read_by_confidence(
-    weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return levels of confidence [level], falling, and numbers of cases read and correct down to each level."""
-    annotated = np.flatnonzero(labels != NOT_ANNOTATED)
-    confidence = probabilities[annotated].max(axis=1)
-    order = np.argsort(-confidence, kind="stable")
-    correct = (probabilities[annotated].argmax(axis=1) == labels[annotated])[order]
-    last_of_level = np.flatnonzero(np.diff(confidence[order], append=-1.0))
-    ordered = weights[:, annotated[order]]
-    num_read = np.cumsum(ordered, axis=1)[:, last_of_level]
-    num_correct = np.cumsum(ordered * correct, axis=1)[:, last_of_level]
-    return confidence[order][last_of_level], num_read, num_correct
-
-
 def _area(num_read: npt.NDArray[np.float64], num_correct: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean accuracy [resample] over all numbers of cases read."""
     if not num_read.size:
         return np.full(len(num_read), np.nan)
     total = num_read[:, -1]

@@ -1,7 +1,6 @@
 """Compare models on the same cases over seeds: figures with intervals, paired differences and verdicts.
 
-With several seeds a figure is their mean with their sample deviation, and the ends of its interval are the means of
-the seeds' ends: the interval of a typical seed, which is wider than that of the mean.
+Over several seeds an interval has the means of the seeds' ends: that of a typical seed, wider than the mean's.
 """
 
 import abc
@@ -44,8 +43,7 @@ from stepcot_jax.evaluation.statistics import (
 
 HIGHER, LOWER, NONE_SHOWN, TOO_FEW = "higher", "lower", "no difference shown", "too few patients"
 ALPHA = 0.05
-MIN_RUNS = 3
-"""Smallest number of training runs whose spread is used; the t interval of two is too wide to be useful."""
+MIN_RUNS = 3  # Smallest number of training runs whose spread is used; the t interval of two is too wide to be useful
 
 CORRECTED = (
     f"A difference is higher or lower only if {MIN_PATIENTS} patients or more are annotated, its paired interval "
@@ -59,31 +57,16 @@ _NORMAL = float(special.ndtri(0.975))
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """A difference with the evidence for it.
+    """A difference with the evidence for it."""
 
-    Attributes:
-      difference: the mean over the training runs, with its interval by patient.
-      values: the difference in each training run.
-      p: of a test that it must pass too; None without one.
-    """
-
-    difference: Interval
-    values: tuple[float, ...]
+    difference: Interval  # the mean over the training runs, with its interval by patient
+    values: tuple[float, ...]  # the difference in each training run
     num_patients: int
-    p: float | None = None
+    p: float | None = None  # of a test that it must pass too; None without one
 
 
 def decide(evidence: Sequence[Evidence]) -> list[str]:
-    """Judge differences, corrected for their number: `HIGHER`, `LOWER`, `NONE_SHOWN` or `TOO_FEW`.
-
-    The rule is in the tables' note and in docs/tables.md. Differences with too few patients are not tested and do not
-    count for the correction.
-
-    >>> decide([Evidence(Interval(0.02, 0.01, 0.03), (0.02,), 60), Evidence(Interval(0.02, -0.01, 0.05), (0.02,), 60)])
-    ['higher', 'no difference shown']
-    >>> decide([Evidence(Interval(1.0, 1.0, 1.0), (1.0,), 2)])
-    ['too few patients']
-    """
+    """Judge differences by the rule of `CORRECTED`; those with too few patients do not count for the correction."""
     p_values = [math.nan if item.num_patients < MIN_PATIENTS else _p_of_all(item) for item in evidence]
     return [_word_verdict(item, p) for item, p in zip(evidence, correct(p_values), strict=True)]
 
@@ -101,12 +84,7 @@ def _word_verdict(evidence: Evidence, p: float) -> str:
 
 
 def _p_of_all(evidence: Evidence) -> float:
-    """Return the p of a difference by patients, from `MIN_RUNS` on by training runs too; NaN without an interval.
-
-    The error by patient comes from the interval (Altman and Bland, BMJ 343 (2011), d2304), from its half towards 0 if
-    that is wider. The share of resamples beyond 0 is not used: with 1,000 resamples it may be 0, which cannot be
-    corrected. Degrees of freedom are Satterthwaite's. No p is below that of all patients having the sign.
-    """
+    """Return the p of a difference by patients, from `MIN_RUNS` on by training runs too; NaN without an interval."""
     value, low, high = evidence.difference.value, evidence.difference.low, evidence.difference.high
     besides = 0.0 if evidence.p is None else evidence.p
     if math.isnan(value + low + high + besides):
@@ -134,13 +112,7 @@ Question = tuple[str, str, str, Any]
 
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
-    """Join models of several runs on the same cases under new names.
-
-    A run supervised by the last step alone has no other labels; those of the first part replace them.
-
-    Args:
-      parts: by new name, predictions and the model's name there; the first part has all labels.
-    """
+    """Join models of several runs on the same cases; the first part's labels stand in for those that a run lacks."""
     first = next(iter(parts.values()))[0]
     known = dict(zip(first.facts["case_id"].tolist(), first.predictions.labels, strict=True))
 
@@ -149,7 +121,7 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
         missing = np.full(labels.shape[1], NOT_ANNOTATED, labels.dtype)
         expected = np.stack([known.get(case, missing) for case in split.facts["case_id"].tolist()])
         filled = np.where(labels == NOT_ANNOTATED, expected, labels)
-        return dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=filled))
+        return split.change(labels=filled)
 
     return join_models({name: (complete(split), model) for name, (split, model) in parts.items()})
 
@@ -166,21 +138,14 @@ def choose_steps(split: _Split, positions: Sequence[int]) -> _Split:
     """Return the predictions of some steps."""
     predictions, chosen = split.predictions, list(positions)
     logits = {name: values[:, chosen] for name, values in predictions.logits.items()}
-    predictions = dataclasses.replace(predictions, labels=predictions.labels[:, chosen], logits=logits)
-    return dataclasses.replace(split, predictions=predictions)
+    return split.change(labels=predictions.labels[:, chosen], logits=logits)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(abc.ABC):
-    """Models on the same cases, or on the same questions, over seeds.
+    """Models on the same cases, or questions, over seeds; a figure's group is a step, a kind, or None for the chain."""
 
-    A figure has a name and a group: the position of a step, None for the whole chain, or a kind of questions.
-
-    Attributes:
-      splits: for each seed the results of all models, all with the same models and cases.
-    """
-
-    splits: Sequence[Any]
+    splits: Sequence[Any]  # for each seed the results of all models, all with the same models and cases
     num_resamples: int = 1000
 
     @abc.abstractmethod
@@ -271,8 +236,7 @@ class AnswerComparison(Comparison):
         for step, labels in enumerate(split.predictions.labels.T):
             if (labels != NOT_ANNOTATED).any():
                 logits[:, step, np.bincount(labels[labels != NOT_ANNOTATED]).argmax()] = 1
-        alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits={"": logits}))
-        return self._measure(alone)[""]
+        return self._measure(split.change(logits={"": logits}))[""]
 
     def constant(self, step: int | None = None) -> Interval:
         """Return the accuracy of always giving a step's most frequent answer; of None the mean over the steps."""
@@ -298,11 +262,7 @@ class AnswerComparison(Comparison):
         return min(counts, default=0)
 
     def p_value(self, first: str, second: str, figure: str, group: int | None = None) -> float | None:
-        """Return the p of the exact McNemar test for accuracy at a step; NaN without cases, None for other figures.
-
-        Of two seeds it is the larger, of more twice the median, which is valid under any dependence of the runs
-        (Rüger 1978) and does not grow with their number.
-        """
+        """Return the exact McNemar p at a step: the larger of two seeds', twice the median of more (Rüger 1978)."""
         if figure != "accuracy" or group is None:
             return None
         if not self.num_cases(group):
@@ -353,8 +313,7 @@ def word_verdicts(evidence: Sequence[Evidence]) -> list[str]:
     ]
 
 
-MEANS: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:6]
-"""Headings and keys of the figures over all kinds of questions."""
+MEANS: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:6]  # Headings and keys of the figures over all kinds of questions
 
 JUDGED: tuple[tuple[str, Key], ...] = HEADED_FIGURES[:3]
 """Figures whose differences get a verdict: mean A, V and V on findings."""

@@ -1,23 +1,11 @@
-"""Consistency rules: pairs of answers that contradict each other in one chain, given or learned.
+"""Consistency rules: pairs of answers, of neighbouring steps or of step 1 and a later one, that contradict each other.
 
-A rule forbids a pair of answers, either of neighbouring steps or of step 1 and a later one. Pairs suffice for these
-chains (no abnormality at step 1 determines every later step), a person can check them one by one, and the most
-probable chain without a forbidden pair can be found exactly (`decode_consistent`).
-
-Given: where step 1 offers "No abnormality" and the last step "Normal", as published, "No abnormality" leaves "N/A" as
-the only answer of the steps between that offer it, and "Normal" as the only diagnosis. Evidence comes first: at a step
-where more than `MAX_CONTRADICTING` of the training chains with "No abnormality" answer otherwise, the given rule is not
-applied, and `Rules.notes` names it. A smaller share counts as errors of annotation.
-
-Learned: a pair that no training chain has is forbidden if `MIN_EXPECTED` chains were expected to have it under
-independence. This is evidence, not proof: a pair that is a quarter as frequent as under independence stays unseen in
-one collection of 150 (e^-5). The share of held-out true chains that break the rules measures the rules' error.
+Given (a clear chest settles later steps), or learned: pairs that training chains never have.
 """
 
 import collections
 import dataclasses
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -39,54 +27,33 @@ from stepcot_jax.chain import (
 from stepcot_jax.evaluation.chains import answer_accuracy, mean_over_steps
 from stepcot_jax.evaluation.interventions import as_distributions
 from stepcot_jax.evaluation.predictions import Predictions, describe_difference, logits_by_step
-from stepcot_jax.evaluation.statistics import Weights, count_once, weighted_mean
+from stepcot_jax.evaluation.statistics import Weights, weighted_mean
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_json
 
-MIN_EXPECTED = 20.0
-MAX_CONTRADICTING = 0.05
+MIN_EXPECTED = 20.0  # chains expected by chance, from which an unseen pair is forbidden: evidence, not proof
+MAX_CONTRADICTING = 0.05  # share of clear chests that counts as errors of annotation; above it a given rule yields
 
-Pair = tuple[int, int]
-"""Positions of two steps, the earlier one first."""
+Pair = tuple[int, int]  # Positions of two steps, the earlier one first
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Pairs of answers that are allowed in one chain.
+    """Pairs of answers that are allowed in one chain."""
 
-    Attributes:
-      answers_per_step: number of answers of each step.
-      allowed: bool [answer, answer] of neighbouring steps and of step 1 with each later step, by position.
-      log_transitions: log share [answer, answer] of the answers that follow an answer, for each step but the last;
-        add-one smoothing; equal shares if nothing was learned.
-      notes: given rules that are not applied, and why, in words.
-    """
-
-    answers_per_step: tuple[int, ...]
-    allowed: dict[Pair, npt.NDArray[np.bool_]]
-    log_transitions: tuple[npt.NDArray[np.float64], ...]
-    notes: tuple[str, ...] = ()
+    answers_per_step: tuple[int, ...]  # number of answers of each step
+    allowed: dict[Pair, npt.NDArray[np.bool_]]  # [answer, answer]
+    notes: tuple[str, ...] = ()  # given rules that are not applied, and why, in words
 
 
 def pairs_of(num_steps: int) -> tuple[Pair, ...]:
-    """Return the pairs of steps that have rules.
-
-    >>> pairs_of(4)
-    ((0, 1), (0, 2), (0, 3), (1, 2), (2, 3))
-    """
+    """Return the pairs of steps that have rules."""
     first = tuple((0, later) for later in range(1, num_steps))
     return first + tuple((step, step + 1) for step in range(1, num_steps - 1))
 
 
 def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
-    """Count the chains that have each pair of answers, of all pairs of steps.
-
-    Args:
-      labels: int [case, step] of training chains; a pair with an unannotated step does not count.
-
-    Returns:
-      Counts [answer, answer] by the positions of the two steps.
-    """
+    """Count the training chains with each pair of annotated answers [answer, answer], of all pairs of steps."""
     _check_answers(labels, chain.answers_per_step)
     counts = {}
     for earlier, later in itertools.combinations(range(chain.num_steps), 2):
@@ -100,11 +67,7 @@ def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt
 def make_rules(
     chain: Chain, *, counts: dict[Pair, npt.NDArray[np.int64]] | None = None, min_expected: float = MIN_EXPECTED
 ) -> Rules:
-    """Make the given rules that training chains do not contradict and, from their pairs, the learned ones.
-
-    Args:
-      min_expected: number of chains expected to have a pair under independence, from which an unseen pair is forbidden.
-    """
+    """Make the given rules that the counts do not contradict, and forbid unseen pairs with `min_expected` or more."""
     allowed = {}
     for earlier, later in pairs_of(chain.num_steps):
         possible = np.ones((chain.answers_per_step[earlier], chain.answers_per_step[later]), dtype=bool)
@@ -119,19 +82,7 @@ def make_rules(
                 notes.append(note)
             else:
                 allowed[0, later][given.label] &= np.arange(chain.answers_per_step[later]) == answer
-    return Rules(
-        answers_per_step=chain.answers_per_step,
-        allowed=allowed,
-        log_transitions=tuple(
-            _log_shares(
-                counts[step, step + 1]
-                if counts is not None
-                else np.zeros((chain.answers_per_step[step], chain.answers_per_step[step + 1]))
-            )
-            for step in range(chain.num_steps - 1)
-        ),
-        notes=tuple(notes),
-    )
+    return Rules(chain.answers_per_step, allowed, tuple(notes))
 
 
 def _contradict(counts: npt.NDArray[np.int64], answer: int, chain: Chain, *, later: int) -> str:
@@ -148,27 +99,14 @@ def _contradict(counts: npt.NDArray[np.int64], answer: int, chain: Chain, *, lat
 
 @dataclasses.dataclass(frozen=True)
 class ClearChest:
-    """The later answers that "No abnormality" at step 1 determines.
+    """The later answers that "No abnormality" at step 1 determines."""
 
-    Attributes:
-      label: its label at step 1.
-      settled: the only label left for later steps, by position.
-    """
-
-    label: int
-    settled: dict[int, int]
+    label: int  # its label at step 1
+    settled: dict[int, int]  # the only label left for later steps, by position
 
 
 def find_clear_chest(chain: Chain) -> ClearChest | None:
-    """Find the given rule in a chain by the texts of its options.
-
-    Returns:
-      None where step 1 does not offer "No abnormality" or the last step does not offer "Normal".
-
-    >>> from stepcot_jax.chain import DEFAULT_CHAIN
-    >>> find_clear_chest(DEFAULT_CHAIN)
-    ClearChest(label=0, settled={1: 3, 2: 5, 3: 6, 4: 4, 5: 6, 6: 0})
-    """
+    """Find the given rule by the texts of options; None without "No abnormality" first and "Normal" last."""
     first, last = ([fold(option) for option in chain.steps[position].options] for position in (0, -1))
     clear, normal = fold(DETECTION_OPTIONS[0]), fold(DIAGNOSIS_OPTIONS[0])
     if chain.num_steps < 2 or clear not in first or normal not in last:
@@ -182,11 +120,7 @@ def find_clear_chest(chain: Chain) -> ClearChest | None:
 
 
 def inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> npt.NDArray[np.bool_]:
-    """Return whether each chain has a forbidden pair.
-
-    Args:
-      answers: int [case, step]; a pair with an unannotated step breaks no rule.
-    """
+    """Return whether each chain has a forbidden pair; a pair with an unannotated step breaks no rule."""
     broken = np.zeros(len(answers), dtype=bool)
     for _, wrong in _broken_pairs(answers, rules):
         broken |= wrong
@@ -250,11 +184,6 @@ def _never_together(counts: npt.NDArray[np.int64], *, min_expected: float) -> np
     return (counts == 0) & (expected >= min_expected)
 
 
-def _log_shares(counts: npt.NDArray) -> npt.NDArray[np.float64]:
-    smoothed = counts + 1.0
-    return np.log(smoothed / smoothed.sum(axis=1, keepdims=True))
-
-
 # Corrections without retraining: a network's logits plus log-ratios of pairs of answers.
 #
 # A network trained as published ignores its earlier answers. How a given answer changes the odds of a later one can be
@@ -266,21 +195,15 @@ def _log_shares(counts: npt.NDArray) -> npt.NDArray[np.float64]:
 _SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
 _LARGEST_WEIGHT = 2.0
 
-Counts = Mapping[Pair, npt.NDArray[np.integer]]
-"""Training chains that have each pair of answers, see `count_pairs`."""
+Counts = Mapping[Pair, npt.NDArray[np.integer]]  # Training chains that have each pair of answers, see `count_pairs`
 
 
 @dataclasses.dataclass(frozen=True)
 class PairRatios:
-    """Log-ratios with the weight that each later step gives them.
+    """Log-ratios [step, answer, step, answer] of pairs of answers, with the weight that each later step gives them."""
 
-    Attributes:
-      ratios: [step, answer, step, answer], of an earlier step's answer on a later step's; 0 for all other pairs.
-      weights: of each step, 0 or more, in units of the network's logits.
-    """
-
-    ratios: npt.NDArray[np.float64]
-    weights: tuple[float, ...]
+    ratios: npt.NDArray[np.float64]  # [step, answer, step, answer], of an earlier step's answer on a later step's
+    weights: tuple[float, ...]  # of each step, 0 or more, in units of the network's logits
 
     def of(self, given: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
         """Return what given answers [..., step, answer] add to the logits; a soft answer adds its mean ratio."""
@@ -292,11 +215,7 @@ class PairRatios:
 
 
 def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
-    """Return log P(later answer | earlier answer) / P(later answer) over cases in which both are annotated.
-
-    Returns:
-      [step, answer, step, answer], 0 where the second step is not a later one.
-    """
+    """Return log P(later answer | earlier one) / P(later answer) as [step, answer, step, answer], else 0."""
     most = max(chain.answers_per_step)
     ratios = np.zeros((chain.num_steps, most, chain.num_steps, most))
     for (known, asked), of_pair in counts.items():
@@ -307,13 +226,7 @@ def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
 
 
 def count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> Callable[[Any], npt.NDArray[np.float64]]:
-    """Return naive Bayes without an image: a function from given answers [..., step, answer] to log probabilities.
-
-    A step's log share of the training labels plus the log-ratios of the answers given to all other steps.
-
-    Args:
-      labels: [case, step] of training cases, negative where not annotated.
-    """
+    """Return naive Bayes without an image: from given answers [..., step, answer] to log probabilities."""
     prior = np.full((chain.num_steps, max(chain.answers_per_step)), -np.inf)
     for step, number in enumerate(chain.answers_per_step):
         counts = np.bincount(labels[labels[:, step] >= 0, step], minlength=number) + 1
@@ -338,16 +251,7 @@ def fit_pair_ratios(
     temperatures: Sequence[float],
     chain: Chain,
 ) -> PairRatios:
-    """Choose each step's weight by the likelihood of validation answers.
-
-    A later step's weight maximises the likelihood over the readings with 1, 2, ... of the earlier true answers given,
-    at the temperatures that calibrate the network without corrections. One factor for each step calibrates the
-    corrected probabilities on these readings as far as it can.
-
-    Args:
-      logits: [step, case, step, answer] of the validation cases, given `true_prefixes`.
-      labels: [case, step] of the validation cases.
-    """
+    """Choose each step's weight by the likelihood of validation answers, given `true_prefixes` of the earlier ones."""
     from scipy.optimize import minimize_scalar  # takes half a second to import, and only fitting needs it
 
     ratios, weights = make_ratios(counts, chain), [0.0]
@@ -452,36 +356,22 @@ def _read_counts(
 
 # Decode the most probable consistent chain by exact dynamic programming, and measure what that changes.
 #
-# The score of a chain is the sum over its steps of the answer's log probability, plus `transition_weight` times the
-# learned log share of each answer after the one before. Rules bind neighbouring steps, and step 1 with every later
-# step. Given the answer of step 1, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
+# The score of a chain is the sum of its answers' log probabilities. Rules bind neighbouring steps, and step 1 with
+# every later step: given its answer, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
 
 
 _LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
 
 
-def decode_consistent(
-    log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules, *, transition_weight: float = 0.0
-) -> npt.NDArray[np.int64]:
-    """Decode the most probable chain of each case that breaks no rule.
-
-    Args:
-      log_probabilities: for each step [case, answer]; minus infinity for an impossible answer, which still gives way
-        to the rules.
-
-    Returns:
-      int [case, step]; one of several equally probable chains.
-    """
-    _check_scores(log_probabilities, rules)
-    if not 0 <= transition_weight < math.inf:
-        raise ValueError(f"transition_weight must be 0 or more; got {transition_weight}")
+def decode_consistent(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules) -> npt.NDArray[np.int64]:
+    """Decode the most probable chain of each case [case, step] that breaks no rule; log probabilities may be -inf."""
     scores = [np.maximum(of_step, _LEAST_LOG_PROBABILITY) for of_step in log_probabilities]
     num_cases, num_steps = len(scores[0]), len(scores)
     best = np.full(num_cases, -np.inf)
     chains = np.zeros((num_cases, num_steps), dtype=np.int64)
     possible = False
     for first in range(rules.answers_per_step[0]):
-        moves = _moves_after(first, rules, transition_weight=transition_weight)
+        moves = _moves_after(first, rules)
         if moves is None:
             continue
         possible = True
@@ -496,29 +386,12 @@ def decode_consistent(
 
 
 def answer_and_decode(
-    predictions: Predictions, chain: Chain, rules: Rules, *, model: str, transition_weight: float = 0.0
+    predictions: Predictions, chain: Chain, rules: Rules, *, model: str
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step]."""
     logits = logits_by_step(predictions.logits[model], chain=chain, model=model)
     scores = tuple(log_softmax(of_step, axis=1) for of_step in logits)
-    before = np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1)
-    return before, decode_consistent(scores, rules, transition_weight=transition_weight)
-
-
-def decoding_effect(
-    predictions: Predictions, chain: Chain, rules: Rules, *, transition_weight: float = 0.0
-) -> dict[str, dict[str, Any]]:
-    """Measure what decoding changes for each model.
-
-    Returns:
-      By model name the figures of `decoding_figures` on the split itself: numbers, or lists of numbers for each step.
-    """
-    once, effects = count_once(len(predictions.labels)), {}
-    for model in predictions.logits:
-        before, after = answer_and_decode(predictions, chain, rules, model=model, transition_weight=transition_weight)
-        figures = decoding_figures(once, before=before, after=after, labels=predictions.labels, rules=rules)
-        effects[model] = {name: values[0].tolist() for name, values in figures.items()}
-    return effects
+    return np.stack([of_step.argmax(axis=1) for of_step in scores], axis=1), decode_consistent(scores, rules)
 
 
 def decoding_figures(
@@ -529,24 +402,7 @@ def decoding_figures(
     labels: npt.NDArray[np.integer],
     rules: Rules,
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Compute what decoding changes in each resample.
-
-    Args:
-      before: [case, step], each step answered for itself.
-      after: [case, step], the decoded chains.
-      labels: [case, step], `NOT_ANNOTATED` where unannotated.
-
-    Returns:
-      Shares in 0..1 [resample], NaN where undefined: `share_inconsistent` of the chains have a contradiction before,
-      `share_changed` are changed by decoding (without a `transition_weight` the same ones); `accuracy` of each step
-      [resample, step], `mean_accuracy` over the steps with two or more answers (`chains.mean_over_steps`) and
-      `chain_accuracy`, each with `_before`, `_after` or `_difference` at the end of its name.
-    """
-    if not before.shape == after.shape == labels.shape:
-        raise ValueError(
-            "before, after and labels must have one shape [case, step]; "
-            f"got {before.shape}, {after.shape} and {labels.shape}"
-        )
+    """Compute in each resample what decoding changes: shares of chains; accuracies before, after, and differences."""
     chains = np.stack([inconsistent(before, rules), (before != after).any(axis=1)], axis=1)
     shares = weighted_mean(weights, values=chains, counted=np.ones(chains.shape, dtype=bool))
     figures = {"share_inconsistent": shares[:, 0], "share_changed": shares[:, 1]}
@@ -559,19 +415,15 @@ def decoding_figures(
     return figures
 
 
-def _moves_after(first: int, rules: Rules, *, transition_weight: float) -> list[npt.NDArray[np.float64]] | None:
-    """Return the scores of transitions between neighbours given the answer of step 1; minus infinity where forbidden.
-
-    The first entry is from step 1, with one row. None if no consistent chain begins with this answer.
-    """
+def _moves_after(first: int, rules: Rules) -> list[npt.NDArray[np.float64]] | None:
+    """Return for an answer of step 1 the moves between neighbours, 0 or -inf if forbidden; None without any chain."""
     moves: list[npt.NDArray[np.float64]] = []
     reachable: npt.NDArray[np.bool_] = np.ones(1, dtype=bool)
     for later in range(1, len(rules.answers_per_step)):
         allowed = rules.allowed[later - 1, later] & rules.allowed[0, later][first]
-        move = np.where(allowed, transition_weight * rules.log_transitions[later - 1], -np.inf)
-        move = move[first : first + 1] if later == 1 else move
-        reachable = np.any(np.isfinite(move) & reachable[:, None], axis=0)
-        moves.append(move)
+        allowed = allowed[first : first + 1] if later == 1 else allowed
+        reachable = np.any(allowed & reachable[:, None], axis=0)
+        moves.append(np.where(allowed, 0.0, -np.inf))
     return moves if reachable.any() else None
 
 
@@ -590,14 +442,3 @@ def _decode_rest(
         rest[:, later] = answer
         answer = came_from[later][np.arange(len(start)), answer]
     return reached.max(axis=1), rest
-
-
-def _check_scores(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules) -> None:
-    shapes = [of_step.shape for of_step in log_probabilities]
-    num_cases = len(log_probabilities[0]) if log_probabilities else 0
-    if shapes != [(num_cases, num_answers) for num_answers in rules.answers_per_step]:
-        raise ValueError(
-            f"log probabilities must be [case, answer] for {rules.answers_per_step} answers; got shapes {shapes}"
-        )
-    if any(np.isnan(of_step).any() or (of_step == np.inf).any() for of_step in log_probabilities):
-        raise ValueError("log probabilities must be numbers or minus infinity")

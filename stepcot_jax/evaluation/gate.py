@@ -1,9 +1,6 @@
 """A gate before reading: how far an image lies from the training images, in the space of its encoder.
 
-The score is the Mahalanobis distance of an image's encoder features to those of the training images, with Ledoit and
-Wolf's shrinkage of the covariance, divided by a limit; above 1 an image counts as unlike what the network was trained
-on. The limit is a rank of the validation images' distances, so that a chosen share of images like them exceeds it.
-docs/gate.md has measurements of what it finds and what it misses.
+Mahalanobis distance (Ledoit and Wolf's shrinkage) over a limit, a rank of the validation images' (docs/gate.md).
 """
 
 import dataclasses
@@ -26,21 +23,13 @@ _EXPECTED = "expected the gate.npz of a run (running main again with the same --
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """The distance to the training images and its limit.
+    """The distance to the training images and its limit."""
 
-    Attributes:
-      mean: of the training images' features.
-      whitening: a feature's difference to the mean, times this, has the Mahalanobis distance as its length.
-      limit: distance from which an image is outside.
-      false_alarms: share of images like the validation images that the limit leaves outside.
-      num_fitted: number of training images and of validation images.
-    """
-
-    mean: Float32[np.ndarray, "feature"]
+    mean: Float32[np.ndarray, "feature"]  # of the training images' features
     whitening: Float32[np.ndarray, "feature feature"]
-    limit: float
-    false_alarms: float
-    num_fitted: tuple[int, int]
+    limit: float  # distance from which an image is outside
+    false_alarms: float  # share of images like the validation images that the limit leaves outside
+    num_fitted: tuple[int, int]  # number of training images and of validation images
 
     @functools.cached_property
     def _whitening(self) -> Float[np.ndarray, "feature feature"]:
@@ -58,11 +47,7 @@ def fit_gate(
     *,
     false_alarms: float,
 ) -> Gate | None:
-    """Return the gate of a network; None with too few validation images for its limit, or if no feature varies.
-
-    Args:
-      false_alarms: wanted share of images like these that the gate leaves outside, above 0 and below 1.
-    """
+    """Return the gate of a network; None with too few validation images for its limit, or if no feature varies."""
     from sklearn.covariance import LedoitWolf  # takes a second to import
 
     rank = math.ceil((len(validation) + 1) * (1 - false_alarms) - 1e-9)

@@ -1,7 +1,6 @@
 """What given answers change: which step is worth asking, accuracy as steps are corrected, and reliance of steps.
 
-A network is a function from given answers to probabilities (`ReadGiven`). A correction is the true answer of a step,
-given in place of the network's own.
+A network is a function from given answers to probabilities (`ReadGiven`); a correction is a step's true answer.
 """
 
 import hashlib
@@ -27,16 +26,11 @@ Policy = Literal["expected gain", "uncertainty", "chain order", "random"]
 POLICIES: tuple[Policy, ...] = ("expected gain", "uncertainty", "chain order", "random")
 """Ways to choose the next step to check; "expected gain" is `expected_gains`."""
 
-KINDS = ("own", "true", "another case's", "uniform")
-"""Answers that reliance is measured with."""
+KINDS = ("own", "true", "another case's", "uniform")  # Answers that reliance is measured with
 
 
 def as_probabilities(read_logits: Callable[[Any], Any], temperatures: Sequence[float] = ()) -> ReadGiven:
-    """Return a `ReadGiven` of a function from given answers to logits.
-
-    Args:
-      read_logits: given answers [variant, case, step, answer] -> padded logits of the same shape.
-    """
+    """Return a `ReadGiven` of a function from given answers [variant, case, step, answer] to padded logits."""
     scale = np.asarray(temperatures or 1.0, np.float64).reshape(-1, 1)
     return lambda given: softmax(np.asarray(read_logits(given), np.float64) / scale, axis=-1)
 
@@ -63,22 +57,7 @@ def entropy(probabilities: Probabilities) -> Probabilities:
 def expected_gains(
     read: ReadGiven, given: npt.NDArray[np.float32], chain: Chain
 ) -> tuple[npt.NDArray[np.float64], Probabilities]:
-    """Return how much each step's answer is expected to settle the last step's, in one call of the network.
-
-    The gain of asking a step is the mutual information of its answer and the last step's: each answer is given in turn,
-    and the mean entropy of what follows is subtracted from the entropy of its mixture, both weighted by the probability
-    that the network gives each answer. The mixture replaces the reading without the answer: a network that treats a
-    given answer as certain concludes more firmly from any answer, which is no information (docs/corrections.md has
-    both).
-
-    Args:
-      given: [case, step, answer], the answers given already.
-
-    Returns:
-      Gains in nats [case, step], 0 or more, minus infinity for given steps and the last one; and the probabilities
-      [1 + number of answers of all steps but the last, case, step, answer]: with nothing more given, then with each
-      answer of each step given too.
-    """
+    """Return each answer's mutual information with the last one [case, step], and the variants' probabilities."""
     variants = [given]
     for position, num_answers in enumerate(chain.answers_per_step[:-1]):
         for answer in range(num_answers):
@@ -92,6 +71,8 @@ def expected_gains(
         of_step = slice(start, start + num_answers)
         weights = probabilities[0, :, position, :num_answers].T
         weights = weights / weights.sum(axis=0)
+        # The mixture, not the reading without the answer: a network that takes a given answer as certain concludes more
+        # firmly from any, which is no information (docs/corrections.md has both).
         mixture = (weights[:, :, None] * last[of_step]).sum(axis=0)
         is_open = given[:, position].sum(axis=-1) == 0
         gains[is_open, position] = (entropy(mixture) - (weights * after[of_step]).sum(axis=0))[is_open]
@@ -109,13 +90,7 @@ def choose_steps(
     costs: Sequence[float] = (),
     rng: np.random.Generator | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Return the step to check next in each case, -1 where none is left.
-
-    Args:
-      given: [case, step, answer], the answers given already.
-      can_ask: [case, step], steps that somebody can answer; the last step and given ones are never asked.
-      costs: of asking each step, positive; gain and uncertainty are taken per cost. () for equal costs.
-    """
+    """Return the step to check next in each case, -1 where none is left; gain and uncertainty are taken per cost."""
     allowed = can_ask & (given.sum(axis=-1) == 0)
     allowed[:, -1] = False
     if policy == "expected gain":
@@ -141,15 +116,7 @@ def correct_in_turn(
     costs: Sequence[float] = (),
     seed: int = 0,
 ) -> tuple[Probabilities, npt.NDArray[np.bool_]]:
-    """Correct one step after another to its true answer and read again.
-
-    Args:
-      labels: [case, step], negative where nobody can answer.
-
-    Returns:
-      Probabilities [1 + corrections, case, step, answer] with 0, 1, ... steps corrected; and which steps were
-      corrected [1 + corrections, case, step].
-    """
+    """Correct one step after another to its true answer; return readings and corrected steps after 0, 1, ..."""
     truth, rng = as_distributions(labels, chain), np.random.default_rng(seed)
     given = np.zeros_like(truth)
     readings, corrected = [read(given[None])[0]], [np.zeros(labels.shape, bool)]
@@ -164,22 +131,8 @@ def correct_in_turn(
     return np.stack(readings), np.stack(corrected)
 
 
-def measure_reliance(
-    read: ReadGiven, labels: npt.NDArray[np.integer], chain: Chain, *, seed: int = 0
-) -> dict[str, Any]:
-    """Measure how far each step's answer moves each later step's probabilities.
-
-    The movement is the total variation distance (half the sum of the absolute differences) between a later step's
-    probabilities with one earlier step given and with none, averaged over the cases: 0 for a network that ignores its
-    earlier answers, at most 1.
-
-    Args:
-      labels: [case, step], negative where not annotated; such an answer is not given.
-
-    Returns:
-      By kind of answer (`KINDS`: the network's own as certain, the true one, another case's, equal shares), by earlier
-      step, by later step: the mean movement, None without cases. "mean_movement": over all pairs, with the true answer.
-    """
+def measure_reliance(read: ReadGiven, labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, Any]:
+    """Measure how far each step's answer moves each later step's probabilities, by total variation distance."""
     none = np.zeros((*labels.shape, max(chain.answers_per_step)), np.float32)
     before = read(none[None])[0]
     counts = np.asarray(chain.answers_per_step)[:, None]
@@ -187,7 +140,7 @@ def measure_reliance(
     answers = {
         "own": as_distributions(before.argmax(axis=-1), chain),
         "true": as_distributions(labels, chain),
-        "another case's": as_distributions(exchange(labels, np.random.default_rng(seed)), chain),
+        "another case's": as_distributions(exchange(labels, np.random.default_rng(0)), chain),
         "uniform": np.broadcast_to(equal, none.shape).astype(np.float32),
     }
     moved: dict[str, Any] = {kind: {} for kind in KINDS}
@@ -269,32 +222,18 @@ def perturb(
 
 
 def perturb_records(
-    records: Iterable[Record],
-    *,
-    seed: int,
-    round_number: int,
-    probability: float = 0.5,
-    negated_answer: NegatedAnswer = "flip",
+    records: Iterable[Record], *, seed: int, round_number: int, negated_answer: NegatedAnswer = "flip"
 ) -> list[Record]:
     """Return the closed and the single-choice records of one round, perturbed; their order stays."""
-    settings = {"seed": seed, "round_number": round_number, "probability": probability}
     return [
-        perturb(record, negated_answer=negated_answer, **settings)  # type: ignore[arg-type]
+        perturb(record, seed=seed, round_number=round_number, negated_answer=negated_answer)
         for record in records
         if record.kind in PERTURBED_KINDS
     ]
 
 
 def negate(record: Record, *, prefer_is: bool, negated_answer: NegatedAnswer = "flip") -> Record:
-    """Return a closed question with its leading "is" as "isn't", or its "abnormal" as "normal".
-
-    The paper does not say whether "isn't" turns the answer. Where the answer turns, the reasoning is left out, because
-    it led to the other one.
-
-    Args:
-      negated_answer: "flip" turns the answer of an "isn't" question, as the sentence reads; "keep" keeps it, as such
-        questions are used in English. "normal" always turns it.
-    """
+    """Return a closed question with "isn't" or "normal"; reasoning that led to the other answer is left out."""
     if negated_answer not in get_args(NegatedAnswer):
         raise ValueError(f"negated_answer must be one of {', '.join(get_args(NegatedAnswer))}; got {negated_answer!r}")
     leading, abnormal = _IS.match(record.question), _ABNORMAL.search(record.question)
@@ -317,11 +256,7 @@ def negate(record: Record, *, prefer_is: bool, negated_answer: NegatedAnswer = "
 
 
 def reorder(record: Record, order: Sequence[int]) -> Record:
-    """Return a choice question with its options in another order, and every letter that names an option moved.
-
-    Letters are moved in the answer, and in question, thinking, preamble and stages where they follow "option", "choice"
-    or "answer", stand in brackets, or stand before the option's text ("B: Mass").
-    """
+    """Return a choice question with its options in another order, and every letter that names an option moved."""
     if sorted(order) != list(range(len(record.options))):
         raise ValueError(f"order must be an order of {len(record.options)} options; got {list(order)}")
     if list(order) == sorted(order):
@@ -350,15 +285,7 @@ def reorder(record: Record, order: Sequence[int]) -> Record:
 
 
 def spread(rounds: Sequence[float], *, original: float, std: PerturbationStd = "population") -> float:
-    """Return the standard deviation of a figure over the rounds.
-
-    Args:
-      std: "population" about the rounds' mean, which Table 5 prints; "sample" with one less in the divisor;
-        "from_original" about `original`, as the note below Table 5 says.
-
-    >>> [round(spread([76.98, 83.06, 75.69], original=79.93, std=std), 4) for std in get_args(PerturbationStd)]
-    [3.2136, 3.9359, 3.487]
-    """
+    """Return the standard deviation of a figure over the rounds; "population" is the one that Table 5 prints."""
     if std not in get_args(PerturbationStd) or not rounds:
         raise ValueError(f"std must be one of {', '.join(get_args(PerturbationStd))}, with a round; got {std!r}")
     centre = original if std == "from_original" else math.fsum(rounds) / len(rounds)
@@ -372,5 +299,4 @@ def _hash(text: str) -> bytes:
 
 
 def _uniform(text: str) -> float:
-    """Return a number in [0, 1)."""
     return int.from_bytes(_hash(text)[:6]) / 2**48

@@ -1,10 +1,6 @@
 """Operating points: for each answer, the probability from which a finding is called, chosen on validation cases.
 
-An answer is taken against all others of its step. A case is above the point if its probability, after temperature
-scaling, is the threshold or more. The threshold is chosen on the validation cases, its sensitivity and specificity are
-those of the test cases; both have intervals from a bootstrap by patient. Where all test cases agree, so that every
-resample is alike, the interval is exact (Clopper and Pearson) over the patients. Answers that no case, or every case,
-of the validation split has get no point.
+An answer is taken against all others of its step; without one, or with nothing else, in validation it has no point.
 """
 
 import dataclasses
@@ -43,32 +39,19 @@ FIGURES = ("sensitivity", "specificity", "ppv", "npv")
 _SEED = 0
 _ROUNDING = 1e-9
 
-Finding = tuple[str, str, str]
-"""Names of model, step and answer."""
+Finding = tuple[str, str, str]  # Names of model, step and answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How a threshold is chosen; of equally good ones the highest is taken, with "specificity" the lowest.
-
-    Attributes:
-      name: "youden": highest sum of sensitivity and specificity; "sensitivity": the highest threshold with a
-        sensitivity of `target` or more; "specificity": the lowest one with such a specificity; "cost": lowest cost of
-        missed cases and false alarms.
-      target: of "sensitivity" and "specificity", in 0..1.
-      miss_cost: what a missed case costs, in false alarms.
-    """
+    """How a threshold is chosen; of equally good ones the highest is taken, with "specificity" the lowest."""
 
     name: RuleName = "youden"
-    target: float = 0.9
-    miss_cost: float = 1.0
+    target: float = 0.9  # of "sensitivity" and "specificity", 0..1
+    miss_cost: float = 1.0  # what a missed case costs, in false alarms
 
     def describe(self) -> str:
-        """Return the rule in words.
-
-        >>> Rule("sensitivity", target=0.95).describe()
-        'sensitivity of 95 % or more on validation'
-        """
+        """Return the rule in words."""
         return {
             "youden": "highest sensitivity + specificity on validation",
             "sensitivity": f"sensitivity of {100 * self.target:g} % or more on validation",
@@ -97,25 +80,15 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """Weights of the cases at or above each threshold.
+    """Weights of the cases at or above each threshold."""
 
-    Attributes:
-      thresholds: [level], falling: infinity, then the distinct scores.
-      hits: [resample, level], weight of the positive cases at or above the threshold.
-      alarms: [resample, level], weight of the negative ones.
-    """
-
-    thresholds: npt.NDArray[np.float64]
-    hits: npt.NDArray[np.float64]
-    alarms: npt.NDArray[np.float64]
+    thresholds: npt.NDArray[np.float64]  # [level], falling: infinity, then the distinct scores
+    hits: npt.NDArray[np.float64]  # [resample, level], weight of the positive cases at or above the threshold
+    alarms: npt.NDArray[np.float64]  # [resample, level], weight of the negative ones
 
 
 def count_levels(weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> Levels:
-    """Count the positive and negative cases at or above every threshold that a score gives.
-
-    Sensitivity is `hits` over its last column, false-positive rate `alarms` over its last, precision `hits` over the
-    sum of both; these are the points of scikit-learn's `roc_curve` and `precision_recall_curve`.
-    """
+    """Count the positive and negative cases at or above every threshold that a score gives, infinity first."""
     order = np.argsort(-scores, kind="stable")
     last_of_level = np.flatnonzero(np.diff(scores[order], append=-np.inf))
     ordered = weights[:, order]
@@ -130,11 +103,7 @@ def count_levels(weights: Weights, *, scores: npt.NDArray[np.float64], positive:
 def figures_at(
     weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_], threshold: float
 ) -> npt.NDArray[np.float64]:
-    """Compute the figures of a threshold in each resample.
-
-    Returns:
-      [resample, figure] in the order of `FIGURES`; NaN where undefined.
-    """
+    """Compute the figures [resample, figure] of a threshold in the order of `FIGURES`; NaN where undefined."""
     above = scores >= threshold
     cells = np.stack([above & positive, above & ~positive, ~above & positive, ~above & ~positive], axis=1)
     hits, alarms, misses, rest = (weights @ cells.astype(np.float64)).T
@@ -144,49 +113,31 @@ def figures_at(
 
 @dataclasses.dataclass(frozen=True)
 class OperatingPoint:
-    """The operating point of one answer.
+    """The operating point of one answer: chosen on validation cases, its figures are of the test cases."""
 
-    Attributes:
-      threshold: calibrated probability from which the finding is called, with its interval over validation samples;
-        infinite if none should be called.
-      validation: number of validation cases with and without the answer.
-      test: the same of the test cases.
-      sensitivity: share of the test cases with the answer that lie at or above the threshold.
-      specificity: share of the test cases without it that lie below.
-      ppv: share of the test cases at or above the threshold that have the answer.
-      npv: share of those below that do not have it.
-    """
-
-    threshold: Interval
-    validation: tuple[int, int]
-    test: tuple[int, int]
-    sensitivity: Interval
-    specificity: Interval
-    ppv: Interval
-    npv: Interval
+    threshold: Interval  # calibrated probability, over validation samples; infinite if none should be called
+    validation: tuple[int, int]  # number of validation cases with and without the answer
+    test: tuple[int, int]  # the same of the test cases
+    sensitivity: Interval  # share of the test cases with the answer that lie at or above the threshold
+    specificity: Interval  # share of the test cases without it that lie below
+    ppv: Interval  # share of the test cases at or above the threshold that have the answer
+    npv: Interval  # share of those below that do not have it
 
 
 @dataclasses.dataclass(frozen=True)
 class Thresholds:
-    """Thresholds chosen on the validation split.
+    """Thresholds chosen on the validation split."""
 
-    Attributes:
-      values: of the answers that some, but not all annotated validation cases have, with intervals over validation
-        samples.
-      validation: number of validation cases with and without the answer.
-    """
-
-    values: Mapping[Finding, Interval]
-    validation: Mapping[Finding, tuple[int, int]]
+    values: Mapping[Finding, Interval]  # with intervals over validation samples
+    validation: Mapping[Finding, tuple[int, int]]  # number of validation cases with and without the answer
 
 
 def choose_thresholds(
     validation: ValidationPredictions, chain: Chain, *, calibration: Calibration, rule: Rule, num_resamples: int
 ) -> Thresholds:
     """Choose thresholds for every model on the validation split."""
-    contrasts = {
-        name: contrast for name, contrast in _list_findings(validation, chain, calibration) if contrast.has_both
-    }
+    found = _list_findings(validation, chain, calibration)
+    contrasts = {finding: contrast for finding, contrast in found if all(contrast.counts)}
 
     def choose(weights: Weights) -> dict[Finding, npt.NDArray]:
         return {finding: rule.choose(contrast.count(weights)) for finding, contrast in contrasts.items()}
@@ -236,11 +187,6 @@ class _Contrast:
     def counts(self) -> tuple[int, int]:
         """Number of cases with and without the answer."""
         return int(self.positive.sum()), int((~self.positive).sum())
-
-    @property
-    def has_both(self) -> bool:
-        """Whether some, but not all cases have the answer."""
-        return all(self.counts)
 
     def count(self, weights: Weights) -> Levels:
         """Return the levels for weights of all cases of the split."""
@@ -335,15 +281,10 @@ class _Statistics(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class OperatingPoints:
-    """The operating points of a run.
+    """The operating points of a run, and the rule that chose them."""
 
-    Attributes:
-      rule: the rule that chose them.
-      points: by model, step and answer.
-    """
-
-    rule: Rule
-    points: Mapping[Finding, OperatingPoint]
+    rule: Rule  # the rule that chose them
+    points: Mapping[Finding, OperatingPoint]  # by model, step and answer
 
     def of_step(self, model: str, step: str) -> dict[str, OperatingPoint]:
         """Return the points of a step's answers that have one, by answer."""
@@ -373,16 +314,11 @@ def read_points(path: str | os.PathLike[str], chain: Chain) -> OperatingPoints |
         return None
     known = {step.name: step.options for step in chain.steps}
     points = {}
-    for finding, point in _walk(stored):
-        model, step, answer = finding
-        if answer not in known.get(step, ()):
-            raise BadInput(f"{path}, operating points of {model}: {answer!r} at {step!r} is no answer of this chain")
-        points[finding] = point.as_point()
-    return OperatingPoints(stored.rule, points)
-
-
-def _walk(points: _FilePoints) -> Iterator[tuple[Finding, _FilePoint]]:
-    for model, steps in points.models.items():
+    for model, steps in stored.models.items():
         for step, answers in steps.items():
             for answer, point in answers.items():
-                yield (model, step, answer), point
+                if answer not in known.get(step, ()):
+                    where = f"{path}, operating points of {model}"
+                    raise BadInput(f"{where}: {answer!r} at {step!r} is no answer of this chain")
+                points[model, step, answer] = point.as_point()
+    return OperatingPoints(stored.rule, points)

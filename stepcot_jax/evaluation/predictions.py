@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,7 @@ _Float = TypeVar("_Float", bound=np.floating)
 
 
 def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
-    """Return the softmax along an axis; importing SciPy's takes a tenth of the time to a first answer.
-
-    >>> softmax(np.log([[1.0, 3.0]])).round(6).tolist()
-    [[0.25, 0.75]]
-    """
+    """Return the softmax along an axis; importing SciPy's takes a tenth of the time to a first answer."""
     weights: npt.NDArray[_Float] = np.exp(logits - logits.max(axis=axis, keepdims=True))
     weights /= weights.sum(axis=axis, keepdims=True)
     return weights
@@ -38,14 +34,7 @@ def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
 def logits_by_step(
     logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return each step's logits without padding.
-
-    Args:
-      logits: [case, step, answer], padded to the step with the most answers or wider.
-
-    Returns:
-      For each step [case, answer].
-    """
+    """Return each step's logits [case, answer] without padding, which are at least as wide as the widest step."""
     widest = max(chain.answers_per_step)
     if logits.ndim != 3 or logits.shape[1] != chain.num_steps or logits.shape[2] < widest:
         raise ValueError(
@@ -69,14 +58,7 @@ def probabilities_by_step(
 
 
 def describe_difference(steps: list[tuple[str, tuple[str, ...]]], chain: Chain) -> str | None:
-    """Describe how the step names and options of a file differ from a chain's; None if they are the same.
-
-    The wording of questions may differ: it does not change what a label means.
-
-    >>> from stepcot_jax.chain import Chain, Step
-    >>> describe_difference([("Size", ("Small", "Big"))], Chain((Step("Size", "How large?", ("Small", "Large")),)))
-    "step 1 is 'Size' with options ['Small', 'Big'], not 'Size' with ['Small', 'Large']"
-    """
+    """Describe how step names and options differ from a chain's; None if they are equal, whatever the questions."""
     if len(steps) != chain.num_steps:
         return f"it has {len(steps)} steps, not {chain.num_steps}"
     for number, ((name, options), step) in enumerate(zip(steps, chain.steps, strict=True), start=1):
@@ -173,15 +155,23 @@ _EXPECTED = "expected a predictions file of a run"
 
 @dataclasses.dataclass(frozen=True)
 class SplitPredictions:
-    """Predictions on a split, and the facts of its cases.
+    """Predictions on a split, and the facts of its cases."""
 
-    Attributes:
-      predictions: position, labels and logits of each case.
-      facts: for each of `FACTS` texts [case], "" where unknown; "age" is in years.
-    """
+    predictions: Predictions  # position, labels and logits of each case
+    facts: Mapping[str, npt.NDArray[np.str_]]  # for each of `FACTS` texts [case], "" where unknown; "age" is in years
 
-    predictions: Predictions
-    facts: Mapping[str, npt.NDArray[np.str_]]
+    def change(self, **changes: Any) -> Self:
+        """Return the split with other labels or logits."""
+        return dataclasses.replace(self, predictions=dataclasses.replace(self.predictions, **changes))
+
+    def take(self, cases: npt.ArrayLike) -> Self:
+        """Return the predictions on some cases, by position or by a mask."""
+        predictions, chosen = self.predictions, np.asarray(cases)
+        logits = {model: values[chosen] for model, values in predictions.logits.items()}
+        taken = Predictions(predictions.index[chosen], predictions.labels[chosen], logits)
+        return dataclasses.replace(
+            self, predictions=taken, facts={fact: values[chosen] for fact, values in self.facts.items()}
+        )
 
 
 class ValidationPredictions(SplitPredictions):
@@ -189,11 +179,7 @@ class ValidationPredictions(SplitPredictions):
 
 
 def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, chain: Chain) -> None:
-    """Write an .npz file atomically.
-
-    Args:
-      chain: the steps of the labels and logits; their names and options are written too.
-    """
+    """Write an .npz file atomically, with the names and options of the steps."""
     problem = _find_problem(split, chain)
     if problem:
         raise ValueError(problem)
@@ -211,11 +197,7 @@ def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, cha
 
 
 def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredictions:
-    """Read a file of `write_predictions`.
-
-    Args:
-      chain: the expected steps; the wording of questions may differ, names and options may not.
-    """
+    """Read a file of `write_predictions`; the wording of questions may differ from the chain's."""
     arrays = read_arrays(pathlib.Path(path), accepted="predictions of a run", expected=_EXPECTED)
     _check_about(path, arrays, chain)
     missing = [name for name in ("index", "labels", *(f"facts/{fact}" for fact in FACTS)) if name not in arrays]

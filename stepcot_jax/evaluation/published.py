@@ -1,8 +1,6 @@
-"""Figures as printed in the paper, in GEMeX-RMCoT and in MEDSAGE, for the columns marked as published.
+"""Figures as printed in the papers (`published.json`): shares of 1, stage scores from 1 to 5.
 
-`published.json` has them: shares of 1 with the digits of the paper, stage scores from 1 to 5 as they are. Functions
-named `recompute_*` are this library's arithmetic on the printed figures, never the papers' own; tables mark them
-"recomputed".
+Functions named `recompute_*` are this library's arithmetic on them; tables mark their results "recomputed".
 """
 
 import hashlib
@@ -28,108 +26,64 @@ _PRINTED: dict[str, Any] = json.loads(Path(__file__).with_name("published.json")
 
 
 def _by_pair(name: str) -> dict[tuple[str, str], Any]:
-    """Return a table of rows in groups by group and row."""
     return {(group, row): cell for group, rows in _PRINTED[name].items() for row, cell in rows.items()}
 
 
 Rows = dict[str, dict[str, float]]
 
-DIAGNOSIS_FIGURES: Rows = _PRINTED["diagnosis_figures"]
-"""Table 3: diagnosis on the published data; AUC one-vs-rest; AUC, sensitivity and specificity are macro averages.
-
-Its cells are a(+b): a without steps, b the improvement with them.
-"""
-
-COMPONENT_ACCURACY: Rows = _PRINTED["component_accuracy"]
-"""Tables 6 and 9: accuracy by step of ablations."""
-
-TRANSFER_SAMPLES: dict[str, tuple[int, int]] = {name: tuple(row) for name, row in _PRINTED["transfer_samples"].items()}
-"""Table 4, by the origin of the cases: number of cases with a single label and of their classes; no scores known."""
-
-READER_ACCURACY: Rows = _PRINTED["reader_accuracy"]
-"""Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures are not in the paper's text."""
-
-READER_F1: Rows = _PRINTED["reader_f1"]
-"""Table 10, as Section C.3 has it: F1; the paper states neither the average nor the positive answer."""
-
-READER_SENSITIVITY: Rows = _PRINTED["reader_sensitivity"]
-"""Table 10, as Section C.3 has it: sensitivity, likewise."""
-
+# Step-CoT. Cells of Table 3 are a(+b): a without steps, b the improvement with them; AUC, sensitivity and specificity
+# are macro averages. Tables 5 and 10 are on 200 cases that clinicians also read; figures that are missing are not in
+# the paper's text (Section C.3), which states neither F1's average nor the positive answer. Table 11, on the authors'
+# GPU: parameters of all networks that run, both towers of frozen encoders included, and of the trained ones;
+# milliseconds a sample in batches of four, and a batch of four; memory in MB. Encoders, as Section C.4 has them:
+# parameters, printed in millions with two digits, and milliseconds a sample.
+DIAGNOSIS_FIGURES: Rows = _PRINTED["diagnosis_figures"]  # Table 3
+COMPONENT_ACCURACY: Rows = _PRINTED["component_accuracy"]  # Tables 6 and 9: accuracy by step of ablations
+TRANSFER_SAMPLES: dict[str, tuple[int, int]] = {  # Table 4, by origin: cases with a single label, their classes
+    name: tuple(row) for name, row in _PRINTED["transfer_samples"].items()
+}
+READER_ACCURACY: Rows = _PRINTED["reader_accuracy"]  # Tables 5 and 10
+READER_F1: Rows = _PRINTED["reader_f1"]  # Table 10
+READER_SENSITIVITY: Rows = _PRINTED["reader_sensitivity"]  # Table 10
 COST: dict[str, tuple[int, int, float, float]] = {name: tuple(row) for name, row in _PRINTED["cost"].items()}
-"""Table 11, on the authors' GPU: parameters of all networks that run, both towers of frozen encoders included;
-parameters of the trained networks; milliseconds a sample in batches of four; milliseconds a batch of four."""
-
 COST_OF_ENCODERS: dict[str, tuple[int | None, float | None]] = {
     name: tuple(row) for name, row in _PRINTED["cost_of_encoders"].items()
 }
-"""Table 11, as Section C.4 has it: parameters, printed in millions with two digits; milliseconds a sample."""
-
 COST_MEGABYTES: float = _PRINTED["cost_megabytes"]
-"""Table 11: memory in MB, printed once."""
 
-NUM_QUESTIONS: dict[str, dict[str, int]] = _PRINTED["num_questions"]
-"""GEMeX-RMCoT, Table 2 and Section 5: questions by kind."""
-
-A_SCORES: Rows = _PRINTED["a_scores"]
-"""GEMeX-RMCoT, Table 4: A-score by kind; those of open questions are no share of right answers."""
-
+# GEMeX-RMCoT. A-scores of open questions are no share of right answers; the average is their unweighted mean.
+NUM_QUESTIONS: dict[str, dict[str, int]] = _PRINTED["num_questions"]  # Table 2 and Section 5, by kind
+A_SCORES: Rows = _PRINTED["a_scores"]  # Table 4, by kind
+V_SCORES: Rows = _PRINTED["v_scores"]  # Table 4: mIoU by kind
+A_AVERAGE: dict[str, float] = _PRINTED["a_average"]  # Table 4
+PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair(
+    "perturbed"
+)  # Table 5: A-score by kind and row of Table 4
+PERTURBED_STD: dict[tuple[str, str], float] = _by_pair("perturbed_std")  # Table 5: Std. of the three rounds
 QUESTION_KINDS = tuple(next(iter(A_SCORES.values())))
-ZERO_SHOT, FULL, PLAIN, THINKING, THINKING_RFT = A_SCORES
-
-V_SCORES: Rows = _PRINTED["v_scores"]
-"""GEMeX-RMCoT, Table 4: V-score (mIoU) by kind."""
-
-A_AVERAGE: dict[str, float] = _PRINTED["a_average"]
-"""GEMeX-RMCoT, Table 4: unweighted mean of the four kinds."""
-
-PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair("perturbed")
-"""GEMeX-RMCoT, Table 5: A-score under perturbation, by kind of question and row of Table 4."""
-
+_, _, PLAIN, THINKING, THINKING_RFT = A_SCORES
 ROUNDS = tuple(next(iter(PERTURBED.values())))
 
-PERTURBED_STD: dict[tuple[str, str], float] = _by_pair("perturbed_std")
-"""GEMeX-RMCoT, Table 5: Std. of the three rounds."""
-
-BENCHMARK_GROUPS: dict[str, str] = _PRINTED["benchmark_groups"]
-"""MEDSAGE, Table 1: group of each method."""
-
-BENCHMARK_ACCURACY: Rows = _PRINTED["benchmark_accuracy"]
-"""MEDSAGE, Table 1: accuracy; InternVL3-8B has none on MMMU-Med."""
-
-BENCHMARKS = tuple(next(iter(BENCHMARK_ACCURACY.values())))
+# MEDSAGE. InternVL3-8B has no accuracy on MMMU-Med; four averages of Table 1 and all of Table 2 are not the mean of
+# their row. Scores of Table 2 are a judge's, from 1 to 5. Of Table 4, 0 is the base reward alone.
 MEDSAGE = "MEDSAGE"
-
-BENCHMARK_AVERAGE: dict[str, list[float]] = _PRINTED["benchmark_average"]
-"""MEDSAGE, Table 1: average and gap to MEDSAGE as printed; four averages are not the mean of their row."""
-
-STAGE_SCORES: dict[tuple[str, str], dict[str, float]] = _by_pair("stage_scores")
-"""MEDSAGE, Table 2: scores of a judge from 1 to 5, by model and data set."""
-
-STAGES = tuple(next(iter(STAGE_SCORES.values())))
-
-STAGE_AVERAGE: dict[tuple[str, str], float] = _by_pair("stage_average")
-"""MEDSAGE, Table 2: averages as printed; none is the mean of its row."""
-
-PATH_AUGMENTATION: dict[str, tuple[dict[str, float], float]] = _PRINTED["path_augmentation"]
-"""MEDSAGE, Table 3: accuracy by path augmentation, and overall as printed."""
-
-SELF_CHECK_WEIGHT: dict[float, tuple[dict[str, float], float]] = {
+BENCHMARK_GROUPS: dict[str, str] = _PRINTED["benchmark_groups"]  # Table 1: group of each method
+BENCHMARK_ACCURACY: Rows = _PRINTED["benchmark_accuracy"]  # Table 1
+BENCHMARK_AVERAGE: dict[str, list[float]] = _PRINTED["benchmark_average"]  # Table 1: average, gap to MEDSAGE
+STAGE_SCORES: dict[tuple[str, str], dict[str, float]] = _by_pair("stage_scores")  # Table 2, by model and data set
+STAGE_AVERAGE: dict[tuple[str, str], float] = _by_pair("stage_average")  # Table 2
+PATH_AUGMENTATION: dict[str, tuple[dict[str, float], float]] = _PRINTED["path_augmentation"]  # Table 3, and overall
+SELF_CHECK_WEIGHT: dict[float, tuple[dict[str, float], float]] = {  # Table 4, by the weight alpha
     float(alpha): row for alpha, row in _PRINTED["self_check_weight"].items()
 }
-"""MEDSAGE, Table 4: accuracy by the weight alpha of the self-check; 0 is the base reward alone."""
-
-PARTS: dict[str, tuple[dict[str, float], float]] = _PRINTED["parts"]
-"""MEDSAGE, Table 5: accuracy as parts are added."""
-
+PARTS: dict[str, tuple[dict[str, float], float]] = _PRINTED["parts"]  # Table 5: accuracy as parts are added
+BENCHMARKS = tuple(next(iter(BENCHMARK_ACCURACY.values())))
+STAGES = tuple(next(iter(STAGE_SCORES.values())))
 THREE_SETS = tuple(PARTS["SFT"][0])
 
 
 def step_figures(model: str, step: str) -> dict[str, float]:
-    """Return a model's figures at a step by metric: of Tables 6 and 9, and at the diagnosis of Table 3.
-
-    >>> step_figures("teacher", "Detection"), step_figures("student", "Morphologic feature")
-    ({'accuracy': 0.918}, {})
-    """
+    """Return a model's figures at a step by metric: of Tables 6 and 9, and at the diagnosis of Table 3."""
     name = model.removeprefix(f"{TEACHER} ").casefold()
     accuracy = {known.casefold(): of_steps for known, of_steps in COMPONENT_ACCURACY.items()}.get(name, {}).get(step)
     figures = {} if accuracy is None else {"accuracy": accuracy}
@@ -149,11 +103,7 @@ def round_half_up(value: float, digits: int = 4) -> float:
 
 
 def recompute_mean(row: Mapping[str, float]) -> float:
-    """Return the unweighted mean of a printed row.
-
-    >>> round(recompute_mean(BENCHMARK_ACCURACY[MEDSAGE]), 4)
-    0.682
-    """
+    """Return the unweighted mean of a printed row."""
     return statistics.fmean(row.values())
 
 
@@ -163,11 +113,7 @@ def recompute_gap(method: str) -> float:
 
 
 def recompute_std(row: Mapping[str, float]) -> float:
-    """Return the population standard deviation of the three rounds of Table 5 about their own mean.
-
-    >>> round(recompute_std(PERTURBED["closed", PLAIN]), 6)
-    0.032136
-    """
+    """Return the population standard deviation of the three rounds of Table 5 about their own mean."""
     return statistics.pstdev(row[name] for name in ROUNDS[1:])
 
 
@@ -209,59 +155,36 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One variant at one level.
-
-    Attributes:
-      level: number of steps that are constraints.
-      diagnosis: figures of the diagnosis by name; a reply without a readable answer is wrong.
-      differences: figures less those of level 0, in the same resamples; empty at level 0.
-      p: of the exact McNemar test of the accuracy against level 0; None at level 0.
-      expected: accuracy that a simulated model has in expectation; None for other models.
-      followed: shares by name: prompts and instructions, strict and loose, and readable diagnoses.
-      right: accuracy of the diagnosis where every constraint was followed ("followed") and where not ("broken").
-      steps: figures of each step that was asked, by its name.
-      confusion: number of cases [truth, answer] of the diagnosis; the last column counts unreadable ones.
-    """
+    """One variant at one level."""
 
     variant: str
-    level: int
-    diagnosis: dict[str, Estimate]
-    differences: dict[str, Estimate]
-    p: float | None
-    expected: float | None
-    followed: dict[str, Estimate]
-    right: dict[str, Estimate]
-    steps: dict[str, dict[str, Estimate]]
+    level: int  # number of steps that are constraints
+    diagnosis: dict[str, Estimate]  # figures of the diagnosis by name; a reply without a readable answer is wrong
+    differences: dict[str, Estimate]  # figures less those of level 0, in the same resamples; empty at level 0
+    p: float | None  # of the exact McNemar test of the accuracy against level 0; None at level 0
+    expected: float | None  # accuracy that a simulated model has in expectation; None for other models
+    followed: dict[str, Estimate]  # shares by name: prompts and instructions, strict and loose, and readable diagnoses
+    right: dict[str, Estimate]  # where every constraint was followed, and where not
+    steps: dict[str, dict[str, Estimate]]  # figures of each step that was asked, by its name
     constraints: dict[str, Rates]
-    confusion: list[list[int]]
+    confusion: list[list[int]]  # number of cases [truth, answer] of the diagnosis
 
 
 class Constrained(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one model at all levels.
-
-    Attributes:
-      prompt: digest of the prompts' texts.
-      lists_diagnoses: whether the options of the diagnosis were listed below the last level.
-      steps: name and options of each step.
-      num_cases: number of cases, unannotated ones included.
-      num_patients: number of patients with a diagnosis.
-      num_missing: number of dialogues without a reply, such as refused ones.
-      num_cut: number of replies that were cut at the limit of their length.
-      cases: SHA-256 of the cases' ids, by `digest_cases`.
-    """
+    """Results of one model at all levels."""
 
     format: str = FORMAT
     model: str
     about: str
     source: str
-    prompt: str
-    lists_diagnoses: bool
-    steps: list[tuple[str, list[str]]]
-    num_cases: int
-    num_patients: int
-    num_missing: int
-    num_cut: int
-    cases: str
+    prompt: str  # digest of the prompts' texts
+    lists_diagnoses: bool  # whether the options of the diagnosis were listed below the last level
+    steps: list[tuple[str, list[str]]]  # name and options of each step
+    num_cases: int  # number of cases, unannotated ones included
+    num_patients: int  # number of patients with a diagnosis
+    num_missing: int  # number of dialogues without a reply, such as refused ones
+    num_cut: int  # number of replies that were cut at the limit of their length
+    cases: str  # SHA-256 of the cases' ids, by `digest_cases`
     levels: list[Level]
 
     def find(self, variant: str, level: int) -> Level | None:

@@ -1,7 +1,6 @@
-"""Score replies to visual questions: each reply, and the figures of models with intervals by patient.
+"""Score replies to visual questions, one by one and as figures of models with intervals by patient.
 
-GEMeX-RMCoT, Section 5.1: the A-score is the share of right answers of a kind of question, its average the unweighted
-mean over the kinds; the V-score is the mean IoU. Weights of one give the figure itself, drawn weights its resamples.
+GEMeX-RMCoT, Section 5.1: the A-score is the share of right answers of a kind, the V-score the mean IoU.
 """
 
 import collections
@@ -52,35 +51,22 @@ HEADED_FIGURES: tuple[tuple[str, tuple[str, str]], ...] = (
     ("passed", (GROUNDING, "all")),
     ("well formed", (FORMAT, "all")),
     *((f"{kind} {letter}", (key, kind)) for kind in KINDS for letter, key in (("A", A_SCORE), ("V", V_SCORE))),
-)
-"""Heading in tables and key of each figure of `vqa_metrics`."""
+)  # Heading in tables and key of each figure of `vqa_metrics`
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredReplies:
-    """Columns [reply] of one model's scored replies. NaN in a column: its figures leave the reply out.
+    """Columns [reply] of one model's scored replies; figures leave a reply out where its column is NaN."""
 
-    Attributes:
-      kinds: of the questions, of `record.KINDS`.
-      patients: "" where unknown; such a reply counts as another patient.
-      references: what the true boxes show: "findings", "regions", "both", or "" without boxes.
-      a_score: of the answer, 0 to 1; 0 if it could not be read, NaN if a judge gave no usable score.
-      v_score: mean IoU of the reply, 0 to 1.
-      grounding: 1 if the boxes pass, else 0.
-      format: 1 if the reply is well formed, else 0.
-      judged_reply: the judge's score of the answer; NaN without one.
-      judged_reference: its score of the true answer; NaN without one.
-    """
-
-    kinds: npt.NDArray[np.str_]
-    patients: npt.NDArray[np.str_]
-    references: npt.NDArray[np.str_]
-    a_score: npt.NDArray[np.float64]
-    v_score: npt.NDArray[np.float64]
-    grounding: npt.NDArray[np.float64]
-    format: npt.NDArray[np.float64]
-    judged_reply: npt.NDArray[np.float64]
-    judged_reference: npt.NDArray[np.float64]
+    kinds: npt.NDArray[np.str_]  # of the questions, of `record.KINDS`
+    patients: npt.NDArray[np.str_]  # "" where unknown; such a reply counts as another patient
+    references: npt.NDArray[np.str_]  # what the true boxes show: "findings", "regions", "both", or "" without boxes
+    a_score: npt.NDArray[np.float64]  # 0 to 1; 0: could not be read; NaN: no usable score
+    v_score: npt.NDArray[np.float64]  # mean IoU of the reply, 0 to 1
+    grounding: npt.NDArray[np.float64]  # 1 if the boxes pass, else 0
+    format: npt.NDArray[np.float64]  # 1 if the reply is well formed, else 0
+    judged_reply: npt.NDArray[np.float64]  # the judge's score of the answer; NaN without one
+    judged_reference: npt.NDArray[np.float64]  # its score of the true answer; NaN without one
 
     def groups(self) -> dict[str, npt.NDArray[np.bool_]]:
         """Return the replies [reply] of each kind that occurs, of all, and of each kind of reference that occurs."""
@@ -103,11 +89,9 @@ OpenScore = Literal["relative", "within_two", "exact", "token_f1"]
 JUDGED: tuple[OpenScore, ...] = ("relative", "within_two")
 """Ways of scoring open answers that need the scores of a judge."""
 
-Key: TypeAlias = tuple[str, str]
-"""Figure and group, such as ("a_score", "closed")."""
+Key: TypeAlias = tuple[str, str]  # Figure and group, such as ("a_score", "closed")
 
-Figures: TypeAlias = dict[Key, npt.NDArray[np.float64]]
-"""[resample] by key."""
+Figures: TypeAlias = dict[Key, npt.NDArray[np.float64]]  # [resample] by key
 
 _CLOSE = 2.0  # scores of a judge that differ by less are as good as each other (GEMeX-RMCoT, Section 4.2)
 
@@ -115,15 +99,7 @@ _CLOSE = 2.0  # scores of a judge that differ by less are as good as each other 
 def prepare_figures(
     scored: ScoredReplies, *, open_score: OpenScore = "exact", mean_kinds: Sequence[str] | None = None
 ) -> Callable[[Weights], Figures]:
-    """Return a function from weights [resample, reply] to every figure in each resample.
-
-    Args:
-      open_score: A-score of open questions. "relative": sum of the judge's scores of the answers over that of the true
-        answers; a reply that could not be read counts like a question of average score answered with 0. "within_two":
-        share whose two scores differ by less than 2. "exact" and "token_f1": mean of the column `a_score`.
-      mean_kinds: kinds that the mean of the A-scores is over, NaN where one of them is; those with a scored answer by
-        default.
-    """
+    """Return a function from weights [resample, reply] to every figure; `mean_kinds` are those of the mean A-score."""
     answers, groups = scored.a_score, scored.groups()
     kinds = [kind for kind in groups if kind in KINDS]
     averaged = find_scored_kinds(scored) if mean_kinds is None else mean_kinds
@@ -171,10 +147,7 @@ def score_models(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, dict[Key, Interval]]:
-    """Compute every figure of every model with its percentile interval by patient.
-
-    The mean of the A-scores is over the kinds of which every model has a scored answer.
-    """
+    """Compute every figure with its interval by patient; mean A is over the kinds that every model is scored on."""
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}
     kinds = find_scored_kinds(*models.values())
     return {
@@ -191,10 +164,7 @@ def score_difference(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[Key, Interval]:
-    """Compute every figure of the first model less that of the second, in the same resamples of patients.
-
-    A reply that a figure of one model leaves out is left out for both.
-    """
+    """Compute one model's figures less another's in the same resamples, on the replies that both are scored on."""
     for column in ("kinds", "patients", "references"):
         if not np.array_equal(getattr(first, column), getattr(second, column)):
             raise ValueError(f"both models must have the same questions in the same order; their {column} differ")
@@ -204,11 +174,7 @@ def score_difference(
 
 
 def compare_answers(*, first: ScoredReplies, second: ScoredReplies) -> dict[str, McNemar]:
-    """Run McNemar's test on the right answers of two models, for each kind and for "all" kinds together.
-
-    Replies that a model was not scored on are left out, like a kind with scores between 0 and 1. The test takes
-    questions as independent although a patient has several: the interval of the difference is by patient.
-    """
+    """Run McNemar's test by kind and for all; it takes questions as independent, the intervals do not."""
     pair = _share_missing(first, second), _share_missing(second, first)
     kinds = {name: members for name, members in first.groups().items() if name in (*KINDS, "all")}
     tests = {}
@@ -268,55 +234,32 @@ _REGION = re.compile(_SIDE_AND_ZONE + f"(?:{_PARTS})")
 
 @dataclasses.dataclass(frozen=True)
 class ScoringSettings:
-    """How replies are read and scored.
+    """How replies are read and scored."""
 
-    Attributes:
-      dialect: grammar of the replies, of `reasoning.dialects.DIALECTS`.
-      reading: "strict": a reply that is not well formed earns nothing. "parts": its answer and its boxes count where
-        that part alone can be read.
-      open_score: A-score of open questions; "relative" and "within_two" need a judge.
-      unequal_counts: V-score of a reply with another number of boxes than the truth.
-      with_thinking: whether a reply needs a thinking part where the dialect has one; models that were trained without
-        it write the answer alone (GEMeX-200K).
-      missing: what a missing reply is: "wrong", "skip" leaves the record out, "stop" refuses the file.
-    """
-
-    dialect: str = "gemex"
-    reading: Reading = "strict"
-    open_score: OpenScore = "exact"
-    unequal_counts: UnequalCounts = "penalise"
-    with_thinking: bool = True
-    missing: Missing = "wrong"
+    dialect: str = "gemex"  # grammar of the replies, of `reasoning.dialects.DIALECTS`
+    reading: Reading = "strict"  # strict: only well-formed replies earn
+    open_score: OpenScore = "exact"  # A-score of open questions; "relative" and "within_two" need a judge
+    unequal_counts: UnequalCounts = "penalise"  # V-score of a reply with another number of boxes than the truth
+    with_thinking: bool = True  # whether a reply needs a thinking part
+    missing: Missing = "wrong"  # wrong, left out, or refused
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplyScore:
-    """One scored reply. NaN: not scored.
-
-    Attributes:
-      text: what the model wrote; None for a missing reply, and for the baseline, which writes none.
-      answer: the answer that was read, in words for the page; None if none could be read.
-      boxes: of the reply, in pixels of the record's image.
-      a_score: of the answer, 0 to 1.
-      grounding: 1 if the boxes pass.
-      judged: the judge's scores of an open answer.
-      stages: value of each stage, NaN without; see `evaluation.stage_quality`.
-      rated_stages: a judge's score of each stage from 1 to 5, NaN without.
-      problems: why the reply is not well formed.
-    """
+    """One scored reply. NaN: not scored."""
 
     id: str
-    text: str | None
-    answer: str | tuple[str, ...] | None
-    boxes: tuple[Box, ...]
-    a_score: float
+    text: str | None  # what the model wrote; None for a missing reply, and for the baseline, which writes none
+    answer: str | tuple[str, ...] | None  # the answer that was read, in words for the page; None if none could be read
+    boxes: tuple[Box, ...]  # of the reply, in pixels of the record's image
+    a_score: float  # of the answer, 0 to 1
     v_score: float
-    grounding: float
+    grounding: float  # 1 if the boxes pass
     format: float
-    judged: Judged | None = None
-    stages: tuple[float, ...] = UNKNOWN
-    rated_stages: tuple[float, ...] = UNKNOWN
-    problems: tuple[str, ...] = ()
+    judged: Judged | None = None  # the judge's scores of an open answer
+    stages: tuple[float, ...] = UNKNOWN  # value of each stage, NaN without; see `evaluation.stage_quality`
+    rated_stages: tuple[float, ...] = UNKNOWN  # a judge's score of each stage from 1 to 5, NaN without
+    problems: tuple[str, ...] = ()  # why the reply is not well formed
 
 
 def score_text(
@@ -339,10 +282,7 @@ def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, 
 
 
 def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings) -> tuple[float, ...]:
-    """Return the values of the stages.
-
-    Without stages, 0 for each stage that can be checked in the record's true stages, else NaN.
-    """
+    """Return the values of the stages; without stages 0 for each that the true stages can be checked by."""
     checked = CHECKED_STAGES.get(settings.dialect, ())
     if not record.facts or not checked:
         return UNKNOWN
@@ -353,11 +293,7 @@ def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings)
 
 
 def read(text: str, settings: ScoringSettings) -> Reply:
-    """Read a reply; where no thinking is needed, one without it is well formed too.
-
-    >>> read("<response><answer>Yes</answer></response>", ScoringSettings()).problems[0]
-    '<think> is missing'
-    """
+    """Read a reply; where no thinking is needed, one without it is well formed too."""
     if not settings.with_thinking:
         alone = read_reply(text, settings.dialect, with_thinking=False)
         if alone.is_well_formed:
@@ -417,18 +353,7 @@ def as_columns(records: Sequence[Record], scores: Sequence[ReplyScore]) -> Score
 
 
 def reference_kind(record: Record) -> str:
-    """Return what a record's boxes show: "findings", "regions", "both", or "" without boxes.
-
-    The record's provenance has it under "references"; else the boxes show regions if each label is the name of an
-    anatomical region. Questions that are answered with no, and those of normal images, refer to regions, whose boxes
-    hardly vary: a model that ignores the image gets them nearly right.
-
-    >>> from stepcot_jax.record import Box
-    >>> reference_kind(Record(
-    ...     id="1", image="a.png", image_size=(64, 64), patient="7", kind="closed", question="Is there a mass?",
-    ...     answer="No", references=(Box("right lower lung zone", (0, 40, 20, 60)),)))
-    'regions'
-    """
+    """Return what a record's boxes show: "findings", "regions" (which hardly vary), "both", or "" without boxes."""
     if not record.references:
         return ""
     stated = record.provenance.get("references")
@@ -447,30 +372,20 @@ BASELINE = "majority answer + constant box"
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Figures of every row.
-
-    Attributes:
-      counts: by model, counts of replies by kind and outcome (`count_replies`).
-      figures: by model, with intervals; the baseline's first, where there is one.
-      stages: by model whose replies have stages.
-      num_stages: by model, number of scored stages of each name, including those worth 0 of replies that do not count.
-      differences: by model, its figures less those of the first model.
-      tests: by model, McNemar's test against the first model, by kind.
-      notes: what a reader of the tables must know.
-    """
+    """Figures of every row, the baseline's first; differences and tests are against the first model."""
 
     settings: ScoringSettings
     num_resamples: int
     seed: int
     num_records: int
     num_patients: int
-    counts: Mapping[str, Mapping[str, Mapping[str, int]]]
-    figures: Mapping[str, Mapping[Key, Interval]]
-    stages: Mapping[str, Mapping[Key, Interval]]
-    num_stages: Mapping[str, Mapping[str, int]]
-    differences: Mapping[str, Mapping[Key, Interval]]
-    tests: Mapping[str, Mapping[str, McNemar]]
-    notes: tuple[str, ...]
+    counts: Mapping[str, Mapping[str, Mapping[str, int]]]  # by model, kind and outcome
+    figures: Mapping[str, Mapping[Key, Interval]]  # by model, with intervals; the baseline's first, where there is one
+    stages: Mapping[str, Mapping[Key, Interval]]  # by model whose replies have stages
+    num_stages: Mapping[str, Mapping[str, int]]  # by model and stage
+    differences: Mapping[str, Mapping[Key, Interval]]  # by model, its figures less those of the first model
+    tests: Mapping[str, Mapping[str, McNemar]]  # by model, McNemar's test against the first model, by kind
+    notes: tuple[str, ...]  # what a reader of the tables must know
 
 
 def summarise(
@@ -483,11 +398,7 @@ def summarise(
     seed: int = 0,
     notes: Sequence[str] = (),
 ) -> Results:
-    """Compute every figure with its interval by patient.
-
-    Args:
-      models: scores by name, in the order of the records; the others are compared with the first.
-    """
+    """Compute every figure with its interval by patient; the others are compared with the first model."""
     rows = {**({} if baseline is None else {BASELINE: baseline}), **models}
     replies = {name: as_columns(records, scores) for name, scores in rows.items()}
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}

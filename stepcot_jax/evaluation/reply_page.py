@@ -14,8 +14,7 @@ from stepcot_jax.pages.sheets import Table
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render_page
 from stepcot_jax.record import Record
 
-MOST_SHOWN = 10_000
-"""Default for the most records on a page."""
+MOST_SHOWN = 10_000  # Default for the most records on a page
 
 _MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as separate files
 _LONGEST_SHOWN = 4000  # characters of a reply
@@ -23,11 +22,7 @@ _LONGEST_SHOWN = 4000  # characters of a reply
 
 @dataclasses.dataclass(frozen=True)
 class ShownTable:
-    """A table above the replies.
-
-    Attributes:
-      rows: cells as text, the first a heading of the row; "12.3 [10.1, 14.0]" is a value with its interval.
-    """
+    """A table above the replies; its first column heads the rows, "12.3 [10.1, 14.0]" is a value with its interval."""
 
     title: str
     headings: tuple[str, ...]
@@ -59,14 +54,7 @@ def write_page(
     sections: Sequence[Section] = (),
     closing: Sequence[Section] = (),
 ) -> tuple[int, int]:
-    """Write the page, and the pictures as separate files if they are too many to embed.
-
-    Args:
-      read_picture: image path of a record -> data URI, or None where it cannot be read; None leaves pictures out.
-
-    Returns:
-      Size of the page in bytes, and number of pictures that could not be read.
-    """
+    """Write the page, and pictures too many to embed; return its size in bytes and the number of unread ones."""
     shown = records[:num_shown]
     positions, pictures = _read_pictures(shown, read_picture)
     as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED

@@ -15,16 +15,14 @@ CHECKED_FACTS: Mapping[str, tuple[str, ...]] = {
     "visual": ("detection", "distribution", "pattern", "morphology", "secondary"),
     "knowledge": ("diagnosis",),
     "conclusion": ("diagnosis",),
-}
-"""Names of the facts that a stage's claims are about."""
+}  # Names of the facts that a stage's claims are about
 
 _COMPARED: Mapping[str, tuple[str, ...]] = {
     "side": ("localisation", "visual", "conclusion"),
     "zone": ("localisation", "visual", "conclusion"),
     "pattern": ("visual", "conclusion"),
     "diagnosis": ("knowledge", "conclusion"),
-}
-"""Stages whose words about a fact are compared with each other."""
+}  # Stages whose words about a fact are compared with each other
 
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "side": {"right": r"right|both|bilateral\w*", "left": r"left|both|bilateral\w*"},
@@ -92,17 +90,11 @@ _DENIED_AFTER = re.compile(r"\s(?:is|are) (?:not|absent|excluded)\b")
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """Claims of a stage's text.
+    """Number of a text's claims that the facts confirm, contradict, or do not tell."""
 
-    Attributes:
-      agreeing: number that the facts confirm.
-      contradicting: number that the facts contradict.
-      unsupported: number whose fact is not known.
-    """
-
-    agreeing: int = 0
-    contradicting: int = 0
-    unsupported: int = 0
+    agreeing: int = 0  # number that the facts confirm
+    contradicting: int = 0  # number that the facts contradict
+    unsupported: int = 0  # number whose fact is not known
 
     @property
     def total(self) -> int:
@@ -111,14 +103,7 @@ class Claims:
 
 
 def find_claims(text: str, *, stage: str, facts: Mapping[str, str]) -> Claims:
-    """Count a stage's claims on side, zone, look or diagnosis that agree with the facts, contradict them or neither.
-
-    A value counts once a stage. It is denied if a word of negation precedes it in its clause, or "is absent" and the
-    like follow it; a denied value agrees with the facts if they do not hold it.
-
-    >>> find_claims("In the right lower zone.", stage="localisation", facts={"side": "right", "zone": "Upper zone"})
-    Claims(agreeing=1, contradicting=1, unsupported=0)
-    """
+    """Count a stage's claims that fit the facts, each value once; a denied one fits facts that do not hold it."""
     counts = {True: 0, False: 0, None: 0}
     for name in CHECKED_FACTS[stage]:
         known = read_fact(name, facts.get(name))
@@ -140,11 +125,7 @@ def states_answer_alone(text: str) -> bool:
 
 
 def stage_consistency(record: Record, reply: Reply) -> float:
-    """Return the share of side, zone, pattern and diagnosis on which the stages of a reply agree with each other.
-
-    A fact counts if at least two stages affirm a value of it; they agree if they share one. Ours: MEDSAGE's learned
-    scorer of consistency is not published. For `rewards.presets.reward` with a `consistency_weight`.
-    """
+    """Return the share of side, zone, pattern and diagnosis that the stages of a reply agree on, a reward (ours)."""
     del record
     agreed = []
     for name, stages in _COMPARED.items():
@@ -185,10 +166,7 @@ UNCHECKED: dict[str, re.Pattern[str]] = {}
 
 
 def read_fact(name: str, fact: str | None) -> dict[str, re.Pattern[str]] | None:
-    """Return the values that a fact's text holds, with their words; the text itself if it has none of these words.
-
-    None if the fact is not known, `UNCHECKED` for a location where there is no finding.
-    """
+    """Return the values in a fact's text with their words, else the text itself; None if unknown, or `UNCHECKED`."""
     if fact is None:
         return None
     text = fold(fact)

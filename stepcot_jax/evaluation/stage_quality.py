@@ -1,8 +1,6 @@
 """Quality of MEDSAGE's stages L, V, K and C, from the facts of the image or from a judge.
 
-MEDSAGE's appendix names MiCEval's correctness without a formula. Ours: localisation and visual analysis are
-descriptions, worth 1 (fully correct), 0.5 (partially) or 0 (unsupported); knowledge and conclusion are reasoning, worth
-1 (correct) or 0. The step quality of a reply is the geometric mean of the two means.
+MEDSAGE gives no formula. Ours: descriptions are worth 1, 0.5 or 0, reasoning 1 or 0; quality is their geometric mean.
 """
 
 from collections.abc import Mapping
@@ -29,21 +27,11 @@ LABEL_VALUES: Mapping[str, float] = {
     "unsupported": 0.0,
     "correct": 1.0,
     "incorrect": 0.0,
-}
-"""Worth of a judge's labels of a step, as MiCEval names them."""
+}  # Worth of a judge's labels of a step, as MiCEval names them
 
 
 def label_stages(stages: Mapping[str, str], facts: Mapping[str, str]) -> tuple[float, ...]:
-    """Label a reply's stages from the facts.
-
-    Args:
-      facts: of the record; with "asked" among them, stages are about another finding than the facts.
-
-    Returns:
-      A value for each of `record.STAGE_NAMES`; NaN without a fact to check it by. A missing stage is worth 0, like one
-      without claims; a conclusion that states the answer alone is NaN. Knowledge is worth 1 if it states the rule of
-      the facts' diagnosis in a wording of `reasoning.rules`, without the rule or name of another diagnosis.
-    """
+    """Label a reply's stages from the facts, in the order of `STAGE_NAMES`; NaN without a fact to check one by."""
     if "asked" in facts:
         return (np.nan,) * len(STAGE_NAMES)
     texts = {stage: stages.get(stage, "") for stage in STAGE_NAMES}
@@ -74,17 +62,7 @@ def _label_claims(text: str, stage: str, facts: Mapping[str, str]) -> float:
 
 
 def step_quality(labels: Float64[np.ndarray, "reply stage"]) -> Float64[np.ndarray, "reply part"]:
-    """Return the quality of description, of reasoning, and of both together for each reply.
-
-    Args:
-      labels: values of the stages in the order of `record.STAGE_NAMES`, 0 to 1; NaN for stages that do not occur.
-
-    Returns:
-      Means over the stages that occur, and the geometric mean of those that are defined; NaN without steps.
-
-    >>> step_quality(np.array([[1, 0.5, 1, 0], [1, 1, np.nan, np.nan]])).round(4).tolist()
-    [[0.75, 0.5, 0.6124], [1.0, nan, 1.0]]
-    """
+    """Return the quality of description, of reasoning, and of both together: means, NaN for none."""
     describing = np.array([stage in DESCRIPTIONS for stage in STAGE_NAMES])
     parts = np.stack([mean_defined(labels[:, describing]), mean_defined(labels[:, ~describing])], axis=1)
     product = np.where(np.isnan(parts), 1.0, parts).prod(axis=1)

@@ -1,14 +1,6 @@
-"""Intervals, the bootstrap by patient, and exact tests, for figures of chains and of replies alike.
+"""Intervals, the bootstrap by patient (Davison and Hinkley 1997, 3.8), and exact tests.
 
-Radiographs of one patient resemble each other. Patients are therefore drawn with replacement, each with all their
-cases (cluster bootstrap; Davison and Hinkley 1997, 3.8), and an interval lies between two percentiles of the resampled
-figures. A resample is the number of times that each case counts. With these numbers as weights [resample, case], most
-figures are matrix products, so that a thousand resamples take about as long as one pass over the cases. The split
-itself is one resample in which every case counts once (`count_once`): a figure and its interval come from the same
-code. A resample in which a figure is undefined does not count for its interval, which `Interval.undefined` counts.
-
-McNemar's test takes cases as independent. Where patients have several radiographs they are not: the test rejects too
-often; rely on the bootstrap, which draws patients. Neither covers other training runs.
+A resample is the number of times that each case counts: figures are matrix products with weights [resample, case].
 """
 
 import dataclasses
@@ -24,14 +16,12 @@ from jaxtyping import Int64
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.pages.sheets import Interval
 
-Weights = npt.NDArray[np.float64]
-"""[resample, case]; whole numbers."""
+Weights = npt.NDArray[np.float64]  # [resample, case]; whole numbers
 
 Key = TypeVar("Key")
 
 LEVEL = 0.95
-MIN_PATIENTS = 10
-"""Smallest number of annotated patients for a verdict, and for figures of a subgroup."""
+MIN_PATIENTS = 10  # Smallest number of annotated patients for a verdict, and for figures of a subgroup
 
 _WEIGHTS_AT_ONCE = 2_000_000  # bounds the memory of a block of resamples to some tens of MB
 
@@ -49,11 +39,7 @@ def name_patients(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 def draw_weights(
     patients: npt.NDArray[np.str_], *, num_resamples: int, seed: int, num_at_once: int = _WEIGHTS_AT_ONCE
 ) -> Iterator[Weights]:
-    """Draw patients with replacement, each with all their cases.
-
-    Args:
-      num_at_once: approximate number of weights in a block; the draws do not depend on it.
-    """
+    """Draw patients with replacement, each with all their cases; the draws do not depend on `num_at_once`."""
     names, member = np.unique(name_patients(patients), return_inverse=True)
     rng = np.random.default_rng(seed)
     size = max(1, num_at_once // len(member))
@@ -71,11 +57,7 @@ def resample(
     num_resamples: int,
     seed: int,
 ) -> dict[Key, npt.NDArray]:
-    """Compute figures in each resample.
-
-    Returns:
-      Figures [resample, ...] by name. With fewer than two patients all resamples would be alike: there is one, of NaN.
-    """
+    """Compute figures [resample, ...] by name; with fewer than two patients one resample, of NaN."""
     if count_patients(patients) < 2:
         return dict(compute(np.zeros((1, len(patients)))))
     blocks = [compute(weights) for weights in draw_weights(patients, num_resamples=num_resamples, seed=seed)]
@@ -83,11 +65,7 @@ def resample(
 
 
 def count_patients(patients: npt.NDArray[np.str_]) -> int:
-    """Return the number of patients; a case without one ("") counts as another patient.
-
-    >>> count_patients(np.array(["a", "b", "a", "", ""]))
-    4
-    """
+    """Return the number of patients; a case without one ("") counts as another patient."""
     unknown = patients == ""
     return len(np.unique(patients[~unknown])) + int(unknown.sum())
 
@@ -103,24 +81,14 @@ def mean_where(values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) 
 
 
 def mean_defined(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean over the last axis of the values that are not NaN; NaN where all are.
-
-    The sum is exactly rounded, so that scores of the same values in another order tie.
-    """
+    """Return the exactly rounded mean over the last axis of the values that are not NaN; NaN where all are."""
     defined = ~np.isnan(values)
     rows = np.where(defined, values, 0).reshape(-1, values.shape[-1])
     return divide(np.reshape([math.fsum(row) for row in rows], values.shape[:-1]), defined.sum(axis=-1))
 
 
 def weighted_mean(weights: Weights, *, values: npt.NDArray, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Return the mean of each column over the cases that count in it.
-
-    Args:
-      values: [case, figure], numbers or booleans; anything, NaN included, where a case does not count.
-
-    Returns:
-      [resample, figure]; NaN where no case counts.
-    """
+    """Return the mean [resample, figure] of each column of values [case, figure] over the cases that count in it."""
     return divide(weights @ np.where(counted, values, 0.0), weights @ counted.astype(np.float64))
 
 
@@ -129,26 +97,19 @@ def bootstrap(
     patients: npt.NDArray[np.str_],
     *,
     num_resamples: int = 1000,
-    level: float = LEVEL,
     seed: int = 0,
 ) -> dict[Key, Any]:
-    """Return the `intervals` of figures by name.
-
-    Args:
-      compute: from weights [resample, case] to figures [resample, ...].
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be above 0 and below 1; got {level}")
+    """Return the `intervals` of figures by name, which `compute` gives as [resample, ...]."""
     values = compute(count_once(len(patients)))
     resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
-    return {key: intervals(value[0], resampled[key], level=level) for key, value in values.items()}
+    return {key: intervals(value[0], resampled[key]) for key, value in values.items()}
 
 
-def intervals(values: npt.NDArray, resampled: npt.NDArray, *, level: float = LEVEL) -> Any:
+def intervals(values: npt.NDArray, resampled: npt.NDArray) -> Any:
     """Return the interval of a figure; of figures [...], resampled [resample, ...], (nested) lists of them."""
     if resampled.ndim == 1:
-        return percentiles(float(values), resampled, level=level)
-    return [intervals(value, resampled[:, index], level=level) for index, value in enumerate(values)]
+        return percentiles(float(values), resampled)
+    return [intervals(value, resampled[:, index]) for index, value in enumerate(values)]
 
 
 def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float = LEVEL) -> Interval:
@@ -161,18 +122,11 @@ def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: floa
     return Interval(value, float(low), float(high), undefined=undefined)
 
 
-def widen_agreement(interval: Interval, *, num_patients: int, level: float = LEVEL) -> Interval:
-    """Return the exact interval of Clopper and Pearson for a share of 0 or 1, of which all resamples are alike.
-
-    Args:
-      interval: of a share, from a bootstrap; of any other share, or without ends, it is returned unchanged.
-
-    >>> round(widen_agreement(Interval(1.0, 1.0, 1.0), num_patients=17, level=0.95).low, 3)
-    0.805
-    """
+def widen_agreement(interval: Interval, *, num_patients: int) -> Interval:
+    """Return the exact interval of Clopper and Pearson for a share of 0 or 1, of which all resamples are alike."""
     if interval.value not in (0, 1) or math.isnan(interval.low + interval.high):
         return interval
-    margin = 1 - ((1 - level) / 2) ** (1 / num_patients)
+    margin = 1 - ((1 - LEVEL) / 2) ** (1 / num_patients)
     ends = {"high": margin} if interval.value == 0 else {"low": 1 - margin}
     return dataclasses.replace(interval, **ends)
 
@@ -197,10 +151,7 @@ def mean_of_seeds(values: Sequence[float]) -> Interval:
 
 
 def as_plain(tree: Any) -> Any:
-    """Return a tree of dataclasses, mappings and sequences as plain values for strict JSON.
-
-    Numbers that are not finite become None; intervals have no deviation.
-    """
+    """Return a tree as plain values for strict JSON: None for what is not finite, intervals without deviation."""
     if dataclasses.is_dataclass(tree):
         tree = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
         tree.pop("deviation", None)
@@ -212,41 +163,24 @@ def as_plain(tree: Any) -> Any:
 
 
 def is_difference(interval: Interval) -> bool:
-    """Return whether the interval of a difference excludes 0.
-
-    >>> is_difference(Interval(-0.02, -0.03, -0.01)), is_difference(Interval(0.1, 0.0, 0.2))
-    (True, False)
-    """
+    """Return whether the interval of a difference excludes 0."""
     return interval.low > 0 or interval.high < 0
 
 
 @dataclasses.dataclass(frozen=True)
 class McNemar:
-    """McNemar's test: among the cases that one model alone answers correctly, does each model have half?
-
-    Attributes:
-      only_first: number of cases that only the first model answers correctly.
-      only_second: number of cases that only the second model answers correctly.
-      chi2: (|only_first - only_second| - 1)^2 / (only_first + only_second), corrected for continuity; NaN where the
-        models agree in every case.
-      chi2_p: its p on one degree of freedom; NaN where `chi2` is.
-    """
+    """McNemar's test: among the cases that one model alone answers correctly, does each model have half?"""
 
     num_cases: int
-    only_first: int
-    only_second: int
+    only_first: int  # number of cases that only the first model answers correctly
+    only_second: int  # number of cases that only the second model answers correctly
     exact_p: float
-    chi2: float
-    chi2_p: float
+    chi2: float  # corrected for continuity; NaN where the models agree in every case
+    chi2_p: float  # its p on one degree of freedom; NaN where `chi2` is
 
 
 def compare_accuracy(*, labels: npt.ArrayLike, first: npt.ArrayLike, second: npt.ArrayLike) -> McNemar:
-    """Run McNemar's test (McNemar 1947; continuity correction of Edwards 1948) on the answers of two models.
-
-    >>> test = compare_accuracy(labels=[0, 1, 1, 0, -100], first=[0, 1, 1, 0, 0], second=[1, 1, 0, 1, 1])
-    >>> test.num_cases, test.only_first, test.only_second, test.exact_p
-    (4, 3, 0, 0.25)
-    """
+    """Run McNemar's test (1947; continuity correction of Edwards 1948), which takes cases as independent."""
     from scipy import stats  # takes half a second to import
 
     truth, answers, others = np.asarray(labels), np.asarray(first), np.asarray(second)
@@ -266,14 +200,7 @@ def compare_accuracy(*, labels: npt.ArrayLike, first: npt.ArrayLike, second: npt
 
 
 def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
-    """Return the exact two-sided p of a sum of differences under random signs (Fisher's randomisation test of pairs).
-
-    With one reader and one case per patient it is the exact McNemar test; unlike that test it is by patient and takes
-    several readers together.
-
-    >>> flip_signs(np.array([1, 1, 1, 0, 0]))
-    0.25
-    """
+    """Return the exact two-sided p of a sum of differences under random signs (Fisher's randomisation test)."""
     sizes = np.abs(differences[differences != 0])
     chances = np.ones(1)  # of the sums from -sizes.sum() on, in steps of 2
     for size in sizes.tolist():
@@ -283,11 +210,7 @@ def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
 
 
 def correct(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)); NaN stays and does not count.
-
-    >>> [round(p, 3) for p in correct([0.02, 0.01, 0.04, math.nan])]
-    [0.04, 0.03, 0.04, nan]
-    """
+    """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)); NaN stays and does not count."""
     order = sorted((index for index, p in enumerate(p_values) if not math.isnan(p)), key=lambda index: p_values[index])
     corrected, largest = list(p_values), 0.0
     for rank, index in enumerate(order):

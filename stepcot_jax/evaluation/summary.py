@@ -1,9 +1,6 @@
 """All statistics of a split as one tree of plain values: the content of `statistics.json`.
 
-Values and intervals come from the same functions, and all intervals from the same resamples. An expected calibration
-error is a sum of distances, to which the noise of a resample only adds: its interval lies high, and a small error can
-lie below the interval. The coverage of answer sets by true answer rests on few cases where an answer is rare: read it
-with `num_cases_by_answer` and its interval.
+An expected calibration error only grows by a resample's noise: a small one can lie below its interval.
 """
 
 import dataclasses
@@ -30,7 +27,7 @@ from stepcot_jax.evaluation.chains import (
     step_statistics,
 )
 from stepcot_jax.evaluation.consistency import Rules, answer_and_decode, decoding_figures, inconsistent
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
+from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.evaluation.statistics import (
     MIN_PATIENTS,
     Weights,
@@ -41,7 +38,6 @@ from stepcot_jax.evaluation.statistics import (
     resample,
     weighted_mean,
 )
-from stepcot_jax.host.errors import BadInput
 
 # Figures of subgroups by origin, view, sex and age, with intervals.
 
@@ -54,61 +50,34 @@ _AGE_BANDS = ((18, "0-17"), (40, "18-39"), (65, "40-64"), (math.inf, "65+"))
 
 @dataclasses.dataclass(frozen=True)
 class Subgroup:
-    """Cases that share a fact.
+    """Cases that share a fact."""
 
-    Attributes:
-      grouping: the fact, one of `GROUPINGS`.
-      name: its value; `UNKNOWN` if there is none.
-      models: figures by model name; None with too few patients.
-    """
-
-    grouping: str
-    name: str
+    grouping: str  # the fact, one of `GROUPINGS`
+    name: str  # its value; `UNKNOWN` if there is none
     num_cases: int
     num_patients: int
-    models: dict[str, ModelIntervals] | None
+    models: dict[str, ModelIntervals] | None  # figures by model name; None with too few patients
 
 
 def score_subgroups(
-    split: SplitPredictions,
-    chain: Chain,
-    *,
-    groupings: tuple[str, ...] = GROUPINGS,
-    min_patients: int = MIN_PATIENTS,
-    num_resamples: int = 1000,
-    seed: int = 0,
+    split: SplitPredictions, chain: Chain, *, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[Subgroup, ...]:
-    """Compute the figures of every group, each with its own bootstrap by patient.
-
-    Means over steps are over the same steps in every group: those with two or more answers in the split. The groups are
-    many and small: one may stand out by chance, and the answers of one group may be easier than those of another. The
-    cases whose fact is unknown are a group too.
-
-    Returns:
-      The groups by grouping, then by name, with ages rising and the unknown last.
-    """
-    wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
-    if wrong:
-        raise BadInput(f"subgroups: {wrong[0]!r} is not one of {', '.join(GROUPINGS)}")
+    """Compute the figures of every group, each with its own bootstrap; means are over the split's steps in all."""
     left_out, groups = find_one_answer(split.predictions.labels), []
-    for grouping in groupings:
+    for grouping in GROUPINGS:
         names = _name_groups(grouping, split.facts[grouping])
         for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, _age_order(name), name)):
-            part = _choose(split, names == name)
+            part = split.take(names == name)
             num_patients = count_patients(part.facts["patient_id"])
             models = None
-            if num_patients >= min_patients:
+            if num_patients >= MIN_PATIENTS:
                 models = bootstrap(part, chain, num_resamples=num_resamples, seed=seed, left_out=left_out)
             groups.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
     return tuple(groups)
 
 
 def age_band(age: str) -> str:
-    """Return the band of an age in years, given as text; `UNKNOWN` for "".
-
-    >>> age_band("17.9"), age_band("18"), age_band("")
-    ('0-17', '18-39', 'unknown')
-    """
+    """Return the band of an age in years, given as text; `UNKNOWN` for ""."""
     if not age:
         return UNKNOWN
     return next(name for limit, name in _AGE_BANDS if float(age) < limit)
@@ -122,18 +91,6 @@ def _name_groups(grouping: str, values: npt.NDArray[np.str_]) -> npt.NDArray[np.
 def _age_order(name: str) -> int:
     bands = [band for _, band in _AGE_BANDS]
     return bands.index(name) if name in bands else len(bands)
-
-
-def _choose(split: SplitPredictions, chosen: npt.NDArray[np.bool_]) -> SplitPredictions:
-    predictions = split.predictions
-    return SplitPredictions(
-        Predictions(
-            index=predictions.index[chosen],
-            labels=predictions.labels[chosen],
-            logits={model: logits[chosen] for model, logits in predictions.logits.items()},
-        ),
-        {fact: values[chosen] for fact, values in split.facts.items()},
-    )
 
 
 TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"
@@ -158,12 +115,7 @@ Statistics = dict[tuple[str, str, str], npt.NDArray[np.float64]]
 def summarise(
     split: SplitPredictions, chain: Chain, *, calibration: Calibration, rules: Rules, num_resamples: int
 ) -> dict[str, Any]:
-    """Compute intervals, calibration, answer sets, selective reading, consistency and subgroups of every model.
-
-    Returns:
-      Plain types by model name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals` next to
-      them has their intervals by the same names.
-    """
+    """Compute all statistics of every model as plain types; `intervals` has those of the figures next to it."""
     compute = prepare_statistics(split, chain, calibration=calibration, rules=rules)
     values, resampled, of_models = compute(count_once(len(split.predictions.labels))), None, {}
     if num_resamples:
@@ -205,7 +157,6 @@ def summarise(
 
 
 def _count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, Any]:
-    """Return the number of cases, also by answer of each step, and the steps with one answer."""
     return {
         "num_cases": len(labels),
         "num_cases_by_answer": {
@@ -315,10 +266,7 @@ _SPLITS = ("train", "val", "test")
 
 
 def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
-    """Format a text table for each model, in percent, followed by notes on what the averages leave out.
-
-    The mean line averages each column over the steps with two or more answers where it is defined.
-    """
+    """Format a text table for each model, in percent, followed by notes on what the averages leave out."""
     ordered = _teacher_first(metrics)
     blocks = [_format_model(name, model) for name, model in ordered.items()]
     # The models answered the same cases: each note appears once for all of them.

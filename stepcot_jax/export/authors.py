@@ -1,7 +1,6 @@
 """Convert parameters between the authors' PyTorch networks and ours, by the table of `entries`.
 
-Sizes are read from the tensors: every axis has a name ("teacher_width"), each tensor votes for its length, and the
-majority decides; a tensor that disagrees is refused. Networks converted together must agree with one another.
+Every axis has a name; each tensor votes for its length, and a tensor that disagrees with the majority is refused.
 """
 
 import collections
@@ -22,16 +21,14 @@ from stepcot_jax.training.state import flatten, unflatten
 # heads of all steps on a leading axis; the memory's start is [1, width] in torch and [width] in Flax.
 
 
-Axis = str | int
-"""A named length, a multiple such as "3*teacher_width", or a fixed length."""
+Axis = str | int  # A named length, a multiple such as "3*teacher_width", or a fixed length
 
 NETWORKS: dict[str, str] = {
     "teacher": "teacher",
     "student": "student",
     "proj_t": "teacher_projection",
     "proj_s": "student_projection",
-}
-"""The authors' name of each network -> ours."""
+}  # The authors' name of each network -> ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,11 +199,7 @@ def check_numbers(tensors: Mapping[str, Any]) -> None:
 
 
 def list_problems(problems: Iterable[str], separator: str = "; ") -> str:
-    """Join problems of a file for a message: the first twenty, and the number of the others.
-
-    >>> list_problems(["a", "b"])
-    'a; b'
-    """
+    """Join problems of a file for a message: the first twenty, and the number of the others."""
     listed = list(problems)
     more = [f"and {len(listed) - _NUM_LISTED} more"] if len(listed) > _NUM_LISTED else []
     return separator.join([*(problem[:_LONGEST_PROBLEM] for problem in listed[:_NUM_LISTED]), *more])
@@ -255,7 +248,6 @@ def _compare_names(network: str, actual: set[str], expected: set[str]) -> list[s
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of steps and layers in the authors' names."""
     names = set(names)
     return {
         "num_steps": _count(names, r"(?:step_models|step_heads)\.(\d+)\."),
@@ -357,10 +349,7 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
 
 
 def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the tensors that match no prefix, and the number of tensors that match each.
-
-    A prefix matches a whole name ("teacher/clip_model.") or a name within its network ("clip_model.").
-    """
+    """Return the tensors that match no prefix of a name, whole or within its network, and how many match each."""
     kept, counts = {}, dict.fromkeys(prefixes, 0)
     for name, array in tensors.items():
         inside = name.partition("/")[2] if "/" in name else name.partition(".")[2]

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,7 @@ if __package__:
 else:  # in the folder of an export
     from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]
 
-FORMAT = 1
-"""Format of the manifests of networks."""
+FORMAT = 1  # Format of the manifests of networks
 
 _OF_A_POINT = ("threshold", "sensitivity", "specificity")
 
@@ -42,12 +41,7 @@ class Preprocessing:
     std: tuple[float, ...]
 
     def normalise(self, images: Any) -> np.ndarray:
-        """Return the network's input, float32 [case, size, size, 3].
-
-        Args:
-          images: uint8 [case, size, size] (grey) or [case, size, size, 3], or normalised float32
-            [case, size, size, 3].
-        """
+        """Return float32 [case, size, size, 3] of uint8 pixels, grey [case, size, size] or not, or of float32."""
         images = np.asarray(images)
         grey = images.ndim == 3 and images.dtype == np.uint8
         shape = (*images.shape, 3) if grey else images.shape
@@ -63,13 +57,6 @@ class Preprocessing:
         scale = (1.0 / (255.0 * std)).astype(np.float32)
         shift = (np.asarray(self.mean) / std).astype(np.float32)
         return pixels.astype(np.float32) * scale - shift
-
-
-def read_steps(files: Files) -> tuple[Step, ...]:
-    """Return the questions of labels.json."""
-    with files.expecting("labels.json", "steps with name, question and options"):
-        steps = files.read_json("labels.json")["steps"]
-        return tuple(Step(step["name"], step["question"], tuple(step["options"])) for step in steps)
 
 
 def read_manifest(files: Files, manifest: str, name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,24 +79,6 @@ def read_pixel_rules(files: Files) -> Preprocessing:
         return Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
 
 
-def to_answers(
-    logits: np.ndarray, steps: Sequence[Step], temperatures: Sequence[float]
-) -> dict[str, tuple[list[str], np.ndarray]]:
-    """Return the answers of all steps.
-
-    Returns:
-      By the name of the step: the most probable answer of each image, and the probabilities of the step's options
-      [case, option].
-    """
-    by_step = {}
-    for position, (step, temperature) in enumerate(zip(steps, temperatures, strict=True)):
-        scaled = logits[:, position, : len(step.options)].astype(np.float64) / temperature
-        weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-        answers = [step.options[best] for best in scaled.argmax(axis=-1)]
-        by_step[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
-    return by_step
-
-
 def read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the points of statistics.json, or of export.json in exports of earlier versions; {} without any."""
     if "operating_points" in facts:
@@ -125,38 +94,61 @@ def read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dic
         }
 
 
-def find_above(
-    answers: Mapping[str, tuple[list[str], np.ndarray]], steps: Sequence[Step], points: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[list[str]]]:
-    """Return the answers at or above their operating points.
+class AnsweringModel:
+    """An exported model of any format: questions, answers and operating points of its logits."""
 
-    Returns:
-      By the name of each step with operating points: for each image the answers, in the order of the options.
-    """
-    above = {}
-    for step in steps:
-        of_step = points.get(step.name, {})
-        limits = [of_step.get(option, {}).get("threshold") for option in step.options]
-        if of_step:
-            rows = answers[step.name][1] >= np.array([np.inf if limit is None else limit for limit in limits])
-            above[step.name] = [[step.options[index] for index in np.flatnonzero(row)] for row in rows]
-    return above
+    name: str
+    steps: tuple[Step, ...]  # the questions and their answers
+    preprocessing: Preprocessing
+    temperatures: tuple[float, ...]  # divisor of each step's logits before the softmax; 1 without calibration
+    operating_points: dict[str, dict[str, dict[str, Any]]]  # by step and answer, a threshold of None: never called
+    trained_on: str  # the training data in a few words; "" in exports of earlier versions
+
+    def read(self, files: Files, manifest: str, name: str | None) -> dict[str, Any]:
+        """Read all attributes but the temperatures; return the facts of the model in the manifest."""
+        content, facts = read_manifest(files, manifest, name)
+        with files.expecting("labels.json", "steps with name, question and options"):
+            steps = files.read_json("labels.json")["steps"]
+            self.steps = tuple(Step(step["name"], step["question"], tuple(step["options"])) for step in steps)
+        self.name, self.trained_on = facts["name"], content.get("trained_on", "")
+        self.preprocessing = read_pixel_rules(files)
+        self.operating_points = read_points(files, self.name, facts)
+        return facts
+
+    def logits(self, images: Any) -> np.ndarray:
+        """Return float32 [case, step, answer]."""
+        raise NotImplementedError
+
+    def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
+        """Return by step the most probable answer of each image, and the options' probabilities [case, option]."""
+        logits, by_step = self.logits(images), {}
+        for position, (step, temperature) in enumerate(zip(self.steps, self.temperatures, strict=True)):
+            scaled = logits[:, position, : len(step.options)].astype(np.float64) / temperature
+            weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+            answers = [step.options[best] for best in scaled.argmax(axis=-1)]
+            by_step[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
+        return by_step
+
+    def above(self, images: Any) -> dict[str, list[list[str]]]:
+        """Return the answers at or above their operating points, by step that has any, for each image."""
+        answers, above = self(images), {}
+        for step in self.steps:
+            if of_step := self.operating_points.get(step.name):
+                limits = [of_step.get(option, {}).get("threshold") for option in step.options]
+                rows = answers[step.name][1] >= np.array([np.inf if limit is None else limit for limit in limits])
+                above[step.name] = [[step.options[index] for index in np.flatnonzero(row)] for row in rows]
+        return above
 
 
-def compare_logits(computed: np.ndarray, expected: np.ndarray) -> tuple[float, bool]:
-    """Return the largest difference, the smaller of absolute and relative, and whether all answers are the same."""
-    error = float(np.max(np.abs(computed - expected) / np.maximum(1, np.abs(expected))))
-    return error, bool((computed.argmax(axis=-1) == expected.argmax(axis=-1)).all())
+def _largest_error(computed: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference, of each number the smaller of absolute and relative."""
+    return float(np.max(np.abs(computed - expected) / np.maximum(1, np.abs(expected))))
 
 
 def check_models(
     folder: str | pathlib.Path, load: Callable[..., Any], *, manifest: str, tolerance: float
 ) -> list[dict[str, Any]]:
-    """Compare each model's logits and gate scores of the stored images with the stored ones.
-
-    Args:
-      load: (folder, name of the model) -> the model, with `logits`, and `gate_scores` if scores are stored.
-    """
+    """Compare each model's logits and gate scores of the stored images; `load` gives a model by folder and name."""
     files = Files(pathlib.Path(folder))
     stored = files.read_tensors("check.safetensors")
     with files.expecting(manifest, "models"):
@@ -166,11 +158,11 @@ def check_models(
     results = []
     for name in names:
         model = load(folder, name)
-        error, same = compare_logits(model.logits(images), expected_logits[name])
+        logits, expected = model.logits(images), expected_logits[name]
+        error, same = _largest_error(logits, expected), bool((logits.argmax(-1) == expected.argmax(-1)).all())
         result = {"model": name, "max_error": error, "same_answers": same, "ok": error <= tolerance}
         if f"gate/{name}" in stored:
-            scores, expected = model.gate_scores(images), stored[f"gate/{name}"]
-            result["gate_error"] = float(np.max(np.abs(scores - expected) / np.maximum(1, np.abs(expected))))
+            result["gate_error"] = _largest_error(model.gate_scores(images), stored[f"gate/{name}"])
             result["ok"] &= result["gate_error"] <= tolerance
         results.append(result)
     return results

@@ -1,7 +1,6 @@
-"""Programs of an export, read by jax.export. Needs jax and numpy alone; load.py imports it.
+"""Programs of an export, read by jax.export. Needs jax and numpy alone; every export of StableHLO has a copy.
 
-Every export of StableHLO has a copy of this file. It includes the part of FlatBuffers that jax.export needs and jax
-does not have.
+It includes the part of FlatBuffers that jax.export needs and jax does not have.
 """
 
 import importlib.util
@@ -51,11 +50,7 @@ def require_fit(program: jax.export.Exported, tensors: Mapping[str, Any], where:
 
 
 class _FlatBuffersIfAbsent:
-    """Provides the parts of the package flatbuffers that jax.export needs, unless it is installed.
-
-    jax.export reads programs through generated classes on top of a small table reader. This is that reader, written
-    from the format's description (flatbuffers.dev).
-    """
+    """Provides the table reader of the package flatbuffers (flatbuffers.dev) for jax.export, unless it is installed."""
 
     def __enter__(self) -> None:
         self._added: list[str] = []

@@ -17,8 +17,7 @@ else:  # in the folder of an export
 VOCABULARY, TOKENIZER = "vocabulary.json", "tokenizer.json"
 
 _PIECE = re.compile(r"(?:, ?| )?[0-9]+| ?(?:</?[A-Za-z_]+>|[^\W\d_]+|[^\s\w]|\w)|\s")
-_NUM_SPECIAL = 2
-"""Tokens before those of the pieces: padding and stop."""
+_NUM_SPECIAL = 2  # Tokens before those of the pieces: padding and stop
 
 
 class ClosedWords:

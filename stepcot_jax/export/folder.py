@@ -19,8 +19,13 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.export import exported_files, exported_models, exported_programs, loader
 from stepcot_jax.export.authors import to_torch_networks
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
-from stepcot_jax.export.instructions import write_instructions
-from stepcot_jax.export.model_card import require_readable, write_front_matter, write_lifetime, write_model_card
+from stepcot_jax.export.model_card import (
+    require_readable,
+    write_front_matter,
+    write_instructions,
+    write_lifetime,
+    write_model_card,
+)
 from stepcot_jax.export.program import (
     GATE,
     PLATFORMS,
@@ -76,27 +81,42 @@ def export_model(
       BadInput: the run cannot be loaded, the folder is not empty, or a network cannot be exported.
       RunStopped: the export computes other logits than the networks.
     """
-    trained, out = workdir, pathlib.Path(out)
+
+    def write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program]) -> None:
+        names = [program.name for program in programs]
+        torch_tensors = name_as_authors(trained, names) if torch_names else {}
+        _write(folder, trained, programs, torch_tensors=torch_tensors, say=say)
+
+    return export_networks(workdir, out, models, write=write, check=loader.check, tolerance=TOLERANCE, say=say)
+
+
+def export_networks(
+    workdir: str | pathlib.Path | Trained,
+    out: str | pathlib.Path,
+    models: Sequence[str] | None,
+    *,
+    write: Callable[[pathlib.Path, Trained, Sequence[Program]], None],
+    check: Callable[..., list[dict[str, Any]]],
+    tolerance: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write networks to a new folder, read them back by a loader's `check`, and compare their numbers."""
+    out = pathlib.Path(out)
+    require_new(out)
+    trained = workdir
     if not isinstance(trained, Trained):
         trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
-    names = models or sorted(trained.params)  # the student first
-    require_new(out)
     require_readable(trained)
-    programs = [make_program(trained, name) for name in names]
-    torch_tensors = name_as_authors(trained, names) if torch_names else {}
+    programs = [make_program(trained, name) for name in models or sorted(trained.params)]  # the student first
     with writing_folder(out) as partial:
-        _write(partial, trained, programs, torch_tensors=torch_tensors, say=say)
+        write(partial, trained, programs)
         say("reading it back")
-        results = loader.check(partial, tolerance=TOLERANCE)
-        require_equal(results, tolerance=TOLERANCE)
-    return {"folder": str(out), "files": list_sizes(out), "models": describe_models(programs, results)}
-
-
-def describe_models(programs: Sequence[Program], results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return "parameters" and "max_error" of each model, from the results of a loader's `check`."""
+        results = check(partial, tolerance=tolerance)
+        require_equal(results, tolerance=tolerance)
     errors = {result["model"]: result["max_error"] for result in results}
     sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
-    return {name: {"parameters": size, "max_error": errors[name]} for name, size in sizes.items()}
+    described = {name: {"parameters": size, "max_error": errors[name]} for name, size in sizes.items()}
+    return {"folder": str(out), "files": list_sizes(out), "models": described}
 
 
 def require_new(out: pathlib.Path) -> None:
@@ -142,13 +162,8 @@ def _write(
     torch_tensors: Tensors,
     say: Callable[[str], None],
 ) -> None:
-    """Write all files."""
     models: dict[str, Any] = {}
-    images = check_images(programs[0].size)
-    pixels = exported_models.Preprocessing(
-        trained.preprocessing.size, tuple(trained.preprocessing.mean), tuple(trained.preprocessing.std)
-    )
-    check: dict[str, Any] = {"images": images}
+    parts: dict[str, Program] = {}
     for program in programs:
         say(f"writing the {program.name}")
         gate = make_gate_program(trained, program.name)
@@ -159,25 +174,42 @@ def _write(
             "best_step": trained.best_steps[program.name],
             "gate": None if gate is None else _write_gate(folder, gate),
         }
-        for kind, part in (("logits", program), ("gate", gate)):
-            if part is not None:
-                check[f"{kind}/{program.name}"] = np.asarray(jax.jit(part.read)(part.tensors, pixels.normalise(images)))
-    save_tensors(folder / "check.safetensors", check)
+        parts |= name_parts(program, gate)
+    write_described(folder, trained, parts)
     if torch_tensors:
         save_tensors(folder / TORCH_NAMES, torch_tensors)
-    steps = [dataclasses.asdict(step) for step in trained.chain.steps]
-    write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
-    write_json(folder / PREPROCESSING_FILE, describe_preprocessing(trained.preprocessing))
     manifest = {"format": exported_models.FORMAT, "models": models, "platforms": list(PLATFORMS)}
     manifest["made_with"] = {"stepcot_jax": __version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
     manifest |= {"encoder": describe_encoder(trained.frozen_encoder, trained.workdir), "trained_on": trained.trained_on}
     write_json(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
     copy_loader(folder, loader.__file__)
-    card = write_front_matter("image-classification") + write_model_card(trained, programs)
     use = write_instructions(trained, manifest, written={path.name for path in folder.iterdir()})
-    readme = f"{card.rstrip()}\n\n{use.rstrip()}\n\n{write_lifetime()}"
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    write_readme(folder, trained, programs, f"{use.rstrip()}\n\n{write_lifetime()}")
+
+
+def name_parts(program: Program, gate: Program | None) -> dict[str, Program]:
+    """Return a network and its gate by the names of their numbers in check.safetensors."""
+    parts = {f"logits/{program.name}": program}
+    return parts if gate is None else parts | {f"gate/{program.name}": gate}
+
+
+def write_described(folder: pathlib.Path, trained: Trained, parts: Mapping[str, Program]) -> None:
+    """Write images of noise with what networks and gates compute of them, the questions, and the preprocessing."""
+    rules = describe_preprocessing(trained.preprocessing)
+    images = check_images(rules["size"])
+    pixels = exported_models.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"])).normalise(images)
+    computed = {name: np.asarray(jax.jit(part.read)(part.tensors, pixels)) for name, part in parts.items()}
+    save_tensors(folder / "check.safetensors", {"images": images, **computed})
+    steps = [dataclasses.asdict(step) for step in trained.chain.steps]
+    write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
+    write_json(folder / PREPROCESSING_FILE, rules)
+
+
+def write_readme(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], use: str) -> None:
+    """Write the card with the part on the use of the files, and the digests of all files."""
+    card = write_front_matter("image-classification") + write_model_card(trained, programs)
+    (folder / "README.md").write_text(f"{card.rstrip()}\n\n{use}", encoding="utf-8")
     write_sums(folder)
 
 

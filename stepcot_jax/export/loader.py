@@ -21,56 +21,24 @@ import jax
 import numpy as np
 
 if __package__:
+    from stepcot_jax.export import exported_models
     from stepcot_jax.export.exported_files import Files
-    from stepcot_jax.export.exported_models import (
-        check_models,
-        find_above,
-        read_manifest,
-        read_pixel_rules,
-        read_points,
-        read_steps,
-        run_check,
-        to_answers,
-    )
     from stepcot_jax.export.exported_programs import read_program, require_fit
 else:  # in the folder of an export
+    import exported_models  # type: ignore[import-not-found,no-redef]
     from exported_files import Files  # type: ignore[import-not-found,no-redef]
-    from exported_models import (  # type: ignore[import-not-found,no-redef]
-        check_models,
-        find_above,
-        read_manifest,
-        read_pixel_rules,
-        read_points,
-        read_steps,
-        run_check,
-        to_answers,
-    )
     from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
 
-ABSENT_LOGIT = -1e9
-"""Logit of an answer that a step does not have."""
+ABSENT_LOGIT = -1e9  # Logit of an answer that a step does not have
 
 
-class Model:
-    """An exported model.
-
-    Attributes:
-      steps: the questions and their answers.
-      preprocessing: size and normalisation of the images.
-      temperatures: divisor of each step's logits before the softmax; 1 without calibration.
-      operating_points: by step and answer the "threshold" of the probability (None: never called), and "sensitivity"
-        and "specificity" at it on the test cases; empty without any.
-      trained_on: the training data in a few words; "" in exports of earlier versions.
-    """
+class Model(exported_models.AnsweringModel):
+    """An exported model; its attributes are those of `AnsweringModel`."""
 
     def __init__(self, folder: str | pathlib.Path, name: str | None = None) -> None:
         files = Files(pathlib.Path(folder))
-        manifest, facts = read_manifest(files, "export.json", name)
-        self.name = name = facts["name"]
-        self.steps = read_steps(files)
-        self.preprocessing = read_pixel_rules(files)
-        self.temperatures = _read_temperatures(files, name, facts, len(self.steps))
-        self.operating_points = read_points(files, name, facts)
+        facts = self.read(files, "export.json", name)
+        self.temperatures = _read_temperatures(files, self.name, facts, len(self.steps))
         with files.expecting("export.json", "program, tensors and gate of each model"):
             self.exported = read_program(files.read(facts["program"]), folder)
             tensors = {key: value for file in facts["tensors"] for key, value in files.read_tensors(file).items()}
@@ -80,7 +48,6 @@ class Model:
         require_fit(self.exported, tensors, f"{folder}: {', '.join(facts['tensors'])}")
         self._tensors = jax.device_put(tensors)
         self._run = jax.jit(self.exported.call)
-        self.trained_on = manifest.get("trained_on", "")
         self._gate = None
         if gate_program is not None:
             encoder = {key: value for key, value in tensors.items() if key.startswith("image_encoder/")}
@@ -88,39 +55,14 @@ class Model:
             self._gate = jax.jit(gate_program.call)
 
     def gate_scores(self, images: Any) -> np.ndarray | None:
-        """Return how far images lie from the training images; compiled once for each number of images.
-
-        Returns:
-          float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
-        """
+        """Return float32 [case], above 1 outside of what the model was trained on; None if the export has no gate."""
         if self._gate is None:
             return None
         return np.asarray(self._gate(self._gate_tensors, self.preprocessing.normalise(images)))
 
     def logits(self, images: Any) -> np.ndarray:
-        """Return the logits of all steps; compiled once for each number of images.
-
-        Returns:
-          float32 [case, step, answer]; `ABSENT_LOGIT` beyond a step's own answers.
-        """
+        """Return float32 [case, step, answer]; compiled once for each number of images."""
         return np.asarray(self._run(self._tensors, self.preprocessing.normalise(images)))
-
-    def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
-        """Return the answers of all steps.
-
-        Returns:
-          By the name of the step: the most probable answer of each image, and the probabilities of the step's options
-          [case, option].
-        """
-        return to_answers(self.logits(images), self.steps, self.temperatures)
-
-    def above(self, images: Any) -> dict[str, list[list[str]]]:
-        """Return the answers at or above their operating points.
-
-        Returns:
-          By the name of each step with operating points: for each image the answers, in the order of the options.
-        """
-        return find_above(self(images), self.steps, self.operating_points)
 
     def stablehlo(self) -> str:
         """Return the program as text, for other StableHLO compilers."""
@@ -144,17 +86,13 @@ def load(folder: str | pathlib.Path, model: str | None = None) -> Model:
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
-    """Compare this machine's logits and gate scores of the stored images with the stored ones.
-
-    Returns:
-      For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".
-    """
-    return check_models(folder, load, manifest="export.json", tolerance=tolerance)
+    """Compare this machine's logits and gate scores of the stored images with the stored ones, for each model."""
+    return exported_models.check_models(folder, load, manifest="export.json", tolerance=tolerance)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
-    return run_check(check, arguments, here=pathlib.Path(__file__).parent)
+    return exported_models.run_check(check, arguments, here=pathlib.Path(__file__).parent)
 
 
 if __name__ == "__main__":

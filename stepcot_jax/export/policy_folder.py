@@ -38,8 +38,7 @@ from stepcot_jax.policies import merges
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, write_lengths
 from stepcot_jax.policies.qwen_weights import write_qwen
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-from stepcot_jax.reading.policy_reader import ask_question
-from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
+from stepcot_jax.reading.policy_reader import TrainedPolicy, ask_question, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import KINDS
 from stepcot_jax.run.stored import SETTINGS_FILE
@@ -49,29 +48,18 @@ from stepcot_jax.training.state import count_parameters, flatten, unflatten
 # A policy as two pure functions of named tensors: prefill, which reads image and prompt, and one decoded token.
 
 
-Caches = list[Array]
-"""Keys, then values, of each layer: [rollout, slot, kv_head * head_width]."""
+Caches = list[Array]  # Keys, then values, of each layer: [rollout, slot, kv_head * head_width]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyPrograms:
-    """The programs of a policy.
+    """The programs of a policy, functions of (tensors, ...)."""
 
-    Attributes:
-      prefill: (tensors, images float32 [rollout, size, size, 3], prompts int32 [rollout, token],
-        lengths int32 [rollout]) -> scores of the first token float32 [rollout, word], caches of the prompt, empty
-        caches of the reply.
-      extend: (tensors, tokens int32 [rollout], position int32 [], lengths, caches of the prompt, caches of the reply)
-        -> scores of the next token, caches of the reply.
-      size: height and width of an image in pixels.
-      prompt_length: tokens that prompts are padded to.
-    """
-
-    prefill: Callable[..., tuple[Array, Caches, Caches]]
-    extend: Callable[..., tuple[Array, Caches]]
+    prefill: Callable[..., tuple[Array, Caches, Caches]]  # images, prompts, lengths -> scores, caches
+    extend: Callable[..., tuple[Array, Caches]]  # tokens, position, lengths, caches -> scores, caches of the reply
     tensors: Tensors
-    size: int
-    prompt_length: int
+    size: int  # height and width of an image in pixels
+    prompt_length: int  # tokens that prompts are padded to
 
 
 def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
@@ -172,10 +160,7 @@ def export_policy_programs(programs: PolicyPrograms) -> dict[str, jax.export.Exp
 def export_qwen(
     trained: TrainedPolicy, out: pathlib.Path, *, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Write the network of a run, bfloat16, with the config, tokenizer and preprocessing that it started from.
-
-    A run with random weights is exported too, if it had the folder of a checkpoint and its size.
-    """
+    """Write the network of a run, bfloat16, with the config, tokenizer and preprocessing that it started from."""
     source, policy = trained.source, trained.run.settings.policy
     if source is None or not hasattr(trained.network, "merge"):
         raise ValueError("trained: its network is no Qwen2.5-VL")
@@ -204,10 +189,7 @@ _HERE = pathlib.Path(__file__).parent
 def export_policy(
     workdir: str | pathlib.Path, out: str | pathlib.Path, *, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Write the policy of a run to a folder that generates replies without this package.
-
-    A Qwen2.5-VL becomes a checkpoint folder; see `export_qwen`.
-    """
+    """Write the policy of a run to a folder that generates replies without this package; Qwen by `export_qwen`."""
     trained, out = load_policy(pathlib.Path(workdir)), pathlib.Path(out)
     if trained.source is not None:
         return export_qwen(trained, out, say=say)
@@ -302,7 +284,6 @@ def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
 
 
 def _describe(trained: TrainedPolicy) -> dict[str, Any]:
-    """Return the values of the card's fields."""
     closed = trained.tokenizer.closed is not None
     return {
         "version": __version__,

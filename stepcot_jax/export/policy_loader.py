@@ -43,14 +43,7 @@ _YES_OR_NO = re.compile(r"\W*(?:is|are|was|were|does|do|did|has|have|had|can|cou
 
 
 class Policy:
-    """An exported policy.
-
-    Attributes:
-      preprocessing: size and normalisation of the images.
-      facts: content of export.json: dialect, lengths, instructions, phase.
-      prefill: program that reads image and prompt.
-      extend: program that decodes one token.
-    """
+    """An exported policy."""
 
     def __init__(self, folder: str | pathlib.Path) -> None:
         files = Files(pathlib.Path(folder))
@@ -127,12 +120,7 @@ class Policy:
         seed: int = 0,
         temperature: float = 1.0,
     ) -> np.ndarray:
-        """Return the tokens of replies, int32 [rollout, token], with stop tokens after the end.
-
-        Args:
-          images: float32 [rollout, size, size, 3], normalised.
-          prompts: int32 [rollout, token], padded to `prompt_length`.
-        """
+        """Return int32 [rollout, token], the replies to normalised images and padded prompts, with stops at the end."""
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0; got {temperature}")
         lengths = jnp.asarray(lengths, jnp.int32)
@@ -154,7 +142,6 @@ class Policy:
 
 
 def _draw(keys: jax.Array, scores: jax.Array, position: int, *, greedy: bool) -> jax.Array:
-    """Return a token of each rollout, int32 [rollout]."""
     if greedy:
         return jnp.argmax(scores, axis=-1).astype(jnp.int32)
     draw = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, position), row))

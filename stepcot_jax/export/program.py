@@ -26,19 +26,12 @@ Tensors = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A network that reads images.
-
-    Attributes:
-      read: (tensors, normalised images float32 [case, size, size, 3]) -> logits float32 [case, step, answer]; of a gate
-        scores [case].
-      tensors: '/'-joined names -> arrays: the network, its image encoder and, for the teacher, the prompts.
-      size: height and width of an image in pixels.
-    """
+    """A network that reads images: (tensors, normalised images [case, size, size, 3]) -> logits or gate scores."""
 
     name: str
     read: Callable[[Tensors, Array], Float32[Array, "case ..."]]
-    tensors: Tensors
-    size: int
+    tensors: Tensors  # '/'-joined names -> arrays: the network, its image encoder and, for the teacher, the prompts
+    size: int  # height and width of an image in pixels
 
 
 def make_program(trained: Trained, name: str) -> Program:
@@ -62,11 +55,7 @@ def make_program(trained: Trained, name: str) -> Program:
 
 
 def make_gate_program(trained: Trained, name: str) -> Program | None:
-    """Return the program of a network's gate, which computes scores [case]; None if the run stored no gate.
-
-    Raises:
-      BadInput: the gate is damaged, or the image encoder does not run in JAX.
-    """
+    """Return the program of a network's gate, which computes scores [case]; None if the run stored no gate."""
     gate = trained.gate(name)
     if gate is None:
         return None

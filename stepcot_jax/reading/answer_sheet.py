@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import pathlib
@@ -25,11 +26,7 @@ Row = dict[str, Any]
 
 
 def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
-    """Return whether a file is a sheet with one row an image, by its suffix in upper or lower case.
-
-    Args:
-      flag: "--json" or "--ask", which write lines or text in place of a sheet; "" without.
-    """
+    """Return whether a file is a sheet by its suffix; `flag` is --json or --ask, which write lines or text."""
     ending = path.suffix.lower()
     if ending in _REFUSED_SUFFIXES:
         raise BadInput(f"--out: {path} is of an unsupported format; found {ending}, expected {', '.join(SUFFIXES)}")
@@ -42,15 +39,11 @@ def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
 
 
 def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
-    """Return the columns of a sheet: the image, its problem, its warnings and gate score, and six for each step.
-
-    `with_reports` adds the file of the structured report, or why there is none.
-    """
+    """Return the columns of a sheet: image, problem, warnings, gate score, six for each step, and the report's file."""
     return list(_find_columns(chain, with_reports=with_reports))
 
 
 def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
-    """Return the columns with the type of their cells."""
     of_step = {"": str, " probability": float, " probabilities": str, " set": str, " above": str, " thresholds": str}
     columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
     columns |= {f"{step.name}{kind}": cell for step in chain.steps for kind, cell in of_step.items()}
@@ -58,13 +51,7 @@ def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
 
 
 def as_row(reading: ChainReading) -> Row:
-    """Return a reading as one row; the columns are those of `column_names`.
-
-    The gate's score is above 1 for an image unlike the training images (None if the run stored no gate). A step has its
-    answer, the network's probability of it, and that of every option in the chain's order, as "Normal 0.5000; Mass
-    0.3100". Then come the answers of its conformal set, the most probable first (None without calibration), those at or
-    above their operating points, and the thresholds of these points in the chain's order (both None without points).
-    """
+    """Return a reading as one row of the columns of `column_names`; None for parts that the run does not have."""
     row: Row = {"image": reading.source, PROBLEM: ""}
     row |= {WARNINGS: "; ".join(reading.warnings), GATE_SCORE: reading.check.gate_score}
     for answer in reading.steps:
@@ -88,11 +75,7 @@ def in_order(
     *,
     refuse: Callable[[str], None],
 ) -> Iterator[ChainReading | Row]:
-    """Yield for every path, in order, its reading or a row with its problem.
-
-    Args:
-      read: called with a function that takes the message of an unreadable file; yields the other readings in order.
-    """
+    """Yield for every path, in order, its reading or a row with its problem, which `read` hands to a function."""
     problems: list[str] = []
 
     def note(message: str) -> None:
@@ -116,11 +99,7 @@ def in_order(
 def write_sheet(
     path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain, *, with_reports: bool = False
 ) -> None:
-    """Write readings and problems in the format of the file's suffix, atomically.
-
-    `.csv` and `.parquet` have the columns of `column_names`; a line of `.jsonl` is `ChainReading.as_dict`, or the image
-    and its problem. Cells of a CSV that a spreadsheet would run as formulas get an apostrophe.
-    """
+    """Write readings and problems in the format of the file's suffix, atomically; cells of a CSV run no formulas."""
     write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix.lower())
     if write is None:
         raise BadInput(f"--out: {path} ends with none of {', '.join(SUFFIXES)}")
@@ -156,16 +135,6 @@ def _write_parquet(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: 
     kinds = {str: pyarrow.string(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[cell]) for name, cell in columns.items()])
     with contextlib.closing(parquet.ParquetWriter(file, schema)) as writer:
-        for chunk in _in_chunks(as_row(row) if isinstance(row, ChainReading) else row for row in rows):
+        flat = (as_row(row) if isinstance(row, ChainReading) else row for row in rows)
+        while chunk := list(itertools.islice(flat, _ROWS_AT_ONCE)):
             writer.write_table(pyarrow.Table.from_pylist(chunk, schema=schema))
-
-
-def _in_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _ROWS_AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

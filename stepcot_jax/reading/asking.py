@@ -1,8 +1,8 @@
 """The step of a reading that is worth checking, and a terminal dialogue that asks one step after another."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,53 +12,30 @@ from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reading.readings import ChainReading, percent
 
-
-class AskingReader(Protocol):
-    """The methods of an `ImageReader` that the dialogue calls."""
-
-    def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> ChainReading:
-        """Read one radiograph, with answers given by step."""
-        ...
-
-    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> "NextStep | None":
-        """Return the step worth checking."""
-        ...
+if TYPE_CHECKING:
+    from stepcot_jax.reading.image_reader import ImageReader
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The last step's answer if a step gets one answer.
+    """The last step's answer if a step gets one answer."""
 
-    Attributes:
-      answer: the step's answer.
-      probability: the network's probability of it.
-      last_answer: the last step's most probable answer with it.
-    """
-
-    answer: str
-    probability: float
-    last_answer: str
+    answer: str  # the step's answer
+    probability: float  # the network's probability of it
+    last_answer: str  # the last step's most probable answer with it
     last_probability: float
 
 
 @dataclasses.dataclass(frozen=True)
 class NextStep:
-    """The step worth checking next.
+    """The step worth checking next."""
 
-    Attributes:
-      step: the question with its options.
-      gain: expected information of its answer on the last step's, in nats (`interventions.expected_gains`).
-      gains: the same for every step that can be asked, by name.
-      last_answer: the last step's most probable answer without it.
-      outcomes: by option, the most probable first.
-    """
-
-    step: Step
-    gain: float
-    gains: dict[str, float]
-    last_answer: str
+    step: Step  # the question with its options
+    gain: float  # expected information of its answer on the last step's, in nats (`interventions.expected_gains`)
+    gains: dict[str, float]  # the same for every step that can be asked, by name
+    last_answer: str  # the last step's most probable answer without it
     last_probability: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...]  # by option, the most probable first
 
     @property
     def changing(self) -> tuple[Outcome, ...]:
@@ -83,11 +60,7 @@ def find_next_steps(
     costs: Sequence[float] = (),
     leave_out: Collection[str] = (),
 ) -> list[NextStep | None]:
-    """Return the step worth checking in each case, by expected gain per cost; None where all steps are given.
-
-    Args:
-      given: [case, step, answer], distributions of given answers, zeros for steps without one.
-    """
+    """Return the step worth checking in each case, by expected gain per cost; None where all steps are given."""
     if costs and len(costs) != chain.num_steps:
         raise BadInput(
             f"config.evaluation.step_costs: {len(costs)} costs are not one for each of {chain.num_steps} steps"
@@ -124,13 +97,9 @@ def _describe(readings: npt.NDArray, position: int, start: int, gains: npt.NDArr
 
 
 def ask_in_turn(
-    reader: AskingReader, image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
+    reader: "ImageReader", image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
 ) -> ChainReading:
-    """Ask the steps one by one, the most useful first, and show how the last step's answer changes.
-
-    Args:
-      answer: shows a prompt and returns what was typed; raises EOFError at the end of the input.
-    """
+    """Ask the steps one by one, the most useful first, and show how the last step's answer changes."""
     given: dict[str, str] = {}
     skipped: set[str] = set()
     reading = reader.read(image)

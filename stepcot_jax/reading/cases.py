@@ -27,17 +27,12 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class CaseSource:
-    """Cases to draw from for readers.
-
-    Attributes:
-      cases: the cases, including those whose last step is unannotated.
-      picture: from the position of a case to its upright picture, mode "L" or "RGB".
-    """
+    """Cases to draw from for readers."""
 
     name: str
     chain: Chain
-    cases: tuple[Record, ...]
-    picture: Callable[[int], Image.Image]
+    cases: tuple[Record, ...]  # the cases, including those whose last step is unannotated
+    picture: Callable[[int], Image.Image]  # from the position of a case to its upright picture, mode "L" or "RGB"
 
     @property
     def diagnosed(self) -> tuple[int, ...]:

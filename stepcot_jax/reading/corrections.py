@@ -16,11 +16,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.reading.trained_model import Trained
 
-NOT_GIVEN = -1
-"""In given labels: the network answers this step."""
+NOT_GIVEN = -1  # In given labels: the network answers this step
 
-Given = Mapping[str, str | Mapping[str, float]]
-"""Answers by step, certain or with probabilities, see `give_answers`."""
+Given = Mapping[str, str | Mapping[str, float]]  # Answers by step, certain or with probabilities, see `give_answers`
 
 _PERCENT = re.compile(r"(?P<option>.*\S)\s+(?P<percent>\d{1,3}(\.\d+)?)\s*%")
 _TOLERANCE = 1e-3
@@ -42,12 +40,7 @@ _SAVED = "expected a reading as the demo saves it, or one line of predict's --js
 
 
 def read_corrections(texts: Iterable[str]) -> dict[str, str | Mapping[str, float]]:
-    """Return the answers of texts: "STEP=ANSWER", or the path of a saved reading, which ends in .json.
-
-    Args:
-      texts: such as "Anatomical location=Lower lung zone". A saved reading is `ChainReading.as_dict` as a file; its
-        given answers are read.
-    """
+    """Return the answers of texts: "STEP=ANSWER", or the path of a saved reading, which ends in .json."""
     given: dict[str, str | Mapping[str, float]] = {}
     for text in texts:
         for name, answer in _read_saved(text) if text.endswith(".json") else [_split(text)]:
@@ -74,13 +67,7 @@ def _read_saved(path: str) -> Sequence[tuple[str, Mapping[str, float]]]:
 
 
 def given_distributions(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer"]:
-    """Return given answers as distributions over each step's answers, zeros where the network answers.
-
-    Args:
-      given: answers by step: its name or its number from 1 -> an option's text or letter, "Nodular 70 %" for an
-        uncertain one, or options with their probabilities, the most probable among them. The rest up to 1 is spread
-        evenly over the options that are not named. Case and spacing are ignored.
-    """
+    """Return given answers as distributions; what is left up to 1 is spread over the options that are not named."""
     shares = np.zeros((chain.num_steps, max(chain.answers_per_step)), np.float32)
     for name, answer in given.items():
         position = _find_step(name, chain)
@@ -100,7 +87,6 @@ def _read_percent(answer: str, chain: Chain, position: int) -> dict[str, float]:
 
 
 def _spread(named: Mapping[str, float], chain: Chain, position: int) -> Float[np.ndarray, "answer"]:
-    """Return the probabilities of all options of a step from those of some."""
     step, shares = chain.steps[position], np.full(chain.steps[position].num_answers, np.nan)
     for option, share in named.items():
         label = _find_answer(option, chain, position)
@@ -127,12 +113,7 @@ def _spread(named: Mapping[str, float], chain: Chain, position: int) -> Float[np
 def check_given(
     given_answers: Any, trained: Trained, *, model: str, num_cases: int
 ) -> Float32[np.ndarray, "case step answer"]:
-    """Return given answers as distributions; zeros everywhere for None.
-
-    Args:
-      given_answers: labels [case, step], `NOT_GIVEN` for none; distributions [case, step, answer], zeros for none; or
-        None.
-    """
+    """Return given labels [case, step] or distributions [case, step, answer] as distributions; zeros for None."""
     chain = trained.chain
     shape = (num_cases, chain.num_steps, max(chain.answers_per_step))
     if given_answers is None:

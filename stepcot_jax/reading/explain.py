@@ -1,15 +1,6 @@
-"""Saliency maps: for each step, the parts of the image that support its answer.
+"""Saliency maps: Chefer et al. (ICCV 2021) for vision transformers, element-wise Grad-CAM for convolutions.
 
-Vision transformers: attention times its gradient, positive parts averaged over heads, rolled out through all blocks
-from the class token (Chefer et al., "Generic attention-model explainability", ICCV 2021, the rule for self-attention).
-The last block's attention alone would ignore how earlier blocks mixed the patches.
-
-Convolutional networks: Grad-CAM (Selvaraju et al., ICCV 2017) in its element-wise form: activation times gradient,
-summed over channels, positive part (Draelos and Carin, HiResCAM, 2020). After a global average both are the same; after
-an average over cells (resnet_small) Grad-CAM's mean gradient no longer distinguishes the cells. The map is the last
-one with at least `LEAST_ROWS` rows: a 64 px image ends at 2 x 2, too coarse to locate anything. Measured with a
-quickstart's student on 200 phantoms with boxes of 21 % of the area: the mean gradient has 23 % of the map in the boxes
-and its highest cell there in 27 % of the phantoms, the element-wise form 28 % and 36 %.
+After an average over cells Grad-CAM's mean gradient no longer distinguishes them.
 """
 
 import dataclasses
@@ -41,11 +32,9 @@ from stepcot_jax.training.state import Params
 
 
 Side = Literal["input", "output"]
-Choose = Callable[[nn.Module], Side | None]
-"""From a module to the tapped side; None leaves it alone."""
+Choose = Callable[[nn.Module], Side | None]  # From a module to the tapped side; None leaves it alone
 
-Taps = dict[str, Array]
-"""An array for each tapped module, by its path."""
+Taps = dict[str, Array]  # An array for each tapped module, by its path
 
 
 class TappedModules:
@@ -103,11 +92,7 @@ def step_gradients(
     choose: Choose,
     tapped: dict[str, jax.ShapeDtypeStruct],
 ) -> tuple[tuple[Array, Any], Int[Array, "case step"], Taps, Taps]:
-    """Compute the gradients of each step's logit with respect to the encoder's values.
-
-    Returns:
-      The outputs of `read`, the differentiated labels, values [case, ...] and gradients [step, case, ...].
-    """
+    """Return outputs of `read`, explained labels, values [case, ...] and each step's gradients [step, case, ...]."""
 
     def run(taps: Taps) -> tuple[Array, Any]:
         modules = TappedModules(choose, taps)
@@ -128,25 +113,18 @@ def step_gradients(
     return outputs, followed, values, jax.vmap(follow)(jnp.eye(chosen.shape[1], dtype=chosen.dtype))
 
 
-PREDICTED = -1
-"""As a label: explain the most probable answer."""
+PREDICTED = -1  # As a label: explain the most probable answer
 
-LEAST_ROWS = 7
-"""Rows of a ResNet's last feature map for a 224 px image."""
+LEAST_ROWS = 7  # Rows of a ResNet's last feature map for a 224 px image
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """A network's reading of images, with its maps.
-
-    Attributes:
-      labels: the answer that each map explains.
-      maps: not negative, summing to 1 over rows and columns; constant if nothing supports the answer.
-    """
+    """A network's reading of images, with its maps."""
 
     reading: Reading
-    labels: Int[np.ndarray, "case step"]
-    maps: Float32[np.ndarray, "case step row column"]
+    labels: Int[np.ndarray, "case step"]  # the answer that each map explains
+    maps: Float32[np.ndarray, "case step row column"]  # not negative, each with sum 1; constant without support
 
 
 class Explainer:
@@ -164,11 +142,7 @@ class Explainer:
         given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
         labels: Int[np.ndarray, "case step"] | None = None,
     ) -> Explanation:
-        """Read images and map the support of each answer.
-
-        Args:
-          labels: the answers to explain, `PREDICTED` for the most probable; None for the most probable everywhere.
-        """
+        """Read images and map the support of each answer; a label of `PREDICTED` is the most probable answer."""
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
         asked = np.full(given.shape[:2], PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
         parts = []
@@ -293,12 +267,7 @@ def make_maps(network: nn.Module, values: Taps, gradients: Taps) -> Float[Array,
 
 
 def roll_out(values: Taps, gradients: Taps, *, num_heads: int) -> Float[Array, "step case patch"]:
-    """Return each patch's relevance to the class token through all blocks' attention, weighted by its gradient.
-
-    Args:
-      values: queries, keys and values [case, token, 3 * width] of each block, under names that end with "/qkv".
-      gradients: with respect to each block's mixed values, [step, case, token, width], under "/out".
-    """
+    """Return each patch's relevance to the class token through all blocks' attention, weighted by its gradient."""
     relevance = None
     num_blocks = len(gradients)
     for block in reversed(range(num_blocks)):

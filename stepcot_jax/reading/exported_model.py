@@ -1,7 +1,6 @@
 """The parts of a trained model as an export holds them: JSON and safetensors, read without running its programs.
 
-An export has `settings.json`, `calibration.json`, `pairs.json` and `statistics.json` under the names of a workdir: the
-same functions read them from a run and from an export.
+Files of an export have their names in a workdir: the same functions read them from both.
 """
 
 import dataclasses
@@ -21,8 +20,7 @@ from stepcot_jax.training.exported_weights import MANIFEST_FILE, read_weights, r
 from stepcot_jax.training.state import Params, unflatten
 
 ENCODER = "image_encoder"
-PROMPTS = "prompts"
-"""Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder."""
+PROMPTS = "prompts"  # Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder
 
 LABELS_FILE = "labels.json"
 
@@ -32,22 +30,14 @@ _ACCEPTED = "expected a file that stepcot export wrote"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredParts:
-    """The networks of a run or of an export, with what they need.
-
-    Attributes:
-      text_features: float32 [step, width]; None without text.
-      frozen: the frozen image encoder; None if the parameters hold one.
-      params: by network, its parameter tree.
-      best_steps: the update of each network's weights.
-      trained_on: the training data in a few words; "" if the export does not say.
-    """
+    """The networks of a run or of an export, with what they need."""
 
     chain: Chain
-    text_features: jax.Array | None
-    frozen: FrozenImageEncoder | None
-    params: dict[str, Params]
-    best_steps: dict[str, int]
-    trained_on: str = ""
+    text_features: jax.Array | None  # float32 [step, width]; None without text
+    frozen: FrozenImageEncoder | None  # the frozen image encoder; None if the parameters hold one
+    params: dict[str, Params]  # by network, its parameter tree
+    best_steps: dict[str, int]  # the update of each network's weights
+    trained_on: str = ""  # the training data in a few words; "" if the export does not say
 
 
 class _Model(msgspec.Struct):

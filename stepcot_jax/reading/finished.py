@@ -14,38 +14,30 @@ from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibra
 from stepcot_jax.evaluation.operating_points import OperatingPoints, read_points
 from stepcot_jax.evaluation.predictions import SplitPredictions, probabilities_by_step, read_predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file
+from stepcot_jax.host.files import read_json
 from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored import StoredSettings, read_stored
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, read_reading
 from stepcot_jax.training.log import METRICS_FILE
 
-_MOST_REPORT_BYTES = 64 * 2**20
 _MOST_LOG_BYTES = 2**28
 _MOST_LINE_BYTES = 2**20
 
-Entry = Mapping[str, Any]
-"""Numbers that a run logged at one update."""
+Entry = Mapping[str, Any]  # Numbers that a run logged at one update
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """Settings, log and predictions of a run.
-
-    Attributes:
-      split: each network's predictions for the test split.
-      calibration: fitted on the validation split; None if the run fitted none.
-      operating_points: thresholds of the answers; None if the run chose none.
-    """
+    """Settings, log and predictions of a run."""
 
     workdir: pathlib.Path
     settings: StoredSettings
     chain: Chain
     entries: Sequence[Entry]
     report: Mapping[str, Any]
-    split: SplitPredictions
-    calibration: Calibration | None
-    operating_points: OperatingPoints | None = None
+    split: SplitPredictions  # each network's predictions for the test split
+    calibration: Calibration | None  # fitted on the validation split; None if the run fitted none
+    operating_points: OperatingPoints | None = None  # thresholds of the answers; None if the run chose none
 
     def check_model(self, model: str) -> None:
         """Refuse a network without predictions."""
@@ -95,13 +87,8 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
 
 def _read_report(path: pathlib.Path) -> Mapping[str, Any]:
     expected = "expected the report of a finished run"
-    try:
-        report = json.loads(read_file(path, max_bytes=_MOST_REPORT_BYTES))
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); {expected}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is not valid JSON ({error}); {expected}") from None
-    counts = report.get("num_cases") if isinstance(report, dict) else None
+    report = read_json(path, dict[str, Any], accepted=expected)
+    counts = report.get("num_cases")
     if not isinstance(counts, dict) or not all(isinstance(number, int) for number in counts.values()):
         raise BadInput(f"{path} has no 'num_cases' with whole numbers; {expected}")
     return report

@@ -31,16 +31,11 @@ MAKER = "stepcot_jax"
 
 @dataclasses.dataclass(frozen=True)
 class ReportingNetwork:
-    """The network that a structured report names as its observer.
+    """The network that a structured report names as its observer."""
 
-    Attributes:
-      name: "teacher" or "student", with "with counted pairs" if they were added to its logits.
-      digest: SHA-256 of its weights, in hex.
-    """
-
-    name: str
+    name: str  # "teacher" or "student", with "with counted pairs" if they were added to its logits
     version: str
-    digest: str
+    digest: str  # SHA-256 of its weights, in hex
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -54,13 +49,7 @@ class ReportingNetwork:
 
 
 class Readings(list[ChainReading]):
-    """Readings of several radiographs, in order, without those that could not be read.
-
-    `pandas.DataFrame(readings.as_rows())` is a table of them.
-
-    Attributes:
-      problems: why an image could not be read, by its name: its path, or "image 3" for the third of a list.
-    """
+    """Readings of several radiographs, in order, without those that could not be read."""
 
     def __init__(self, readings: Iterable[ChainReading] = ()) -> None:
         super().__init__(readings)
@@ -88,13 +77,7 @@ def load(
     pairs: bool = False,
     system: System | None = None,
 ) -> "ImageReader":
-    """Load a trained network as a reader of radiographs.
-
-    Args:
-      pairs: whether steps after a given one also follow the pairs of answers that the run counted in its training
-        labels (`evaluation.consistency`); for a network trained as published, which hardly follows given answers.
-      system: see `load_trained`.
-    """
+    """Load a trained network as a reader; with `pairs` steps also follow the pairs that the run counted in training."""
     workdir = pathlib.Path(workdir)
     model = model or read_default_model(workdir)
     return ImageReader(
@@ -193,11 +176,7 @@ class ImageReader:
         given: Given | None = None,
         refuse: Callable[[str], None],
     ) -> Iterator[ChainReading]:
-        """Read files in batches.
-
-        Args:
-          refuse: called with a message for each file that cannot be read; the file is skipped.
-        """
+        """Read files in batches; an unreadable one is skipped and reported to `refuse`."""
         shares = self.distributions(given)
         batches = read_pictures(
             paths,
@@ -211,11 +190,7 @@ class ImageReader:
             yield from self._read_pictures([str(name) for name in names], pictures, projections, shares)
 
     def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
-        """Return the step whose answer is expected to settle the last step most, at the run's costs.
-
-        Returns:
-          The step with the last step's answer for each of its answers; None if there is none left to ask.
-        """
+        """Return the step whose answer is expected to settle the last step most, at the run's costs; None for none."""
         images = to_input([reading.picture], self.trained.preprocessing)
         most = max(self.trained.chain.answers_per_step)
         given = np.zeros((1, len(reading.steps), most), np.float32)

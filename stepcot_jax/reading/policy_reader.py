@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 
 from stepcot_jax.box import Box, Corners, convert, pixels
 from stepcot_jax.data.images.drawn_boxes import draw_named_boxes
-from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
+from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey, resize_image
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import make_printable
@@ -24,11 +24,34 @@ from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reading.radiographs import read_pixels
-from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_question
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Kind, Record
 from stepcot_jax.run.stored import StoredRun
+from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedPolicy(StoredPolicy):
+    """The trained policy of a run, ready to answer questions."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Preprocessing of pictures; boxes of replies refer to the stretched picture."""
+        preprocessing = self.run.preprocessing if self.patches is None else self.patches.encoder.preprocessing
+        return dataclasses.replace(preprocessing, fit="stretch")
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest accepted width times height of an image."""
+        return self.run.max_pixels
+
+
+def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPolicy:
+    """Load the policy of a run, with the weights of a phase, or of the last that was validated."""
+    stored = read_policy(workdir, phase=phase)
+    return TrainedPolicy(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)})
+
 
 # A user's question: its kind, its prompt, and the message on words that a closed vocabulary lacks.
 
@@ -42,11 +65,7 @@ _NUM_NEAR = 4
 
 
 def guess_kind(question: str, *, choices: Sequence[str] = ()) -> Kind:
-    """Return the kind of a question: "single" with choices, "closed" if it asks for yes or no, else "open".
-
-    >>> guess_kind("Is there an effusion?"), guess_kind("Where is the mass?"), guess_kind("Which?", choices=("A", "B"))
-    ('closed', 'open', 'single')
-    """
+    """Return the kind of a question: "single" with choices, "closed" if it asks for yes or no, else "open"."""
     if choices:
         return "single"
     return "closed" if _YES_OR_NO.match(question) else "open"
@@ -55,11 +74,7 @@ def guess_kind(question: str, *, choices: Sequence[str] = ()) -> Kind:
 def ask_question(
     question: str, *, image_size: tuple[int, int], choices: Sequence[str] = (), kind: str | None = None
 ) -> Record:
-    """Return a question as a record, whose answer is a placeholder.
-
-    Args:
-      image_size: width and height in pixels of the picture that boxes of the reply refer to.
-    """
+    """Return a question as a record, whose answer is a placeholder."""
     if isinstance(choices, str):
         raise BadInput(f"choices: {choices[:80]!r} is one text; a sequence of texts is required")
     kind = kind or guess_kind(question, choices=choices)
@@ -153,26 +168,16 @@ def _similar_questions(record: Record, workdir: pathlib.Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answered:
-    """A policy's reply to a question.
-
-    Attributes:
-      kind: kind of the question, of `record.KINDS`.
-      text: the reply as generated.
-      reply: the reply as its dialect reads it; `.problems` lists why it is not well formed.
-      answer: "Yes" or "No", a letter, several letters or folded text, by the kind; None if no answer could be read.
-      boxes: named boxes of the answer, corners in pixels of the image as given.
-      image_size: width and height of the image as given.
-      picture: uint8 [height, width, 3], the image as given.
-    """
+    """A policy's reply to a question."""
 
     question: str
-    kind: Kind
+    kind: Kind  # kind of the question, of `record.KINDS`
     choices: tuple[str, ...]
-    text: str
-    reply: Reply
-    answer: str | tuple[str, ...] | None
-    boxes: tuple[Box, ...]
-    image_size: tuple[int, int]
+    text: str  # the reply as generated
+    reply: Reply  # the reply as its dialect reads it; `.problems` lists why it is not well formed
+    answer: str | tuple[str, ...] | None  # by the kind; None if none could be read
+    boxes: tuple[Box, ...]  # named boxes of the answer, corners in pixels of the image as given
+    image_size: tuple[int, int]  # width and height of the image as given
     picture: UInt8[np.ndarray, "height width 3"] = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -217,13 +222,7 @@ class Answered:
 
 
 class PolicyReader:
-    """Answers questions about radiographs; see `load_reader`.
-
-    The first call compiles the network, which takes seconds; later calls reuse it.
-
-    Attributes:
-      trained: the run.
-    """
+    """Answers questions about radiographs; the first call compiles the network, which takes seconds."""
 
     def __init__(self, trained: TrainedPolicy) -> None:
         self.trained = trained
@@ -318,7 +317,6 @@ def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) ->
 
 
 def _scale_boxes(reply: Reply, *, read_size: int, image_size: tuple[int, int]) -> tuple[Box, ...]:
-    """Return the boxes of a reply in pixels of the image as given."""
     side = (read_size, read_size)
     corners = convert(reply.boxes(side), source=pixels(side), target=pixels(image_size))
     return tuple(Box(region.label, _corners(box)) for region, box in zip(reply.references or (), corners, strict=True))

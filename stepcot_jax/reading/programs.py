@@ -1,8 +1,6 @@
 """Read batches of images with a trained network, compiled once for one batch size.
 
-For a handful of cases the teacher's time is the time to read its weights. Its scan over steps copies each step's head
-out of the stacked heads, which for one case doubles that time; `split_heads` avoids the copy. Training keeps the stack:
-its copies take little time compared with a batch's arithmetic, and it compiles once for all steps.
+The teacher's scan copies each step's head out of the stacked ones, twice the time for one case: `split_heads`.
 """
 
 import contextlib
@@ -39,8 +37,7 @@ from stepcot_jax.training.state import Params
 # The compiled program that reads a batch of images: encoder, gate's distance, and the network's steps.
 
 
-GateArrays = tuple[jax.Array, jax.Array]
-"""Mean and whitening of a gate, divided by its limit."""
+GateArrays = tuple[jax.Array, jax.Array]  # Mean and whitening of a gate, divided by its limit
 
 
 @functools.partial(jax.jit, static_argnames=("networks", "model", "with_attention"))
@@ -129,24 +126,13 @@ cache, where a copy costs nothing, while separately compiled steps take a second
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A network's output for images.
+    """A network's output for images."""
 
-    Attributes:
-      logits: of each step's answers; padding beyond a step's own answers.
-      probabilities: calibrated if the run fitted temperatures, else the softmax of the logits.
-      answer_sets: answers in the conformal sets; None without calibration. Their coverage was measured without given
-        answers and does not hold for steps after a given one.
-      attention: of the teacher's graph, [case, step, layer, head, node i, node j]; None for the student or without
-        `with_attention`.
-      gate_scores: distance of each image to the training images, above 1 outside of them (`evaluation.gate`); None if
-        the run stored no gate.
-    """
-
-    logits: Float32[np.ndarray, "case step answer"]
-    probabilities: Float[np.ndarray, "case step answer"]
-    answer_sets: Bool[np.ndarray, "case step answer"] | None
-    attention: Float32[np.ndarray, "case step layer head node node"] | None
-    gate_scores: Float[np.ndarray, "case"] | None = None
+    logits: Float32[np.ndarray, "case step answer"]  # of each step's answers; padding beyond a step's own answers
+    probabilities: Float[np.ndarray, "case step answer"]  # calibrated if the run fitted temperatures
+    answer_sets: Bool[np.ndarray, "case step answer"] | None  # their coverage does not hold after a given answer
+    attention: Float32[np.ndarray, "case step layer head node node"] | None  # of the teacher, for each layer
+    gate_scores: Float[np.ndarray, "case"] | None = None  # above 1: outside of the training images
 
 
 class _Part(NamedTuple):
@@ -158,11 +144,7 @@ class _Part(NamedTuple):
 
 
 class Reader:
-    """Reads images with one network of a run.
-
-    Args:
-      pairs: log-ratios of pairs of answers, added to the logits of steps after given ones; None for the network alone.
-    """
+    """Reads images with one network of a run; `pairs` add to the logits of steps after given ones."""
 
     def __init__(
         self,
@@ -193,7 +175,6 @@ class Reader:
 
     @functools.cached_property
     def _laid_out(self) -> Params:
-        """The parameters in `read_batch`'s layout."""
         if self.model == "teacher" and self._networks.teacher.unroll:
             return {**self.params, "teacher": split_heads(self.params["teacher"])}
         return self.params
@@ -217,12 +198,7 @@ class Reader:
         images: Float32[np.ndarray, "case height width 3"],
         given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
     ) -> Reading:
-        """Read images.
-
-        Args:
-          given_answers: labels [case, step], -1 where the network answers; or distributions [case, step, answer], zeros
-            where it answers.
-        """
+        """Read images; given answers are labels [case, step], -1 for none, or distributions [case, step, answer]."""
         images = np.asarray(images, np.float32)
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
         side = self.trained.preprocessing.size
@@ -267,10 +243,7 @@ class Reader:
         return {"images": images} if frozen is None else {"image_features": jnp.asarray(frozen.encode(images))}
 
     def given_reader(self, images: Float32[np.ndarray, "case height width 3"]) -> ReadGiven:
-        """Return a function from given answers to probabilities of the images, which are encoded once.
-
-        The probabilities are calibrated if the run fitted temperatures, which it does without given answers.
-        """
+        """Return a function from given answers to probabilities of the images, which are encoded once."""
         frozen, calibration = self.trained.frozen_encoder, self.trained.calibration
         if frozen is None:
             features = encode_in_parts(self._networks, self.params, {"images": images}, size=self.batch_size)

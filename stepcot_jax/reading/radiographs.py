@@ -34,8 +34,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 _BATCHES_AHEAD = 4
 
 Pixels = UInt8[np.ndarray, "size size 3"]
-Scale = tuple[float, float]
-"""Values of an array that are black and white."""
+Scale = tuple[float, float]  # Values of an array that are black and white
 
 
 class Complaints:
@@ -57,12 +56,7 @@ class Complaints:
 def find_images(
     paths: Iterable[pathlib.Path], *, refuse: Callable[[str], None], note: Callable[[str], None] = lambda _: None
 ) -> list[pathlib.Path]:
-    """Return the image files among paths, each once: files as named, and all images below folders, sorted.
-
-    Args:
-      paths: files and folders. In a folder, PNG, JPEG and DICOM files are recognised by their first bytes or by their
-        suffix, so that a damaged image is reported when it is read. Links that lead out of the folder are skipped.
-    """
+    """Return files as named, and all images below folders, sorted, by first bytes or suffix, but no links out."""
     images: dict[pathlib.Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -118,13 +112,7 @@ def read_picture(
 def read_radiograph(
     image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None
 ) -> tuple[UInt8[np.ndarray, "size size 3"], Projection]:
-    """Return a radiograph at the encoder's size, and its projection by the DICOM header ("" if that has none).
-
-    Args:
-      image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
-        [height, width, 3]: uint8, or any numbers with `scale`.
-      scale: values of an array that are black and white; values beyond are clipped.
-    """
+    """Return a radiograph at the encoder's size and its projection; arguments as `ImageReader.read`."""
     if scale is not None:
         image = apply_scale(image, scale)
     if isinstance(image, np.ndarray):
@@ -212,10 +200,7 @@ def read_pictures(
     num_threads: int,
     refuse: Callable[[str], None],
 ) -> Iterator[tuple[list[pathlib.Path], list[Pixels], list[Projection]]]:
-    """Yield batches of files, pixels and projections; threads read some batches ahead.
-
-    An unreadable file is skipped and reported to `refuse`, in the order of the files.
-    """
+    """Yield batches of files, pixels and projections in order, read ahead by threads; `refuse` gets unreadable ones."""
 
     def read(path: pathlib.Path) -> tuple[Pixels, Projection] | BadInput:
         try:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 # Changes that given answers cause in later steps.
 
 
-_LEAST_SHIFT = 0.001
-"""Smaller changes of a probability are below the precision of a printed reading."""
+_LEAST_SHIFT = 0.001  # Smaller changes of a probability are below the precision of a printed reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,19 +79,13 @@ Points = Mapping[int, tuple[str, float, float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """An answer with an operating point.
-
-    Attributes:
-      threshold: probability from which the finding is called; infinite if it never is.
-      sensitivity: of the test cases at the threshold; NaN where no test case has the answer.
-      specificity: of the test cases at the threshold; NaN where every test case has the answer.
-    """
+    """An answer with an operating point."""
 
     answer: str
     probability: float
-    threshold: float
-    sensitivity: float
-    specificity: float
+    threshold: float  # probability from which the finding is called; infinite if it never is
+    sensitivity: float  # of the test cases at the threshold; NaN where no test case has the answer
+    specificity: float  # of the test cases at the threshold; NaN where every test case has the answer
 
     @property
     def is_above(self) -> bool:
@@ -101,7 +94,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON; None for numbers that are not finite."""
-        numbers = {name: getattr(self, name) for name in ("threshold", "sensitivity", "specificity")}
+        numbers = {name: getattr(self, name) for name in _FIGURES}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         return {**finite, "above": self.is_above}
 
@@ -149,18 +142,11 @@ _LIMIT = "1 is the limit"
 
 @dataclasses.dataclass(frozen=True)
 class ImageCheck:
-    """An image compared with the images that a network was trained on.
+    """An image compared with the images that a network was trained on."""
 
-    Attributes:
-      trained_on: the training data in a few words; "" if unknown.
-      gate_score: distance to the training images, above 1 outside of them (`evaluation.gate`); None if the run stored
-        no gate.
-      projection: projection by the DICOM header; "" if it has none.
-    """
-
-    trained_on: str = ""
-    gate_score: float | None = None
-    projection: Projection = ""
+    trained_on: str = ""  # the training data in a few words; "" if unknown
+    gate_score: float | None = None  # distance to the training images, above 1 outside of them
+    projection: Projection = ""  # projection by the DICOM header; "" if it has none
 
     @property
     def outside(self) -> bool | None:
@@ -174,7 +160,8 @@ class ImageCheck:
         if self.outside:
             lines.append(f"outside of what it was trained on: score {self.gate_score:.2f} ({_LIMIT})")
         if self.projection not in ("frontal", ""):
-            lines.append(f"the DICOM header names {_article(self.projection)} view; the network expects a frontal one")
+            article = "an" if self.projection[0] in "aeiou" else "a"
+            lines.append(f"the DICOM header names {article} {self.projection} view; the network expects a frontal one")
         return tuple(lines)
 
     def __str__(self) -> str:
@@ -185,10 +172,6 @@ class ImageCheck:
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON."""
         return {**dataclasses.asdict(self), "outside": self.outside, "warnings": list(self.warnings)}
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 # Write a chain of answers as one readable paragraph.
@@ -209,22 +192,13 @@ _WORDINGS = dict(
         ),
         strict=True,
     )
-)
-"""Wordings of the published steps; any other step becomes "name: answer"."""
+)  # Wordings of the published steps; any other step becomes "name: answer"
 
 _FIRST, _LAST = _NAMES[0], _NAMES[-1]
 
 
 def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
-    """Write answers as a paragraph.
-
-    Args:
-      answers: each step with its label and that label's probability; None if a person gave the answer.
-
-    >>> step = Step("Detection", "Is there any?", ("No abnormality", "Increased opacity"))
-    >>> write_paragraph([(step, 1, 0.81)])
-    'The radiograph shows increased opacity (81 %).'
-    """
+    """Write answers, each a step, its label and probability (None: given by a person), as a paragraph."""
     sentences: list[str] = []
     clauses: list[str] = []
     absent: list[str] = []
@@ -267,26 +241,15 @@ def _soften(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StepAnswer:
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-      step: the question with its options.
-      label: label of the most probable answer: the person's if one was given, else the network's.
-      probabilities: the network's probability of each option, also if an answer was given.
-      given_shares: the person's probability of each option; () if no answer was given.
-      answer_set: the options of the conformal set, most probable first; None without calibration.
-      coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
-      points: operating points by label (`find_points`), the same mapping for all images; empty without, and from a
-        given answer on.
-    """
-
-    step: Step
-    label: int
-    probabilities: tuple[float, ...]
-    given_shares: tuple[float, ...]
-    answer_set: tuple[str, ...] | None
-    coverage_range: tuple[float, float] | None = None
-    points: Points = dataclasses.field(default_factory=dict, hash=False)
+    step: Step  # the question with its options
+    label: int  # label of the most probable answer: the person's if one was given, else the network's
+    probabilities: tuple[float, ...]  # the network's probability of each option, also if an answer was given
+    given_shares: tuple[float, ...]  # the person's probability of each option; () if no answer was given
+    answer_set: tuple[str, ...] | None  # of the conformal set, most probable first
+    coverage_range: tuple[float, float] | None = None  # 95 % range
+    points: Points = dataclasses.field(default_factory=dict, hash=False)  # empty from a given answer on
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -296,9 +259,7 @@ class StepAnswer:
     @property
     def above(self) -> tuple[str, ...]:
         """The answers at or above their operating points, most probable first."""
-        called = [label for label, point in self.points.items() if self.probabilities[label] >= point[1]]
-        called.sort(key=lambda label: -self.probabilities[label])
-        return tuple(self.step.options[label] for label in called)
+        return tuple(finding.answer for finding in self.findings if finding.is_above)
 
     @property
     def given(self) -> bool:
@@ -334,12 +295,7 @@ def answer_step(
     model: str,
     spread: tuple[float, float] | None = None,
 ) -> list[StepAnswer]:
-    """Return the answers of all cases to a step.
-
-    Args:
-      probabilities: the network's, padded beyond the step's answers.
-      given: distributions that a person gave, the same for all cases, zeros where the network answers.
-    """
+    """Return the answers of all cases to a step; `given` are a person's distributions, zeros without."""
     probabilities = probabilities[:, : step.num_answers]
     shares = tuple(given[position, : step.num_answers].tolist()) if given[position].any() else ()
     labels = [int(np.argmax(shares))] * len(probabilities) if shares else probabilities.argmax(axis=1).tolist()
@@ -366,40 +322,22 @@ def answer_step(
 
 @dataclasses.dataclass(frozen=True)
 class ChainReading:
-    """A network's reading of one radiograph.
+    """A network's reading of one radiograph."""
 
-    Attributes:
-      source: the image, such as its path.
-      model: "teacher" or "student", with "with counted pairs" if they were added to its logits.
-      calibrated: whether the probabilities were calibrated on the validation split, which is read without given
-        answers: it does not hold for the steps after a given one.
-      coverage: target share of answer sets that hold the true answer; None without answer sets.
-      steps: the answers, in the chain's order.
-      flipped: later answers that the given ones changed; empty without given answers.
-      shifted: the change in each later step; empty without given answers.
-      picture: uint8 [size, size, 3], for reading it again; None if it was not kept.
-      coverage_of: the coverage in words (`Calibration.describe_coverage`).
-      uncalibrated: names of the steps whose temperature could not be fitted.
-      never_together: pairs of these answers that no training chain has although 20 were expected by chance, in words.
-      rule: the rule that chose the operating points, in words; "" without any.
-      check: the image compared with those that the network was trained on.
-      report: file of its structured report, or why there is none; "" if none was requested (`structured_report`).
-    """
-
-    source: str
-    model: str
-    calibrated: bool
-    coverage: float | None
-    steps: tuple[StepAnswer, ...]
-    flipped: tuple[Flip, ...] = ()
-    shifted: tuple[Shift, ...] = ()
-    picture: Any = dataclasses.field(default=None, repr=False, compare=False)
-    coverage_of: str = ""
-    uncalibrated: tuple[str, ...] = ()
-    never_together: tuple[str, ...] = ()
-    rule: str = ""
+    source: str  # the image, such as its path
+    model: str  # "teacher" or "student", with "with counted pairs" if they were added to its logits
+    calibrated: bool  # on readings without given answers
+    coverage: float | None  # target share of answer sets that hold the true answer; None without answer sets
+    steps: tuple[StepAnswer, ...]  # the answers, in the chain's order
+    flipped: tuple[Flip, ...] = ()  # later answers that the given ones changed; empty without given answers
+    shifted: tuple[Shift, ...] = ()  # the change in each later step; empty without given answers
+    picture: Any = dataclasses.field(default=None, repr=False, compare=False)  # uint8 [size, size, 3]
+    coverage_of: str = ""  # the coverage in words (`Calibration.describe_coverage`)
+    uncalibrated: tuple[str, ...] = ()  # names of the steps whose temperature could not be fitted
+    never_together: tuple[str, ...] = ()  # in words
+    rule: str = ""  # the rule that chose the operating points, in words; "" without any
     check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
-    report: str = ""
+    report: str = ""  # file of its structured report, or why there is none
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -509,16 +447,16 @@ class ChainReading:
 
     def _describe_changes(self) -> list[str]:
         """Return the answers that training never had together and the changes by given answers, one a line."""
-        return [*(f"never together in training: {pair}" for pair in self.never_together), *self._describe_shifts()]
+        lines = [f"never together in training: {pair}" for pair in self.never_together]
+        if self.shifted:
+            flips = [f"{flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
+            lines += [f"changed by the given answers: {flip}" for flip in flips]
+            lines += [] if flips else ["the given answers changed no later answer"]
+            lines.append(describe_shifts(self.shifted))
+        return lines
 
     def _describe_called(self) -> list[str]:
         return describe_called({answer.step.name: answer.findings for answer in self.steps}, self.rule)
-
-    def _describe_shifts(self) -> list[str]:
-        if not self.shifted:
-            return []
-        lines = [f"changed by the given answers: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
-        return [*(lines or ["the given answers changed no later answer"]), describe_shifts(self.shifted)]
 
 
 def make_readings(
@@ -537,12 +475,7 @@ def make_readings(
     trained_on: str = "",
     projections: Sequence[Projection] = (),
 ) -> list[ChainReading]:
-    """Return the readings of images in words.
-
-    Args:
-      given: distributions that a person gave, the same for all images, zeros where the network answers; None for none.
-      pairs: whether counted pairs were added to the network's logits; the readings then name them.
-    """
+    """Return the readings of images in words; `given` are a person's distributions for all images."""
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
     by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points)
     labels = np.array([[answer.label for answer in answers] for answers in by_step]).T
@@ -577,7 +510,6 @@ def _answer_steps(
     calibration: "Calibration | None",
     points: "OperatingPoints | None",
 ) -> list[list[StepAnswer]]:
-    """Return the answers of all cases to each step."""
     sets = reading.answer_sets
     return [
         answer_step(

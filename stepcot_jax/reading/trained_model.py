@@ -92,31 +92,20 @@ class _Statistics(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The trained networks of a run, ready to read images.
-
-    Attributes:
-      params: by network ("teacher", "student"), the parameter tree at that network's best update.
-      best_steps: the update of each network's weights.
-      text_features: float32 [step, width]; None without text.
-      preprocessing: from an image to the encoder's input.
-      frozen_encoder: None if the parameters hold "image_encoder".
-      calibration: of the networks' confidence; None if the run fitted none.
-      reliance: by network, how far a true answer moves later ones on average, 0 to 1; empty if the run did not measure.
-      trained_on: the training data in a few words, such as "phantoms (drawn images), 3,000 cases".
-    """
+    """The trained networks of a run, ready to read images."""
 
     workdir: pathlib.Path
     run: StoredRun
     chain: Chain
     networks: Networks
-    params: dict[str, Params]
-    best_steps: dict[str, int]
-    text_features: jax.Array | None
-    preprocessing: Preprocessing
-    frozen_encoder: FrozenImageEncoder | None
-    calibration: "Calibration | None"
-    reliance: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    trained_on: str = ""
+    params: dict[str, Params]  # by network ("teacher", "student"), the parameter tree at that network's best update
+    best_steps: dict[str, int]  # the update of each network's weights
+    text_features: jax.Array | None  # float32 [step, width]; None without text
+    preprocessing: Preprocessing  # from an image to the encoder's input
+    frozen_encoder: FrozenImageEncoder | None  # None if the parameters hold "image_encoder"
+    calibration: "Calibration | None"  # of the networks' confidence; None if the run fitted none
+    reliance: Mapping[str, float | None] = dataclasses.field(default_factory=dict)  # by network, 0 to 1
+    trained_on: str = ""  # the training data in a few words, such as "phantoms (drawn images), 3,000 cases"
 
     @functools.cached_property
     def rules(self) -> Rules | None:
@@ -150,13 +139,7 @@ class Trained:
 def load_trained(
     workdir: pathlib.Path, *, names: tuple[str, ...] | None = None, system: System | None = None
 ) -> Trained:
-    """Load the networks of a run, or of an export of one.
-
-    Args:
-      names: of the networks to load, "teacher" and "student"; None loads all.
-      system: the system whose networks the run trained, if only its caller can make them (`sc.fit`); None makes those
-        of the settings.
-    """
+    """Load the networks of a run, or of an export of one."""
     workdir = pathlib.Path(workdir)
     run = read_stored(workdir)
     if run.problem:
@@ -199,7 +182,6 @@ def load_trained(
 
 
 def _networks_of(system: System, workdir: pathlib.Path) -> Networks:
-    """Return the networks of a caller's system."""
     networks: Networks | None = getattr(system, "networks", None)
     if networks is None:
         raise BadInput(f"{workdir}: {type(system).__name__} has no networks that read step by step (see StepCoT)")
@@ -207,7 +189,6 @@ def _networks_of(system: System, workdir: pathlib.Path) -> Networks:
 
 
 def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
-    """Return the networks of a workdir."""
     stored, run = read_reading(workdir), read_stored(workdir)
     frozen = run.load_frozen(workdir, stored.encoder_digest)
     params, best_steps = _restore(workdir / "checkpoints", names)

@@ -63,12 +63,6 @@ def test_objects_are_written_whole_and_removed(store, tmp_path):
 def test_an_error_of_the_store_is_one_line_with_its_address(store, tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=r"memory://.*/run: cannot be read \(FileNotFoundError"):
         store.download({"never": tmp_path / "x"})
-    monkeypatch.setattr(type(store._files), "pipe_file", lambda *given, **options: 1 / 0)
-    with pytest.raises(StoreError, match=r"cannot be written \(ZeroDivisionError: division by zero\)"):
-        store.write("a", b"")
-
-
-def test_an_object_that_would_leave_the_folder_is_refused(store, monkeypatch):
     monkeypatch.setattr(store._files, "find", lambda root, detail: {f"{root}/../x": {"size": 1}}, raising=False)
     with pytest.raises(StoreError, match=r"'\.\./x' is not the name of a file"):
         store.list()
@@ -116,8 +110,8 @@ def test_a_manifest_and_a_lease_of_earlier_versions_are_read(store, machine):
     manifest = json.loads(store.read(MANIFEST))
     store.write(MANIFEST, json.dumps({"checkpoints": manifest["checkpoints"]}).encode())
     store.write("run.lock", b"{}")
-    assert names(machine("two").folder) == names(one.folder) == {"log", "checkpoints/1/a"}
-    assert names(download(store.address)) == {"log", "checkpoints/1/a"}
+    files = names(one.folder)
+    assert files == names(machine("two").folder) == names(download(store.address)) == {"log", "checkpoints/1/a"}
 
 
 def test_only_what_has_changed_is_copied_and_read_for_its_digest(store, machine, monkeypatch):

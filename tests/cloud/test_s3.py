@@ -1,6 +1,7 @@
 """Folders on a store through s3fs and a local server of S3."""
 
 import pathlib
+import shutil
 
 import pytest
 from cloud.s3_server import BUCKET, s3_server
@@ -44,33 +45,34 @@ def test_a_bucket_that_is_missing_is_one_line_without_the_key():
     assert "\n" not in str(found.value)
 
 
-def make(folder: pathlib.Path) -> pathlib.Path:
-    for name in ("log", "checkpoints/1/a", "checkpoints/1/deep/b"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    return folder
-
-
 def texts(folder: pathlib.Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_goes_there_and_back(tmp_path, monkeypatch):
+@pytest.fixture
+def files(tmp_path):
+    for name in ("log", "checkpoints/1/a", "checkpoints/1/deep/b"):
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_text(name)
+    return tmp_path / "here"
+
+
+def test_a_run_goes_there_and_back(files, tmp_path, monkeypatch):
     address = f"s3://{BUCKET}/run"
     one = Remote(address, say=print)
     one.start()
-    make(one.folder)
+    shutil.copytree(files, one.folder, dirs_exist_ok=True)
     one.finish()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     two = Remote(address, say=print)
     two.start()
-    assert texts(two.folder) == texts(one.folder) == texts(download(address))
+    assert texts(two.folder) == texts(one.folder) == texts(download(address)) == texts(files)
 
 
-def test_a_folder_is_sent_and_fetched_and_a_file_is_read_alone(tmp_path, capsys):
+def test_a_folder_is_sent_and_fetched_and_a_file_is_read_alone(files, tmp_path, capsys):
     address = f"s3://{BUCKET}/folder"
     for expected in ("3 files sent, 0 were there", "0 files sent, 3 were there"):
-        sync([str(make(tmp_path / "here") if "3 files sent" in expected else tmp_path / "here"), address])
+        sync([str(files), address])
         assert expected in capsys.readouterr().out
-    assert texts(download(address, tmp_path / "there")) == texts(tmp_path / "here")
+    assert texts(download(address, tmp_path / "there")) == texts(files)
     assert download(f"{address}/log").read_text() == "log"

@@ -1,5 +1,6 @@
-"""Temperatures against a fine grid; answer sets against their stated coverage."""
+"""Temperatures against a fine grid; answer sets against their stated coverage; the file of both."""
 
+import json
 import math
 
 import numpy as np
@@ -7,21 +8,28 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.calibration import (
     Calibration,
     answer_sets,
     calibrated_probabilities,
+    choose_one_per_patient,
+    conformal_threshold,
+    find_rank,
     fit_calibration,
     fit_temperature,
+    read_calibration,
+    spread_of_coverage,
+    write_calibration,
 )
-from stepcot_jax.evaluation.conformal import conformal_threshold, spread_of_coverage
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
 
 VAL = make_split(3, num_cases=200, num_patients=120).predictions
 ONE_STEP = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),))
+NUM_SPLITS = 3000
 
 
 def draw_step(rng, num_cases: int, *, sharpness: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -31,6 +39,15 @@ def draw_step(rng, num_cases: int, *, sharpness: float = 1.0) -> tuple[np.ndarra
     shares = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
     labels = (rng.random((num_cases, 1)) > shares).sum(axis=1)
     return logits * sharpness, np.minimum(labels, 3)
+
+
+def of_step(labels, logits) -> Predictions:
+    return Predictions(np.arange(len(labels)), np.asarray(labels)[:, None], {"model": logits[:, None]})
+
+
+def sets_of(logits, calibration) -> np.ndarray:
+    probabilities = calibrated_probabilities(logits[:, None], "model", calibration, ONE_STEP)
+    return answer_sets(probabilities, "model", calibration, ONE_STEP)[:, 0]
 
 
 def mean_nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
@@ -48,27 +65,21 @@ def test_no_other_temperature_makes_the_true_answers_more_probable(seed, log_sha
             assert best <= mean_nll(logits, labels, other) + 1e-12
 
 
-@pytest.mark.parametrize("sharpness", [0.2, 1.0, 5.0])
-def test_a_model_that_is_too_sure_by_a_factor_gets_that_factor(sharpness):
-    logits, labels = draw_step(np.random.default_rng(0), 20_000, sharpness=sharpness)
-    temperature, note = fit_temperature(logits, labels)
-    assert (temperature, note) == (pytest.approx(sharpness, rel=0.05), "")
-
-
 def test_what_fits_no_temperature_keeps_one_and_says_why():
     logits, labels = draw_step(np.random.default_rng(1), 40)
-    assert fit_temperature(logits[:19], labels[:19]) == (1.0, "19 annotated cases, fewer than 20: temperature 1")
-    assert fit_temperature(logits[:0], labels[:0])[0] == 1.0
-    assert fit_temperature(logits, np.full(40, 2)) == (1.0, "every case has the same answer: temperature 1")
-    temperature, note = fit_temperature(logits, logits.argmax(axis=1))
-    assert temperature == 1.0
-    assert "answered correctly" in note
-    temperature, note = fit_temperature(logits, logits.argmin(axis=1))
-    assert temperature == pytest.approx(100)
-    assert "upper bound" in note
+    for case, expected, words in (
+        ((logits[:19], labels[:19]), 1, "19 annotated cases, fewer than 20: temperature 1"),
+        ((logits[:0], labels[:0]), 1, "0 annotated cases"),
+        ((logits, np.full(40, 2)), 1, "every case has the same answer: temperature 1"),
+        ((logits, logits.argmax(axis=1)), 1, "answered correctly"),
+        ((logits, logits.argmin(axis=1)), 100, "upper bound"),
+    ):
+        temperature, note = fit_temperature(*case)
+        assert temperature == pytest.approx(expected)
+        assert words in note
 
 
-def test_a_temperature_changes_no_answer_and_padding_stays_impossible():
+def test_each_step_is_fitted_by_its_own_annotated_cases_and_padding_stays_impossible():
     calibration = fit_calibration(VAL, CHAIN)
     for model, logits in VAL.logits.items():
         probabilities = calibrated_probabilities(logits, model, calibration, CHAIN)
@@ -79,15 +90,10 @@ def test_a_temperature_changes_no_answer_and_padding_stays_impossible():
         for position, step in enumerate(CHAIN.steps):
             assert (probabilities[:, position, step.num_answers :] == 0).all()
             assert not sets[:, position, step.num_answers :].any()
-
-
-def test_each_step_is_fitted_by_its_own_annotated_cases():
-    calibration = fit_calibration(VAL, CHAIN)
-    for position, step in enumerate(CHAIN.steps):
-        known = VAL.labels[:, position] != NOT_ANNOTATED
-        own = VAL.logits["student"][known, position, : step.num_answers].astype(float)
-        assert calibration.temperatures["student"][position] == fit_temperature(own, VAL.labels[known, position])[0]
-        assert calibration.notes["student"][position] == ""
+            known = VAL.labels[:, position] != NOT_ANNOTATED
+            own = logits[known, position, : step.num_answers].astype(float)
+            assert calibration.temperatures[model][position] == fit_temperature(own, VAL.labels[known, position])[0]
+            assert calibration.notes[model][position] == ""
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
@@ -99,17 +105,33 @@ def test_the_threshold_is_the_smallest_with_enough_scores_below(seed, num_cases,
     assert threshold == (min(candidates) if candidates else math.inf)
 
 
-def test_too_few_cases_leave_every_answer_in_the_set_and_say_so():
-    calibration = fit_calibration(make_split(0, num_cases=8, missing=0.0).predictions, CHAIN, coverage=0.9)
-    assert calibration.thresholds["teacher"] == (math.inf,) * 3
-    assert all("too few for a coverage of 0.9" in note for note in calibration.notes["teacher"])
-    logits = VAL.logits["teacher"]
-    probabilities = calibrated_probabilities(logits, "teacher", calibration, CHAIN)
-    sizes = answer_sets(probabilities, "teacher", calibration, CHAIN).sum(axis=2)
-    np.testing.assert_array_equal(sizes, np.tile([2, 3, 4], (200, 1)))
+@given(st.integers(0, 600), st.sampled_from([0.5, 0.8, 0.9, 0.99]), st.sampled_from([0.6, 0.9, 0.95, 0.999]))
+def test_the_rank_is_the_lowest_that_reaches_the_coverage_at_the_confidence(num_cases, coverage, confidence):
+    """Against the binomial distribution: so many of n uniform scores lie below the coverage."""
+    rank = find_rank(num_cases, coverage=coverage, confidence=confidence)
+    plain = find_rank(num_cases, coverage=coverage)
+    reached = [stats.binom.cdf(k - 1, num_cases, coverage) >= confidence for k in range(num_cases + 1)]
+    enough = [k for k in range(plain, num_cases + 1) if reached[k]]
+    assert rank == (enough[0] if enough else num_cases + 1)
+    assert rank >= min(plain, num_cases + 1)
 
 
-@pytest.mark.parametrize(("num_val", "coverage"), [(30, 0.9), (100, 0.8), (60, 0.95)])
+@pytest.mark.parametrize(("num_cases", "coverage", "confidence"), [(100, 0.9, 0.95), (60, 0.8, 0.9), (30, 0.9, 0)])
+def test_splits_reach_the_coverage_as_often_as_stated_and_stay_within_the_range(num_cases, coverage, confidence):
+    # Scores are uniform in 0..1, so that the share of new cases below a threshold is the threshold itself.
+    scores = np.random.default_rng(0).random((NUM_SPLITS, num_cases))
+    reached = np.array([conformal_threshold(own, coverage=coverage, confidence=confidence) for own in scores])
+    low, high = spread_of_coverage(num_cases, coverage=coverage, confidence=confidence)
+    assert np.mean(reached < low) == pytest.approx(0.025, abs=0.01)
+    assert np.mean(reached > high) == pytest.approx(0.025, abs=0.01)
+    share = (reached >= coverage).mean()
+    if confidence:
+        assert share >= confidence - 3.5 * math.sqrt(confidence * (1 - confidence) / NUM_SPLITS)
+    else:
+        assert share < 0.65
+
+
+@pytest.mark.parametrize(("num_val", "coverage"), [(30, 0.9), (100, 0.8)])
 def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
     """Coverage of the whole fit, temperature included, over 300 draws of a validation and a test split.
 
@@ -121,17 +143,11 @@ def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
     shares = []
     for _ in range(num_draws):
         logits, labels = draw_step(rng, num_val + num_test, sharpness=3.0)
-        val, test = logits[:num_val], logits[num_val:]
-        calibration = fit_calibration(
-            Predictions(np.arange(num_val), labels[:num_val, None], {"model": val[:, None]}),
-            ONE_STEP,
-            coverage=coverage,
-        )
-        threshold = calibration.thresholds["model"][0]
+        calibration = fit_calibration(of_step(labels[:num_val], logits[:num_val]), ONE_STEP, coverage=coverage)
+        test, truth = logits[num_val:], (np.arange(num_test), labels[num_val:])
         probabilities = calibrated_probabilities(test[:, None], "model", calibration, ONE_STEP)[:, 0]
-        bare = 1 - probabilities[np.arange(num_test), labels[num_val:]] <= threshold
-        sets = answer_sets(probabilities[:, None], "model", calibration, ONE_STEP)[:, 0]
-        held = sets[np.arange(num_test), labels[num_val:]]
+        bare = 1 - probabilities[truth] <= calibration.thresholds["model"][0]
+        held = sets_of(test, calibration)[truth]
         assert (held >= bare).all()
         shares.append((bare.mean(), held.mean()))
     bare_share, held_share = np.mean(shares, axis=0)
@@ -143,33 +159,29 @@ def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
 
 def test_a_set_by_hand():
     """An answer at the threshold is in the set; the most probable answer is always in it."""
-    calibration = Calibration(coverage=0.9, temperatures={"model": (1.0,)}, thresholds={"model": (0.75,)})
     probabilities = np.array([[[0.5, 0.25, 0.125, 0.125]], [[0.25, 0.25, 0.25, 0.25]]])
-    sets = answer_sets(probabilities, "model", calibration, ONE_STEP)
-    assert sets[:, 0].tolist() == [[True, True, False, False], [True] * 4]
-    strict = Calibration(coverage=0.1, temperatures={"model": (1.0,)}, thresholds={"model": (0.1,)})
-    sets = answer_sets(probabilities, "model", strict, ONE_STEP)
-    assert sets[:, 0].tolist() == [[True, False, False, False]] * 2
+    for limit, expected in ((0.75, [[True, True, False, False], [True] * 4]), (0.1, [[True, False, False, False]] * 2)):
+        calibration = Calibration(coverage=0.9, temperatures={"model": (1.0,)}, thresholds={"model": (limit,)})
+        assert answer_sets(probabilities, "model", calibration, ONE_STEP)[:, 0].tolist() == expected
 
 
-# Coverage by answer
-
-
-def by_hand(labels: list[int], true_probabilities: list[float]) -> Predictions:
-    """Predictions of `ONE_STEP` that give the true answer these probabilities, and the rest to the next answer."""
-    probabilities = np.full((len(labels), 1, 4), 1e-9)
-    rows = np.arange(len(labels))
-    probabilities[rows, 0, labels] = true_probabilities
-    probabilities[rows, 0, (np.array(labels) + 1) % 4] = 1 - np.array(true_probabilities)
-    return Predictions(rows, np.array(labels)[:, None], {"model": np.log(probabilities).astype(np.float32)})
+def test_too_few_cases_leave_every_answer_in_the_set_and_say_so():
+    calibration = fit_calibration(make_split(0, num_cases=8, missing=0.0).predictions, CHAIN, coverage=0.9)
+    assert calibration.thresholds["teacher"] == (math.inf,) * 3
+    assert all("too few for a coverage of 0.9" in note for note in calibration.notes["teacher"])
+    probabilities = calibrated_probabilities(VAL.logits["teacher"], "teacher", calibration, CHAIN)
+    sizes = answer_sets(probabilities, "teacher", calibration, CHAIN).sum(axis=2)
+    np.testing.assert_array_equal(sizes, np.tile([2, 3, 4], (200, 1)))
 
 
 def test_each_answer_has_the_threshold_of_its_own_cases():
     """20 normal chests seen clearly, 10 masses hardly seen, 4 effusions: too few of them, and of the nodules none."""
-    labels = [0] * 20 + [1] * 10 + [2] * 4
-    val = by_hand(labels, [0.99] * 20 + [0.05] * 10 + [0.9] * 4)
-    calibration = fit_calibration(val, ONE_STEP, coverage_by="answer")
-    plain = fit_calibration(val, ONE_STEP)
+    labels = np.array([0] * 20 + [1] * 10 + [2] * 4)
+    shares, rows = np.full((34, 4), 1e-9), np.arange(34)
+    shares[rows, labels] = [0.99] * 20 + [0.05] * 10 + [0.9] * 4
+    shares[rows, (labels + 1) % 4] = 1 - shares[rows, labels]
+    val = of_step(labels, np.log(shares).astype(np.float32))
+    calibration, plain = fit_calibration(val, ONE_STEP, coverage_by="answer"), fit_calibration(val, ONE_STEP)
     assert (calibration.thresholds, calibration.temperatures) == (plain.thresholds, plain.temperatures)
     assert (plain.coverage_by, plain.answer_thresholds) == ("step", {})
     probabilities = calibrated_probabilities(val.logits["model"], "model", calibration, ONE_STEP)
@@ -179,7 +191,7 @@ def test_each_answer_has_the_threshold_of_its_own_cases():
     assert limits[2:] == (math.inf, math.inf)
     note = "in every set, with too few cases for a coverage of 0.9: Effusion (4), Nodule (0)"
     assert calibration.notes["model"] == (note,)
-    sets = answer_sets(probabilities, "model", calibration, ONE_STEP)[:, 0]
+    sets = sets_of(val.logits["model"][:, 0], calibration)
     assert sets[:, 2:].all()
     assert sets[20:30, 1].all()
     assert calibration.describe_coverage() == "90 % of the cases of each answer"
@@ -191,33 +203,18 @@ def test_a_rare_answer_is_held_as_often_as_stated_by_answer_and_far_less_by_step
     held = {"step": [], "answer": []}
     for _ in range(200):
         labels = (rng.random(600) < 1 / 12).astype(int)
-        logits = rng.normal(0, 1, (600, 1, 4)).astype(np.float32) + np.array([3, 0, -4, -4], np.float32)
-        logits[labels == 1, 0, 1] += 1
-        val, test = (
-            Predictions(np.arange(300), labels[part, None], {"model": logits[part]})
-            for part in (slice(0, 300), slice(300, 600))
-        )
-        rare = test.labels[:, 0] == 1
+        logits = rng.normal(0, 1, (600, 4)).astype(np.float32) + np.array([3, 0, -4, -4], np.float32)
+        logits[labels == 1, 1] += 1
+        rare = labels[300:] == 1
         for by, shares in held.items():
-            calibration = fit_calibration(val, ONE_STEP, coverage_by=by)
-            probabilities = calibrated_probabilities(test.logits["model"], "model", calibration, ONE_STEP)
-            sets = answer_sets(probabilities, "model", calibration, ONE_STEP)
-            shares.append((sets[rare, 0, 1].mean(), sets[np.arange(300), 0, test.labels[:, 0]].mean()))
+            calibration = fit_calibration(of_step(labels[:300], logits[:300]), ONE_STEP, coverage_by=by)
+            sets = sets_of(logits[300:], calibration)
+            shares.append((sets[rare, 1].mean(), sets[np.arange(300), labels[300:]].mean()))
     (rare_by_step, all_by_step), (rare_by_answer, all_by_answer) = (np.mean(held[by], axis=0) for by in held)
     deviation = np.std(held["answer"], axis=0)[0] / math.sqrt(200)
     assert rare_by_answer > 0.9 - 3.5 * deviation
     assert rare_by_step < 0.7
     assert min(all_by_step, all_by_answer) > 0.89
-
-
-@pytest.mark.parametrize(("num_cases", "coverage"), [(30, 0.9), (200, 0.9), (95, 0.8)])
-def test_the_range_holds_the_coverage_of_95_percent_of_validation_splits(num_cases, coverage):
-    # Scores are uniform in 0..1, so that the share of new cases below a threshold is the threshold itself.
-    scores = np.random.default_rng(0).random((4000, num_cases))
-    reached = np.array([conformal_threshold(own, coverage=coverage) for own in scores])
-    low, high = spread_of_coverage(num_cases, coverage=coverage)
-    assert np.mean(reached < low) == pytest.approx(0.025, abs=0.008)
-    assert np.mean(reached > high) == pytest.approx(0.025, abs=0.008)
 
 
 def test_the_range_of_a_step_counts_its_annotated_cases():
@@ -238,10 +235,120 @@ def test_the_range_of_a_step_counts_its_annotated_cases():
     assert calibration.coverage_range("other", 0) is None
 
 
-def test_an_unknown_model_or_coverage_is_refused():
-    calibration = fit_calibration(VAL, CHAIN)
+def draw_patients(rng, num_patients: int):
+    """Three cases of each patient with nearly the same logits, so that they are as good as one."""
+    logits, labels = draw_step(rng, num_patients)
+    logits, labels = np.repeat(logits, 3, axis=0), np.repeat(labels, 3)
+    logits = (logits + rng.normal(0, 0.01, logits.shape)).astype(np.float32)
+    return of_step(labels, logits), np.repeat([f"p{number}" for number in range(num_patients)], 3)
+
+
+def test_patients_with_several_cases_count_once():
+    """150 splits of 60 patients: with every case counted, far too few of them reach the coverage."""
+    rng = np.random.default_rng(1)
+    new, _ = draw_patients(rng, 4000)
+    reached = {"patients": 0, "cases": 0}
+    for _ in range(150):
+        val, patients = draw_patients(rng, 60)
+        for by, known in (("patients", patients), ("cases", None)):
+            found = fit_calibration(val, ONE_STEP, confidence=0.9, patients=known)
+            sets = sets_of(new.logits["model"][:, 0], found)
+            reached[by] += sets[np.arange(len(sets)), new.labels[:, 0]].mean() >= 0.9
+            assert sum(found.num_cases["model"][0]) == (60 if by == "patients" else 180)
+    assert reached["patients"] >= 150 * 0.9 - 3.5 * math.sqrt(150 * 0.9 * 0.1)
+    assert reached["cases"] < reached["patients"] - 15
+
+
+def test_one_case_of_each_patient_and_every_case_without_one():
+    patients = np.array(["a", "b", "a", "", "c", "", "a"])
+    chosen = choose_one_per_patient(patients)
+    assert sorted(patients[chosen].tolist()) == ["", "", "a", "b", "c"]
+    assert (np.diff(chosen) > 0).all()
+    np.testing.assert_array_equal(chosen, choose_one_per_patient(patients))
+    assert choose_one_per_patient(np.array([], dtype=str)).tolist() == []
+
+
+def test_coverage_by_answer_holds_at_the_confidence_for_each_answer():
+    val, patients = draw_patients(np.random.default_rng(2), 300)
+    found = fit_calibration(val, ONE_STEP, coverage_by="answer", confidence=0.95, patients=patients)
+    assert found.num_cases["model"][0] == tuple(np.bincount(val.labels[::3, 0], minlength=4).tolist())
+    probabilities = calibrated_probabilities(val.logits["model"], "model", found, ONE_STEP)
+    for answer, limit in enumerate(found.answer_thresholds["model"][0]):
+        own = np.flatnonzero(val.labels[:, 0] == answer)
+        scores = 1 - probabilities[own[choose_one_per_patient(patients[own])], 0, answer]
+        assert limit == conformal_threshold(scores, coverage=0.9, confidence=0.95)
+
+
+def test_the_confidence_and_its_lack_of_cases_are_told():
+    val, patients = draw_patients(np.random.default_rng(3), 28)
+    found = fit_calibration(val, ONE_STEP, confidence=0.95, patients=patients)
+    assert (found.thresholds["model"], found.coverage_range("model", 0)) == ((math.inf,), None)
+    (note,) = found.notes["model"]
+    assert note.startswith("84 cases of 28 patients are too few for a coverage of 0.9 at a confidence of 0.95")
+    val, patients = draw_patients(np.random.default_rng(4), 450)
+    text = fit_calibration(val, ONE_STEP, confidence=0.95, patients=patients).describe_coverage("model")
+    assert text == (
+        "90 % or more of all cases together, not of each answer, at a confidence of 95 % for each step (95 % range "
+        "with 450 validation cases: 89.6 to 94.5 %)"
+    )
+
+
+@pytest.mark.parametrize("wanted", [{"coverage": 0}, {"coverage": 1}, {"coverage": math.nan}, {"confidence": 1}])
+def test_shares_outside_are_refused(wanted):
+    with pytest.raises(ValueError, match=f"{next(iter(wanted))} must be"):
+        fit_calibration(VAL, CHAIN, **wanted)
+
+
+def test_what_is_written_comes_back_and_earlier_files_have_no_range(tmp_path):
+    path = tmp_path / "calibration.json"
+    for val in (make_split(0, num_cases=8).predictions, VAL):
+        for by in ("answer", "step"):
+            calibration = fit_calibration(val, CHAIN, coverage=0.8, coverage_by=by, confidence=0.6)
+            write_calibration(path, calibration, CHAIN)
+            assert read_calibration(path, CHAIN) == calibration
+            assert ("answer_thresholds" in path.read_text()) == (by == "answer")
     with pytest.raises(BadInput, match="model 'reader' is not one of teacher, student"):
         calibrated_probabilities(VAL.logits["teacher"], "reader", calibration, CHAIN)
-    for coverage in (0, 1, -0.1, math.nan):
-        with pytest.raises(ValueError, match="coverage"):
-            fit_calibration(VAL, CHAIN, coverage=coverage)
+    found = json.loads(path.read_text())
+    for step in (step for steps in found["models"].values() for step in steps):
+        del step["num_cases"], step["coverage_range"]
+    del found["confidence"]
+    path.write_text(json.dumps(found))
+    earlier = read_calibration(path, CHAIN)
+    assert (earlier.num_cases, earlier.confidence, earlier.coverage_range("teacher", 0)) == ({}, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        (None, {"coverage": 1.5}, r"\$\.coverage"),
+        (None, {"confidence": 1}, r"\$\.confidence"),
+        (None, {"layout": "other"}, "'layout': 'other'"),
+        (None, {"models": {"student": []}}, "student: calibration of another chain: it has 0 steps"),
+        ("teacher", {"temperature": 0}, r"\.temperature"),
+        ("teacher", {"threshold": "x"}, r"\.threshold"),
+        ("teacher", {"answer_thresholds": [2, None]}, r"answer_thresholds\[0\]"),
+        ("student", {"answer_thresholds": [0.5, None]}, "student, 'Distribution': 'answer_thresholds' is missing"),
+        ("teacher", {"num_cases": [2]}, "'Detection', 'num_cases': 1 numbers for 2 options"),
+        ("teacher", {"num_cases": [2, -1]}, r"num_cases\[1\]"),
+        ("teacher", {"name": "Finding"}, "teacher: calibration of another chain"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path, model, changes, message):
+    path = tmp_path / "calibration.json"
+    write_calibration(path, fit_calibration(VAL, CHAIN), CHAIN)
+    found = json.loads(path.read_text())
+    (found if model is None else found["models"][model][0]).update(changes)
+    path.write_text(json.dumps(found))
+    with pytest.raises(BadInput, match=message) as refused:
+        read_calibration(path, CHAIN)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff{", b"[" * 10**6, b" " * 2**25])
+def test_no_file_or_no_json_or_too_much_is_refused(tmp_path, content):
+    path = tmp_path / "calibration.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"calibration\.json"):
+        read_calibration(path, CHAIN)

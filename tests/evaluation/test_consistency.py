@@ -15,10 +15,11 @@ from scipy.special import log_softmax
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.answers import draw_answers
 from stepcot_jax.evaluation.consistency import (
+    answer_and_decode,
     count_broken,
     count_pairs,
     decode_consistent,
-    decoding_effect,
+    decoding_figures,
     find_clear_chest,
     inconsistent,
     list_broken,
@@ -30,6 +31,8 @@ from stepcot_jax.evaluation.consistency import (
     share_inconsistent,
     write_pairs,
 )
+from stepcot_jax.evaluation.predictions import Predictions
+from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.errors import BadInput
 
 NORMAL = [0, 3, 5, 6, 4, 6, 0]
@@ -46,15 +49,10 @@ def make_chain(answers_per_step: tuple[int, ...]) -> Chain:
 
 
 def draw_rules(rng: np.random.Generator, answers_per_step: tuple[int, ...], *, share_allowed: float):
-    """Rules with random forbidden pairs of every kind, and unequal transition probabilities."""
-    chain = make_chain(answers_per_step)
-    counts = count_pairs(
-        np.stack([rng.integers(0, num_answers, 20) for num_answers in answers_per_step], axis=1), chain
-    )
-    rules = make_rules(chain, counts=counts, min_expected=math.inf)
-    return dataclasses.replace(
-        rules, allowed={pair: rng.random(own.shape) < share_allowed for pair, own in rules.allowed.items()}
-    )
+    """Rules with random forbidden pairs of every kind."""
+    rules = make_rules(make_chain(answers_per_step))
+    allowed = {pair: rng.random(own.shape) < share_allowed for pair, own in rules.allowed.items()}
+    return dataclasses.replace(rules, allowed=allowed)
 
 
 def every_consistent_chain(rules) -> list[tuple[int, ...]]:
@@ -65,43 +63,27 @@ def every_consistent_chain(rules) -> list[tuple[int, ...]]:
     ]
 
 
-def score(chain, scores, rules, weight: float) -> float:
-    own = sum(step[answer] for step, answer in zip(scores, chain, strict=True))
-    moves = zip(rules.log_transitions, chain[:-1], chain[1:], strict=True)
-    return own + weight * sum(move[before, after] for move, before, after in moves)
-
-
 @given(
     st.integers(0, 2**32 - 1),
     st.lists(st.integers(2, 4), min_size=1, max_size=5).map(tuple),
     st.sampled_from([0.4, 0.7, 1.0]),
-    st.sampled_from([0.0, 0.5, 2.0]),
 )
-def test_decoding_finds_the_best_of_all_consistent_chains(seed, answers_per_step, share_allowed, weight):
+def test_decoding_finds_the_best_of_all_consistent_chains(seed, answers_per_step, share_allowed):
     rng = np.random.default_rng(seed)
     rules = draw_rules(rng, answers_per_step, share_allowed=share_allowed)
     scores = tuple(log_softmax(rng.normal(0, 2, (3, num_answers)), axis=1) for num_answers in answers_per_step)
     consistent = every_consistent_chain(rules)
     if not consistent:
         with pytest.raises(BadInput, match="no chain keeps them all"):
-            decode_consistent(scores, rules, transition_weight=weight)
+            decode_consistent(scores, rules)
         return
-    decoded = decode_consistent(scores, rules, transition_weight=weight)
+    decoded = decode_consistent(scores, rules)
     for case, found in enumerate(decoded.tolist()):
-        own = [step[case] for step in scores]
-        assert tuple(found) in consistent
-        best = max(score(chain, own, rules, weight) for chain in consistent)
-        assert score(found, own, rules, weight) == pytest.approx(best)
+        worth = {
+            chain: sum(step[case, answer] for step, answer in zip(scores, chain, strict=True)) for chain in consistent
+        }
+        assert worth[tuple(found)] == pytest.approx(max(worth.values()))
     assert not inconsistent(decoded, rules).any()
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_without_rules_each_step_is_answered_for_itself(seed):
-    scores = tuple(
-        log_softmax(np.random.default_rng(seed).normal(0, 1, (6, step.num_answers)), axis=1) for step in CHAIN.steps
-    )
-    decoded = decode_consistent(scores, make_rules(CHAIN))
-    np.testing.assert_array_equal(decoded, np.stack([own.argmax(axis=1) for own in scores], axis=1))
 
 
 def test_an_impossible_answer_still_gives_way_to_the_rules():
@@ -160,8 +142,6 @@ def test_pairs_are_counted_and_unannotated_steps_passed_over():
     assert counts[0, 1].tolist() == [[0, 3, 0], [0, 0, 0]]
     assert counts[0, 2].tolist() == [[0, 0, 2, 1], [1, 0, 0, 0]]
     assert counts[1, 2].tolist() == [[0, 0, 0, 0], [0, 0, 2, 1], [1, 0, 0, 0]]
-    shares = np.exp(make_rules(CHAIN, counts=counts).log_transitions[1])
-    np.testing.assert_allclose(shares, [[1 / 4] * 4, [1 / 7, 1 / 7, 3 / 7, 2 / 7], [2 / 5, 1 / 5, 1 / 5, 1 / 5]])
 
 
 def test_a_pair_is_forbidden_where_chance_would_have_shown_it():
@@ -222,27 +202,28 @@ def test_what_the_phantom_never_does_is_learned(phantom):
     assert share_inconsistent(shuffled, rules) > 0.8
 
 
+def measure(labels, logits, chain, rules) -> dict[str, np.ndarray]:
+    predictions = Predictions(np.arange(len(labels)), labels.astype(np.int32), {"model": logits})
+    before, after = answer_and_decode(predictions, chain, rules, model="model")
+    np.testing.assert_array_equal(before, logits.argmax(axis=2))
+    figures = decoding_figures(count_once(len(labels)), before=before, after=after, labels=labels, rules=rules)
+    return {"after": after, **{name: values[0] for name, values in figures.items()}}
+
+
 def test_the_effect_is_that_of_the_decoded_chains():
     split = make_split(4, num_cases=80)
     rules = draw_rules(np.random.default_rng(1), CHAIN.answers_per_step, share_allowed=0.7)
-    found = decoding_effect(split.predictions, CHAIN, rules)
-    labels = split.predictions.labels
-    for model, logits in split.predictions.logits.items():
-        scores = tuple(
-            log_softmax(logits[:, position, : step.num_answers].astype(float), axis=1)
-            for position, step in enumerate(CHAIN.steps)
-        )
-        before = logits.argmax(axis=2)
-        after = decode_consistent(scores, rules)
-        effect = found[model]
-        assert effect["share_inconsistent"] == inconsistent(before, rules).mean() > 0
-        assert effect["share_changed"] == effect["share_inconsistent"]
-        for position in range(3):
-            known = labels[:, position] >= 0
-            for answers, accuracy in ((before, effect["accuracy_before"]), (after, effect["accuracy_after"])):
-                assert accuracy[position] == (answers == labels)[known, position].mean()
-        right = ((after == labels) | (labels < 0)).all(axis=1)[(labels >= 0).any(axis=1)]
-        assert effect["chain_accuracy_after"] == pytest.approx(right.mean())
+    labels, logits = split.predictions.labels, split.predictions.logits["student"]
+    effect = measure(labels, logits, CHAIN, rules)
+    before, after = logits.argmax(axis=2), effect["after"]
+    assert effect["share_inconsistent"] == inconsistent(before, rules).mean() > 0
+    assert effect["share_changed"] == effect["share_inconsistent"]
+    for position in range(3):
+        known = labels[:, position] >= 0
+        for answers, accuracy in ((before, effect["accuracy_before"]), (after, effect["accuracy_after"])):
+            assert accuracy[position] == (answers == labels)[known, position].mean()
+    right = ((after == labels) | (labels < 0)).all(axis=1)[(labels >= 0).any(axis=1)]
+    assert effect["chain_accuracy_after"] == pytest.approx(right.mean())
 
 
 def test_decoding_mends_what_noise_has_broken(phantom):
@@ -251,80 +232,65 @@ def test_decoding_mends_what_noise_has_broken(phantom):
     rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(phantom[:2000], DEFAULT_CHAIN))
     test = phantom[2000:]
     logits = rng.normal(0, 1, (1000, 7, 9)).astype(np.float32)
+    logits[:, np.arange(9) >= np.array(DEFAULT_CHAIN.answers_per_step)[:, None]] = -1e9
     logits[np.arange(1000)[:, None], np.arange(7), test] += 2.5
-    effect = decoding_effect(
-        dataclasses.replace(make_split().predictions, labels=test.astype(np.int32), logits={"model": logits}),
-        DEFAULT_CHAIN,
-        rules,
-    )["model"]
+    effect = measure(test, logits, DEFAULT_CHAIN, rules)
     assert effect["chain_accuracy_after"] > effect["chain_accuracy_before"] + 0.1
     assert np.mean(effect["accuracy_after"]) > np.mean(effect["accuracy_before"]) + 0.02
 
 
-def test_what_does_not_fit_is_refused():
-    rules = make_rules(CHAIN)
-    good = tuple(np.zeros((2, step.num_answers)) for step in CHAIN.steps)
-    with pytest.raises(ValueError, match=r"\[case, 3\]; got \(1, 2\)"):
-        inconsistent(np.zeros((1, 2), int), rules)
-    with pytest.raises(ValueError, match="case 1, step 2: answer 3 is not 0 to 2"):
-        count_pairs(np.array([[0, 0, 0], [0, 3, 0]]), CHAIN)
-    with pytest.raises(ValueError, match="got shapes"):
-        decode_consistent(good[:2], rules)
-    with pytest.raises(ValueError, match="numbers"):
-        decode_consistent((np.full((2, 2), math.nan), *good[1:]), rules)
-    for weight in (-1, math.nan, math.inf):
-        with pytest.raises(ValueError, match="transition_weight"):
-            decode_consistent(good, rules, transition_weight=weight)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: inconsistent(np.zeros((1, 2), int), make_rules(CHAIN)), r"\[case, 3\]; got \(1, 2\)"),
+        (lambda: count_pairs(np.array([[0, 0, 0], [0, 3, 0]]), CHAIN), "case 1, step 2: answer 3 is not 0 to 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
-def test_pairs_on_disk_come_back_and_others_are_refused(tmp_path, phantom):
-    path = tmp_path / "pairs.json"
-    counts = count_pairs(phantom, DEFAULT_CHAIN)
-    write_pairs(path, counts, DEFAULT_CHAIN)
-    found = read_pairs(path, DEFAULT_CHAIN)
-    assert list(found) == list(counts)
-    for pair, own in counts.items():
-        np.testing.assert_array_equal(found[pair], own)
-    with pytest.raises(BadInput, match="pairs of another chain: it has 7 steps, not 3"):
-        read_pairs(path, CHAIN)
-    with pytest.raises(BadInput, match="cannot be read"):
-        read_pairs(tmp_path / "none.json", CHAIN)
-    whole = json.loads(path.read_text())
+def test_pairs_on_disk_come_back_and_those_of_earlier_versions_make_rules_alone(tmp_path, phantom):
+    path, counts = tmp_path / "pairs.json", count_pairs(phantom, DEFAULT_CHAIN)
     weights = {"teacher": (0.0, *np.arange(1.0, 7.0))}
     write_pairs(path, counts, DEFAULT_CHAIN, weights=weights)
+    found = read_pairs(path, DEFAULT_CHAIN)
+    assert list(found) == list(counts)
+    assert all((found[pair] == own).all() for pair, own in counts.items())
     ratios = read_pair_ratios(path, DEFAULT_CHAIN, model="teacher")
     assert ratios.weights == weights["teacher"]
     np.testing.assert_array_equal(ratios.ratios, make_ratios(counts, DEFAULT_CHAIN))
-    with pytest.raises(BadInput, match="'weights', 'student': found 0, expected 7; a run of an earlier version"):
-        read_pair_ratios(path, DEFAULT_CHAIN, model="student")
-    for change, message in (
-        (lambda file: file["pairs"].pop(), "'pairs': "),
-        (lambda file: file["pairs"][0]["counts"].pop(), r"counts of steps \(0, 1\) must be 4 rows of 4"),
-        (lambda file: file["pairs"][0]["counts"][0].pop(), "counts of steps"),
-        (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, -1), "whole numbers from 0"),
-        (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, "x"), r"\$\.pairs"),
-        (lambda file: file.update(layout="other"), "'layout': 'other'"),
-        (lambda file: file.update(weights={"teacher": [-1.0]}), r"\$\.weights"),
-    ):
-        file = json.loads(json.dumps(whole))
-        change(file)
-        path.write_text(json.dumps(file))
-        with pytest.raises(BadInput, match=message):
-            read_pairs(path, DEFAULT_CHAIN)
-    path.write_bytes(b" " * (2**24 + 1))
-    with pytest.raises(BadInput, match="16777217 bytes"):
-        read_pairs(path, DEFAULT_CHAIN)
-
-
-def test_pairs_of_a_run_of_an_earlier_version_make_rules_alone(tmp_path, phantom):
-    path, counts = tmp_path / "pairs.json", count_pairs(phantom, DEFAULT_CHAIN)
-    wanted = {pair: counts[pair] for pair in pairs_of(DEFAULT_CHAIN.num_steps)}
-    write_pairs(path, wanted, DEFAULT_CHAIN)
+    write_pairs(path, {pair: counts[pair] for pair in pairs_of(DEFAULT_CHAIN.num_steps)}, DEFAULT_CHAIN)
     file = json.loads(path.read_text())
     del file["weights"]
     path.write_text(json.dumps(file | {"layout": "stepcot_jax pairs of answers 1"}))
     rules, expected = (make_rules(DEFAULT_CHAIN, counts=own) for own in (read_pairs(path, DEFAULT_CHAIN), counts))
     assert rules.allowed.keys() == expected.allowed.keys()
     assert all((rules.allowed[pair] == own).all() for pair, own in expected.allowed.items())
-    with pytest.raises(BadInput, match="a run of an earlier version"):
-        read_pair_ratios(path, DEFAULT_CHAIN, model="teacher")
+    with pytest.raises(BadInput, match="'weights', 'student': found 0, expected 7; a run of an earlier version"):
+        read_pair_ratios(path, DEFAULT_CHAIN, model="student")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda file: file["pairs"].pop(), "'pairs': "),
+        (lambda file: file["pairs"][0]["counts"].pop(), r"counts of steps \(0, 1\) must be 4 rows of 4"),
+        (lambda file: file["pairs"][0]["counts"][0].pop(), "counts of steps"),
+        (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, -1), "whole numbers from 0|pairs"),
+        (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, "x"), r"\$\.pairs"),
+        (lambda file: file.update(layout="other"), "'layout': 'other'"),
+        (lambda file: file.update(weights={"teacher": [-1.0]}), r"\$\.weights"),
+        (lambda file: file["steps"].pop(), "pairs of another chain: it has 6 steps, not 7"),
+    ],
+)
+def test_a_file_of_pairs_that_cannot_be_used_is_named(tmp_path, edit, message):
+    path = tmp_path / "pairs.json"
+    write_pairs(path, count_pairs(np.array([NORMAL, NODULE]), DEFAULT_CHAIN), DEFAULT_CHAIN)
+    file = json.loads(path.read_text())
+    edit(file)
+    path.write_text(json.dumps(file))
+    with pytest.raises(BadInput, match=message) as refused:
+        read_pairs(path, DEFAULT_CHAIN)
+    assert str(path) in str(refused.value)

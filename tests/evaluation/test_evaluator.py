@@ -8,37 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evaluation.small_splits import CHAIN, draw_labels
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.chains import evaluate, majority_chain_accuracy, step_metrics
 from stepcot_jax.evaluation.predictions import Predictions, collect
 
-CHAIN = Chain(
-    (
-        Step("Detection", "Anything?", ("No", "Yes")),
-        Step("Distribution", "How?", ("Focal", "Diffuse", "N/A")),
-        Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),
-    )
-)
 ABSENT = -1e9
 NUM_CASES = 11
 
 
-def draw_logits(seed: int, num_cases: int = NUM_CASES) -> np.ndarray:
-    logits = np.random.default_rng(seed).normal(0, 2, (num_cases, 3, 4)).astype(np.float32)
+def draw_logits(seed: int) -> np.ndarray:
+    logits = np.random.default_rng(seed).normal(0, 2, (NUM_CASES, 3, 4)).astype(np.float32)
     for position, step in enumerate(CHAIN.steps):
         logits[:, position, step.num_answers :] = ABSENT
     return logits
 
 
-def draw_labels(seed: int, num_cases: int = NUM_CASES) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    labels = np.stack([rng.integers(0, step.num_answers, num_cases) for step in CHAIN.steps], axis=1)
-    labels[rng.random(labels.shape) < 0.25] = NOT_ANNOTATED
-    return labels.astype(np.int32)
-
-
-TEACHER, STUDENT, LABELS = draw_logits(1), draw_logits(2), draw_labels(3)
+TEACHER, STUDENT = draw_logits(1), draw_logits(2)
+LABELS = draw_labels(np.random.default_rng(3), NUM_CASES, missing=0.25)
 
 
 def make_batches(order: np.ndarray, size: int) -> list[dict[str, np.ndarray]]:
@@ -59,98 +47,71 @@ def in_order(size: int = 4) -> list[dict[str, np.ndarray]]:
     return make_batches(np.arange(NUM_CASES), size)
 
 
+def check_whole(predictions, rtol=0.0):
+    np.testing.assert_array_equal(predictions.index, np.arange(NUM_CASES))
+    np.testing.assert_array_equal(predictions.labels, LABELS)
+    assert list(predictions.logits) == ["teacher", "student"]
+    assert predictions.logits["teacher"].dtype == np.float32
+    np.testing.assert_allclose(predictions.logits["teacher"], TEACHER, rtol=rtol)
+    np.testing.assert_array_equal(predictions.logits["student"], STUDENT)
+
+
+def evaluate_teacher(labels, logits=TEACHER):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return evaluate(Predictions(np.arange(len(labels)), labels, {"teacher": logits}), CHAIN)["teacher"]
+
+
 @pytest.mark.parametrize("size", [1, 4, 11, 32])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_every_case_comes_once_in_the_order_of_the_split(size, shuffled):
     order = np.random.default_rng(0).permutation(NUM_CASES) if shuffled else np.arange(NUM_CASES)
-    predictions = collect(look_up, make_batches(order, size))
-    np.testing.assert_array_equal(predictions.index, np.arange(NUM_CASES))
-    np.testing.assert_array_equal(predictions.labels, LABELS)
-    np.testing.assert_array_equal(predictions.logits["teacher"], TEACHER)
-    np.testing.assert_array_equal(predictions.logits["student"], STUDENT)
-    assert predictions.logits["teacher"].dtype == np.float32
+    check_whole(collect(look_up, make_batches(order, size)))
 
 
-def test_the_content_of_padding_rows_never_counts():
+def test_padding_rows_never_count_whatever_they_hold_and_wherever_they_stand():
     def spoil_padding(batch):
-        logits = {name: found.copy() for name, found in look_up(batch).items()}
-        for found in logits.values():
-            found[~batch["present"]] = math.nan
-        return logits
+        return {name: np.where(batch["present"][:, None, None], rows, np.nan) for name, rows in look_up(batch).items()}
 
     spoilt = in_order(size=8)
     spoilt[-1]["labels"][~spoilt[-1]["present"]] = 77
-    assert evaluate(collect(spoil_padding, spoilt), CHAIN) == evaluate(collect(look_up, in_order()), CHAIN)
-
-
-def test_padding_rows_are_dropped_wherever_they_stand():
-    def pad_in_front(batch):
-        return {
-            "index": np.concatenate([[0, 7], batch["index"]]).astype(np.int32),
-            "labels": np.concatenate([LABELS[[1, 2]], batch["labels"]]),
-            "present": np.concatenate([[False, False], batch["present"]]),
-        }
-
-    batches = [pad_in_front(batch) for batch in in_order()]
+    check_whole(collect(spoil_padding, spoilt))
+    fronts = {"index": [0, 7], "labels": LABELS[[1, 2]], "present": [False, False]}
+    batches = [{name: np.concatenate([fronts[name], batch[name]]) for name in fronts} for batch in in_order()]
     batches.insert(1, {**batches[0], "present": np.zeros(len(batches[0]["index"]), bool)})
-    predictions = collect(look_up, batches)
-    np.testing.assert_array_equal(predictions.index, np.arange(NUM_CASES))
-    np.testing.assert_array_equal(predictions.labels, LABELS)
-    np.testing.assert_array_equal(predictions.logits["teacher"], TEACHER)
+    check_whole(collect(look_up, batches))
 
 
-def test_predictions_on_the_device_and_in_bfloat16_arrive_as_float32():
+def test_predictions_on_the_device_and_in_bfloat16_arrive_as_float32_in_one_transfer_each(monkeypatch):
     @jax.jit
     def predict(index):
         return {"teacher": jnp.asarray(TEACHER, jnp.bfloat16)[index], "student": jnp.asarray(STUDENT)[index]}
 
+    fetched, device_get = [], jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: fetched.append(tree) or device_get(tree))
     batches = [{name: jnp.asarray(array) for name, array in batch.items()} for batch in in_order()]
     with jax.transfer_guard_device_to_host("disallow"):
-        predictions = collect(lambda batch: predict(batch["index"]), batches)
-    assert predictions.logits["teacher"].dtype == np.float32
-    np.testing.assert_allclose(predictions.logits["teacher"], TEACHER, rtol=2**-8)
-    np.testing.assert_array_equal(predictions.logits["student"], STUDENT)
-
-
-def test_each_batch_is_fetched_from_the_device_once(monkeypatch):
-    fetched = []
-    device_get = jax.device_get
-    monkeypatch.setattr(jax, "device_get", lambda tree: fetched.append(tree) or device_get(tree))
-    collect(look_up, iter(in_order(size=4)))
+        found = collect(lambda batch: dict(reversed(predict(batch["index"]).items())), batches)  # JAX sorts the keys
+    check_whole(found, rtol=2**-8)
     assert len(fetched) == 3
 
 
-def test_the_models_keep_the_order_in_which_they_were_given():
-    assert list(collect(look_up, in_order()).logits) == ["teacher", "student"]
-    assert list(evaluate(collect(look_up, in_order()), CHAIN)) == ["teacher", "student"]
-
-
-def test_a_case_that_comes_twice_is_refused():
-    with pytest.raises(ValueError, match=r"2 cases come more than once, the first at index \[3, 5\]"):
-        collect(look_up, make_batches(np.array([0, 3, 5, 1, 3, 5, 5]), 4))
-
-
-def test_no_batch_is_refused():
-    with pytest.raises(ValueError, match="no batch"):
-        collect(look_up, [])
-
-
-def test_models_that_change_between_batches_are_refused():
-    def forget_student(batch):
-        logits = look_up(batch)
-        return logits if batch["index"][0] == 0 else {"teacher": logits["teacher"]}
-
-    with pytest.raises(ValueError, match=r"has models \['teacher'\]"):
-        collect(forget_student, in_order())
-
-
-def test_logits_that_do_not_fit_the_labels_are_refused():
-    with pytest.raises(ValueError, match=r"teacher: logits \(4, 2, 4\)"):
-        collect(lambda batch: {"teacher": TEACHER[batch["index"], :2]}, in_order())
+@pytest.mark.parametrize(
+    ("predict", "batches", "words"),
+    [
+        (look_up, make_batches(np.array([0, 3, 5, 1, 3, 5, 5]), 4), r"2 cases .* the first at index \[3, 5\]"),
+        (look_up, [], "no batch"),
+        (lambda batch: dict(list(look_up(batch).items())[: 2 - (batch["index"][0] > 0)]), in_order(), "has models"),
+        (lambda batch: {"teacher": TEACHER[batch["index"], :2]}, in_order(), r"teacher: logits \(4, 2, 4\)"),
+    ],
+)
+def test_batches_that_are_no_split_are_refused(predict, batches, words):
+    with pytest.raises(ValueError, match=words):
+        collect(predict, batches)
 
 
 def test_figures_are_those_of_each_steps_own_answers():
-    found = evaluate(collect(look_up, in_order()), CHAIN)["student"]
+    found = evaluate_teacher(LABELS, STUDENT)
     accuracies, majorities = [], []
     for position, step in enumerate(CHAIN.steps):
         weights = np.exp(STUDENT[:, position, : step.num_answers].astype(np.float64))
@@ -159,54 +120,35 @@ def test_figures_are_those_of_each_steps_own_answers():
         )
         assert found.steps[position].confusion == expected.confusion
         assert found.steps[position].auc == pytest.approx(expected.auc)
-        annotated = LABELS[:, position] != NOT_ANNOTATED
-        truth = LABELS[annotated, position]
-        accuracies.append((STUDENT[annotated, position].argmax(axis=1) == truth).mean())
+        truth = LABELS[LABELS[:, position] != NOT_ANNOTATED, position]
+        accuracies.append(expected.accuracy)
         majorities.append(np.bincount(truth).max() / len(truth))
     assert found.mean_accuracy == pytest.approx(np.mean(accuracies))
     assert found.mean_majority_accuracy == pytest.approx(np.mean(majorities))
     right = (STUDENT.argmax(axis=2) == LABELS) | (LABELS == NOT_ANNOTATED)
-    counted = (LABELS != NOT_ANNOTATED).any(axis=1)
-    assert found.chain_accuracy == pytest.approx(right[counted].all(axis=1).mean())
+    assert found.chain_accuracy == pytest.approx(right[(LABELS != NOT_ANNOTATED).any(axis=1)].all(axis=1).mean())
+    logits = STUDENT * np.where(STUDENT == ABSENT, 1, 1e30).astype(np.float32)
+    assert evaluate_teacher(LABELS, logits).mean_accuracy == found.mean_accuracy
 
 
-def test_huge_logits_are_read_without_overflow():
-    logits = TEACHER * np.where(TEACHER == ABSENT, 1, 1e30).astype(np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = evaluate(Predictions(np.arange(NUM_CASES), LABELS, {"teacher": logits}), CHAIN)
-    expected = evaluate(Predictions(np.arange(NUM_CASES), LABELS, {"teacher": TEACHER}), CHAIN)
-    assert found["teacher"].mean_accuracy == expected["teacher"].mean_accuracy
-
-
-def test_a_step_without_annotated_cases_is_left_out_of_the_means():
-    labels = LABELS.copy()
-    labels[:, 1] = NOT_ANNOTATED
-    found = evaluate(Predictions(np.arange(NUM_CASES), labels, {"teacher": TEACHER}), CHAIN)["teacher"]
-    assert found.steps[1].num_cases == 0
-    assert found.mean_accuracy == pytest.approx((found.steps[0].accuracy + found.steps[2].accuracy) / 2)
-    majorities = (found.steps[0].majority_accuracy, found.steps[2].majority_accuracy)
-    assert found.mean_majority_accuracy == pytest.approx(sum(majorities) / 2)
-
-
-def test_steps_with_one_answer_are_left_out_of_the_means_and_keep_their_figures():
+def test_steps_with_one_answer_or_none_are_left_out_of_the_means_and_keep_their_figures():
     labels = LABELS.copy()
     labels[:, 1] = np.where(labels[:, 1] == NOT_ANNOTATED, NOT_ANNOTATED, 1)
     labels[:, 2] = NOT_ANNOTATED
-    labels[0, 2] = 0  # a single case is one answer too
-    found = evaluate(Predictions(np.arange(NUM_CASES), labels, {"teacher": TEACHER}), CHAIN)["teacher"]
-    assert found.mean_accuracy == found.steps[0].accuracy
-    assert found.mean_majority_accuracy == found.steps[0].majority_accuracy < 1
-    assert [step.has_one_answer for step in found.steps] == [False, True, True]
-    assert found.steps[1].majority_accuracy == 1
-    assert not math.isnan(found.steps[1].accuracy)
-
-
-def test_there_is_no_mean_where_every_step_has_one_answer():
-    found = evaluate(Predictions(np.arange(NUM_CASES), np.zeros_like(LABELS), {"teacher": TEACHER}), CHAIN)["teacher"]
-    assert math.isnan(found.mean_accuracy)
-    assert math.isnan(found.mean_majority_accuracy)
-    assert found.majority_chain_accuracy == 1
+    for one_case in (False, True):  # a single case is one answer too
+        if one_case:
+            labels[0, 2] = 0
+        found = evaluate_teacher(labels)
+        assert found.mean_accuracy == found.steps[0].accuracy
+        assert found.mean_majority_accuracy == found.steps[0].majority_accuracy < 1
+        assert [step.has_one_answer for step in found.steps] == [False, True, one_case]
+        assert found.steps[1].majority_accuracy == 1
+        assert found.steps[2].num_cases == one_case
+    alike = evaluate_teacher(np.zeros_like(LABELS))
+    assert (math.isnan(alike.mean_accuracy), alike.majority_chain_accuracy) == (True, 1)
+    nothing = evaluate_teacher(np.full_like(LABELS, NOT_ANNOTATED))
+    figures = (nothing.mean_accuracy, nothing.mean_majority_accuracy, nothing.chain_accuracy)
+    assert all(map(math.isnan, figures))
 
 
 def test_the_majority_of_whole_chains_is_the_better_of_two_constant_chains():
@@ -229,35 +171,21 @@ def test_the_majority_of_whole_chains_is_the_better_of_two_constant_chains():
         assert (math.isnan(found) and not shares) or shares[0] <= found <= max(shares) + 1e-12
 
 
-def test_a_split_without_annotations_is_undefined_without_a_warning():
-    labels = np.full_like(LABELS, NOT_ANNOTATED)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = evaluate(Predictions(np.arange(NUM_CASES), labels, {"teacher": TEACHER}), CHAIN)["teacher"]
-    assert math.isnan(found.mean_accuracy)
-    assert math.isnan(found.mean_majority_accuracy)
-    assert math.isnan(found.chain_accuracy)
-
-
 def test_a_case_without_labels_equals_a_dropped_case():
-    labels = LABELS.copy()
-    labels[::3] = NOT_ANNOTATED
     kept = np.arange(NUM_CASES) % 3 != 0
-    masked = Predictions(np.arange(NUM_CASES), labels, {"teacher": TEACHER})
-    dropped = Predictions(np.arange(NUM_CASES)[kept], labels[kept], {"teacher": TEACHER[kept]})
-    assert evaluate(masked, CHAIN) == evaluate(dropped, CHAIN)
+    masked = np.where(kept[:, None], LABELS, NOT_ANNOTATED)
+    assert evaluate_teacher(masked) == evaluate_teacher(LABELS[kept], TEACHER[kept])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_are_refused_with_model_and_step(bad):
     logits = STUDENT.copy()
     logits[[2, 5], 1, 0] = bad
-    predictions = Predictions(np.arange(NUM_CASES), LABELS, {"teacher": TEACHER, "student": logits})
-    with pytest.raises(FloatingPointError, match="student, step 'Distribution': logits of 2 cases are not finite"):
-        evaluate(predictions, CHAIN)
+    with pytest.raises(FloatingPointError, match="teacher, step 'Distribution': logits of 2 cases are not finite"):
+        evaluate_teacher(LABELS, logits)
 
 
 @pytest.mark.parametrize("logits", [TEACHER[:, :2], TEACHER[:, :, :3]])
 def test_logits_that_do_not_fit_the_chain_are_refused(logits):
     with pytest.raises(ValueError, match=r"\[case, 3, 4 or more\]"):
-        evaluate(Predictions(np.arange(NUM_CASES), LABELS, {"teacher": logits}), CHAIN)
+        evaluate_teacher(LABELS, logits)

@@ -49,14 +49,10 @@ def test_a_channel_that_never_moved_in_training_counts_once_it_moves(gate):
     assert (gate.scores(moved) > gate.scores(still)).all()
 
 
-def test_too_few_validation_images_give_no_gate():
-    training = draw(50, seed=0)
-    assert fit_gate(training, draw(18, seed=1), false_alarms=0.05) is None
-    assert fit_gate(training, draw(19, seed=1), false_alarms=0.05) is not None
-    assert fit_gate(training[:1], draw(19, seed=1), false_alarms=0.05) is None
-
-
-def test_images_that_are_all_alike_give_no_gate():
+@pytest.mark.parametrize(("num_training", "num_validation", "is_fitted"), [(50, 18, 0), (50, 19, 1), (1, 19, 0)])
+def test_too_few_images_give_no_gate(num_training, num_validation, is_fitted):
+    gate = fit_gate(draw(num_training, seed=0), draw(num_validation, seed=1), false_alarms=0.05)
+    assert (gate is not None) == is_fitted
     assert fit_gate(np.ones((30, 4)), np.ones((30, 4)), false_alarms=0.05) is None
 
 
@@ -92,12 +88,4 @@ def test_a_damaged_file_is_refused(gate, tmp_path, part, value, words):
     arrays[f"student/{part}"] = value
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(BadInput, match=words):
-        read_gate(path, "student")
-
-
-def test_a_cut_file_is_refused(gate, tmp_path):
-    path = tmp_path / "gate.npz"
-    write_gates(path, {"student": gate})
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(BadInput, match=r"gate.npz: cannot be read"):
         read_gate(path, "student")

@@ -31,14 +31,22 @@ def test_the_spread_of_table_5(row):
     assert spread(rounds, original=original, std="from_original") == pytest.approx(from_original, abs=5e-4)
     assert spread(rounds, original=original) == pytest.approx(statistics.pstdev(rounds))
     assert spread(rounds, original=original, std="sample") == pytest.approx(statistics.stdev(rounds))
-
-
-def test_a_spread_needs_a_round_and_a_known_way():
     assert math.isnan(spread([0.5], original=0.5, std="sample"))
-    with pytest.raises(ValueError, match="population, sample, from_original"):
-        spread([0.5], original=0.5, std="variance")
-    with pytest.raises(ValueError, match="with a round"):
-        spread([], original=0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: spread([0.5], original=0.5, std="variance"), "population, sample, from_original"),
+        (lambda: spread([], original=0.5), "with a round"),
+        (lambda: negate(ask("Is it?"), prefer_is=True, negated_answer="drop"), "flip, keep"),
+        (lambda: reorder(ask("Which?", answer="A", options=("x1", "x2", "x3")), [0, 1]), "order of 3 options"),
+        (lambda: perturb(ask("Is it?"), seed=0, round_number=0), "round_number from 1"),
+    ],
+)
+def test_arguments_outside_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 @pytest.mark.parametrize(
@@ -75,8 +83,6 @@ def test_a_kept_answer():
     kept = negate(record, prefer_is=True, negated_answer="keep")
     assert (kept.question, kept.answer, kept.thinking) == ("Isn't the heart abnormal?", "Yes", "It is.")
     assert negate(record, prefer_is=False, negated_answer="keep").answer == "No"  # "normal" turns it in any case
-    with pytest.raises(ValueError, match="flip, keep"):
-        negate(record, prefer_is=True, negated_answer="drop")
 
 
 def test_each_question_is_changed_with_probability_one_half_and_each_way_has_half():
@@ -100,12 +106,9 @@ def test_a_record_depends_on_seed_round_and_id_alone(seed, number, random):
 
 def test_rounds_and_seeds_differ():
     records = [ask("Is it abnormal?", name=f"q{k}") for k in range(50)]
-    questions = {
-        (seed, number): [each.question for each in perturb_records(records, seed=seed, round_number=number)]
-        for seed in (0, 1)
-        for number in (1, 2, 3)
-    }
-    assert len(set(map(tuple, questions.values()))) == 6
+    draws = [(seed, number) for seed in (0, 1) for number in (1, 2, 3)]
+    rounds = [perturb_records(records, seed=seed, round_number=number) for seed, number in draws]
+    assert len({tuple(record.question for record in changed) for changed in rounds}) == 6
 
 
 @hypothesis.given(st.permutations(range(4)))
@@ -143,8 +146,6 @@ def test_orders_are_uniform():
     orders = [each.options for each in perturb_records(record, seed=0, round_number=2)]
     assert all(abs(orders.count(order) / 6000 - 1 / 6) < 0.02 for order in set(orders))
     assert len(set(orders)) == 6
-    with pytest.raises(ValueError, match="order of 3 options"):
-        reorder(record[0], [0, 1])
 
 
 def test_other_kinds_stay_and_are_left_out():
@@ -154,5 +155,3 @@ def test_other_kinds_stay_and_are_left_out():
     )  # fmt: skip
     assert perturb(record, seed=0, round_number=1) is record
     assert perturb_records([record], seed=0, round_number=1) == []
-    with pytest.raises(ValueError, match="round_number from 1"):
-        perturb(record, seed=0, round_number=0)

@@ -6,26 +6,17 @@ import warnings
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, make_split
+from evaluation.small_splits import CHAIN, draw_step, make_split
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration, reliability, step_reliability
-from stepcot_jax.evaluation.chains import selective_curve
+from stepcot_jax.evaluation.chains import selective_figures
+from stepcot_jax.evaluation.statistics import count_once
 
-
-def draw(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coarse probabilities with ties and bin edges, and labels of which some are missing."""
-    rng = np.random.default_rng(seed)
-    weights = rng.integers(0, 4, (num_cases, num_answers)) + 1e-300
-    labels = rng.integers(0, num_answers, num_cases)
-    labels[rng.random(num_cases) < 0.2] = NOT_ANNOTATED
-    return weights / weights.sum(axis=1, keepdims=True), labels
-
-
-cases = st.builds(draw, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
+cases = st.builds(draw_step, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
 
 
 @given(cases, st.sampled_from([1, 4, 15]))
@@ -78,13 +69,6 @@ def test_a_probability_of_zero_for_the_truth_is_finite_and_one_of_one_is_in_the_
     assert (found.ece, found.brier) == (0.5, 1.0)
 
 
-def test_answers_drawn_from_the_probabilities_are_reliable():
-    rng = np.random.default_rng(0)
-    probabilities = rng.dirichlet(np.ones(4), 20_000)
-    labels = (rng.random((20_000, 1)) > np.cumsum(probabilities, axis=1)).sum(axis=1)
-    assert reliability(probabilities=probabilities, labels=labels).ece < 0.02
-
-
 def test_every_model_and_step_with_and_without_a_temperature():
     predictions = make_split(2, num_cases=150).predictions
     calibration = fit_calibration(predictions, CHAIN)
@@ -106,29 +90,21 @@ def test_the_area_is_the_mean_over_every_order_of_ties(seed, num_cases):
     confidence = rng.choice([0.6, 0.8, 1.0], num_cases)
     right = rng.random(num_cases) < 0.6
     probabilities = np.stack([confidence, 1 - confidence], axis=1)
-    found = selective_curve(probabilities=probabilities, labels=np.where(right, 0, 1))
+    levels = sorted(set(confidence.tolist()), reverse=True)
+    shares = [(confidence >= level).mean() for level in levels]
+    cases = {"probabilities": probabilities, "labels": np.where(right, 0, 1)}
+    accuracies, area = selective_figures(count_once(num_cases), **cases, shares=shares)
     areas = [
         np.mean(np.cumsum(right[list(order)]) / np.arange(1, num_cases + 1))
         for order in itertools.permutations(range(num_cases))
         if (np.diff(confidence[list(order)]) <= 0).all()
     ]
-    assert found.area == pytest.approx(np.mean(areas))
-    for level, coverage, accuracy in zip(found.confidence, found.coverage, found.accuracy, strict=True):
-        read = confidence >= level
-        assert (coverage, accuracy) == (pytest.approx(read.mean()), pytest.approx(right[read].mean()))
-    assert len(found.confidence) == len(set(confidence))
-    assert found.coverage[-1] == 1
+    assert area[0] == pytest.approx(np.mean(areas))
+    np.testing.assert_allclose(accuracies[0], [right[confidence >= level].mean() for level in levels])
 
 
-def test_confidence_that_says_nothing_gives_the_accuracy():
-    found = selective_curve(probabilities=[[0.7, 0.3]] * 5, labels=[0, 0, 1, 1, 0])
-    assert (found.coverage, found.accuracy) == ((1.0,), (0.6,))
-    assert found.area == pytest.approx(0.6)
-
-
-def test_unannotated_cases_take_no_part_in_selective_reading():
-    found = selective_curve(probabilities=[[0.9, 0.1], [0.8, 0.2]], labels=[NOT_ANNOTATED, 0])
-    assert (found.num_cases, found.area, found.confidence) == (1, 1.0, (0.8,))
-    nothing = selective_curve(probabilities=[[0.9, 0.1]], labels=[NOT_ANNOTATED])
-    assert (nothing.num_cases, nothing.coverage) == (0, ())
-    assert math.isnan(nothing.area)
+@pytest.mark.parametrize(("labels", "expected"), [([NOT_ANNOTATED, 0], 1.0), ([NOT_ANNOTATED] * 2, math.nan)])
+def test_unannotated_cases_take_no_part_in_selective_reading(labels, expected):
+    cases = {"probabilities": np.array([[0.9, 0.1], [0.8, 0.2]]), "labels": np.array(labels)}
+    accuracies, area = selective_figures(count_once(2), **cases, shares=(0.5, 1.0))
+    np.testing.assert_array_equal([*accuracies[0], *area], [expected] * 3)

@@ -1,3 +1,5 @@
+"""Scores of single replies: answers, boxes, form and stages."""
+
 import dataclasses
 import math
 
@@ -29,6 +31,9 @@ HEART = Record(
     answer="Yes", references=(Box("Cardiomegaly", (10, 20, 50, 60)),), thinking="It is wide.",
 )  # fmt: skip
 WHOLE = write_reply(HEART, "gemex")
+ALONE = WHOLE[WHOLE.index("<response>") :]
+BROKEN = WHOLE.replace("</think>", "")
+NAN = math.nan
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -40,8 +45,7 @@ def test_perfect_replies_have_full_marks(dialect):
     for (name, group), interval in figures.items():
         least = LEAST_V.get(dialect, 1.0) if name == "v_score" else 1.0
         assert least <= interval.value <= 1, (name, group)
-    assert all(score.problems == () and score.text != "" for score in scores)
-    assert [score.answer for score in scores if score.answer is None] == []
+    assert all(score.problems == () and score.text != "" and score.answer is not None for score in scores)
 
 
 @hypothesis.given(st.lists(st.text(max_size=200), min_size=4, max_size=4), st.sampled_from(DIALECTS))
@@ -54,21 +58,32 @@ def test_any_text_is_scored(texts, dialect):
                 assert 0 <= value <= 1
 
 
-def test_a_reply_that_is_not_well_formed_earns_nothing_unless_its_parts_are_read():
-    broken = WHOLE.replace("</think>", "")
-    strict = score_text(broken, HEART, ScoringSettings())
-    assert (strict.a_score, strict.v_score, strict.grounding, strict.format) == (0, 0, 0, 0)
-    assert strict.problems
-    parts = score_text(broken, HEART, ScoringSettings(reading="parts"))
-    assert (parts.a_score, parts.v_score, parts.grounding, parts.format) == (1, 1, 1, 0)
-    no_boxes = score_text(WHOLE[: WHOLE.index("<location>")], HEART, ScoringSettings(reading="parts"))
-    assert (no_boxes.a_score, no_boxes.v_score, no_boxes.grounding, no_boxes.format) == (1, 0, 0, 0)
+@pytest.mark.parametrize(
+    ("text", "settings", "expected"),
+    [
+        (BROKEN, {}, (0, 0, 0, 0)),
+        (BROKEN, {"reading": "parts"}, (1, 1, 1, 0)),
+        (WHOLE[: WHOLE.index("<location>")], {"reading": "parts"}, (1, 0, 0, 0)),
+        (WHOLE.replace("[10, 20, 50, 60]", "[10, 20, 50, 50]"), {}, (1, 0.75, 0, 1)),  # IoU 0.75 exactly
+        (ALONE, {}, (0, 0, 0, 0)),
+        (ALONE, {"with_thinking": False}, (1, 1, 1, 1)),
+        (WHOLE, {"with_thinking": False}, (1, 1, 1, 1)),
+        *(
+            (text, {"with_thinking": False}, (0, 0, 0, 0))
+            for text in (ALONE.replace("</answer>", ""), "<think>" + ALONE, "It shows. " + ALONE, BROKEN, "")
+        ),
+        (ALONE, {"with_thinking": False, "dialect": "gemex_plain"}, (0, 0, 0, 0)),
+        (None, {}, (0, 0, 0, 0)),
+        (None, {"missing": "skip"}, (NAN, NAN, NAN, NAN)),
+    ],
+)
+def test_what_a_reply_earns(text, settings, expected):
+    found = score_text(text, HEART, ScoringSettings(**settings))
+    assert (found.a_score, found.v_score, found.grounding, found.format) == pytest.approx(expected, nan_ok=True)
+    assert bool(found.problems) == (found.format != 1)
 
 
-def test_boxes_by_hand():
-    near = WHOLE.replace("[10, 20, 50, 60]", "[10, 20, 50, 50]")  # IoU 0.75 exactly
-    found = score_text(near, HEART, ScoringSettings())
-    assert (found.v_score, found.grounding, found.a_score) == (0.75, 0, 1)
+def test_boxes_of_another_number_than_the_truth():
     two = WHOLE.replace("</location>", "<ref>x</ref><box>[0, 0, 5, 5]</box></location>")
     for unequal, expected in (("penalise", 0.5), ("zero", 0), ("matched", 1)):
         found = score_text(two, HEART, ScoringSettings(unequal_counts=unequal))
@@ -76,35 +91,9 @@ def test_boxes_by_hand():
     assert [region.corners for region in found.boxes] == [(10, 20, 50, 60), (0, 0, 5, 5)]
 
 
-def test_replies_of_models_that_were_trained_without_thinking():
-    alone = WHOLE[WHOLE.index("<response>") :]
-    assert score_text(alone, HEART, ScoringSettings()).a_score == 0
-    found = score_text(alone, HEART, ScoringSettings(with_thinking=False))
-    assert (found.a_score, found.v_score, found.format, found.problems) == (1, 1, 1, ())
-    with_it = score_text(WHOLE, HEART, ScoringSettings(with_thinking=False))
-    assert (with_it.format, with_it.a_score) == (1, 1)
-    broken = (
-        alone.replace("</answer>", ""),
-        "<think>" + alone,
-        "It shows. " + alone,
-        WHOLE.replace("</think>", ""),
-        "",
-    )
-    for text in broken:
-        found = score_text(text, HEART, ScoringSettings(with_thinking=False))
-        assert (found.a_score, found.v_score, found.format) == (0, 0, 0), text
-        assert found.problems
-    plain = ScoringSettings(dialect="gemex_plain", with_thinking=False)
-    assert score_text(alone, HEART, plain).format == 0
-
-
-def test_missing_replies():
-    wrong = score_text(None, HEART, ScoringSettings())
-    assert (wrong.a_score, wrong.v_score, wrong.format, wrong.problems) == (0, 0, 0, ("no reply",))
-    skipped = score_text(None, HEART, ScoringSettings(missing="skip"))
-    assert math.isnan(skipped.a_score)
-    assert math.isnan(skipped.format)
-    scores = [wrong, score_text("", HEART, ScoringSettings()), score_text(WHOLE, HEART, ScoringSettings())]
+def test_replies_are_counted_by_outcome():
+    scores = [score_text(text, HEART, ScoringSettings()) for text in (None, "", WHOLE)]
+    assert scores[0].problems == ("no reply",)
     counts = count_replies([HEART] * 3, scores)
     assert counts["closed"] == counts["all"]
     assert counts["all"] == {"questions": 3, "missing": 1, "ill_formed": 1, "without_answer": 1, "unscored": 0}
@@ -116,9 +105,9 @@ def test_judged_open_answers():
     replies = {each.id: write_reply(each, "gemex") for each in opened[:2]} | {opened[2].id: "unreadable"}
     judged = {opened[0].id: Judged(reference=9, reply=6)}
     scores = score_all(opened, replies, settings, judged=judged)
-    assert [score.a_score for score in scores] == pytest.approx([0, math.nan, 0], nan_ok=True)
+    assert [score.a_score for score in scores] == pytest.approx([0, NAN, 0], nan_ok=True)
     found = as_columns(opened, scores)
-    np.testing.assert_array_equal(found.judged_reply, [6, math.nan, math.nan])
+    np.testing.assert_array_equal(found.judged_reply, [6, NAN, NAN])
     figure = score_models({"m": found}, open_score="relative", num_resamples=1)["m"]["a_score", "open"]
     assert figure.value == pytest.approx(6 / 9 / 2)
 
@@ -148,37 +137,27 @@ def test_what_references_show(labels, stated, kind):
     assert reference_kind(record) == kind
 
 
-def test_stages_of_true_replies_are_right():
-    scores = score_all(
-        RECORDS, {record.id: write_reply(record, "lvkc") for record in RECORDS}, ScoringSettings(dialect="lvkc")
-    )
-    stages = np.array([score.stages for score in scores])
-    assert set(stages[~np.isnan(stages)].tolist()) == {1.0}
-    assert np.isnan(stages[:, 3]).tolist() == ["asked" in record.facts for record in RECORDS]
-
-
 @pytest.mark.parametrize("dialect", ["lvkc", "lvkc_released"])
-def test_stages_of_missing_and_of_ill_formed_replies_are_worth_nothing(dialect):
+def test_stages_of_true_replies_are_right_and_of_missing_or_ill_formed_ones_worth_nothing(dialect):
     settings = ScoringSettings(dialect=dialect)
-    records = RECORDS
-    true = {record.id: write_reply(record, dialect) for record in records}
+    true = {record.id: write_reply(record, dialect) for record in RECORDS}
     broken = {name: text.rpartition("</")[0] for name, text in true.items()}
 
     def stages(replies, **changes):
         own = dataclasses.replace(settings, **changes)
-        return np.array([score.stages for score in score_all(records, replies, own)])
+        return np.array([score.stages for score in score_all(RECORDS, replies, own)])
 
     perfect = stages(true)
-    named = 4 if dialect == "lvkc" else 2
-    assert np.isfinite(perfect).any(axis=0).sum() == named
+    assert np.isfinite(perfect).any(axis=0).sum() == (4 if dialect == "lvkc" else 2)
     assert set(perfect[np.isfinite(perfect)].tolist()) == {1.0}
+    if dialect == "lvkc":
+        assert np.isnan(perfect[:, 3]).tolist() == ["asked" in record.facts for record in RECORDS]
     for worthless in (stages({}), stages(broken), stages({}, reading="parts")):
         np.testing.assert_array_equal(worthless, 0 * perfect)
     assert np.isnan(stages({}, missing="skip")).all()
-    parts = stages(broken, reading="parts")
-    np.testing.assert_array_equal(parts[:, 1], perfect[:, 1])
-    first = records[0].id
+    np.testing.assert_array_equal(stages(broken, reading="parts")[:, 1], perfect[:, 1])
+    first = RECORDS[0].id
     alone = stages({first: true[first]})
     np.testing.assert_array_equal(alone[0], perfect[0])
     np.testing.assert_array_equal(alone[1:], 0 * perfect[1:])
-    assert np.isnan([score.stages for score in score_all(records, {}, ScoringSettings())]).all()
+    assert np.isnan([score.stages for score in score_all(RECORDS, {}, ScoringSettings())]).all()

@@ -1,61 +1,29 @@
 """Statistics of weighted cases against those of cases repeated by their weights."""
 
-import dataclasses
 import math
 import warnings
 
 import numpy as np
 import pytest
-from evaluation.small_splits import CHAIN, draw_labels, draw_logits, make_split
+from evaluation.small_splits import CHAIN, draw_labels, draw_logits, draw_step, make_split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.chain import NOT_ANNOTATED, find_one_answer
-from stepcot_jax.evaluation.calibration import calibration_figures, fit_calibration, reliability
-from stepcot_jax.evaluation.chains import selective_curve, selective_figures, step_cases, step_statistics
-from stepcot_jax.evaluation.consistency import (
-    answer_and_decode,
-    decoding_effect,
-    decoding_figures,
-    make_rules,
-    share_inconsistent,
-)
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.calibration import calibration_figures, fit_calibration
+from stepcot_jax.evaluation.chains import StepCases, selective_figures, step_cases, step_figures, step_statistics
+from stepcot_jax.evaluation.consistency import answer_and_decode, decoding_figures, make_rules
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.statistics import count_once
 
-SHARES = (0.001, 1 / 3, 0.5, 0.7, 0.9, 1.0)
-
-
-def draw_rules(rng: np.random.Generator):
-    """Rules that the chain of first answers satisfies; other pairs are forbidden at random."""
-    rules = make_rules(CHAIN)
-    allowed = {pair: rng.random(own.shape) < 0.6 for pair, own in rules.allowed.items()}
-    for own in allowed.values():
-        own[0, 0] = True
-    return dataclasses.replace(rules, allowed=allowed)
-
-
-def draw_step(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights, coarse probabilities with ties and bin edges, and labels of which some are missing.
-
-    The first weights are all 0, the second all 1; the third are 0 for every case of answer 0.
-    """
-    rng = np.random.default_rng(seed)
-    shares = rng.integers(0, 4, (num_cases, num_answers)) + 1e-300
-    labels = rng.integers(0, rng.integers(1, num_answers + 1), num_cases)
-    labels[rng.random(num_cases) < 0.25] = NOT_ANNOTATED
-    weights = rng.integers(0, 4, (6, num_cases))
-    weights[0], weights[1] = 0, 1
-    weights[2, labels == 0] = 0
-    return weights, shares / shares.sum(axis=1, keepdims=True), labels
-
-
-def accuracy_of_the_surest(curve, share: float) -> float:
-    pairs = zip(curve.accuracy, curve.coverage, strict=True)
-    return next((accuracy for accuracy, coverage in pairs if coverage >= share), math.nan)
-
-
-steps = st.builds(draw_step, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
+OF_A_STEP = {
+    "figures": lambda weights, **cases: {"": step_figures(weights, **cases)},
+    "calibration": calibration_figures,
+    "calibration in one bin": lambda weights, **cases: calibration_figures(weights, **cases, num_bins=1),
+    "selective": lambda weights, **cases: dict(
+        zip("ab", selective_figures(weights, **cases, shares=(0.001, 1 / 3, 0.5, 0.9, 1.0)), strict=True)
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -65,79 +33,62 @@ def refuse_warnings():
         yield
 
 
-@given(steps, st.sampled_from([1, 4, 15]))
-def test_calibration_errors_are_those_of_the_repeated_cases(drawn, num_bins):
-    weights, probabilities, labels = drawn
-    found = calibration_figures(weights.astype(float), probabilities=probabilities, labels=labels, num_bins=num_bins)
+def check_repeated(compute, weights, **cases):
+    """Each resample has the figures of the cases repeated by its weights."""
+    found = compute(weights.astype(float), **cases)
     for number, own in enumerate(weights):
-        repeated = reliability(
-            probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(labels, own), num_bins=num_bins
-        )
-        for name, values in found.items():
-            assert values[number] == pytest.approx(getattr(repeated, name), abs=1e-12, nan_ok=True)
+        repeated = {name: np.repeat(values, own, axis=0) for name, values in cases.items()}
+        expected = compute(count_once(own.sum()), **repeated)
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name][number], values[0], atol=1e-12, err_msg=name)
 
 
-@given(steps)
-def test_selective_reading_is_that_of_the_repeated_cases(drawn):
-    weights, probabilities, labels = drawn
-    accuracies, areas = selective_figures(
-        weights.astype(float), probabilities=probabilities, labels=labels, shares=SHARES
-    )
-    assert accuracies.shape == (len(weights), len(SHARES))
-    for own, read, area in zip(weights, accuracies, areas, strict=True):
-        curve = selective_curve(probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(labels, own))
-        # Both divide the same integers, so the results are bit-identical.
-        np.testing.assert_array_equal(read, [accuracy_of_the_surest(curve, share) for share in SHARES])
-        assert area == pytest.approx(curve.area, abs=1e-12, nan_ok=True)
+def draw_weights(rng, labels):
+    """Weights that are all 0, all 1, 0 for every case of answer 0, and any."""
+    weights = rng.integers(0, 4, (6, len(labels)))
+    weights[0], weights[1] = 0, 1
+    weights[2, labels == 0] = 0
+    return weights
+
+
+@pytest.mark.parametrize("name", OF_A_STEP)
+@given(seed=st.integers(0, 2**32 - 1), num_cases=st.integers(0, 40), num_answers=st.integers(2, 6))
+def test_figures_of_a_step_are_those_of_the_repeated_cases(name, seed, num_cases, num_answers):
+    probabilities, labels = draw_step(seed, num_cases, num_answers)
+    weights = draw_weights(np.random.default_rng(seed), labels)
+    check_repeated(OF_A_STEP[name], weights, probabilities=probabilities, labels=labels)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_statistic_of_a_step_is_that_of_the_repeated_cases(seed):
+    split = make_split(seed, num_cases=80, missing=0.3)
+    calibration = fit_calibration(make_split(seed + 100, num_cases=80).predictions, CHAIN, coverage=0.7)
+    for cases in step_cases(split.predictions, CHAIN, model="student", calibration=calibration):
+        columns = {name: getattr(cases, name) for name in ("labels", "raw", "calibrated", "sets")}
+        weights = draw_weights(np.random.default_rng(seed), cases.labels)
+        check_repeated(lambda weights, **own: step_statistics(weights, StepCases(name="", **own)), weights, **columns)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 25))
 def test_the_effect_of_decoding_is_that_of_the_repeated_cases(seed, num_cases):
     rng = np.random.default_rng(seed)
-    labels, rules = draw_labels(rng, num_cases, missing=0.4), draw_rules(rng)
-    logits = draw_logits(rng, labels)
-    predictions = Predictions(np.arange(num_cases, dtype=np.int32), labels, {"model": logits})
+    labels, rules = draw_labels(rng, num_cases, missing=0.4), make_rules(CHAIN)
+    for allowed in rules.allowed.values():  # the chain of first answers keeps every rule
+        allowed &= rng.random(allowed.shape) < 0.6
+        allowed[0, 0] = True
+    predictions = Predictions(np.arange(num_cases), labels, {"model": draw_logits(rng, labels)})
     before, after = answer_and_decode(predictions, CHAIN, rules, model="model")
-    weights = rng.integers(0, 3, (5, num_cases))
-    weights[0], weights[1] = 0, 1
-    weights[2, labels[:, 1] == NOT_ANNOTATED] = 1
-    weights[3, labels[:, 1] != NOT_ANNOTATED] = 0
-    found = decoding_figures(weights.astype(float), before=before, after=after, labels=labels, rules=rules)
-    for number, own in enumerate(weights):
-        cases = np.repeat(np.arange(num_cases), own)
-        repeated = Predictions(np.arange(len(cases), dtype=np.int32), labels[cases], {"model": logits[cases]})
-        expected = decoding_effect(repeated, CHAIN, rules)["model"]
-        assert set(found) == set(expected)
-        counted = ~find_one_answer(labels)  # the steps of the mean are those of the split in every resample
-        for when in ("before", "after", "difference"):
-            of_steps = np.array(expected[f"accuracy_{when}"])[counted]
-            known = of_steps[~np.isnan(of_steps)]
-            expected[f"mean_accuracy_{when}"] = known.mean() if len(known) else np.nan
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name][number], value, atol=1e-12, err_msg=name)
-        inconsistent = share_inconsistent(before[cases], rules)
-        assert found["share_inconsistent"][number] == pytest.approx(inconsistent, nan_ok=True)
 
+    def compute(weights, **cases):
+        figures = decoding_figures(weights, **cases, rules=rules)
+        # The steps of a mean are those of the split in every resample.
+        return {name: values for name, values in figures.items() if not name.startswith("mean")}
 
-@pytest.mark.parametrize("seed", range(4))
-def test_every_figure_of_a_step_is_that_of_the_repeated_cases(seed):
-    split = make_split(seed, num_cases=80, missing=0.3)
-    calibration = fit_calibration(make_split(seed + 100, num_cases=80).predictions, CHAIN, coverage=0.7)
-    weights = np.random.default_rng(seed).integers(0, 3, (5, 80))
+    weights = rng.integers(0, 3, (4, num_cases))
     weights[0], weights[1] = 0, 1
-    weights[2, split.predictions.labels[:, 2] == 1] = 0
-    for cases in step_cases(split.predictions, CHAIN, model="student", calibration=calibration):
-        found = step_statistics(weights.astype(float), cases)
-        for number, own in enumerate(weights):
-            repeated = dataclasses.replace(
-                cases,
-                **{
-                    name: np.repeat(getattr(cases, name), own, axis=0)
-                    for name in ("labels", "raw", "calibrated", "sets")
-                },
-            )
-            for name, value in step_statistics(count_once(len(repeated.labels)), repeated).items():
-                np.testing.assert_allclose(found[name][number], value[0], atol=1e-12, err_msg=name)
+    weights[2, labels[:, 1] != NOT_ANNOTATED] = 0
+    check_repeated(compute, weights, before=before, after=after, labels=labels)
 
 
 def test_a_resample_without_the_sure_cases_reads_the_next_ones():

@@ -2,12 +2,8 @@
 
 import hashlib
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
-import jax
 import numpy as np
 import pytest
 from export.fake_hub import TOKEN, FakeHub
@@ -22,16 +18,10 @@ from stepcot_jax.reading.loading import load
 from stepcot_jax.tools.export import main
 
 constants = pytest.importorskip("huggingface_hub.constants")
-pytest.importorskip("yaml")
 IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick(small_encoder):
-    """Compiling takes nearly all of the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick", "small_encoder")
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +52,6 @@ def content_of(folder):
     return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
 
 
-def download(address):
-    return download_folder(address)
-
-
 def test_what_is_pushed_is_loaded_again(folders, hub, tmp_path, capsys):
     out = tmp_path / "out"
     flags = [f"--checkpoint={folders[0]}", f"--out={out}", "--model=student", "--push-to-hub=ann/chest"]
@@ -81,7 +67,7 @@ def test_what_is_pushed_is_loaded_again(folders, hub, tmp_path, capsys):
         assert load(source).read(IMAGE).as_dict() == expected
     fetched = {line.rpartition("/")[2] for line in hub.asked if "/resolve/" in line}
     assert {"student.safetensors", "gate.npz"} <= fetched
-    assert not {name for name in fetched if name.endswith((".py", ".stablehlo"))}
+    assert not {name for name in fetched if name.endswith((".py", ".stablehlo", "check.safetensors"))}
 
 
 def card_of(hub, repository):
@@ -125,14 +111,15 @@ def test_a_checkpoint_without_a_card_leaves_the_cards_of_the_hub(hub, tmp_path, 
         main(["push", str(tmp_path / "out"), "ann/qwen", "--license=mit"])
 
 
-def test_the_commit_that_was_read_is_told(folders, hub, capsys):
+def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder(folders, hub, capsys):
     commit = hub.commit("ann/chest", content_of(folders[1]))
     for address in ("hf://ann/chest", "hf://ann/chest@main"):
         assert load(address).trained.workdir.name == commit
         assert f"read hf://ann/chest@{commit} " in capsys.readouterr().err
-    hub.commit("ann/chest", {"labels.json": b"{}"})
+    other = hub.commit("ann/chest", {"labels.json": b"{}"}, revision="broken")
     assert load(f"hf://ann/chest@{commit}").model == "student"
     assert "read hf://" not in capsys.readouterr().err
+    assert (download_folder(f"hf://ann/chest@{other}") / "labels.json").read_text() == "{}"
 
 
 def test_a_policy_is_loaded_from_the_hub(hub, tmp_path, capsys):
@@ -144,13 +131,6 @@ def test_a_policy_is_loaded_from_the_hub(hub, tmp_path, capsys):
     question = next(record.question for record in records if record.kind == "closed")
     of_run, of_hub = (load(source).answer(IMAGE, question) for source in (tmp_path / "run", "hf://ann/vqa"))
     assert of_hub.as_dict() == of_run.as_dict()
-
-
-def test_revisions_are_told_apart(folders, hub):
-    first = hub.commit("ann/chest", content_of(folders[1]))
-    second = hub.commit("ann/chest", {"labels.json": b"{}"}, revision="broken")
-    assert download(f"hf://ann/chest@{first}") != download("hf://ann/chest@broken")
-    assert (download(f"hf://ann/chest@{second}") / "labels.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(
@@ -177,28 +157,15 @@ def test_a_wrong_address_is_one_line(folders, hub, address, words):
 
 def test_no_network_uses_what_was_downloaded_before(folders, hub, monkeypatch):
     hub.commit("ann/chest", content_of(folders[1]))
-    found = download("hf://ann/chest")
+    found = download_folder("hf://ann/chest")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert download("hf://ann/chest") == found
+    assert download_folder("hf://ann/chest") == found
     with pytest.raises(BadInput, match=r"hub cannot be reached .*and the cache does not have this revision") as raised:
-        download("hf://ann/other")
+        download_folder("hf://ann/other")
     assert "\n" not in str(raised.value)
     (found / "labels.json").unlink()
     with pytest.raises(BadInput, match="an earlier download in the cache is incomplete"):
-        download("hf://ann/chest")
-
-
-def test_a_push_without_network_is_one_line_at_once(folders, hub, monkeypatch, caplog, capsys):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("retries"))
-    with pytest.raises(
-        BadInput, match=r"^hf://ann/chest: the hub cannot be reached .*, and nothing was committed; "
-    ) as raised:
-        main(["push", str(folders[1]), "ann/chest"])
-    assert "\n" not in str(raised.value)
-    assert "uploads it" in str(raised.value)
-    assert not caplog.records
-    assert capsys.readouterr() == ("", "")
+        download_folder("hf://ann/chest")
 
 
 def test_a_download_that_breaks_off_is_said_and_goes_on(folders, hub, monkeypatch):
@@ -240,45 +207,44 @@ def test_files_of_terabytes_are_refused_before_the_download(folders, hub, monkey
     hub.commit("ann/chest", content_of(folders[1]))
     monkeypatch.setattr("stepcot_jax.contrib.hub._MOST_BYTES", 1000)
     with pytest.raises(BadInput, match=r"take \d+ bytes; the limit is 1000"):
-        download("hf://ann/chest")
+        download_folder("hf://ann/chest")
     assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.asked)
 
 
-def test_without_a_token_nothing_is_computed(folders, hub, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN")
-    flags = [f"--checkpoint={folders[0]}", f"--out={tmp_path / 'out'}", "--push-to-hub=ann/chest"]
-    with pytest.raises(BadInput, match="no token for the Hugging Face hub; run hf auth login, or set HF_TOKEN"):
-        main(flags)
-    with pytest.raises(BadInput, match="chest: not a name on the Hugging Face hub; expected OWNER/NAME"):
-        main([*flags[:2], "--push-to-hub=chest"])
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_token_that_may_not_write_is_said_with_the_way_on(folders, hub, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_other")
-    with pytest.raises(BadInput, match=r"may not write there \(HTTP 403\).*export push .*out ann/chest uploads it"):
+@pytest.mark.parametrize(
+    ("token", "endpoint", "words"),
+    [
+        (TOKEN, "http://127.0.0.1:9", "the hub cannot be reached .*, and nothing was committed; "),
+        ("hf_other", None, r"may not write there \(HTTP 403\)"),
+    ],
+)
+def test_a_push_that_fails_is_one_line_with_the_way_on(
+    folders, hub, monkeypatch, caplog, capsys, token, endpoint, words
+):
+    monkeypatch.setenv("HF_TOKEN", token)
+    if endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("retries"))
+    with pytest.raises(BadInput, match=f"^hf://ann/chest: .*{words}.*export push .*out ann/chest uploads it") as raised:
         main(["push", str(folders[1]), "ann/chest"])
+    assert "\n" not in str(raised.value)
+    assert not endpoint or (caplog.records, capsys.readouterr()) == ([], ("", ""))
 
 
-def test_only_whole_exports_are_pushed(folders, hub, tmp_path):
-    with pytest.raises(BadInput, match="not an export"):
-        main(["push", str(tmp_path), "ann/chest"])
+def test_what_cannot_be_pushed_is_refused_before_the_work(folders, hub, tmp_path, monkeypatch):
+    flags = [f"--checkpoint={folders[0]}", f"--out={tmp_path / 'out'}"]
     stray = folders[1] / "patients.csv"
     stray.write_text("x")
-    with pytest.raises(BadInput, match=r"patients\.csv: not a file of the export"):
-        main(["push", str(folders[1]), "ann/chest"])
+    for arguments, words in (
+        ([*flags, "--push-to-hub=chest"], "chest: not a name on the Hugging Face hub; expected OWNER/NAME"),
+        (["push", str(tmp_path), "ann/chest"], "not an export"),
+        (["push", str(folders[1]), "ann/chest"], r"patients\.csv: not a file of the export"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            main(arguments)
     stray.unlink()
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(BadInput, match="no token for the Hugging Face hub; run hf auth login, or set HF_TOKEN"):
+        main([*flags, "--push-to-hub=ann/chest"])
+    assert not (tmp_path / "out").exists()
     assert hub.repositories == {}
-
-
-def test_the_environment_names_the_hub(folders, hub, tmp_path):
-    """Another process, as a user would run it."""
-    hub.commit("ann/chest", content_of(folders[1]))
-    code = "from stepcot_jax.contrib.hub import download_folder as d\nprint(d('hf://ann/chest'))"
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-1000:]
-    found = pathlib.Path(done.stdout.strip())
-    assert found.is_relative_to(tmp_path / "home")
-    assert (found / "labels.json").is_file()
-    assert not (found / "check.safetensors").exists()

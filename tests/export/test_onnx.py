@@ -50,12 +50,7 @@ assert not loaded & {"stepcot_jax", "jax", "flax", "onnx", "safetensors", "jaxty
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """Compiling takes nearly all of the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module", params=["resnet", "transformer"])

@@ -41,7 +41,6 @@ OTHERS = {
     "encoders/weights.py": "safetensors, after require_file",
     "evaluation/published.py": "own data",
     "export/exported_files.py": "part of exports; needs no stepcot_jax",
-    "export/instructions.py": "own template",
     "export/model_card.py": "own template",
     "contrib/onnx/folder.py": "own template",
     "export/policy_folder.py": "own template",

@@ -18,8 +18,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resi
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.sampling import Replies
 from stepcot_jax.reading import image_reader, policy_reader
-from stepcot_jax.reading.policy_reader import PolicyReader, guess_kind, load_reader
-from stepcot_jax.reading.trained_policy import load_policy
+from stepcot_jax.reading.policy_reader import PolicyReader, guess_kind, load_policy, load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (48, 64)).astype(np.uint8)

@@ -18,8 +18,7 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.export import policy_loader
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.policy_reader import load_reader
-from stepcot_jax.reading.trained_policy import load_policy
+from stepcot_jax.reading.policy_reader import load_policy, load_reader
 from stepcot_jax.run import policy_data, stored_policy
 from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.policy_task import PolicyTask

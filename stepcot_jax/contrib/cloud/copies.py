@@ -1,8 +1,6 @@
 """Copies of local folders on a store, and local copies of a store's folders: runs, data, exports, shards of features.
 
-`mirror.json` is written last. It names the files of complete checkpoints, with sizes and SHA-256: a checkpoint that it
-does not name is half uploaded, and is not read. While a folder other than a run's is uploaded, it has an
-`unfinished.json`, and readers refuse it. One process writes to a folder of a store; no lock enforces that.
+`mirror.json` is written last: a checkpoint that it does not name is half uploaded. No lock keeps others from writing.
 """
 
 import contextlib
@@ -43,15 +41,10 @@ _SPARE_BYTES = 2**28
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Content of `mirror.json`.
+    """Content of `mirror.json`."""
 
-    Attributes:
-      checkpoints: file of a complete checkpoint -> size and SHA-256.
-      files: file -> size and time of modification where it was uploaded from; of `upload` alone.
-    """
-
-    checkpoints: dict[str, tuple[int, str]] = {}
-    files: dict[str, tuple[int, int]] = {}
+    checkpoints: dict[str, tuple[int, str]] = {}  # file of a complete checkpoint -> size and SHA-256
+    files: dict[str, tuple[int, int]] = {}  # file -> size and time of modification; of `upload` alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +66,7 @@ class _Source:
 
 
 def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
-    """Download a folder or a file; the hook `scheme` of extras.
-
-    Args:
-      folder: receives all files; None for the user's cache, which gets only what readers of a run need.
-    """
+    """Download a folder or a file (the hook `scheme`); None as folder: what readers need, to the user's cache."""
     source = _find_source(address, is_all=folder is not None)
     if folder is None:
         return _download_to_cache(address, source) / source.name
@@ -178,11 +167,7 @@ def copy_missing(store: StoreFolder, objects: Mapping[str, Stored], folder: path
 
 
 def upload(folder: pathlib.Path, address: str) -> tuple[int, int]:
-    """Upload a folder; return the number of files that were uploaded and of those that were the same.
-
-    A file that an earlier upload has left on the store with the same size and time of modification is the same. Other
-    objects of the store's folder stay.
-    """
+    """Upload a folder; return the number of files that were uploaded and of those with the size and time of before."""
     store, files = StoreFolder(address), list_files(folder)
     if not files:
         raise BadInput(f"{folder}: holds no files to upload")
@@ -204,16 +189,7 @@ def upload(folder: pathlib.Path, address: str) -> tuple[int, int]:
 
 
 class Remote:
-    """A local folder that is synchronised with one on a store; the hook `remote` of extras.
-
-    The store decides: at the start the folder becomes a copy of the store's, and its other files are removed, except
-    answers that are paid for. With `only_adds` nothing is removed or replaced on either side: shards of features, named
-    by their content, never change.
-
-    Attributes:
-      folder: in the user's cache, the same at each start.
-      is_behind: whether the last upload failed.
-    """
+    """A local folder that becomes a copy of one on a store, but for paid answers; `only_adds` removes nothing."""
 
     def __init__(self, address: str, *, say: Callable[[str], None], part: str = "", only_adds: bool = False) -> None:
         self._store, self._say, self._only_adds = StoreFolder(address), say, only_adds
@@ -359,7 +335,6 @@ def find_damaged(folder: pathlib.Path, complete: Mapping[str, tuple[int, str]]) 
 
 
 def _is_as(path: pathlib.Path, entry: tuple[int, str]) -> bool:
-    """Return whether a file has a size and digest."""
     return _size_of(path) == entry[0] and digest_once(path) == entry
 
 

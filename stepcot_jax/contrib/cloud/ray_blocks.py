@@ -14,18 +14,12 @@ from stepcot_jax.host.text import install_extra, one_line
 
 @dataclasses.dataclass(frozen=True)
 class RayCluster:
-    """The worker processes of a run; a call maps blocks, see `host.extras.MapBlocks`.
+    """The worker processes of a run; a call maps blocks, see `host.extras.MapBlocks`."""
 
-    Attributes:
-      address: of a Ray cluster; "" for the one of the environment variable RAY_ADDRESS, or else a new local one.
-      num_cpus: logical cores of a worker.
-      num_gpus: accelerators of a worker; with 0, Ray hides all of them from it.
-    """
-
-    address: str = ""
+    address: str = ""  # "": RAY_ADDRESS, or a new local cluster
     num_workers: int = 2
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
+    num_cpus: float = 1.0  # logical cores of a worker
+    num_gpus: float = 0.0  # accelerators of a worker; with 0, Ray hides all of them from it
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -62,8 +56,6 @@ class RayCluster:
 
 
 class _Worker:
-    """A worker process that maps blocks."""
-
     def __init__(self, shared: Any) -> None:
         import ray
 

@@ -1,7 +1,6 @@
 """Folders on object stores, gs://BUCKET/FOLDER and s3://BUCKET/FOLDER, through fsspec.
 
-A store has no appends, renames or locks. An object is written whole or not at all, and replaces the one of the same
-name. Credentials are those of the machine, which gcsfs and s3fs find.
+A store has no appends, renames or locks: an object is written whole or not at all.
 """
 
 import contextlib
@@ -15,8 +14,7 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line, shorten
 
-EXTRAS = {"gs": "gcs", "s3": "s3"}
-"""Schemes of stores -> the optional dependencies that read and write them."""
+EXTRAS = {"gs": "gcs", "s3": "s3"}  # Schemes of stores -> the optional dependencies that read and write them
 
 _FORM = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<folder>\w[\w.-]*(?:/[^/\\\s?#*\[\]{}]+)+)/?")
@@ -30,22 +28,14 @@ class StoreError(BadInput):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """An object of a store.
-
-    Attributes:
-      tag: changes when the content does.
-    """
+    """An object of a store; its tag changes when the content does."""
 
     size: int
-    tag: str
+    tag: str  # changes when the content does
 
 
 class StoreFolder:
-    """A folder on an object store.
-
-    Attributes:
-      address: of the folder, without a slash at its end.
-    """
+    """A folder on an object store."""
 
     def __init__(self, address: str) -> None:
         match = _ADDRESS.fullmatch(address)

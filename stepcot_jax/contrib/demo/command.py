@@ -139,11 +139,7 @@ def serve(
     port: int,
     allowed_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
-
-    Args:
-      allowed_hosts: names under which browsers reach the page, besides `host` and the loopback names.
-    """
+    """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends."""
     import uvicorn
 
     from stepcot_jax.contrib.demo.page import make_blocks

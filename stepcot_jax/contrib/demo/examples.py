@@ -13,17 +13,14 @@ from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.radiographs import Complaints, find_images, read_pixels
 from stepcot_jax.reading.trained_model import Trained
 
-MAX_SHOWN = 12
-"""Most examples of a folder."""
+MAX_SHOWN = 12  # Most examples of a folder
 
-NUM_PHANTOMS = 6
-"""Phantoms to try, each with a different diagnosis."""
+NUM_PHANTOMS = 6  # Phantoms to try, each with a different diagnosis
 
 CLICKED = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-example]");
   if (button !== null) trigger("select", { index: Number(button.dataset.example) });
-});"""
-"""Script of the element that holds the examples: a click selects one by its index."""
+});"""  # Script of the element that holds the examples: a click selects one by its index
 
 _MAX_TRIES = 200
 _THUMBNAIL = 144
@@ -40,12 +37,7 @@ class Example:
 
 
 def find_examples(folder: str | os.PathLike[str] | None, trained: Trained) -> tuple[Example, ...]:
-    """Return the examples of the page.
-
-    Args:
-      folder: the page shows its first `MAX_SHOWN` images; stderr names files that cannot be read. None stands for
-        phantoms after those of the run's data, and for no examples if the run is not on phantoms.
-    """
+    """Return the first images of a folder; of None phantoms that a run on phantoms never saw."""
     if folder is None:
         return _draw_phantoms(trained) if trained.run.settings.data.source == "phantom" else ()
     complaints, examples = Complaints(), list[Example]()

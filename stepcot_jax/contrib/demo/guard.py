@@ -1,7 +1,6 @@
 """Guard of the demo: answers requests under its own names, from its own page, for the page's parts and uploads only.
 
-Gradio checks none of this when it is mounted in an application: a page of another origin that is open in a browser on
-this machine could ask for any picture and, by DNS rebinding, read the answer.
+Gradio checks none of this: another site's page could ask for any picture and, by DNS rebinding, read the answer.
 """
 
 import json
@@ -11,8 +10,7 @@ from typing import Any
 
 from stepcot_jax.contrib.demo.uploads import MAX_MEGABYTES, Uploads
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine for itself."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # Names of this machine for itself
 
 _API = "/gradio_api"
 _READ = re.compile(
@@ -30,11 +28,7 @@ _Send = Callable[[_Scope], Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application that passes the page's own requests on to another one and refuses all others.
-
-    Args:
-      names: host names and addresses under which it is reached, on any port; those of this machine are added.
-    """
+    """An ASGI application that passes the page's own requests on, under `names` or this machine's."""
 
     def __init__(
         self, app: Callable[[_Scope, _Receive, _Send], Awaitable[None]], *, names: Iterable[str], uploads: Uploads

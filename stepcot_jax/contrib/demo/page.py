@@ -29,6 +29,8 @@ from stepcot_jax.record import KINDS
 _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 _NOTHING_YET = "<p>Drop in a radiograph and ask a question about it.</p>"
 _GUESSED = "guess"
+_LABEL = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
+_UPLOAD: dict[str, Any] = {"label": _LABEL, "file_types": SUFFIXES, "height": 150}
 _INTRODUCTION = """# A radiograph, asked about
 Drop in a frontal chest radiograph and ask about it. The reply names boxes, which are drawn over the picture.
 
@@ -39,8 +41,7 @@ def add_answering(reader: PolicyReader, gradio: Any, uploads: Uploads) -> None:
     """Add the tab's parts and events to the blocks that are open."""
     gradio.Markdown(_INTRODUCTION)
     picture = gradio.State(None, time_to_live=SECONDS_KEPT)
-    label = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
-    file = gradio.File(label=label, file_types=SUFFIXES, height=150, elem_id="asked-radiograph")
+    file = gradio.File(**_UPLOAD, elem_id="asked-radiograph")
     known = list_questions(reader.trained.workdir, most=12)
     with gradio.Row():
         with gradio.Column(scale=2, min_width=320):
@@ -160,8 +161,7 @@ def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...
     trained_on = escape_markdown(explainer.trained.trained_on)
     gradio.Markdown(_READING_INTRODUCTION.format(correcting=promise if can_correct else "", trained_on=trained_on))
     session = gradio.State(None, time_to_live=SECONDS_KEPT)
-    label = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
-    file = gradio.File(label=label, file_types=SUFFIXES, height=150, elem_id="radiograph")
+    file = gradio.File(**_UPLOAD, elem_id="radiograph")
     gallery = gradio.HTML(write_examples(examples), elem_id="examples", js_on_load=CLICKED, visible=bool(examples))
     with gradio.Row():
         with gradio.Column(scale=3, min_width=320):
@@ -188,7 +188,6 @@ def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...
 
 
 def _choose(show: Callable[[Any], list[Any]], step: str, session: Session | None, answer: str | None) -> list[Any]:
-    """Correct the answer of a step."""
     return show(lambda: session if session is None or answer is None else session.correct(step, answer))
 
 

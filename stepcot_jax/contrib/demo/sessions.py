@@ -20,31 +20,23 @@ from stepcot_jax.reading.radiographs import read_unresized, to_input
 from stepcot_jax.reading.readings import ChainReading, describe_shifts
 from stepcot_jax.tools.explain.drawing import explain_pictures
 
-SECONDS_KEPT = 1800
-"""How long a radiograph stays in memory after the last click."""
+SECONDS_KEPT = 1800  # How long a radiograph stays in memory after the last click
 
-MAX_DETAIL = 1024
-"""Side in pixels of the picture that can be zoomed into."""
+MAX_DETAIL = 1024  # Side in pixels of the picture that can be zoomed into
 
-SAVED_NAME = "reading.json"
-"""File name of a saved reading."""
+SAVED_NAME = "reading.json"  # File name of a saved reading
 
 _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A visitor's radiograph, which is kept in memory for the visit.
-
-    Attributes:
-      detail: the same part of the radiograph with more pixels for the page, at most `MAX_DETAIL` a side.
-      projection: by the DICOM header; "" if it does not say.
-    """
+    """A visitor's radiograph, which is kept in memory for the visit."""
 
     picture: UInt8[np.ndarray, "size size 3"]
-    detail: UInt8[np.ndarray, "side side 3"]
+    detail: UInt8[np.ndarray, "side side 3"]  # at most `MAX_DETAIL` a side
     given: dict[str, str] = dataclasses.field(default_factory=dict)
-    projection: Projection = ""
+    projection: Projection = ""  # by the DICOM header; "" if it does not say
 
     def correct(self, step: str, answer: str) -> "Session":
         """Return the same radiograph with a given answer in place of the network's."""
@@ -57,18 +49,12 @@ class Session:
 
 @dataclasses.dataclass(frozen=True)
 class ShownStep:
-    """One step as the page shows it.
+    """One step as the page shows it."""
 
-    Attributes:
-      label: name of the step, and whether it was corrected.
-      choices: (option with its probability, option).
-      given: whether a person chose it.
-    """
-
-    label: str
+    label: str  # name of the step, and whether it was corrected
     answer: str
-    choices: tuple[tuple[str, str], ...]
-    given: bool
+    choices: tuple[tuple[str, str], ...]  # (option with its probability, option)
+    given: bool  # whether a person chose it
 
 
 def start_session(image: Any, explainer: Explainer) -> Session:

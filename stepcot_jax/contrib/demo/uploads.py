@@ -11,20 +11,15 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_untrusted
 
-MAX_MEGABYTES = 64
-"""Largest upload: the largest detectors write about 50 MB without compression."""
+MAX_MEGABYTES = 64  # Largest upload: the largest detectors write about 50 MB without compression
 
-SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
-"""Of files that the page offers to upload."""
+SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]  # Of files that the page offers to upload
 
 _SECONDS_KEPT, _MOST_UNREAD = 120, 32
 
 
 class Uploads:
-    """The uploaded files that are not read yet.
-
-    Visitors can send any path in a request; only paths that this server's upload route wrote are read.
-    """
+    """The uploaded files that are not read yet: only paths that this server's upload route wrote are read."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder.resolve()
@@ -67,15 +62,11 @@ class Uploads:
             self._delete(path)
 
     def _delete(self, path: str) -> None:
-        """Delete the folder of an upload's request, with all its files."""
         request = pathlib.Path(path).relative_to(self.folder).parts[0]
         shutil.rmtree(self.folder / request, ignore_errors=True)
 
     async def receive(self, request: Any) -> Any:
-        """Store the file of a request of Gradio's page and return the response: its path in a list.
-
-        Gradio's own route names folders by content, so that two visitors with the same file would share one copy.
-        """
+        """Store a request's file in a folder of its own (Gradio shares them by content); return its path in a list."""
         from gradio.route_utils import MultiPartException, upload_fn
         from starlette.requests import ClientDisconnect
         from starlette.responses import JSONResponse, PlainTextResponse

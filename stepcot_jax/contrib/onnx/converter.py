@@ -20,21 +20,16 @@ from stepcot_jax.host.errors import BadInput
 # An ONNX graph under construction. The number of cases stays free: shapes with it are computed in the graph.
 
 
-Value = Any
-"""A constant (np.ndarray), or the name of a tensor of the graph."""
+Value = Any  # A constant (np.ndarray), or the name of a tensor of the graph
 
 Emit = Callable[["Graph", Any, Sequence[Value]], Value | list[Value]]
 """Adds the nodes of one equation and returns its outputs."""
 
-IMAGES, CASE = "images", "case"
-"""Names of the input, and of the number of cases in the graph's shapes."""
+IMAGES, CASE = "images", "case"  # Names of the input, and of the number of cases in the graph's shapes
 
 
 class Graph:
-    """Nodes and constants of a graph under construction; equal ones occur once.
-
-    Outputs that read the same features thus share the encoder: onnxruntime does not detect equal weights.
-    """
+    """Nodes and constants of a graph under construction; equal ones occur once, so that outputs share the encoder."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -103,6 +98,7 @@ _SAME_NAME = {
     "tanh": "Tanh",
 }  # fmt: skip
 _REDUCTIONS = {"reduce_max": "ReduceMax", "reduce_min": "ReduceMin", "reduce_sum": "ReduceSum"}
+_ONE = np.asarray(1, np.float32)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -123,26 +119,6 @@ def _integers(numbers: Any) -> np.ndarray:
 
 def _refuse(equation: Any, what: str) -> BadInput:
     return BadInput(f"ONNX: {equation.primitive.name} with {what} has no ONNX form here")
-
-
-def _square(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Mul", values[0], values[0])
-
-
-def _rsqrt(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Reciprocal", graph.add("Sqrt", values[0]))
-
-
-def _expm1(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Sub", graph.add("Exp", values[0]), np.float32(1).reshape(()))
-
-
-def _erfc(graph: Graph, _: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Sub", np.asarray(1, np.float32), graph.add("Erf", values[0]))
-
-
-def _integer_pow(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Pow", values[0], np.asarray(equation.params["y"], np.float32))
 
 
 def _select(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -177,14 +153,6 @@ def _broadcast(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     return spread if tuple(sides) == tuple(target) else graph.add("Expand", spread, graph.shape(target))
 
 
-def _transpose(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Transpose", values[0], perm=list(equation.params["permutation"]))
-
-
-def _concatenate(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Concat", *values, axis=equation.params["dimension"])
-
-
 def _stack(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
     axis = equation.params["axis"]
     return graph.add("Concat", *(graph.add("Unsqueeze", value, _integers(axis)) for value in values), axis=axis)
@@ -194,10 +162,6 @@ def _split(graph: Graph, equation: Any, values: Sequence[Value]) -> list[Value]:
     sizes = _integers(equation.params["sizes"])
     outputs = graph.add("Split", values[0], sizes, num_outputs=len(sizes), axis=equation.params["axis"])
     return outputs if isinstance(outputs, list) else [outputs]
-
-
-def _tile(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Tile", values[0], _integers(equation.params["reps"]))
 
 
 def _pad(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -251,10 +215,6 @@ def _gather(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
         if numbers.collapsed_slice_dims
         else window
     )
-
-
-def _squeeze(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
-    return graph.add("Squeeze", values[0], _integers(equation.params["dimensions"]))
 
 
 def _dot(graph: Graph, equation: Any, values: Sequence[Value]) -> Value:
@@ -316,30 +276,33 @@ OPERATORS: dict[str, Emit] = {
     **{name: _same(operator) for name, operator in _SAME_NAME.items()},
     **{name: _reduce(operator) for name, operator in _REDUCTIONS.items()},
     "broadcast_in_dim": _broadcast,
-    "concatenate": _concatenate,
+    "concatenate": lambda graph, equation, values: graph.add("Concat", *values, axis=equation.params["dimension"]),
     "conv_general_dilated": _convolution,
     "convert_element_type": _cast,
     "dim_as_value": _number_of_cases,
     "dot_general": _dot,
     "dynamic_slice": _slice_from,
-    "erfc": _erfc,
-    "expm1": _expm1,
+    "erfc": lambda graph, _, values: graph.add("Sub", _ONE, graph.add("Erf", values[0])),
+    "expm1": lambda graph, _, values: graph.add("Sub", graph.add("Exp", values[0]), _ONE),
     "gather": _gather,
-    "integer_pow": _integer_pow,
+    "integer_pow": lambda graph, equation, values: graph.add("Pow", values[0], np.asarray(equation.params["y"], "f4")),
     "pad": _pad,
     "reduce_window_max": _max_pool,
     "reshape": _reshape,
-    "rsqrt": _rsqrt,
+    "rsqrt": lambda graph, _, values: graph.add("Reciprocal", graph.add("Sqrt", values[0])),
     "select_n": _select,
     "slice": _slice,
     "split": _split,
-    "square": _square,
-    "squeeze": _squeeze,
+    "square": lambda graph, _, values: graph.add("Mul", values[0], values[0]),
+    "squeeze": lambda graph, equation, values: graph.add(
+        "Squeeze", values[0], _integers(equation.params["dimensions"])
+    ),
     "stack": _stack,
-    "tile": _tile,
-    "transpose": _transpose,
-}
-"""Functions that add an operator's nodes, by the name of the JAX operator."""
+    "tile": lambda graph, equation, values: graph.add("Tile", values[0], _integers(equation.params["reps"])),
+    "transpose": lambda graph, equation, values: graph.add(
+        "Transpose", values[0], perm=[*equation.params["permutation"]]
+    ),
+}  # Functions that add an operator's nodes, by the name of the JAX operator
 
 OPSET, IR_VERSION = 18, 10
 
@@ -350,12 +313,7 @@ _MOST_BYTES = 2**31 - 2**24  # a protobuf message holds 2 GiB
 def trace_to_onnx(
     reads: Mapping[str, Callable[[Any, Any], Any]], tensors: Mapping[str, np.ndarray], *, size: int
 ) -> Any:
-    """Return the ONNX model of a network, with its parameters.
-
-    Args:
-      reads: by the name of an output: (tensors, images float32 [case, size, size, 3]) -> float32 [case, ...], such as
-        logits [case, step, answer]. onnxruntime computes their common parts once.
-    """
+    """Return the ONNX model of functions (tensors, images [case, size, size, 3]) -> [case, ...] by output name."""
     if (total := sum(array.nbytes for array in tensors.values())) > _MOST_BYTES:
         raise BadInput(f"ONNX: the parameters take {total} bytes; one file holds at most {_MOST_BYTES}")
     (num_cases,) = jax.export.symbolic_shape(CASE)

@@ -1,6 +1,5 @@
 """Write networks of a run as ONNX, with a loader that needs only numpy and onnxruntime, and compare the logits."""
 
-import dataclasses
 import importlib
 import json
 import pathlib
@@ -9,38 +8,30 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.contrib.onnx import loader as onnx_loader
 from stepcot_jax.contrib.onnx.converter import OPSET, trace_to_onnx
-from stepcot_jax.export import exported_files, exported_models, loader
+from stepcot_jax.export import exported_files, exported_models
 from stepcot_jax.export.carried_files import read_kept_statistics
 from stepcot_jax.export.folder import (
     LOADER,
-    check_images,
-    describe_models,
-    describe_preprocessing,
-    list_sizes,
-    require_equal,
-    require_new,
-    save_tensors,
+    export_networks,
+    name_parts,
+    write_described,
     write_json,
-    write_sums,
-    writing_folder,
+    write_readme,
 )
-from stepcot_jax.export.instructions import RESIZE
-from stepcot_jax.export.model_card import require_readable, write_front_matter, write_model_card
-from stepcot_jax.export.program import Program, make_gate_program, make_program
+from stepcot_jax.export.model_card import RESIZE
+from stepcot_jax.export.program import Program, make_gate_program
 from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra
 from stepcot_jax.reading.exported_model import LABELS_FILE
-from stepcot_jax.reading.trained_model import Trained, load_trained
+from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
 
-TOLERANCE = 1e-4
-"""Largest difference between the logits of onnxruntime and of JAX, absolute or relative."""
+TOLERANCE = 1e-4  # Largest difference between the logits of onnxruntime and of JAX, absolute or relative
 
 _HERE = pathlib.Path(__file__).parent
 _DESCRIBED = {
@@ -63,58 +54,33 @@ def export_onnx(
     models: Sequence[str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write networks of a run, or of an export of one, as ONNX files with their image encoders.
-
-    Args:
-      models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
-    """
-    _require_onnx()
-    trained, out = workdir, pathlib.Path(out)
-    require_new(out)
-    if not isinstance(trained, Trained):
-        trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
-    require_readable(trained)
-    programs = [make_program(trained, name) for name in models or sorted(trained.params)]
-    with writing_folder(out) as partial:
-        _write(partial, trained, programs, say=say)
-        say("reading it back with onnxruntime")
-        results = onnx_loader.check(partial, tolerance=TOLERANCE)
-        require_equal(results, tolerance=TOLERANCE)
-    return {"folder": str(out), "files": list_sizes(out), "models": describe_models(programs, results)}
-
-
-def _require_onnx() -> None:
+    """Write networks of a run, or of an export of one, as ONNX files with their image encoders."""
     for name in ("onnx", "onnxruntime"):
         try:
             importlib.import_module(name)
         except ImportError:
             raise BadInput(f"--format=onnx needs {name} ({install_extra('onnx')})") from None
 
+    def write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program]) -> None:
+        _write(folder, trained, programs, say=say)
+
+    return export_networks(workdir, out, models, write=write, check=onnx_loader.check, tolerance=TOLERANCE, say=say)
+
 
 def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], *, say: Callable[[str], None]) -> None:
-    """Write all files."""
     calibrated = {} if trained.calibration is None else trained.calibration.temperatures
-    rules = describe_preprocessing(trained.preprocessing)
-    pixels = exported_models.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
-    check: dict[str, Any] = {"images": check_images(rules["size"])}
     models: dict[str, Any] = {}
+    parts: dict[str, Program] = {}
     for program in programs:
         say(f"writing the {program.name}")
         gate = make_gate_program(trained, program.name)
-        outputs = {onnx_loader.LOGITS: program} | ({} if gate is None else {onnx_loader.GATE_SCORES: gate})
-        reads = {output: traced.read for output, traced in outputs.items()}
+        reads = {onnx_loader.LOGITS: program.read} | ({} if gate is None else {onnx_loader.GATE_SCORES: gate.read})
         made = trace_to_onnx(reads, program.tensors | ({} if gate is None else gate.tensors), size=program.size)
         (folder / f"{program.name}.onnx").write_bytes(made.SerializeToString())
-        ones = [1.0] * trained.chain.num_steps
-        temperatures = list(map(float, calibrated.get(program.name, ones)))
+        temperatures = list(map(float, calibrated.get(program.name, [1.0] * trained.chain.num_steps)))
         models[program.name] = {"file": f"{program.name}.onnx", "temperatures": temperatures}
-        for kind, traced in zip(("logits", "gate"), outputs.values(), strict=False):
-            computed = jax.jit(traced.read)(traced.tensors, pixels.normalise(check["images"]))
-            check[f"{kind}/{program.name}"] = np.asarray(computed)
-    save_tensors(folder / "check.safetensors", check)
-    steps = [dataclasses.asdict(step) for step in trained.chain.steps]
-    write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
-    write_json(folder / PREPROCESSING_FILE, rules)
+        parts |= name_parts(program, gate)
+    write_described(folder, trained, parts)
     made_with = {"stepcot_jax": __version__, "jax": jax.__version__}
     manifest = {"format": exported_models.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
     manifest["trained_on"] = trained.trained_on
@@ -124,11 +90,8 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     shutil.copyfile(onnx_loader.__file__, folder / LOADER)
     for module in (exported_files, exported_models):
         shutil.copy(str(module.__file__), folder)
-    card = write_front_matter("image-classification") + write_model_card(trained, programs)
     use = write_use(trained, models, written={path.name for path in folder.iterdir()})
-    readme = f"{card.rstrip()}\n\n{use}"
-    (folder / "README.md").write_text(readme, encoding="utf-8")
-    write_sums(folder)
+    write_readme(folder, trained, programs, use)
 
 
 def write_use(trained: Trained, models: Mapping[str, Any], *, written: Collection[str]) -> str:

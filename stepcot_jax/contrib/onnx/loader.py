@@ -21,46 +21,19 @@ from typing import Any
 import numpy as np
 
 if __package__:
+    from stepcot_jax.export import exported_models
     from stepcot_jax.export.exported_files import Files
-    from stepcot_jax.export.exported_models import (
-        check_models,
-        find_above,
-        read_manifest,
-        read_pixel_rules,
-        read_points,
-        read_steps,
-        run_check,
-        to_answers,
-    )
 else:  # in the folder of an export
+    import exported_models  # type: ignore[import-not-found,no-redef]
     from exported_files import Files  # type: ignore[import-not-found,no-redef]
-    from exported_models import (  # type: ignore[import-not-found,no-redef]
-        check_models,
-        find_above,
-        read_manifest,
-        read_pixel_rules,
-        read_points,
-        read_steps,
-        run_check,
-        to_answers,
-    )
 
 MANIFEST = "onnx.json"
-LOGITS, GATE_SCORES = "logits", "gate_scores"
-"""Outputs of a model; the second one if the run fitted a gate."""
-PROVIDERS = ("CPUExecutionProvider",)
-"""Where onnxruntime computes by default."""
+LOGITS, GATE_SCORES = "logits", "gate_scores"  # Outputs of a model; the second one if the run fitted a gate
+PROVIDERS = ("CPUExecutionProvider",)  # Where onnxruntime computes by default
 
 
-class Model:
-    """An exported model.
-
-    Attributes:
-      steps: the questions and their answers.
-      preprocessing: size and normalisation of the images.
-      temperatures: divisor of each step's logits before the softmax; 1 without calibration.
-      trained_on: the training data in a few words.
-    """
+class Model(exported_models.AnsweringModel):
+    """An exported model; its attributes are those of `AnsweringModel`."""
 
     def __init__(
         self, folder: str | pathlib.Path, name: str | None = None, *, providers: Sequence[str] = PROVIDERS
@@ -68,53 +41,24 @@ class Model:
         import onnxruntime
 
         files = Files(pathlib.Path(folder))
-        manifest, facts = read_manifest(files, MANIFEST, name)
-        self.name = facts["name"]
-        self.steps = read_steps(files)
-        self.preprocessing = read_pixel_rules(files)
+        facts = self.read(files, MANIFEST, name)
         with files.expecting(MANIFEST, "file and temperatures of each model"):
             self.temperatures = tuple(facts["temperatures"])
             program = bytes(files.read(facts["file"]))
-        self.operating_points = read_points(files, self.name, facts)
-        self.trained_on = manifest.get("trained_on", "")
         self.session = onnxruntime.InferenceSession(program, providers=list(providers))
 
     def logits(self, images: Any) -> np.ndarray:
-        """Return the logits of all steps.
-
-        Returns:
-          float32 [case, step, answer]; about -1e9 beyond a step's own answers.
-        """
+        """Return float32 [case, step, answer]; about -1e9 beyond a step's own answers."""
         return self._run(LOGITS, images)
 
     def gate_scores(self, images: Any) -> np.ndarray | None:
-        """Return how far images lie from the training images.
-
-        Returns:
-          float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
-        """
+        """Return float32 [case], above 1 outside of what the model was trained on; None if the export has no gate."""
         has_gate = any(output.name == GATE_SCORES for output in self.session.get_outputs())
         return self._run(GATE_SCORES, images) if has_gate else None
-
-    def above(self, images: Any) -> dict[str, list[list[str]]]:
-        """Return the answers at or above their operating points.
-
-        Returns:
-          By the name of each step with operating points: the answers of each image, in the order of the options.
-        """
-        return find_above(self(images), self.steps, self.operating_points)
 
     def _run(self, output: str, images: Any) -> np.ndarray:
         (values,) = self.session.run([output], {"images": self.preprocessing.normalise(images)})
         return values
-
-    def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
-        """Return the answers of all steps.
-
-        Returns:
-          By the name of the step: the most probable answer of each image, and the probabilities of the step's options.
-        """
-        return to_answers(self.logits(images), self.steps, self.temperatures)
 
 
 def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Sequence[str] = PROVIDERS) -> Model:
@@ -123,17 +67,13 @@ def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Seq
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
-    """Compare this machine's logits and gate scores of the stored images with those of JAX.
-
-    Returns:
-      For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".
-    """
-    return check_models(folder, load, manifest=MANIFEST, tolerance=tolerance)
+    """Compare this machine's logits and gate scores of the stored images with those of JAX, for each model."""
+    return exported_models.check_models(folder, load, manifest=MANIFEST, tolerance=tolerance)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
-    return run_check(check, arguments, here=pathlib.Path(__file__).parent)
+    return exported_models.run_check(check, arguments, here=pathlib.Path(__file__).parent)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import lay_out_prompts
 from stepcot_jax.policies.sampling import Sampling, generate, reply_in_batches, rollout_keys
 from stepcot_jax.policies.tokenizers import split_pieces
-from stepcot_jax.reading.trained_policy import TrainedPolicy, load_policy
+from stepcot_jax.reading.policy_reader import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading import load_vqa_dataset
