@@ -8,8 +8,7 @@ import pytest
 from run.small_run import entries, final_state, small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run.more_epochs import find_raised
-from stepcot_jax.run.run_checks import check_earlier_run
+from stepcot_jax.run.run_checks import check_earlier_run, find_raised
 from stepcot_jax.run.settings import load_settings, write_settings
 
 
