@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from run.small_policy_run import read_log, small_settings
+from run.small_policy_run import small_settings
+from run.small_run import read_log
 
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
