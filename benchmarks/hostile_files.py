@@ -25,6 +25,7 @@ from benchmarks import hostile_arrays, hostile_images, hostile_records, hostile_
 from benchmarks.hostile_commands import CALLS
 from benchmarks.hostile_inputs import MAKERS, Command
 from benchmarks.hostile_readings import FILES, PRELOADED, sample
+from stepcot_jax.__main__ import find_commands
 from stepcot_jax.host.errors import run_tool
 
 MOST_BYTES = 2 * 10**9
@@ -89,13 +90,14 @@ def _find_main(command: Command) -> Callable[[], Any]:
     name, *arguments = command
     if name in CALLS:
         return lambda: CALLS[name](*arguments)
+    where = {"main": "stepcot_jax.main", **find_commands()}[name]
     if name not in _WITH_ABSL:
-        module = importlib.import_module(f"stepcot_jax.{name}.__main__")
+        module = importlib.import_module(where)
         return lambda: module.main(arguments)
 
     def run() -> None:
         sys.argv = command
-        runpy.run_module(f"stepcot_jax.{name}", run_name="__main__", alter_sys=True)
+        runpy.run_module(where, run_name="__main__", alter_sys=True)
 
     return run
 

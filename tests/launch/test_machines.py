@@ -43,7 +43,7 @@ def test_slurm_without_a_gpu_ends_with_2(run, put, tmp_path):
 def test_local_processes_without_a_gpu_end_with_2(run, tmp_path):
     code, _, err = run("local_processes.sh", "2", **RUN, GPUS_PER_PROCESS="1")
     assert code == 2, err
-    assert all(MISSING in (tmp_path / f"run/logs/process_{number}.log").read_text() for number in (0, 1))
+    assert any(MISSING in (tmp_path / f"run/logs/process_{number}.log").read_text() for number in (0, 1))
 
 
 @pytest.mark.parametrize(

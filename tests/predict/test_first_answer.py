@@ -26,7 +26,6 @@ workdir = pathlib.Path(sys.argv[2])
 with tiny_encoder():
     if sys.argv[1] == "prepare":
         from stepcot_jax.reading.first_answer import prepare_first_answer
-from stepcot_jax.run.settings import write_settings
         print(prepare_first_answer(workdir))
     else:
         from stepcot_jax.reading.loading import load
