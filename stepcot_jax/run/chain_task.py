@@ -11,30 +11,101 @@ from typing import Any
 import jax
 import numpy as np
 
-from stepcot_jax.data.batches import batches_per_epoch
+from stepcot_jax.data.batches import batches_per_epoch, evaluation_batches
 from stepcot_jax.data.dataset import Dataset, write_account
+from stepcot_jax.data.reading_ahead import ReadAhead
+from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.evaluation.consistency import true_prefixes
 from stepcot_jax.evaluation.gate import Gate, fit_gate, write_gates
 from stepcot_jax.evaluation.interventions import ReadGiven, as_probabilities, measure_reliance
-from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions
+from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions, ValidationPredictions, collect
 from stepcot_jax.features.sharing import Processes
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.build import make_system
-from stepcot_jax.run.feed import Feed
+from stepcot_jax.run.build import make_system, read_ahead, read_training_batches
 from stepcot_jax.run.inputs import Inputs, hides_steps, load_inputs
 from stepcot_jax.run.results import NUM_GIVEN, Validated, choose, with_facts, write_results
-from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
+from stepcot_jax.run.run_checks import check_annotated, check_step_costs
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import WarmStart, read_warm_start, refuse_seen_cases
+from stepcot_jax.run.stored import describe_cases
 from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
-from stepcot_jax.run.training_data import describe_cases
 from stepcot_jax.systems.grpo import REFERENCE
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream, System
+
+_READ = frozenset({"images", "image_features", "labels", "targets", "index", "present"})
+"""Batch entries of the data; a phase's `collect` may add others."""
+
+
+class Feed:
+    """The batches of a run, of which every process loads its own rows."""
+
+    def __init__(self, settings: Settings, inputs: Inputs, devices: Devices) -> None:
+        self.settings, self.inputs, self.devices = settings, inputs, devices
+
+    @functools.cached_property
+    def shared(self) -> dict[str, jax.Array]:
+        """The prompts' vectors [step, width] on every device; empty without text."""
+        features = self.inputs.text_features
+        return {} if features is None else {"text_features": self.devices.replicate(features)}
+
+    def training_batches(self) -> ReadAhead:
+        """Return endless batches, to be closed; batch n is a function of the seed and n."""
+        return read_training_batches(self.settings, self.inputs.dataset, self.settings.training.batch_size)
+
+    def put_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch on the devices, with the prompts and collected entries, as a compiled update takes it."""
+        collected = {name: array for name, array in batch.items() if name not in _READ}
+        return self.devices.put_training_rows(self.inputs.prepare(batch) | self.shared | collected)
+
+    def answer(self, predict: Callable[[dict[str, Any]], Any], split: str) -> Predictions:
+        """Return the predictions for a split, the same in every process; each process loads its rows.
+
+        `predict` maps a batch on the devices to logits [case, step, answer] by network, of all processes' rows.
+        """
+        batches = evaluation_batches(
+            self.inputs.dataset,
+            split,
+            batch_size=self.settings.evaluation.batch_size,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            multiple_of=self.devices.num_devices,
+        )
+
+        def answered(read: ReadAhead) -> Iterator[dict[str, Any]]:
+            for batch in read:
+                logits = predict(self.devices.put_rows(self.inputs.prepare(batch) | self.shared))
+                facts = {name: batch[name] for name in ("labels", "present", "index")}
+                yield {**self.devices.gather_rows(facts), "logits": logits}
+
+        with contextlib.closing(read_ahead(self.settings, self.inputs.dataset, batches)) as read:
+            return collect(lambda batch: batch["logits"], answered(read))
+
+    def sample_rows(self, split: str, num_cases: int) -> dict[str, Any]:
+        """Return prepared rows of a split on the host: all, or `num_cases` spread evenly; alike in every process."""
+        parts = list(self.sample_batches(split, num_cases))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def sample_batches(self, split: str, num_cases: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `sample_rows` in batches, so that the images of many cases need not fit in memory."""
+        dataset, members = self.inputs.dataset, self.inputs.dataset.splits.by_name()[split]
+        positions = np.unique(np.linspace(0, len(members) - 1, min(num_cases, len(members))).round().astype(int))
+        chosen = tuple(members[position] for position in positions)
+        batches = evaluation_batches(
+            dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, **{split: chosen})),
+            split,
+            batch_size=min(self.settings.evaluation.batch_size, len(chosen)),
+        )
+        with contextlib.closing(read_ahead(self.settings, dataset, batches)) as read:
+            for batch in read:
+                rows = jax.device_get(self.inputs.prepare(batch))
+                yield {name: array[np.asarray(batch["present"], bool)] for name, array in rows.items()}
+
 
 # The gate of each network, fitted at the end of a run on features of its training and validation images.
 
@@ -46,14 +117,10 @@ NUM_IMAGES = 2000
 def fit_gates(
     feed: Feed, system: System, params_of: Callable[[str], Any], *, trains_encoder: bool, false_alarms: float
 ) -> dict[str, Gate]:
-    """Return the gate of each network of `system.gated`; none where the validation images are too few for its limit.
-
-    Args:
-      trains_encoder: whether each network has the encoder of its own best update; else all have the same features.
-    """
+    """Return the gate of each network of `system.gated`; none where the validation images are too few for its limit."""
     gates: dict[str, Gate | None] = {}
     for name in reversed(system.gated):  # the last was restored last
-        if not trains_encoder and gates:
+        if not trains_encoder and gates:  # all networks read the same features
             gates[name] = next(iter(gates.values()))
             continue
         params = jax.device_get(params_of(name)) if trains_encoder else {}
@@ -77,6 +144,8 @@ def _read_split(feed: Feed, system: System, params: Any, split: str) -> np.ndarr
 def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> "ChainTask":
     """Return the task of the jobs "teacher", "distill", "baseline" and "chain_grpo", with its data loaded."""
     devices.check_batch_size(settings.training.batch_size)  # before minutes of loading
+    if settings.job == "chain_grpo":
+        devices.check_batch_size(settings.grpo.batch_size, setting="config.grpo.batch_size")
     is_new = not saved_steps(workdir / "checkpoints")
     start = read_warm_start(settings) if settings.start.checkpoint and is_new else None
     processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
@@ -93,15 +162,9 @@ def load_chain_task(settings: Settings, *, workdir: pathlib.Path, devices: Devic
 
 
 class ChainTask(Task):
-    """Trains a system on cases and writes its predictions.
+    """Trains a system on cases and writes its predictions; only `finish` reads the test split's labels and pictures.
 
-    Attributes:
-      inputs, dataset, feed: without the test split's labels and pictures, which only `finish` opens.
-
-    Args:
-      settings: sizes, sampling and evaluation; settings of system and data describe `system` and `inputs`.
-      make: returns the system from the inputs without the test split.
-      start: weights of another run, for the first update; None for random ones.
+    `make` returns the system from the inputs without the test split. Settings of system and data only describe it.
     """
 
     def __init__(
@@ -128,7 +191,7 @@ class ChainTask(Task):
         self.system, self.start = make(self.inputs), start
         self.dataset: Dataset = self.inputs.dataset
         self.batches_per_epoch = batches_per_epoch(self.dataset, self.batch_size)
-        self.feed = Feed(settings, inputs, devices)
+        self.feed = Feed(settings, self.inputs, devices)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -140,14 +203,23 @@ class ChainTask(Task):
         return Feed(self.settings, self._test.open_test(), self.devices)
 
     @property
+    def _text(self) -> dict[str, Any]:
+        features = self.inputs.text_features
+        return {} if features is None else {"text_features": features}
+
+    @property
     def example(self) -> Batch:
         """A batch of one row."""
-        return self.feed.example
+        return self.inputs.example | self._text
 
     @property
     def batch_shapes(self) -> Batch:
         """Shapes of a global training batch."""
-        return self.feed.batch_shapes
+        rows = self.inputs.example
+        shapes = {
+            name: jax.ShapeDtypeStruct((self.batch_size, *row.shape[1:]), row.dtype) for name, row in rows.items()
+        }
+        return shapes | self.feed.shared
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Stream]:
@@ -195,11 +267,16 @@ class ChainTask(Task):
 
     def check_same_splits(self) -> None:
         """Refuse other splits than those of splits.json."""
-        check_same_splits(self.open_test().inputs.dataset, self.workdir)
+        dataset = self.open_test().inputs.dataset
+        check_manifest(self.workdir / "splits.json", dataset.splits, dataset.cases, set_aside=dataset.set_aside)
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other cases, labels or splits."""
-        check_same_data(self.digest, digest, self.workdir)
+        if digest != self.digest:
+            raise BadInput(
+                f"{self.workdir}: cases, labels or splits differ from those the run started with (splits.json lists "
+                "them); use the same data or a new workdir"
+            )
 
     def write_facts(self) -> None:
         """Write the questions, the prompts' vectors and the account of the cases."""
@@ -209,11 +286,6 @@ class ChainTask(Task):
         if account := write_account(self.open_test().inputs.dataset, self.workdir):
             self.terminal.say(account)
 
-    def _sample(self, feed: Feed, split: str) -> dict[str, Any]:
-        """Return some rows of a split, for readings with given answers, and the prompts' vectors."""
-        features = self.inputs.text_features
-        return feed.sample_rows(split, NUM_GIVEN) | ({} if features is None else {"text_features": features})
-
     def _read(
         self,
         params_of: Callable[[str], Any],
@@ -221,14 +293,11 @@ class ChainTask(Task):
         feed: Feed,
         read_given: Callable[[ReadGiven, np.ndarray], Any],
     ) -> tuple[SplitPredictions, dict[str, Any], np.ndarray]:
-        """Return the predictions of every network's best weights for a split.
-
-        Returns:
-          Predictions; by network the output of `read_given`, {} for a system that takes no given answers; labels of the
-          rows that it reads.
-        """
+        """Return predictions of the best weights; outputs of `read_given` by network; labels of the rows it reads."""
         logits, given = dict[str, Any](), dict[str, Any]()
-        rows = self._sample(feed, split) if self.system.takes_given else {"labels": np.zeros((0, 0), np.int32)}
+        rows: dict[str, Any] = {"labels": np.zeros((0, 0), np.int32)}
+        if self.system.takes_given:
+            rows = feed.sample_rows(split, NUM_GIVEN) | self._text
         labels = np.asarray(rows["labels"])
         for name in self.system.names:
             params = params_of(name)
@@ -261,10 +330,7 @@ class ChainTask(Task):
         write_shapes(self.workdir, shapes_by_name(read), inputs=inputs)
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
-        """Predict with each network's best weights; write predictions, calibration, gate, statistics and report.
-
-        Every choice on training and validation cases is made before the test split is opened.
-        """
+        """Predict with the best weights; write predictions, choices, statistics and report."""
         chain, evaluation = self.dataset.chain, self.settings.evaluation
         answers, given, labels = self._read(
             outcome.params_of, "val", self.feed, lambda read, rows: np.asarray(read(true_prefixes(rows, chain)))
@@ -272,7 +338,7 @@ class ChainTask(Task):
         validated = Validated(ValidationPredictions(answers.predictions, answers.facts), given, labels)
         gates = self._fit_gates(outcome.params_of)
         chosen = choose(self.dataset, validated, evaluation)
-        opened = self.open_test()
+        opened = self.open_test()  # after every choice on training and validation cases
         test, reliance, _ = self._read(
             outcome.params_of,
             "test",

@@ -15,47 +15,9 @@ from stepcot_jax.host.text import shorten
 
 Made = TypeVar("Made")
 
-RENAMED: dict[str, str] = {}
-"""Settings of earlier versions -> their present names, such as "config.loss.T": "config.loss.temperature"."""
-
-ADDED: dict[str, Any] = {
-    "config.loss.parts": (),
-    "config.training.given_answers": "none",
-    "config.training.given_rate": 0.75,
-    "config.training.given_noise": 0.0,
-    "config.training.given_to": "both",
-    "config.training.profile_updates": (),
-    "config.data.fold": "",
-    "config.data.uncertain": "ignore",
-    "config.data.uncertain_weight": 0.5,
-    "config.evaluation.coverage_by": "step",
-    "config.evaluation.coverage_confidence": 0.0,
-    "config.evaluation.step_costs": (),
-    "config.evaluation.gate_false_alarms": 0.05,
-    "config.curriculum.first_loss": 1e-3,
-    "config.curriculum.first_overall": 1e-4,
-    "config.curriculum.least_loss": 1e-8,
-    "config.policy.weights": "",
-    "config.policy.random": False,
-    "config.policy.shrink": 1,
-    "config.policy.low_rank": 0,
-    "config.policy.low_rank_alpha": 32.0,
-    "config.policy.low_rank_targets": r"decoder/layer_\d+/(attention/(query|key|value|out)|gate|up|down)",
-    "config.parallel.model_devices": 1,
-    "config.evaluation.operating_point": "youden",
-    "config.evaluation.operating_target": 0.9,
-    "config.evaluation.miss_cost": 1.0,
-}
-"""Settings that earlier versions lacked -> the value with their behaviour, for the `settings.json` of their runs."""
-
 
 def make(cls: type[Made], config: Any, where: str) -> Made:
-    """Return a dataclass, with the dataclasses in its fields, from nested mappings.
-
-    Args:
-      cls: the dataclass. Its fields are numbers, strings, booleans, Literals, tuples of these, or dataclasses;
-        `msgspec.Meta` gives a number's range.
-    """
+    """Return a dataclass, with the dataclasses in its fields, from nested mappings."""
     plain = config.to_dict() if hasattr(config, "to_dict") else config
     _check_keys(cls, plain, where, cls)
     try:
@@ -102,8 +64,6 @@ def _check_keys(cls: Any, group: Any, where: str, root: type) -> None:
 def _unknown(name: Any, siblings: list[str], where: str, root: type) -> BadInput:
     """Return the error for a key that is not one of `siblings`, the keys of the group `where`."""
     key = f"{where}.{shorten(str(name))}"
-    if key in RENAMED:
-        return BadInput(f"{key} was renamed to {RENAMED[key]}")
     if not siblings:
         return BadInput(f"{key} is not a setting; did you mean {where}?")
     elsewhere = [

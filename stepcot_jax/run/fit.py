@@ -25,6 +25,7 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.run.chain_task import ChainTask
 from stepcot_jax.run.given import Given, name_class
 from stepcot_jax.run.inputs import Inputs, select_entries
+from stepcot_jax.run.networks import TEACHER
 from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import Run
@@ -33,20 +34,6 @@ from stepcot_jax.systems.recipes import GRPO, SFT, is_recipe
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.log import Logger
 from stepcot_jax.training.system import System
-
-_TEACHER = {
-    "width": "width",
-    "num_layers": "num_layers",
-    "num_heads": "num_heads",
-    "negative_slope": "negative_slope",
-    "attention_dropout": "attention_dropout_rate",
-    "context_dropout": "context_dropout_rate",
-    "head_dropout": "head_dropout_rate",
-    "memory": "memory",
-    "write_back": "write_back",
-    "text": "text",
-}
-"""Settings of the teacher -> fields of `Teacher`."""
 
 
 def fit(
@@ -132,11 +119,8 @@ def describe_policy(recipe: SFT | GRPO, data: VqaDataset, batch_size: int | None
     }
     if section == "grpo":
         described["sft.epochs"] = 0
-    for name, part in (
-        ("self_check", getattr(recipe, "self_check", None)),
-        ("curriculum", getattr(recipe, "curriculum", None)),
-    ):
-        if part is not None:
+    for name in ("self_check", "curriculum"):
+        if (part := getattr(recipe, name, None)) is not None:
             described |= {f"{name}.{field}": value for field, value in vars(part).items()}
     if batch_size is not None:
         described[f"{section}.batch_size"] = batch_size
@@ -186,7 +170,7 @@ def _describe_step_cot(
     if not alone:
         described["training.joint_epochs"] = system.joint_epochs
     if type(networks.teacher) is Teacher:
-        described |= {f"teacher.{name}": getattr(networks.teacher, field) for name, field in _TEACHER.items()}
+        described |= {f"teacher.{name}": getattr(networks.teacher, field) for name, field in TEACHER.items()}
     else:
         custom.append("teacher")
     if type(networks.student) is Student:
@@ -202,9 +186,9 @@ def _describe_step_cot(
         if field.name not in ("answer_weights", "parts"):
             described[f"loss.{field.name}"] = getattr(objective, field.name)
     if system.plateau is not None:
-        patience, factor, stop = system.plateau.patience, system.plateau.factor, system.plateau.stop_after
-        described |= {"training.plateau_patience": patience, "training.plateau_factor": factor}
-        described["training.plateau_stop"] = stop
+        plateau = system.plateau
+        described |= {"training.plateau_patience": plateau.patience, "training.plateau_factor": plateau.factor}
+        described["training.plateau_stop"] = plateau.stop_after
     drawn = system.given
     if drawn.schedule != "none":
         described |= {"training.given_answers": drawn.schedule, "training.given_rate": drawn.rate}

@@ -16,23 +16,14 @@ GIVEN_FILE = "given.json"
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names of the caller's values; all empty for a run from settings.
+    """Names of the caller's values; all empty for a run from settings."""
 
-    Attributes:
-      system: class of the system, such as "mine.Mine".
-      networks: networks whose class or encoder settings cannot name.
-      optimizers: networks with an optimizer of the caller.
-      parts: weights of the further parts of the loss, by name.
-      rewards: weights of the caller's rewards, by name.
-      features: whether text features or class weights are the caller's.
-    """
-
-    system: str = ""
-    networks: tuple[str, ...] = ()
-    optimizers: tuple[str, ...] = ()
-    parts: dict[str, float] = {}
-    rewards: dict[str, float] = {}
-    features: tuple[str, ...] = ()
+    system: str = ""  # class of the system, such as "mine.Mine"
+    networks: tuple[str, ...] = ()  # whose class or encoder settings cannot name
+    optimizers: tuple[str, ...] = ()  # networks with an optimizer of the caller
+    parts: dict[str, float] = {}  # weights of the further parts of the loss
+    rewards: dict[str, float] = {}  # weights of the caller's rewards
+    features: tuple[str, ...] = ()  # "prompts" or "answer_weights" of the caller
 
     def __bool__(self) -> bool:
         return self != Given()

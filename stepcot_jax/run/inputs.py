@@ -1,9 +1,10 @@
 """Inputs of a run: cases, prompt vectors, and image features or an encoder that is trained with the networks."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -22,44 +23,85 @@ from stepcot_jax.features import encode, importing
 from stepcot_jax.features.blocks import encode_in_blocks
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.store import (
+    FeatureStore,
     FrozenImageEncoder,
+    StoreSpec,
     describe_image_store,
     describe_text_store,
     digest_pixels,
     open_features,
 )
-from stepcot_jax.host.download import find_path
+from stepcot_jax.host.download import find_path, is_address, open_remote
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import MapBlocks
+from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.run.jobs import JOBS
 from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
-from stepcot_jax.run.run_store import open_run_store
 from stepcot_jax.run.settings import Settings, load_settings
+
+
+@contextlib.contextmanager
+def open_run_store(
+    settings: Settings, workdir: pathlib.Path, spec: StoreSpec, terminal: Terminal, processes: Processes = ALONE
+) -> Iterator[tuple[FeatureStore, Processes]]:
+    """Open the feature store of a run for writing within the context, with the processes that share it."""
+    folder = settings.features.folder
+    if not is_address(folder):
+        yield (
+            FeatureStore((pathlib.Path(folder) if folder else workdir / "features") / spec.folder_name, spec),
+            processes,
+        )
+        return
+    remote = open_remote(f"{folder.rstrip('/')}/{spec.folder_name}", say=terminal.say, only_adds=True)
+
+    def download() -> None:
+        def say() -> None:
+            terminal.say(f"{folder}: another process is downloading it")
+
+        with naming(), wait_for_lock(remote.folder / ".lock", say=say):
+            remote.start()
+
+    def wait(name: str) -> None:
+        processes.wait(name)
+        download()
+
+    def send() -> None:
+        with naming():
+            remote.saved()
+
+    download()
+    store = FeatureStore(remote.folder, spec)
+    send()  # shards that an earlier start did not upload
+    store.saved = send
+    try:
+        yield store, dataclasses.replace(processes, wait=wait)
+    finally:
+        store.saved = None  # readers in other processes get a copy of the store
+
+
+@contextlib.contextmanager
+def naming() -> Iterator[None]:
+    """Add the name of the setting to errors about the address."""
+    try:
+        yield
+    except BadInput as error:
+        raise type(error)(f"config.features.folder: {error}") from error
+
 
 Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Data and encoders of a run.
+    """Data and encoders of a run."""
 
-    Attributes:
-      dataset: the cases, with features if a frozen encoder computed them.
-      text_features: float32 [step, width]; None without text.
-      image_encoder: trained module; None if the batches have features.
-      prepare: converts a batch of the pipeline to the input of an update ("images" or "image_features", and "labels"),
-        still on the host.
-      encoder_digest: of the frozen encoder's weights; "" without one.
-    """
-
-    dataset: Dataset
-    text_features: jax.Array | None
-    image_encoder: nn.Module | None
-    prepare: Prepare
-    encoder_digest: str = ""
+    dataset: Dataset  # with features if a frozen encoder computed them
+    text_features: jax.Array | None  # float32 [step, width]
+    image_encoder: nn.Module | None  # trained with the networks; None if the batches have features
+    prepare: Prepare  # a batch of the pipeline -> the input of an update, still on the host
+    encoder_digest: str = ""  # of the frozen encoder's weights
 
     def hold_out(self) -> "tuple[Inputs, HeldOut[Inputs]]":
         """Return the inputs without the test split's labels and pictures, and held-out ones with them."""
@@ -68,10 +110,7 @@ class Inputs:
 
     @functools.cached_property
     def example(self) -> dict[str, np.ndarray]:
-        """One row of a prepared batch, for its shapes; computed on first use, as only training has targets.
-
-        It holds concrete arrays even if it is first used within a function that JAX traces.
-        """
+        """One row of a prepared batch, for its shapes; computed on first use, as only training has targets."""
         with jax.ensure_compile_time_eval():
             return jax.device_get(self._make_example())
 
@@ -95,12 +134,7 @@ def load_inputs(
     processes: Processes = ALONE,
     map_blocks: MapBlocks | None = None,
 ) -> Inputs:
-    """Return the data, with the encoders loaded and the features of frozen ones computed.
-
-    Args:
-      workdir: of the run; features are stored below it unless `features.folder` names a folder to share.
-      map_blocks: encodes the images in the processes of an engine; None encodes them in this process.
-    """
+    """Return the data, with the encoders loaded and the features of frozen ones computed."""
     image_encoder: nn.Module | None = None
     encoder_digest = ""
     prepare: Prepare = select_entries
@@ -130,7 +164,7 @@ def load_inputs(
 
 def hides_steps(settings: Settings) -> bool:
     """Return whether a run trains and scores the last step alone."""
-    return settings.trains is JOBS["baseline"] and settings.baseline.steps == "last"
+    return settings.job == "baseline" and settings.baseline.steps == "last"
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Any:
@@ -225,11 +259,7 @@ def _find_imported(settings: Settings) -> pathlib.Path:
 
 
 def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
-    """Return the vector of each step's prompt, float32 [step, width].
-
-    Args:
-      workdir: of the run; a pretrained encoder's vectors are stored below it or in `features.folder`.
-    """
+    """Return the vector of each step's prompt, float32 [step, width]."""
     prompts = settings.prompts
     if prompts.encoder == "imported":
         folder = _find_imported(settings)

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,10 +30,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Record
 from stepcot_jax.run.settings import Settings
 
-# Wraps an iterable of known length with a description, as progress bars do.
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-# Whether an image with this SHA-256 was decoded before and need not be decoded now.
-IsKnown = Callable[[str], bool]
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps an iterable with a description, as progress bars do
+IsKnown = Callable[[str], bool]  # whether an image with this SHA-256 was decoded before and need not be now
 
 
 def load_dataset(
@@ -45,20 +42,13 @@ def load_dataset(
     require_images: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """Return the dataset that the settings name.
-
-    Unless `data.check_images` is "on_use", every unknown image has been decoded once when this returns: by this
-    function, or when its shard was written.
-
-    Args:
-      is_known: whether an image file with this SHA-256 need not be decoded; the dataset then has the digests.
-    """
+    """Return the dataset that the settings name."""
     watch = progress or _watch_silently
     if settings.data.source == "phantom":
         return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
-    data, root = settings.data, _find_root(settings)
+    data, root = settings.data, find_path(settings.data.root, "config.data.root")
     sharded = has_shards(root)
     collection = read_source(
         root,
@@ -69,7 +59,7 @@ def load_dataset(
         single_label=data.single_label,
         labels_from=data.labels_from,
     )
-    in_shards, on_bad, max_pixels = sharded and require_images, data.on_bad_record, _max_pixels(settings)
+    in_shards, on_bad, max_pixels = sharded and require_images, data.on_bad_record, settings.data.max_pixels
     collection, images = open_images(collection, sharded=in_shards, on_bad_record=on_bad, max_pixels=max_pixels)
     return make_dataset(
         settings,
@@ -80,10 +70,6 @@ def load_dataset(
         is_known=is_known,
         progress=watch,
     )
-
-
-def _find_root(settings: Settings) -> pathlib.Path:
-    return find_path(settings.data.root, "config.data.root")
 
 
 def _watch_silently(items: Iterable[Any], _: str) -> Iterable[Any]:
@@ -101,16 +87,27 @@ def make_dataset(
     is_known: IsKnown | None = None,
     progress: Progress = _watch_silently,
 ) -> Dataset:
-    """Return the dataset of a run from a collection and its images; see `load_dataset`.
-
-    Args:
-      splits: of the collection, and a description of their source, if its images are checked; None reads or makes them.
-    """
-    max_pixels, file, numbers = _max_pixels(settings), str(collection.path), collection.record_numbers
+    """Return the dataset of a run from a collection and its images; see `load_dataset`."""
+    max_pixels, file, numbers = settings.data.max_pixels, str(collection.path), collection.record_numbers
     cache = PixelCache(FilePixels(images, preprocessing, max_pixels, file, numbers), _budget(settings))
-    digests: dict[str, str] = {}
-    if not are_checked:
-        collection, digests = _decode_ahead(settings, collection, images, preprocessing, cache, is_known, progress)
+    digests: dict[str, str] = {}  # by image path, if there are known images
+
+    def digest_known(case: Record, content: bytes) -> bool:
+        digests[case.image] = hashlib.sha256(content).hexdigest()
+        return is_known is not None and is_known(digests[case.image])
+
+    if not are_checked:  # decodes every image once, into the cache
+        collection = check_images(
+            collection,
+            images=images,
+            on_bad_record=settings.data.on_bad_record,
+            max_pixels=max_pixels,
+            preprocessing=preprocessing,
+            visit=cache.put,
+            is_known=None if is_known is None else digest_known,
+            progress=lambda cases: progress(cases, "reading the images"),
+            num_threads=settings.data.num_threads,
+        )
         kept = collection.record_numbers
         if len(kept) < len(numbers):
             images = Selection(images, np.searchsorted(numbers, kept).tolist())
@@ -132,40 +129,6 @@ def make_dataset(
 
 def _read_rule(settings: Settings) -> UncertainAnswers:
     return UncertainAnswers(settings.data.uncertain, settings.data.uncertain_weight)
-
-
-def _decode_ahead(
-    settings: Settings,
-    collection: Collection,
-    images: ImageFiles,
-    preprocessing: Preprocessing,
-    cache: PixelCache,
-    is_known: IsKnown | None,
-    progress: Progress,
-) -> tuple[Collection, dict[str, str]]:
-    """Decode every image once into the cache; return the readable cases and the digests computed, by image path."""
-    digests: dict[str, str] = {}
-
-    def digest_known(case: Record, content: bytes) -> bool:
-        digests[case.image] = hashlib.sha256(content).hexdigest()
-        return is_known is not None and is_known(digests[case.image])
-
-    readable = check_images(
-        collection,
-        images=images,
-        on_bad_record=settings.data.on_bad_record,
-        max_pixels=_max_pixels(settings),
-        preprocessing=preprocessing,
-        visit=cache.put,
-        is_known=None if is_known is None else digest_known,
-        progress=lambda cases: progress(cases, "reading the images"),
-        num_threads=settings.data.num_threads,
-    )
-    return readable, digests
-
-
-def _max_pixels(settings: Settings) -> int:
-    return int(settings.data.max_megapixels * 1e6)
 
 
 def _budget(settings: Settings) -> float:
@@ -195,7 +158,7 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
     """Return a dataset that `data.tfds` prepared, which decoded every image."""
     from stepcot_jax.data.tfds.source import open_prepared
 
-    prepared = open_prepared(_find_root(settings), max_pixels=_max_pixels(settings))
+    prepared = open_prepared(find_path(settings.data.root, "config.data.root"), max_pixels=settings.data.max_pixels)
     names = tuple(step.name for step in prepared.collection.chain.steps)
     if names != settings.data.step_names:
         raise BadInput(
@@ -224,7 +187,7 @@ def _find_splits(
             return splits, where
 
     def decode_full_size(index: int) -> np.ndarray:
-        return decode_image_bytes(images.read(index), name=images.name(index), max_pixels=_max_pixels(settings))
+        return decode_image_bytes(images.read(index), name=images.name(index), max_pixels=settings.data.max_pixels)
 
     return _make_splits(settings, collection.cases, where, decode_full_size, progress)
 
@@ -254,12 +217,7 @@ def _make_splits(
 def load_vqa_dataset(
     settings: Settings, *, splits: Sequence[str] = SPLIT_NAMES, progress: questions.Progress = iter
 ) -> VqaDataset:
-    """Return the dataset of reasoning records that `settings.vqa` names.
-
-    "phantom" draws the records of `settings.phantom`, as `stepcot data vqa` does. Splits are made from the sum of
-    `phantom.seed` and `data.split_seed`, and from `data.split_fractions`. "folder" reads
-    `vqa.root/records.jsonl`. Pictures are stretched to `image_encoder.image_size`, whatever its fit.
-    """
+    """Return the dataset of reasoning records that `settings.vqa` names."""
     data, phantom = settings.data, settings.phantom
     if not splits or not set(splits) <= set(SPLIT_NAMES):
         raise ValueError(f"splits must be some of {', '.join(SPLIT_NAMES)}; got {list(splits)}")
@@ -303,7 +261,7 @@ def load_questions(
         seed=data.split_seed,
         on_bad_record=data.on_bad_record,
         check_images=data.check_images,
-        max_pixels=_max_pixels(settings),
+        max_pixels=settings.data.max_pixels,
         cache_bytes=data.cache_megabytes * 1e6,
         num_threads=data.num_threads,
         progress=progress,

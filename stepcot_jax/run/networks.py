@@ -12,6 +12,12 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.systems.networks import Networks
 
+TEACHER = {
+    **{name: name for name in ("width", "num_layers", "num_heads", "negative_slope", "memory", "write_back", "text")},
+    **{f"{part}_dropout": f"{part}_dropout_rate" for part in ("attention", "context", "head")},
+}
+"""Settings of the teacher -> fields of `Teacher`."""
+
 
 def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
     """Return the modules that the settings describe."""
@@ -21,16 +27,7 @@ def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | N
     return Networks(
         teacher=Teacher(
             answers_per_step=chain.answers_per_step,
-            width=teacher.width,
-            num_layers=teacher.num_layers,
-            num_heads=teacher.num_heads,
-            negative_slope=teacher.negative_slope,
-            attention_dropout_rate=teacher.attention_dropout,
-            context_dropout_rate=teacher.context_dropout,
-            head_dropout_rate=teacher.head_dropout,
-            memory=teacher.memory,
-            write_back=teacher.write_back,
-            text=teacher.text,
+            **{field: getattr(teacher, name) for name, field in TEACHER.items()},
             remat=settings.parallel.remat,
             dtype=dtype,
         ),

@@ -19,32 +19,22 @@ class Place:
     """A workdir, as the user names it: a folder, or an address such as s3://BUCKET/FOLDER.
 
     With an address, every file is written to a folder of this machine. At the start the folder becomes a copy of the
-    address; after each checkpoint and at the end, changes are uploaded. Each process has its own folder, and only the
-    first uploads.
-
-    Attributes:
-      folder: the folder of this machine.
-      name: the path or address that the user named.
-      title: the last part of the name, as the run's name in loggers.
+    address; after each checkpoint and at the end, the first process uploads the changes of its folder.
     """
 
     def __init__(self, workdir: str | pathlib.Path, *, say: Callable[[str], None]) -> None:
         self._remote = None
-        if is_address(workdir):
+        self.is_remote = is_address(workdir)
+        if self.is_remote:
             number = jax.process_count()
             part = f"{jax.process_index()} of {number}" if number > 1 else ""
             self._remote = open_remote(str(workdir), say=say, part=part)
             self.folder, self.name = self._remote.folder, str(workdir).rstrip("/")
+            self.title = self.name.rpartition("/")[2]  # the run's name in loggers
         else:
-            self.folder = pathlib.Path(workdir)
-            self.name = str(self.folder)
+            self.folder, self.name = pathlib.Path(workdir), str(pathlib.Path(workdir))
+            self.title = self.folder.resolve().name
         make_workdir(self.folder)
-        self.title = self.name.rpartition("/")[2] if self._remote else self.folder.resolve().name
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is at an address."""
-        return self._remote is not None
 
     @property
     def saved(self) -> Callable[[], None] | None:

@@ -2,25 +2,21 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import jax
 
 from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge, make_exchange, open_answer_session
-from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.policies.policy import AnyPolicy
 from stepcot_jax.policies.sampling import Sampling
-from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 from stepcot_jax.rewards.answers import IllFormed, Judged
 from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.rewards.presets import RewardSettings
+from stepcot_jax.run.policy_data import PolicyData
 from stepcot_jax.run.policy_networks import choose_policy, make_normalise
-from stepcot_jax.run.policy_tokens import TokenizedRecords
-from stepcot_jax.run.qwen_source import QwenSource
 from stepcot_jax.run.sections import RewardsSettings
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import given_start, smooth_start
@@ -29,22 +25,18 @@ from stepcot_jax.systems.curriculum import StagedRows
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.systems.policy_system import PolicySystem
 from stepcot_jax.systems.self_check import SelfCheck
-from stepcot_jax.systems.sft import Normalise
 from stepcot_jax.training.devices import Devices
 from stepcot_jax.training.processes import any_process, wait_for_all
 
 # Ratings of open answers by a language model, for rewards (GEMeX-RMCoT, Section 4.2.2).
 
 
-LEDGER_FOLDER = "judge"
-"""Folder in the workdir; each of several processes has its own folder in it."""
-
 _SETTINGS = {"--max-tokens": "judge_cap", "--base-url": "judge_url", "--model": "judge_model"}
 
 
 def make_judge(settings: RewardsSettings, workdir: pathlib.Path) -> Judge:
     """Return the judge of this process, with its ledger in the workdir and its share of the cap."""
-    number, folder = jax.process_count(), workdir / LEDGER_FOLDER
+    number, folder = jax.process_count(), workdir / "judge"
     if 0 < settings.judge_cap < number:
         raise BadInput(f"config.rewards.judge_cap: {settings.judge_cap} is below the number of processes, {number}")
     try:
@@ -111,88 +103,57 @@ def make_reward_settings(settings: RewardsSettings) -> RewardSettings:
     return RewardSettings(**{name: getattr(settings, name) for name in names})
 
 
-def make_rollouts(
-    settings: Settings,
-    *,
-    policy: AnyPolicy,
-    normalise: Normalise,
-    tokenizer: Tokenizer,
-    records: Sequence[Record],
-    devices: Devices,
-    workdir: pathlib.Path,
-    longest: int,
-    longest_check: int,
-    functions: Mapping[str, tuple[RewardFunction, float]],
-) -> Rollouts:
-    """Return the host part of GRPO's updates."""
-    judge = self_check = None
-    if settings.rewards.open_answer == "judge":
-        judge = JudgedRewards(make_judge(settings.rewards, workdir), ill_formed=settings.rewards.ill_formed)
-    if settings.self_check.enabled:
-        self_check = SelfCheck(
-            policy=policy,
-            normalise=normalise,
-            tokenizer=tokenizer,
-            devices=devices,
-            settings=settings.self_check,
-            group_size=settings.grpo.group_size,
-            temperature=settings.grpo.temperature,
-            longest=longest,
-            longest_check=longest_check,
-        )
-    return Rollouts(
-        policy=policy,
-        normalise=normalise,
-        tokenizer=tokenizer,
-        dialect=settings.vqa.dialect,
-        with_thinking=settings.vqa.with_thinking,
-        records=records,
-        devices=devices,
-        settings=settings.grpo,
-        rewards=make_reward_settings(settings.rewards),
-        longest=longest,
-        self_check=self_check,
-        judge=judge,
-        functions=functions,
-    )
-
-
 def make_policy_system(
     settings: Settings,
     *,
-    dataset: VqaDataset,
-    tokens: TokenizedRecords,
+    data: PolicyData,
     num_rows: int,
     staged: StagedRows | None,
     start: StoredPolicy | None,
-    source: QwenSource | None,
     devices: Devices,
-    workdir: pathlib.Path,
     functions: Mapping[str, tuple[RewardFunction, float]],
 ) -> PolicySystem:
     """Return the system of a policy, with rollouts for the job "grpo"."""
-    tokenizer, lengths = tokens.tokenizer, tokens.lengths
-    policy = choose_policy(settings, tokenizer, source, mesh=devices.named_mesh)
-    prepare = make_normalise(settings)
-    rollouts, has_grpo = None, "grpo.epochs" in settings.trains.epochs
-    if has_grpo:
-        rollouts = make_rollouts(
-            settings,
+    tokens, tokenizer = data.tokens, data.tokens.tokenizer
+    longest = tokens.lengths.reply_length
+    policy = choose_policy(settings, tokenizer, data.source, mesh=devices.named_mesh)
+    normalise = make_normalise(settings)
+    rollouts = judge = self_check = None
+    if has_grpo := "grpo.epochs" in settings.trains.epochs:
+        if settings.rewards.open_answer == "judge":
+            judge = JudgedRewards(make_judge(settings.rewards, data.workdir), ill_formed=settings.rewards.ill_formed)
+        if settings.self_check.enabled:
+            self_check = SelfCheck(
+                policy=policy,
+                normalise=normalise,
+                tokenizer=tokenizer,
+                devices=devices,
+                settings=settings.self_check,
+                group_size=settings.grpo.group_size,
+                temperature=settings.grpo.temperature,
+                longest=longest,
+                longest_check=tokens.longest_check,
+            )
+        rollouts = Rollouts(
             policy=policy,
-            normalise=prepare,
+            normalise=normalise,
             tokenizer=tokenizer,
-            records=dataset.records,
+            dialect=settings.vqa.dialect,
+            with_thinking=settings.vqa.with_thinking,
+            records=data.dataset.records,
             devices=devices,
-            workdir=workdir,
-            longest=lengths.reply_length,
-            longest_check=tokens.longest_check,
+            settings=settings.grpo,
+            rewards=make_reward_settings(settings.rewards),
+            longest=longest,
+            self_check=self_check,
+            judge=judge,
             functions=functions,
         )
-    num_train = len(dataset.splits["train"])
+    num_train = len(data.dataset.splits["train"])
     return PolicySystem(
         policy,
-        prepare,
-        Sampling(longest=lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True),
+        normalise,
+        Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True),
         fine_tuning=settings.sft,
         optimising=settings.grpo if has_grpo else None,
         checking=settings.self_check,
@@ -202,6 +163,6 @@ def make_policy_system(
         grpo_updates=settings.grpo.updates_per_epoch or max(num_train // settings.grpo.batch_size, 1),
         rollouts=rollouts,
         staged=staged,
-        start=given_start(policy, start, source),
-        begin=smooth_start(policy, tokenizer, largest=lengths.largest_coordinate),
+        start=given_start(policy, start, data.source),
+        begin=smooth_start(policy, tokenizer, largest=tokens.lengths.largest_coordinate),
     )

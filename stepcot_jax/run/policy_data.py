@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from stepcot_jax.data.held_out import HeldOut
+from stepcot_jax.data.questions.check_examples import CheckExample, draw_check_examples
 from stepcot_jax.data.questions.record_files import write_vqa_records
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.features.encode import ImageItem
@@ -18,40 +19,164 @@ from stepcot_jax.features.store import describe_image_store
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
-from stepcot_jax.policies.records import lay_out_prompts
+from stepcot_jax.policies.policy_files import (
+    VOCABULARY_FILE,
+    AnyTokenizer,
+    PolicyLengths,
+    load_pretrained,
+    read_lengths,
+    write_lengths,
+)
+from stepcot_jax.policies.qwen_inputs import FRAME
+from stepcot_jax.policies.records import (
+    EncodedRecord,
+    RecordEncoder,
+    check_texts,
+    encode_checks,
+    lay_out_prompts,
+    longest_check,
+    write_texts,
+)
+from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.reasoning.dialects import read_reply, write_question
+from stepcot_jax.record import Record
+from stepcot_jax.run.inputs import open_run_store
 from stepcot_jax.run.loading import load_vqa_dataset
-from stepcot_jax.run.policy_tokens import TokenizedRecords, tokenize_records
 from stepcot_jax.run.qwen_source import QwenSource
-from stepcot_jax.run.run_store import open_run_store
 from stepcot_jax.run.settings import Settings
-from stepcot_jax.run.start import refuse_seen_patients, write_patients
+from stepcot_jax.run.start import naming_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.stored_policy import StoredPolicy, check_encoder
+from stepcot_jax.systems.curriculum import stage_texts
 from stepcot_jax.systems.sft import See
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.processes import wait_for_all
 from stepcot_jax.training.system import Batch
+
+
+def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
+    """Return the number of training replies that are longer than a sampled reply can be."""
+    lengths = [len(record.target) for record in encoded.values()]
+    number = sum(length > reply_length for length in lengths)
+    if number == len(lengths):
+        raise BadInput(
+            f"config.policy.longest_reply: {reply_length} tokens cut every training reply, so that none can be well "
+            f"formed; they have {min(lengths)} to {max(lengths)} (0: as many as the longest)"
+        )
+    return number
+
+
+def check_round_trip(encoder: RecordEncoder, records: Sequence[Record], encoded: Mapping[int, EncodedRecord]) -> None:
+    """Refuse a tokenizer that changes scored parts of a reply, such as one without capital letters or line breaks."""
+    for index, tokens in encoded.items():
+        reply, decoded = encoder.texts(records[index])[1], encoder.tokenizer.decode(tokens.target)
+        if decoded == reply:
+            continue
+        readings = [read_reply(text, encoder.dialect, with_thinking=encoder.with_thinking) for text in (reply, decoded)]
+        written, read_back = ((reading.answer, reading.references, reading.problems) for reading in readings)
+        if written != read_back:
+            raise BadInput(
+                f"config.policy.tokenizer: decoding changes the reply of record {records[index].id[:80]!r} to "
+                f"{decoded[-80:]!r}; expected the answer and boxes of {reply[-80:]!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizedRecords:
+    """The records of a dataset as tokens."""
+
+    tokenizer: AnyTokenizer
+    prompts: Sequence[tuple[int, ...]]  # by record index
+    encoded: Mapping[int, EncodedRecord]  # by index of training records; some show a wrong attempt and a check
+    lengths: PolicyLengths
+    longest_check: int  # tokens of the longest training reply with a self-check
+    num_cut: int  # training replies that are longer than a sampled reply can be
+
+
+def tokenize_records(
+    settings: Settings,
+    dataset: VqaDataset,
+    tokenizer: AnyTokenizer | None,
+    *,
+    source: QwenSource | None = None,
+    image_encoder: str = "",
+) -> TokenizedRecords:
+    """Return the prompts of all records and the replies of the training split as tokens."""
+    tokenizer = make_tokenizer(settings, dataset, source) if tokenizer is None else tokenizer
+    encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
+    train = [int(index) for index in dataset.splits["train"]]
+    with naming_start(settings):
+        prompts = [encoder.encode_prompt(record) for record in dataset.records]
+        encoded = {index: encoder.encode(dataset.records[index]) for index in train}
+    if tokenizer.closed is None:  # a closed vocabulary decodes every text without loss
+        check_round_trip(encoder, dataset.records, encoded)
+    longest = of_checks = max(len(record.target) for record in encoded.values())
+    reply_length = settings.policy.longest_reply or longest
+    num_cut = count_cut(encoded, reply_length)
+    if settings.self_check.enabled and (examples := draw_checks(settings, dataset)):
+        with naming_start(settings):
+            encoded |= encode_checks(examples, encoded, tokenizer)
+            of_checks = longest_check(examples, tokenizer)
+    lengths = PolicyLengths(
+        prompt_length=max(map(len, prompts)),
+        reply_length=reply_length,
+        num_words=tokenizer.num_words,
+        largest_coordinate=settings.image_encoder.image_size,
+        image_encoder=image_encoder,
+    )
+    return TokenizedRecords(
+        tokenizer=tokenizer, prompts=prompts, encoded=encoded, lengths=lengths, longest_check=of_checks, num_cut=num_cut
+    )
+
+
+def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExample]:
+    """Return the training records that fine-tuning shows with a wrong attempt and a check, by index."""
+    return draw_check_examples(
+        dataset.records,
+        dataset.splits["train"],
+        share=settings.self_check.sft_share,
+        seed=settings.seed,
+        dialect=settings.vqa.dialect,
+        hides_check=settings.self_check.context == "first",
+    )
+
+
+def make_tokenizer(settings: Settings, dataset: VqaDataset, source: QwenSource | None = None) -> AnyTokenizer:
+    """Return the tokenizer of a Qwen2.5-VL, the pretrained one that the settings name, or a closed vocabulary."""
+    if source is not None:
+        return source.read_tokenizer(None if source.folder else count_vocabulary(settings, dataset, FRAME))
+    if settings.policy.tokenizer:
+        return load_pretrained(settings.policy.tokenizer)
+    return count_vocabulary(settings, dataset)
+
+
+def count_vocabulary(settings: Settings, dataset: VqaDataset, further: Sequence[str] = ()) -> Vocabulary:
+    """Return the closed vocabulary of a dataset's prompts and training replies, and of further texts."""
+    vqa, texts = settings.vqa, list(further)
+    for record in dataset.records:
+        if record.split == "train":
+            texts += write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
+        else:
+            texts.append(write_question(record, vqa.dialect, with_thinking=vqa.with_thinking))
+    if settings.curriculum.schedule != "none":
+        texts += stage_texts(settings.curriculum, dataset, dialect=vqa.dialect, with_thinking=vqa.with_thinking)
+    if settings.self_check.enabled:
+        texts += check_texts(draw_checks(settings, dataset))
+    return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)
+
 
 TEST_RECORDS = "records/test.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyData:
-    """Records and pictures of a run.
-
-    Attributes:
-      dataset: without the test split's answers and pictures.
-      test: the records with both, which `open_test` returns for the final evaluation.
-      source: of a Qwen2.5-VL; None for the small decoder.
-      patches: of a frozen encoder; None if the network reads pictures.
-    """
+    """Records and pictures of a run."""
 
     workdir: pathlib.Path
-    dataset: VqaDataset
+    dataset: VqaDataset  # without the test split's answers and pictures
     test: HeldOut[VqaDataset]
     tokens: TokenizedRecords
-    source: QwenSource | None
-    patches: PatchInput | None
+    source: QwenSource | None  # of a Qwen2.5-VL
+    patches: PatchInput | None  # of a frozen encoder; None if the network reads pictures
 
     @property
     def see(self) -> See:
@@ -69,32 +194,6 @@ class PolicyData:
     def open_test(self) -> "PolicyData":
         """Return this data with the test split, for the final evaluation."""
         return dataclasses.replace(self, dataset=self.test.open_test())
-
-    def describe(self) -> str:
-        """Return the numbers of questions and images, the lengths of prompts and replies, and how many are cut."""
-        lengths, cut, num_cut = self.tokens.lengths, "", self.tokens.num_cut
-        if num_cut:
-            cut = f" (config.policy.longest_reply cuts {num_cut} of {len(self.tokens.encoded)} training replies)"
-        return (
-            f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
-            f"{lengths.prompt_length}, replies up to {lengths.reply_length}{cut}, vocabulary {lengths.num_words}"
-        )
-
-    def check_same_lengths(self) -> None:
-        """Refuse records whose lengths or vocabulary size differ from the checkpoint's."""
-        if read_lengths(self.workdir) != self.tokens.lengths:
-            raise self._other_data()
-
-    def check_same(self, digest: str) -> None:
-        """Refuse other records, images or splits."""
-        if digest != self.dataset.digest:
-            raise self._other_data()
-
-    def _other_data(self) -> BadInput:
-        return BadInput(
-            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
-            "new workdir"
-        )
 
     def write(self) -> None:
         """Write lengths, vocabulary, the test records and the patients of each split."""
@@ -120,11 +219,7 @@ def load_policy_data(
     patches: PatchInput | None,
     dataset: VqaDataset | None = None,
 ) -> PolicyData:
-    """Return records and pictures, with the records encoded, and for a frozen encoder the pictures too.
-
-    Args:
-      dataset: of a caller; None for the one that the settings name.
-    """
+    """Return records and pictures, with the records encoded, and for a frozen encoder the pictures too."""
     encoder = "" if patches is None else patches.digest
     if saved_steps(workdir / "checkpoints"):  # before pictures are encoded
         check_encoder(workdir, read_lengths(workdir), patches)

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import math
+import operator
 import pathlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,13 +32,14 @@ from stepcot_jax.evaluation.replies import (
     to_json,
 )
 from stepcot_jax.evaluation.statistics import count_once
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.policies.sampling import reply_in_batches
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.run.policy_build import make_policy_system
-from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
 from stepcot_jax.run.policy_networks import load_patches
 from stepcot_jax.run.qwen_source import find_qwen
@@ -92,11 +95,7 @@ def write_policy_results(
     num_resamples: int,
     end_of_sft: int = 0,
 ) -> dict[str, Any]:
-    """Write the test replies of each phase, `statistics.json` and `report.json`; print the figures; return the report.
-
-    Args:
-      end_of_sft: last update of fine-tuning, from whose weights GRPO began; 0 unless this run had both phases.
-    """
+    """Write the test replies of each phase, statistics and report; print the figures; return the report."""
     for phase, answers in answered.items():
         write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers)
     records = next(iter(answered.values())).records
@@ -174,13 +173,7 @@ def write_replies(path: pathlib.Path, answered: Answered) -> None:
 def write_examples(
     workdir: pathlib.Path, answered: Answered, *, step: int, load_image: Callable[[Record], np.ndarray]
 ) -> None:
-    """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes.
-
-    Each pair in the picture has the true boxes on the left and those of the reply on the right.
-
-    Args:
-      load_image: record -> uint8 [height, width, 3].
-    """
+    """Write a dozen replies, spread over the questions, as JSON lines and as a picture with boxes."""
     folder = workdir / EXAMPLES_FOLDER
     folder.mkdir(exist_ok=True)
     number = len(answered.records)
@@ -213,12 +206,7 @@ _MOST_EXAMPLE_BYTES = 2**26
 
 
 class PolicyTask(Task):
-    """The task of the jobs "sft" and "grpo".
-
-    Args:
-      dataset: of a caller; None for the one that the settings name.
-      functions: rewards of a caller by name with their weights; {} for those of the settings.
-    """
+    """The task of the jobs "sft" and "grpo"."""
 
     def __init__(
         self,
@@ -231,19 +219,21 @@ class PolicyTask(Task):
         functions: Mapping[str, tuple[RewardFunction, float]] = types.MappingProxyType({}),
     ) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
-        check_epochs(settings)
+        if not any(operator.attrgetter(key)(settings) for key in settings.trains.epochs):
+            others = "".join(f" and config.{key}=0" for key in settings.trains.epochs[1:])
+            raise BadInput(f"config.sft.epochs: 0 with {settings.named_job}{others} leaves nothing to train")
         for section in (name.partition(".")[0] for name in settings.trains.epochs):
             size = getattr(settings, section).batch_size
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
         self.batch_size = settings.sft.batch_size
-        self.source = find_qwen(settings) if settings.policy.weights else None
+        source = find_qwen(settings) if settings.policy.weights else None
         patches = load_patches(settings)
         self.start = read_policy_start(settings, patches) if settings.policy.start else None
         self.data = load_policy_data(
             settings,
             workdir=workdir,
             terminal=terminal,
-            source=self.source,
+            source=source,
             start=self.start,
             patches=patches,
             dataset=dataset,
@@ -273,14 +263,11 @@ class PolicyTask(Task):
         self.scoring = ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
         self.system = make_policy_system(
             settings,
-            dataset=self.dataset,
-            tokens=self.tokens,
+            data=self.data,
             num_rows=len(self.packs),
             staged=self.staged,
             start=self.start,
-            source=self.source,
             devices=devices,
-            workdir=workdir,
             functions=functions,
         )
 
@@ -349,10 +336,8 @@ class PolicyTask(Task):
 
     def reply(self, params: Any, indices: Sequence[int] | np.ndarray, data: PolicyData | None = None) -> list[str]:
         """Return greedy replies to records, the same in every process."""
-        data = data or self.data
-        number = len(indices)
-        size = min(self.settings.evaluation.batch_size, number)
-        size = -(-size // self.devices.num_devices) * self.devices.num_devices
+        data, number, num_devices = data or self.data, len(indices), self.devices.num_devices
+        size = math.ceil(min(self.settings.evaluation.batch_size, number) / num_devices) * num_devices
         local_rows = self._local_rows(size)
 
         def ask(rows: Sequence[int]) -> np.ndarray:
@@ -416,15 +401,30 @@ class PolicyTask(Task):
 
     def describe_data(self) -> str:
         """Return the numbers of questions and images, the lengths of prompts and replies, and how many are cut."""
-        return self.data.describe()
+        cut, num_cut = "", self.tokens.num_cut
+        if num_cut:
+            cut = f" (config.policy.longest_reply cuts {num_cut} of {len(self.tokens.encoded)} training replies)"
+        return (
+            f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
+            f"{self.lengths.prompt_length}, replies up to {self.lengths.reply_length}{cut}, vocabulary "
+            f"{self.lengths.num_words}"
+        )
 
     def check_same_splits(self) -> None:
         """Refuse records whose lengths or vocabulary size differ from the checkpoint's; the digest covers the rest."""
-        self.data.check_same_lengths()
+        if read_lengths(self.workdir) != self.lengths:
+            raise self._other_data()
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other records, images or splits."""
-        self.data.check_same(digest)
+        if digest != self.digest:
+            raise self._other_data()
+
+    def _other_data(self) -> BadInput:
+        return BadInput(
+            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
+            "new workdir"
+        )
 
     def write_facts(self) -> None:
         """Write lengths, vocabulary, the test records and the patients of each split."""

@@ -42,18 +42,12 @@ _LONGEST_TEXT = 2**17
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenSource:
-    """A Qwen2.5-VL that a run starts from.
+    """A Qwen2.5-VL that a run starts from."""
 
-    Attributes:
-      folder: of the checkpoint, or of its config and tokenizer; None for only the sizes of a published model.
-      config: of the network, shrunk as the settings say.
-      grid: tokens on a side of an image.
-    """
-
-    folder: pathlib.Path | None
-    config: QwenConfig
+    folder: pathlib.Path | None  # with its config and tokenizer; None for only the sizes of a published model
+    config: QwenConfig  # shrunk as the settings say
     vision: VisionSizes
-    grid: int
+    grid: int  # tokens on a side of an image
 
     def read_tokenizer(self, vocabulary: Vocabulary | None = None) -> ChatTokenizer:
         """Return the folder's tokenizer; without a folder, the vocabulary with control tokens."""
@@ -96,11 +90,8 @@ class QwenSource:
         return QwenPolicy(network, low_rank, mesh, is_given=not policy.random)
 
     def load(self, policy: QwenPolicy) -> Params:
-        """Return the checkpoint's parameters in the parts of the policy, without LoRA's, as stored.
-
-        This checks all of them. `training.state.put_given` reads and casts them again, one at a time, so that the host
-        holds a single one.
-        """
+        """Return the checkpoint's parameters in the parts of the policy, without LoRA's, as stored, all checked."""
+        # `training.state.put_given` reads and casts them again, one at a time, so that the host holds a single one.
         loaded = load_qwen(str(self.folder), dtype=policy.dtype, param_dtype="stored")
         return policy.divide(loaded.params)
 

@@ -113,7 +113,7 @@ def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **se
     dataset = loading.make_dataset(
         resolved,
         collection,
-        folder_files(collection, max_pixels=int(resolved.data.max_megapixels * 1e6)),
+        folder_files(collection, max_pixels=resolved.data.max_pixels),
         preprocessing=trained_preprocessing(resolved),
         are_checked=resolved.data.check_images == "on_use",
         splits=(Splits((), (), ()), "") if named else None,

@@ -50,27 +50,16 @@ NUM_GIVEN = 500
 
 @dataclasses.dataclass(frozen=True)
 class Validated:
-    """Predictions of a run's best weights for the validation split.
+    """Predictions of the best weights for the validation split."""
 
-    Attributes:
-      answers: of every network.
-      given: by network, logits [step, case, step, answer] given `consistency.true_prefixes`; {} for a system that takes
-        no answers.
-      labels: [case, step] of the cases that are read with given answers.
-    """
-
-    answers: ValidationPredictions
-    given: Mapping[str, np.ndarray]
-    labels: np.ndarray
+    answers: ValidationPredictions  # of every network
+    given: Mapping[str, np.ndarray]  # by network, logits [step, case, step, answer] given `true_prefixes`, if it can be
+    labels: np.ndarray  # [case, step] of the cases that are read with given answers
 
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Choices on training and validation cases, made before the test split is opened.
-
-    Attributes:
-      weights: weights of pairs of answers, by network; {} for a system that takes no given answers.
-    """
+    """Choices on training and validation cases, made before the test split is opened."""
 
     calibration: Calibration
     counts: Counts
@@ -81,11 +70,7 @@ class Chosen:
 
 
 def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSettings) -> Chosen:
-    """Return fitted calibration, pairs, rules and thresholds.
-
-    Args:
-      dataset: without the test split's labels.
-    """
+    """Return fitted calibration, pairs, rules and thresholds."""
     chain, validation = dataset.chain, validated.answers
     calibration = fit_calibration(
         validation.predictions,
@@ -139,12 +124,7 @@ def write_results(
     wall_seconds: float,
     evaluation: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Write predictions, calibration, statistics and report; print the scores of the test split.
-
-    Args:
-      reliance: by network, on test cases, see `evaluation.interventions.measure_reliance`; {} for a system that takes
-        no given answers.
-    """
+    """Write predictions, calibration, statistics and report; print the scores of the test split."""
     chain: Chain = dataset.chain
     folder = workdir / PREDICTIONS
     folder.mkdir(exist_ok=True)

@@ -1,21 +1,26 @@
-"""Checks before a run trains: the workdir, the data, the splits; and errors of the disk."""
+"""Checks before a run trains: the workdir, raised epochs, the data, the splits; and errors of the disk."""
 
 import contextlib
+import dataclasses
+import operator
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.data.uncertain import note_one_answers
 from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped
 from stepcot_jax.run.given import Given, check_same_given
-from stepcot_jax.run.more_epochs import Raised, epochs_keys, find_raised
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
 from stepcot_jax.training.checkpoints import saved_steps
 
+_RESULTS = (
+    CALIBRATION_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE, "report.json", "predictions", "replies",
+)  # fmt: skip
 
 @contextlib.contextmanager
 def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
@@ -31,7 +36,7 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = Given()) -> list[Raised]:  # noqa: B008
+def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = Given()) -> list["Raised"]:  # noqa: B008
     """Return the raised epochs; refuse a workdir that these settings and values of a caller cannot resume."""
     if not saved_steps(workdir / "checkpoints"):
         return []
@@ -40,12 +45,96 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path, given: Given = 
     check_same_given(workdir, given)
     path = workdir / "settings.json"
     before = read_settings(path)
-    changed = [key for key in changed_keys(before, settings) if key not in epochs_keys(before)]
+    may_be_raised = {f"config.{key}" for key in before.trains.epochs}
+    changed = [key for key in changed_keys(before, settings) if key not in may_be_raised]
     if changed:
         raise BadInput(
             f"{path}: the run started with other values of {', '.join(changed)}; use the same settings or a new workdir"
         )
     return find_raised(before, settings)
+
+
+# More epochs for a run that has started. The phases of a run follow each other, so only the last can become longer.
+
+
+@dataclasses.dataclass(frozen=True)
+class Raised:
+    """An epochs setting that was raised, and the settings whose schedules depend on the number of epochs."""
+
+    key: str  # full name of the setting
+    before: int
+    after: int
+    schedules: tuple[str, ...]  # () if the run will equal one that had `after` epochs from the start
+
+    def describe(self) -> str:
+        """Return the effect on the run, as a line of text."""
+        line = f"{self.key} was raised from {self.before} to {self.after}: the run goes on from its latest checkpoint"
+        if not self.schedules:
+            return line
+        return (
+            f"{line}; {' and '.join(self.schedules)} follows {self.after} epochs from now on, so the result differs "
+            f"from that of a run that had {self.after} epochs from the start"
+        )
+
+
+def find_raised(before: Settings, after: Settings) -> list[Raised]:
+    """Return the epochs settings of a job that were raised."""
+    keys, raised = before.trains.epochs, []
+    for index, key in enumerate(keys):
+        old, new = _value(before, key), _value(after, key)
+        later = [other for other in keys[index + 1 :] if _value(before, other)]
+        if new < old:
+            raise BadInput(
+                f"config.{key}: lowered from {old} to {new}; expected {old} or more in this workdir (a new workdir "
+                "starts over)"
+            )
+        if new > old and later:
+            raise BadInput(
+                f"config.{key}: raised from {old} to {new}, but another phase follows; expected {old} in this workdir, "
+                f"where only config.{later[-1]} may be raised"
+            )
+        if new > old:
+            raised.append(Raised(f"config.{key}", old, new, tuple(_schedules(before, key))))
+    return raised
+
+
+def describe_longer(settings: Settings) -> str:
+    """Return how to train longer after the run has ended, as a line of text."""
+    keys = settings.trains.epochs
+    if not keys:
+        return "longer: the same call of sc.fit with more epochs goes on"
+    key = next(key for key in reversed(keys) if _value(settings, key) or key == keys[0])
+    return f"longer: the same command with --config.{key}=N goes on, N above {_value(settings, key)}"
+
+
+def _value(settings: Settings, key: str) -> int:
+    value: int = operator.attrgetter(key)(settings)
+    return value
+
+
+def _schedules(settings: Settings, key: str) -> Iterator[str]:
+    """Yield the settings, with their values, whose schedules span the epochs of `key`."""
+    section = key.partition(".")[0]
+    if section in ("baseline", "sft", "grpo") and getattr(settings, section).schedule == "cosine":
+        yield f"config.{section}.schedule='cosine'"
+    if key == "sft.epochs" and settings.sft.warmup_epochs > settings.sft.epochs:
+        yield f"config.sft.warmup_epochs={settings.sft.warmup_epochs}"
+    if key == "sft.epochs" and settings.curriculum.schedule == "epochs":
+        yield "config.curriculum.schedule='epochs'"
+    if section == "training" and settings.training.given_answers == "annealed":
+        yield "config.training.given_answers='annealed'"
+
+
+def remove_results(workdir: pathlib.Path) -> None:
+    """Remove the results of a run before more epochs change its weights; the new end writes them again."""
+    for name in _RESULTS:
+        if (workdir / name).is_dir():
+            shutil.rmtree(workdir / name)
+        else:
+            (workdir / name).unlink(missing_ok=True)
+
+
+# The data of chains.
 
 
 def check_step_costs(settings: Settings, chain: Chain) -> None:
@@ -58,21 +147,16 @@ def check_step_costs(settings: Settings, chain: Chain) -> None:
 
 
 def check_annotated(dataset: Dataset) -> list[str]:
-    """Refuse data without annotated answers in the training or the validation split.
-
-    Returns:
-      A note for each step that is never trained, and for each split with steps that have one answer.
-    """
-    counts = {
-        name: (dataset.labels[np.asarray(indices, int)] >= 0).sum(axis=0)
-        for name, indices in dataset.splits.by_name().items()
-    } | {"train": (dataset.training_targets.labels >= 0).sum(axis=0)}
+    """Refuse a training or validation split without annotated answers; return notes on steps that learn nothing."""
+    members = {name: list(indices) for name, indices in dataset.splits.by_name().items()}
+    counts = {name: (dataset.labels[indices] >= 0).sum(axis=0) for name, indices in members.items()}
+    counts["train"] = (dataset.training_targets.labels >= 0).sum(axis=0)
     for name in ("train", "val"):
         if not counts[name].any():
             raise BadInput(f"{dataset.splits_source}: the {name} split has no annotated answer")
-    member = np.zeros((len(counts), len(dataset.cases)), bool)
-    for row, indices in zip(member, dataset.splits.by_name().values(), strict=True):
-        row[list(indices)] = True
+    member = np.zeros((len(members), len(dataset.cases)), bool)
+    for row, indices in zip(member, members.values(), strict=True):
+        row[indices] = True
     untrained = [
         f"note: {step.name!r} has no annotated answer in the train split and is not trained"
         for step, num_train in zip(dataset.chain.steps, counts["train"], strict=True)
@@ -80,17 +164,3 @@ def check_annotated(dataset: Dataset) -> list[str]:
     ]
     notes = note_one_answers(dataset.labels, member, dataset.training_targets, dataset.chain)
     return untrained + [f"note: {note}" for note in notes]
-
-
-def check_same_splits(dataset: Dataset, workdir: pathlib.Path) -> None:
-    """Refuse to resume with other splits than the run started with."""
-    check_manifest(workdir / "splits.json", dataset.splits, dataset.cases, set_aside=dataset.set_aside)
-
-
-def check_same_data(current: str, saved: str, workdir: pathlib.Path) -> None:
-    """Refuse to resume on data with another digest than the checkpoint was trained on."""
-    if saved != current:
-        raise BadInput(
-            f"{workdir}: cases, labels or splits differ from those the run started with (splits.json lists them); use "
-            "the same data or a new workdir"
-        )

@@ -41,6 +41,11 @@ class DataSettings:
     uncertain: Literal["ignore", "negative", "positive", "soft"]
     uncertain_weight: Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
+    @property
+    def max_pixels(self) -> int:
+        """Largest accepted width times height of an image."""
+        return int(self.max_megapixels * 1e6)
+
     def __post_init__(self) -> None:
         names = [" ".join(name.split()) for name in self.step_names]
         if not names or "" in names or len(set(names)) < len(names):
@@ -365,10 +370,7 @@ _OF_THE_SMALL_DECODER = (
 
 
 def list_unread(policy: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of a policy's settings that nothing reads, with the reasons.
-
-    A new run must leave them at their defaults; `settings.read_settings` resets them in runs of earlier versions.
-    """
+    """Return the names of a policy's settings that nothing reads, with the reasons."""
     unread: dict[str, str] = {}
     if policy.get("weights"):
         names = _OF_THE_SMALL_DECODER if policy.get("random") else (*_OF_THE_SMALL_DECODER, "num_merges")

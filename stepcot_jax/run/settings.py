@@ -12,31 +12,60 @@ from stepcot_jax.host.download import check_scheme, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.ranges import Seed
+from stepcot_jax.run import sections
 from stepcot_jax.run.configs import load_config
-from stepcot_jax.run.fields import ADDED, RENAMED, describe_key, make
-from stepcot_jax.run.jobs import JOBS, Job
-from stepcot_jax.run.sections import (
-    TRANSFORMERS,
-    BaselineSettings,
-    DataSettings,
-    EvaluationSettings,
-    FeatureSettings,
-    ImageEncoderSettings,
-    LoggerSettings,
-    LossSettings,
-    ParallelSettings,
-    PhantomSettings,
-    PolicySettings,
-    PromptSettings,
-    RewardsSettings,
-    StartSettings,
-    StudentSettings,
-    TeacherSettings,
-    TrainingSettings,
-    VqaSettings,
-    list_unread,
-)
+from stepcot_jax.run.fields import describe_key, make
+from stepcot_jax.run.sections import list_unread
 from stepcot_jax.systems.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One `config.job`."""
+
+    name: str
+    names: tuple[str, ...]  # networks, or phases of a policy, whose best weights are kept; the default one last
+    epochs: tuple[str, ...]  # settings with the epochs of its phases, in order
+    parts: tuple[str, ...] = ()  # parameters that another run's `start.checkpoint` copies
+    is_policy: bool = False  # whether it trains a policy on reasoning records; else it reads chains
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether its networks answer every step for an image."""
+        return bool(self.parts)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files of a finished run that tables read besides report.json."""
+        if self.is_policy:
+            return ("records/test.jsonl", self.replies)
+        return ("predictions/val.npz", "predictions/test.npz")
+
+    @property
+    def replies(self) -> str:
+        """File with a policy's replies to the test questions."""
+        return f"replies/{self.names[-1]}_test.jsonl"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_TEACHER = ("teacher", "image_encoder")
+_STUDENT = (*_TEACHER, "student", "teacher_projection", "student_projection")
+
+JOBS = {
+    job.name: job
+    for job in (
+        Job("teacher", ("teacher",), ("training.teacher_job_epochs",), _TEACHER),
+        Job("distill", ("teacher", "student"), ("training.teacher_epochs", "training.joint_epochs"), _STUDENT),
+        Job("chain_grpo", ("teacher",), ("training.teacher_job_epochs", "grpo.epochs"), _TEACHER),
+        Job("baseline", ("baseline",), ("baseline.epochs",)),
+        Job("sft", ("sft",), ("sft.epochs",), is_policy=True),
+        Job("grpo", ("grpo",), ("sft.epochs", "grpo.epochs"), is_policy=True),
+        Job("own", ("own",), ()),
+    )
+}
+
 
 # Settings that the jobs of policies ("sft" and "grpo") do not read; they are refused.
 
@@ -60,10 +89,7 @@ _ACCEPTED = {"image_encoder.name": ("resnet_small", "resnet18", "pretrained")}
 
 
 def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
-    """Return the settings that a policy's run does not read and that are not at their defaults.
-
-    A new run must leave them there; `read_settings` resets them in runs of earlier versions.
-    """
+    """Return the settings that a policy's run does not read and that are not at their defaults."""
     defaults, unread = load_config("base"), {}
     for name, reason in _REASONS.items():
         section, key = name.split(".")
@@ -83,27 +109,27 @@ class Settings:
     job: Literal["teacher", "distill", "baseline", "sft", "grpo", "chain_grpo", "own"]
     seed: Seed
     resume: bool
-    data: DataSettings
-    phantom: PhantomSettings
-    image_encoder: ImageEncoderSettings
-    prompts: PromptSettings
-    features: FeatureSettings
-    teacher: TeacherSettings
-    student: StudentSettings
-    baseline: BaselineSettings
-    loss: LossSettings
-    vqa: VqaSettings
-    policy: PolicySettings
+    data: sections.DataSettings
+    phantom: sections.PhantomSettings
+    image_encoder: sections.ImageEncoderSettings
+    prompts: sections.PromptSettings
+    features: sections.FeatureSettings
+    teacher: sections.TeacherSettings
+    student: sections.StudentSettings
+    baseline: sections.BaselineSettings
+    loss: sections.LossSettings
+    vqa: sections.VqaSettings
+    policy: sections.PolicySettings
     sft: SftOptions
     grpo: GrpoOptions
-    rewards: RewardsSettings
+    rewards: sections.RewardsSettings
     self_check: SelfCheckOptions
     curriculum: CurriculumOptions
-    start: StartSettings
-    training: TrainingSettings
-    loggers: LoggerSettings
-    parallel: ParallelSettings
-    evaluation: EvaluationSettings
+    start: sections.StartSettings
+    training: sections.TrainingSettings
+    loggers: sections.LoggerSettings
+    parallel: sections.ParallelSettings
+    evaluation: sections.EvaluationSettings
 
     @property
     def trains(self) -> Job:
@@ -118,11 +144,11 @@ class Settings:
     @property
     def named_job(self) -> str:
         """The setting of the job, for messages."""
-        return f"config.job={self.trains.name!r}"
+        return f"config.job={self.job!r}"
 
     def __post_init__(self) -> None:
         for key in PATH_KEYS:
-            _check_address(operator.attrgetter(key)(self).removeprefix(TRANSFORMERS), key)
+            _check_address(operator.attrgetter(key)(self).removeprefix(sections.TRANSFORMERS), key)
         encoder, augment = self.image_encoder, self.data.augment
         if self.grpo.shuffle_rewards and self.self_check.enabled:
             raise BadInput(
@@ -134,7 +160,7 @@ class Settings:
                 f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.curriculum.schedule="
                 f"{self.curriculum.schedule!r} (boxes are drawn and images chosen for each question)"
             )
-        job = self.trains.name
+        job = self.job
         if self.start.checkpoint and job not in ("teacher", "distill"):
             instead = "" if job == "baseline" else "; config.policy.start names the run that it starts from"
             raise BadInput(f"config.start.checkpoint: must be '' with {self.named_job}{instead}")
@@ -205,12 +231,9 @@ def _check_address(value: str, key: str) -> None:
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
-    """Return the settings of a `ConfigDict` or any nested mapping.
-
-    With the job "baseline", `training.batch_size` becomes `baseline.batch_size`.
-    """
+    """Return the settings of a `ConfigDict` or any nested mapping."""
     settings = make(Settings, config, "config")
-    if settings.trains is JOBS["baseline"]:
+    if settings.job == "baseline":
         training = dataclasses.replace(settings.training, batch_size=settings.baseline.batch_size)
         settings = dataclasses.replace(settings, training=training)
     return settings
@@ -258,60 +281,49 @@ PATH_KEYS = (
 
 
 _LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "curriculum", "start", "loggers")
-"""Sections that earlier versions lacked; their defaults reproduce those versions."""
+_LATER = {
+    "curriculum": "first_loss first_overall least_loss",
+    "data": "fold uncertain uncertain_weight",
+    "evaluation": "coverage_by gate_false_alarms miss_cost operating_point operating_target step_costs",
+    "loss": "parts",
+    "parallel": "model_devices",
+    "policy": "low_rank low_rank_alpha low_rank_targets random shrink weights",
+    "training": "given_answers given_noise given_rate given_to profile_updates",
+}
+"""Sections and settings that earlier versions lacked; their defaults reproduce those versions."""
 
 _READS_PATCHES = "first_loss"
 """A setting of the curriculum that is as old as frozen encoders for policies: runs without it did not read one."""
 
-MAY_CHANGE = frozenset(
-    {
-        "config.resume",
-        "config.data.cache_megabytes",
-        "config.data.check_images",
-        "config.data.num_threads",
-        "config.data.num_workers",
-        "config.features.folder",
-        "config.features.patches",
-        "config.features.batch_size",
-        "config.rewards.judge_cap",
-        "config.rewards.judge_url",
-        "config.loggers.names",
-        "config.loggers.mode",
-        "config.loggers.project",
-        "config.loggers.run",
-        "config.training.profile_updates",
-        "config.training.log_every",
-        "config.training.checkpoint_minutes",
-        "config.parallel.transform",
-        "config.parallel.num_devices",
-        "config.parallel.model_devices",
-        "config.parallel.num_passes",
-        "config.parallel.remat",
-        "config.evaluation.batch_size",
-        "config.evaluation.num_resamples",
-        "config.evaluation.coverage",
-        "config.evaluation.coverage_by",
-        "config.evaluation.coverage_confidence",
-        "config.evaluation.decoding",
-        "config.evaluation.step_costs",
-        "config.evaluation.gate_false_alarms",
-        "config.evaluation.operating_point",
-        "config.evaluation.operating_target",
-        "config.evaluation.miss_cost",
-    }
-)
+_MAY_CHANGE = {
+    "data": "cache_megabytes check_images num_threads num_workers",
+    "features": "batch_size folder patches",
+    "loggers": "mode names project run",
+    "rewards": "judge_cap judge_url",
+    "training": "checkpoint_minutes log_every profile_updates",
+    "parallel": "model_devices num_devices num_passes remat transform",
+    "evaluation": "batch_size coverage coverage_by coverage_confidence decoding gate_false_alarms miss_cost "
+    "num_resamples operating_point operating_target step_costs",
+}
+MAY_CHANGE = {"config.resume"} | {
+    f"config.{part}.{name}" for part, names in _MAY_CHANGE.items() for name in names.split()
+}
 """Settings that a resumed run may change: none affects the result of a finished epoch."""
+
+
+def flatten_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings by full name without "config."."""
+    flat: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(settings).items():
+        flat |= {f"{name}.{key}": own for key, own in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def changed_keys(before: Settings, after: Settings) -> list[str]:
     """Return the full names of the settings that differ, except those in `MAY_CHANGE`."""
-
-    def walk(one: Any, other: Any, where: str) -> list[str]:
-        if isinstance(one, dict):
-            return [name for key in one for name in walk(one[key], other[key], f"{where}.{key}")]
-        return [where] if one != other and where not in MAY_CHANGE else []
-
-    return walk(dataclasses.asdict(before), dataclasses.asdict(after), "config")
+    one, other = flatten_settings(before), flatten_settings(after)
+    changed = [f"config.{name}" for name in one if one[name] != other[name]]
+    return [name for name in changed if name not in MAY_CHANGE]
 
 
 def write_settings(path: pathlib.Path, settings: Settings) -> None:
@@ -320,19 +332,17 @@ def write_settings(path: pathlib.Path, settings: Settings) -> None:
 
 
 def read_settings(path: pathlib.Path) -> Settings:
-    """Return the settings that `write_settings` wrote, also of earlier versions.
-
-    These may have other names, lack later settings, and have values without effect, which are refused in a new run.
-    """
+    """Return the settings that `write_settings` wrote, also of earlier versions."""
     stored = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
     is_earlier = _READS_PATCHES not in (stored["curriculum"] if isinstance(stored.get("curriculum"), dict) else {})
-    for old, new in RENAMED.items():
-        _move(stored, old.split(".")[1:], new.split(".")[1:])
-    for added, value in ADDED.items():
-        _add(stored, added.split(".")[1:], value)
     defaults = load_config("base").to_dict()
     for section in _LATER_SECTIONS:
         stored.setdefault(section, defaults[section])
+    for section, names in _LATER.items():
+        if isinstance(values := stored.get(section), dict):
+            stored[section] = {name: defaults[section][name] for name in names.split()} | values
+    if isinstance(stored.get("evaluation"), dict):
+        stored["evaluation"].setdefault("coverage_confidence", 0.0)  # on average over validation splits
     if isinstance(stored["policy"], dict):
         stored["policy"] |= {name: defaults["policy"][name] for name in list_unread(stored["policy"])}
     job = stored.get("job")
@@ -355,22 +365,3 @@ def read_run_settings(workdir: pathlib.Path) -> Settings:
     if not workdir.is_dir():
         raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
     return read_settings(workdir / "settings.json")
-
-
-def _add(tree: dict[str, Any], key: list[str], value: Any) -> None:
-    node: Any = tree
-    for name in key[:-1]:
-        node = node.get(name) if isinstance(node, dict) else None
-    if isinstance(node, dict):
-        node.setdefault(key[-1], value)
-
-
-def _move(tree: dict[str, Any], old: list[str], new: list[str]) -> None:
-    source: Any = tree
-    for name in old[:-1]:
-        source = source.get(name, {})
-    if old[-1] in source:
-        target = tree
-        for name in new[:-1]:
-            target = target.setdefault(name, {})
-        target[new[-1]] = source.pop(old[-1])

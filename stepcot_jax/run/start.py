@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -48,22 +49,14 @@ _OF_STEP = re.compile(r"((?:teacher/classifier|student/head)_)(\d+)(/.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """Parameters, some of them copied from another run.
-
-    Attributes:
-      num_taken: number of copied scalars.
-      num_all: number of scalars.
-      answers: by step of both chains, the answers of both.
-      fresh: steps, answers and networks without a counterpart, as lines of text.
-      misfits: parameters whose counterpart has another shape, with both shapes.
-    """
+    """Parameters, some of them copied from another run."""
 
     params: Params
-    num_taken: int
-    num_all: int
-    answers: dict[str, tuple[str, ...]]
-    fresh: tuple[str, ...]
-    misfits: tuple[str, ...]
+    num_taken: int  # copied scalars
+    num_all: int  # all scalars
+    answers: dict[str, tuple[str, ...]]  # by step of both chains, the answers of both
+    fresh: tuple[str, ...]  # steps, answers and networks without a counterpart, as lines of text
+    misfits: tuple[str, ...]  # parameters whose counterpart has another shape, with both shapes
 
 
 def match_params(stored: Params, like: Params, *, stored_chain: Chain, chain: Chain) -> Matched:
@@ -93,15 +86,11 @@ def _match_steps(stored: Chain, chain: Chain) -> _Matches:
     stored_steps = {fold(step.name): index for index, step in enumerate(stored.steps)}
     matches: _Matches = {}
     for index, step in enumerate(chain.steps):
-        other = stored_steps.get(fold(step.name))
-        if other is not None:
-            labels = {fold(option): label for label, option in enumerate(stored.steps[other].options)}
-            shared = {
-                option: (labels[fold(option)], label)
-                for label, option in enumerate(step.options)
-                if fold(option) in labels
-            }
-            matches[index] = (other, shared)
+        if (other := stored_steps.get(fold(step.name))) is None:
+            continue
+        labels = {fold(option): label for label, option in enumerate(stored.steps[other].options)}
+        new = {option: label for label, option in enumerate(step.options) if fold(option) in labels}
+        matches[index] = (other, {option: (labels[fold(option)], label) for option, label in new.items()})
     return matches
 
 
@@ -152,36 +141,87 @@ def _list_fresh(stored: Params, like: Params, chain: Chain, matches: _Matches) -
 
 
 START_FILE = "start.json"
-_KEY = "config.start.checkpoint"
-_SPLITS_FILE = "splits.json"
+PATIENTS_FILE = "records/patients.json"
+"""Patients of each split of a policy's run."""
 
-_OF_INPUTS = ("config.image_encoder.", "config.prompts.")
+_KEY, _POLICY_KEY = "config.start.checkpoint", "config.policy.start"
+_SPLITS_FILE = "splits.json"
 _NUM_SHOWN = 6
+_MOST_BYTES = 2**28
+
+# By kind of start: settings that must be those of the run that another one starts from, and exceptions.
+_SAME_CHAINS = tuple(f"config.{section}." for section in ("data", "phantom", "image_encoder", "prompts", "teacher"))
+_OTHER_CHAINS = ("config.data.sampling", "config.data.augment")
+_OF_OWN_ENCODER = ("config.image_encoder.mean", "config.image_encoder.std")
+_SAME_POLICIES = ("config.policy.", "config.image_encoder.image_size", *_OF_OWN_ENCODER)
+_OTHER_POLICIES = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
+_SPLITS = (
+    "config.data.split_fractions", "config.data.split_seed", "config.phantom.num_cases", "config.phantom.prevalence",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Add the setting to errors about the run that it names."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{key}: {error}") from None
+
+
+def _find_run(source: str, key: str) -> pathlib.Path:
+    workdir = find_path(source, key)
+    if not workdir.is_dir():
+        raise BadInput(f"{key}: {source} is not a folder; expected the workdir of a run with a teacher")
+    return workdir
+
+
+def _list_changed(before: Settings, settings: Settings, same: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
+    return [key for key in changed_keys(before, settings) if key.startswith(same) and key not in other]
+
+
+def _have_same_source(one: Settings, other: Settings, section: str) -> bool:
+    """Return whether two runs may have the same cases; True for those of a caller, which are unknown."""
+    mine, theirs = getattr(one, section), getattr(other, section)
+    if mine.source == theirs.source == "phantom":
+        return one.phantom.seed == other.phantom.seed
+    return mine.source == theirs.source and (
+        mine.source == "given" or name_source(mine.root) == name_source(theirs.root)
+    )
+
+
+def read_start(source: str, settings: Settings) -> Params:
+    """Return the parameters of a run's best teacher, on the same data, and of the image encoder trained with it."""
+    workdir = _find_run(source, _POLICY_KEY)
+    with _naming(_POLICY_KEY):
+        changed = _list_changed(read_settings(workdir / "settings.json"), settings, _SAME_CHAINS, _OTHER_CHAINS)
+        if changed:
+            raise BadInput(
+                f"{source} has other values of {', '.join(changed)}; expected a run with the same data and networks"
+            )
+        latest, best = read_best(workdir / "checkpoints")
+        params = restore_params(workdir / "checkpoints", best["teacher"].step if "teacher" in best else latest)
+        if "teacher" not in params:
+            raise BadInput(f"{source} has no teacher; it trained {', '.join(sorted(params))}")
+    parts = [part for part in ("teacher", "image_encoder") if part in params]
+    return {part: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params[part]) for part in parts}
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """A run whose weights another run starts from.
+    """A run whose weights another run starts from."""
 
-    Attributes:
-      source: the run's workdir as the settings name it, a folder or an address.
-      workdir: the run's folder on this machine.
-      step: the update of its best teacher, whose checkpoint has all parts.
-      notes: settings of images and prompts that differ.
-    """
-
-    source: str
-    workdir: pathlib.Path
+    source: str  # its workdir as the settings name it, a folder or an address
+    workdir: pathlib.Path  # its folder on this machine
     settings: Settings
     reading: StoredReading
-    step: int
-    notes: tuple[str, ...]
+    step: int  # the update of its best teacher, whose checkpoint has all parts
+    notes: tuple[str, ...]  # settings of images and prompts that differ
 
     def apply(self, params: Params, chain: Chain) -> Matched:
         """Return fresh parameters with the run's copied, steps and answers matched by name."""
-        names = self.settings.trains.parts
         stored = restore_params(self.workdir / "checkpoints", self.step)
-        parts = {name: stored[name] for name in names if name in stored}
+        parts = {name: stored[name] for name in self.settings.trains.parts if name in stored}
         matched = match_params(parts, jax.device_get(params), stored_chain=self.reading.chain, chain=chain)
         if not matched.num_taken:
             raise BadInput(f"{_KEY}: nothing in {self.source} fits this run; {_shorten(matched.misfits)}")
@@ -214,24 +254,17 @@ class WarmStart:
 
 
 def read_warm_start(settings: Settings) -> WarmStart:
-    """Return the run that `start.checkpoint` names, without its weights.
-
-    Its data may differ; `refuse_seen_cases` checks the test split.
-    """
+    """Return the run that `start.checkpoint` names, without its weights; its data may differ."""
     source = settings.start.checkpoint
-    workdir = find_path(source, _KEY)
-    if not workdir.is_dir():
-        raise BadInput(f"{_KEY}: {source} is not a folder; expected the workdir of a run with a teacher")
-    try:
+    workdir = _find_run(source, _KEY)
+    with _naming(_KEY):
         before = read_settings(workdir / "settings.json")
         if not before.trains.parts:
             raise BadInput(f"{source} trained no teacher ({before.named_job})")
         reading = read_reading(workdir)
         latest, best = read_best(workdir / "checkpoints")
-    except BadInput as error:
-        raise BadInput(f"{_KEY}: {error}") from None
-    changed = changed_keys(before, settings)
-    notes = tuple(f"{name} differs: its inputs were made otherwise" for name in changed if name.startswith(_OF_INPUTS))
+    changed = _list_changed(before, settings, ("config.image_encoder.", "config.prompts."), ())
+    notes = tuple(f"{name} differs: its inputs were made otherwise" for name in changed)
     return WarmStart(source, workdir, before, reading, best["teacher"].step if "teacher" in best else latest, notes)
 
 
@@ -239,10 +272,7 @@ def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) ->
     """Refuse a test split with an image or a patient that the start, or a run that it started from, has learnt from.
 
     Images are identified by their paths in the same folder, or for phantoms by their seed. Images of another folder,
-    and of a converted checkpoint, cannot be compared.
-
-    Returns:
-      A note for each start that cannot be compared.
+    and of a converted checkpoint, cannot be compared; a note is returned for each such start.
     """
     patients = {dataset.cases[index].image: dataset.cases[index].patient for index in range(len(dataset.cases))}
     test = {dataset.cases[index].image for index in dataset.splits.test}
@@ -253,7 +283,7 @@ def refuse_seen_cases(start: WarmStart, settings: Settings, dataset: Dataset) ->
         if not path.is_file():
             notes.append(f"{source} does not say which images it has learnt from; test images may be among them")
             continue
-        if not _have_same_cases(read_settings(workdir / "settings.json"), settings):
+        if not _have_same_source(read_settings(workdir / "settings.json"), settings, "data"):
             continue
         members = read_members(path)
         learnt = [image for name in ("train", "val") for image in members[name]]
@@ -288,14 +318,6 @@ class _StartFile(msgspec.Struct):
     checkpoint: str
 
 
-def _have_same_cases(one: Settings, other: Settings) -> bool:
-    if one.data.source != other.data.source:
-        return False
-    if one.data.source == "phantom":
-        return one.phantom.seed == other.phantom.seed
-    return name_source(one.data.root) == name_source(other.data.root)
-
-
 def _shorten(items: tuple[str, ...]) -> str:
     more = f"; and {len(items) - _NUM_SHOWN} more in {START_FILE}" if len(items) > _NUM_SHOWN else ""
     return "; ".join(items[:_NUM_SHOWN]) + more
@@ -304,55 +326,29 @@ def _shorten(items: tuple[str, ...]) -> str:
 # The start of a run of the job "sft" or "grpo": the policy of a run (`policy.start`), a checkpoint, or random weights.
 
 
-PATIENTS_FILE = "records/patients.json"
-"""Patients of each split of a policy's run."""
-
-_POLICY_KEY = "config.policy.start"
-_MOST_BYTES = 2**28
-_SAME = (
-    "config.policy.",
-    "config.image_encoder.image_size",
-    "config.image_encoder.mean",
-    "config.image_encoder.std",
-)
-_MAY_DIFFER = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
-_OF_OWN_ENCODER = ("config.image_encoder.mean", "config.image_encoder.std")
-_SPLITS = (
-    "config.data.split_fractions",
-    "config.data.split_seed",
-    "config.phantom.num_cases",
-    "config.phantom.prevalence",
-)
-
-
 def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> StoredPolicy:
-    """Return the policy of a finished run, with the best weights of its last phase.
+    """Return the policy of a finished run, with its vocabulary and the best weights of its last phase.
 
-    Its vocabulary becomes that of the new run. Its data may differ; for the same phantoms or folder the settings of
-    splits must be equal. `refuse_seen_patients` compares the splits themselves.
+    Its data may differ; for the same phantoms or folder the settings of splits must be equal. `refuse_seen_patients`
+    compares the splits themselves.
     """
     workdir = settings.policy.start
     folder = find_path(workdir, _POLICY_KEY)
-    try:
+    with _naming(_POLICY_KEY):
         stored = read_policy(folder, for_training=True, patches=patches)
-    except BadInput as error:
-        raise BadInput(f"{_POLICY_KEY}: {error}") from None
-    changed = changed_keys(stored.run.settings, settings)
-    may_differ = _MAY_DIFFER if patches is None else (*_MAY_DIFFER, *_OF_OWN_ENCODER)
-    other = [key for key in changed if key.startswith(_SAME) and key not in may_differ]
-    if other:
-        raise BadInput(
-            f"{_POLICY_KEY}: {workdir} has other values of {', '.join(other)}; expected a run with the same "
-            "network and size of pictures"
-        )
-    splits = (
-        [key for key in changed if key.startswith(_SPLITS)] if _have_same_records(stored.run.settings, settings) else []
-    )
-    if splits:
-        raise BadInput(
-            f"{_POLICY_KEY}: {workdir} was trained on the same cases with other values of {', '.join(splits)}; "
-            "expected the same splits, or test cases may have been training cases"
-        )
+        before = stored.run.settings
+        may_differ = _OTHER_POLICIES if patches is None else (*_OTHER_POLICIES, *_OF_OWN_ENCODER)
+        if other := _list_changed(before, settings, _SAME_POLICIES, may_differ):
+            raise BadInput(
+                f"{workdir} has other values of {', '.join(other)}; expected a run with the same network and size of "
+                "pictures"
+            )
+        is_same = _have_same_source(before, settings, "vqa")
+        if splits := _list_changed(before, settings, _SPLITS, ()) if is_same else []:
+            raise BadInput(
+                f"{workdir} was trained on the same cases with other values of {', '.join(splits)}; expected the same "
+                "splits, or test cases may have been training cases"
+            )
     return stored
 
 
@@ -376,7 +372,7 @@ def refuse_seen_patients(settings: Settings, dataset: VqaDataset) -> None:
     of_test = {dataset.records[index].patient for index in dataset.splits["test"]}
     for start, workdir in _earlier_runs(settings):
         before, path = read_run_settings(workdir), workdir / PATIENTS_FILE
-        if not path.is_file() or not _have_same_records(before, settings):
+        if not path.is_file() or not _have_same_source(before, settings, "vqa"):
             continue
         patients = read_json(
             path, dict[str, list[str]], accepted="expected the patients of a run", max_bytes=_MOST_BYTES
@@ -405,16 +401,6 @@ def _earlier_runs(settings: Settings) -> Iterator[tuple[str, pathlib.Path]]:
         start = read_run_settings(workdir).policy.start
 
 
-def _have_same_records(one: Settings, other: Settings) -> bool:
-    if one.vqa.source != other.vqa.source:
-        return False
-    if one.vqa.source == "phantom":
-        return one.phantom.seed == other.phantom.seed
-    if one.vqa.source == "given":  # unknown, so patients are compared, but not the settings of splits
-        return True
-    return name_source(one.vqa.root) == name_source(other.vqa.root)
-
-
 def given_start(
     policy: AnyPolicy, stored: StoredPolicy | None, source: QwenSource | None
 ) -> Callable[[], Params] | None:
@@ -437,9 +423,6 @@ def smooth_start(policy: AnyPolicy, tokenizer: AnyTokenizer, *, largest: int) ->
 @contextlib.contextmanager
 def naming_start(settings: Settings) -> Iterator[None]:
     """Add `policy.start` to a `BadInput` about a word that is not in its vocabulary."""
-    try:
+    start = settings.policy.start
+    with _naming(f"{_POLICY_KEY}: {start} cannot write these records") if start else contextlib.nullcontext():
         yield
-    except BadInput as error:
-        if not settings.policy.start:
-            raise
-        raise BadInput(f"{_POLICY_KEY}: {settings.policy.start} cannot write these records: {error}") from None

@@ -1,5 +1,6 @@
 """A stored run as values: those that readers and exports need from its settings.json."""
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -11,14 +12,55 @@ from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import escape_markdown
-from stepcot_jax.run.jobs import JOBS
 from stepcot_jax.run.networks import load_frozen_encoder, make_networks, trained_preprocessing
 from stepcot_jax.run.settings import PATH_KEYS, Settings, make_settings, read_settings
-from stepcot_jax.run.training_data import describe_source
 from stepcot_jax.systems.networks import Networks
 
 if TYPE_CHECKING:
+    from stepcot_jax.data.dataset import Dataset
     from stepcot_jax.data.phantom.phantom import PhantomCase
+
+
+_FRONTAL = frozenset({"AP", "PA"})
+_MOST_ORIGINS = 3
+
+
+def describe_source(settings: Settings) -> str:
+    """Return the kind of images that settings name, with the number of cases if they name it.
+
+    >>> from stepcot_jax.run.settings import load_settings
+    >>> describe_source(load_settings("quickstart"))
+    'phantoms (drawn images), 3,000 cases'
+    """
+    if settings.data.source == "phantom":
+        return f"phantoms (drawn images), {settings.phantom.num_cases:,} cases"
+    if settings.data.source == "given":
+        return "radiographs that a caller passed to sc.fit"
+    return f"radiographs of {pathlib.PurePath(settings.data.root).name or settings.data.root}"
+
+
+def describe_cases(settings: Settings, dataset: "Dataset") -> str:
+    """Return the kind of images of a run, the number of its training cases, their origins and views."""
+    train = [dataset.cases[index] for index in dataset.splits.train]
+    if settings.data.source == "phantom":
+        return f"phantoms (drawn images), {len(train):,} training cases of {settings.phantom.num_cases:,}"
+    origins = collections.Counter(case.origin for case in train if case.origin)
+    named = ", ".join(origin for origin, _ in origins.most_common(_MOST_ORIGINS))
+    more = f" and {len(origins) - _MOST_ORIGINS} more" if len(origins) > _MOST_ORIGINS else ""
+    named = f" ({named}{more})" if named else ""
+    views = _describe_views([case.view.upper() for case in train])
+    return f"{describe_source(settings)}, {len(train):,} training cases{named}, {views}"
+
+
+def _describe_views(views: list[str]) -> str:
+    counts = collections.Counter(views)
+    unknown = counts.pop("", 0)
+    if not counts:
+        return "views not recorded"
+    shares = ", ".join(f"{view} {100 * count / len(views):.0f} %" for view, count in counts.most_common(4))
+    kind = "frontal" if counts.keys() <= _FRONTAL and not unknown else "views"
+    return f"{kind} ({shares}{', others not recorded' if unknown else ''})"
+
 
 StoredSettings = Settings
 """All settings of a stored run, for tools; readers and exports take the values of `StoredRun`."""
@@ -56,7 +98,7 @@ class StoredRun:
                 f"{self.settings.named_job} trains a policy, which answers questions and reads no steps; ask it "
                 "with stepcot answer"
             )
-        if self.settings.trains is JOBS["baseline"]:
+        if self.settings.job == "baseline":
             return f"{self.settings.named_job} cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
         if self.settings.image_encoder.name == "imported":
             return (
@@ -68,7 +110,7 @@ class StoredRun:
     @property
     def max_pixels(self) -> int:
         """Largest accepted width times height of an image."""
-        return int(self.settings.data.max_megapixels * 1e6)
+        return self.settings.data.max_pixels
 
     @property
     def num_threads(self) -> int:

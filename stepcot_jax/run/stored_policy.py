@@ -50,24 +50,17 @@ _PHASES = ("grpo", "sft")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredPolicy:
-    """The trained policy of a run.
-
-    Attributes:
-      params: its parameters, as its `apply` takes them: float32, matrices of a Qwen2.5-VL in its compute dtype.
-      source: config, tokenizer and preprocessing of the Qwen2.5-VL that the run started from; None without.
-      patches: of the frozen encoder that the network reads; None if the network reads pictures.
-      phase: phase of these weights, "sft" or "grpo".
-    """
+    """The trained policy of a run."""
 
     workdir: pathlib.Path
     run: StoredRun
     network: AnyPolicy
-    params: Params
-    source: QwenSource | None
-    patches: PatchInput | None
+    params: Params  # as `network.apply` takes them: float32, matrices of a Qwen2.5-VL in its compute dtype
+    source: QwenSource | None  # of the Qwen2.5-VL that the run started from
+    patches: PatchInput | None  # of the frozen encoder that the network reads; None if it reads pictures
     tokenizer: AnyTokenizer
     lengths: PolicyLengths
-    phase: str
+    phase: str  # of these weights, "sft" or "grpo"
     step: int
 
     def see(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Array:
@@ -83,12 +76,9 @@ def read_policy(
     for_training: bool = False,
     patches: PatchInput | None = None,
 ) -> StoredPolicy:
-    """Return the policy of a run or of an export.
+    """Return the policy of a run or of an export, with the best weights of a phase, by default the last one's.
 
-    Args:
-      phase: phase of the best weights, "sft" or "grpo"; None for the last phase that was validated.
-      for_training: keep the parameters as saved, as NumPy arrays; False puts them on the default device.
-      patches: patches that the new run reads, which must be those of this policy; loaded without `for_training`.
+    `for_training` keeps the parameters as saved, as NumPy arrays, and takes the `patches` of the new run.
     """
     settings = read_run_settings(workdir)
     if not settings.trains_policy:

@@ -59,28 +59,18 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class StoredReading:
-    """The questions and prompt vectors of a run.
-
-    Attributes:
-      text_features: float32 [step, width]; None without text.
-      encoder_digest: of the frozen image encoder that the networks were trained on; "" without one.
-      trained_on: the training data in a few words (`training_data.describe_cases`); "" in runs of earlier versions.
-    """
+    """The questions and prompt vectors of a run."""
 
     chain: Chain
     text_features: Float[np.ndarray, "step width"] | None
-    encoder_digest: str
-    trained_on: str = ""
+    encoder_digest: str  # of the frozen image encoder that the networks were trained on; "" without one
+    trained_on: str = ""  # the training data in a few words; "" in runs of earlier versions
 
 
 def write_reading(
     workdir: pathlib.Path, chain: Chain, text_features: Any, *, encoder_digest: str = "", trained_on: str = ""
 ) -> None:
-    """Write the files of `read_reading`, each atomically.
-
-    Args:
-      text_features: [step, width], the vector of each step's prompt; None without text.
-    """
+    """Write the files of `read_reading`, each atomically."""
     folder = workdir / FOLDER
     if text_features is None:
         (folder / TEXT_FILE).unlink(missing_ok=True)
@@ -107,11 +97,7 @@ def read_reading(workdir: pathlib.Path) -> StoredReading:
 
 
 def write_shapes(workdir: pathlib.Path, shapes: Shapes, *, inputs: Sequence[int]) -> None:
-    """Write the shapes of a run's parameters, so that readers can check parameters without tracing the networks.
-
-    Args:
-      inputs: sizes of the inputs: the shape of the prompt vectors, and the width of a frozen encoder's features.
-    """
+    """Write the shapes of a run's parameters, so that readers can check parameters without tracing the networks."""
     stored = _StoredShapes(_digest_networks(workdir, inputs), {name: list(shape) for name, shape in shapes.items()})
     write_whole(workdir / FOLDER / SHAPES_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
 

@@ -17,22 +17,13 @@ from stepcot_jax.training.system import Batch, Stream, System
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A run whose last phase is over, for `Task.finish`.
+    """A run whose last phase is over, for `Task.finish`."""
 
-    Attributes:
-      step: updates of the whole run.
-      best: the best score under each name that `Task.validate` used, and the step whose checkpoint holds its weights.
-      params_of: name -> the parameters of its best step, replicated; those of the last step for a name without a best.
-        A call may free the result of an earlier one.
-      seconds: returns the seconds that the run has taken, over all its starts.
-      log: writes numbers by name to the metrics log, as an entry of the test split.
-    """
-
-    step: int
-    best: Mapping[str, Best]
-    params_of: Callable[[str], Params]
-    seconds: Callable[[], float]
-    log: Callable[[Mapping[str, float]], None]
+    step: int  # updates of the whole run
+    best: Mapping[str, Best]  # by each name that `Task.validate` used, with the step whose checkpoint holds its weights
+    params_of: Callable[[str], Params]  # of its best step, else the last, replicated; may free those of an earlier call
+    seconds: Callable[[], float]  # that the run has taken, over all its starts
+    log: Callable[[Mapping[str, float]], None]  # writes numbers by name to the metrics log, as of the test split
 
 
 class Task(Protocol):
@@ -51,43 +42,27 @@ class Task(Protocol):
     @property
     def digest(self) -> str:
         """The digest of the data; saved with each state."""
-        ...
 
     @property
     def example(self) -> Batch:
         """A batch of one row, for `System.init`, which uses its shapes alone."""
-        ...
 
     @property
     def batch_shapes(self) -> Batch:
-        """A global batch of the run's stream, or its shapes, to compile updates before there is a state.
-
-        Read only if a phase has neither `collect` nor a stream of its own.
-        """
-        ...
+        """A global batch of the run's stream, or its shapes, to compile updates before there is a state."""
 
     def stream(self) -> contextlib.AbstractContextManager[Stream]:
-        """Open the batches of phases without their own stream; leaving the context closes all streams.
-
-        `System.phases` is called inside the context, so a task can open the streams of phases there too.
-        """
-        ...
+        """Open the batches of phases without their own stream; leaving the context closes all streams."""
 
     def prepare(self, batch: Batch) -> Batch:
         """Return a batch of any phase on the devices, with entries of its `collect`, as a compiled update takes it."""
-        ...
 
     def begin(self, state: TrainState) -> TrainState:
         """Return the state before the first update of a new run, with other weights if the task has some."""
         return state
 
     def validate(self, state: TrainState) -> dict[str, float]:
-        """Return scores by name, higher is better; the best weights are kept by name.
-
-        Names may differ between phases: each name's best is that of the epochs that returned it. `state.step` tells
-        which phase has ended an epoch.
-        """
-        ...
+        """Return scores by name, higher is better; the best weights are kept by name."""
 
     def pictures(self, step: int) -> Mapping[str, bytes]:  # noqa: ARG002
         """Return PNG files by name for the log, of the validation after `step` updates, in the first process."""
@@ -96,24 +71,18 @@ class Task(Protocol):
     @property
     def next_commands(self) -> tuple[str, ...]:
         """Commands for a finished run, without "stepcot"; "{workdir}" stands for its folder."""
-        ...
 
     def describe_data(self) -> str:
         """Return the size of the data in a few words, such as "cases: 60"."""
-        ...
 
     def check_same_splits(self) -> None:
         """Refuse to resume with other splits than the workdir records; called before anything is compiled."""
-        ...
 
     def check_same_data(self, digest: str) -> None:
         """Refuse to resume on other data; called with the digest of the restored checkpoint."""
-        ...
 
     def write_facts(self) -> None:
         """Write the files that readers of checkpoints need; the first process calls it, at every start."""
-        ...
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Return the report of the best weights; the first process writes the files."""
-        ...

@@ -22,11 +22,10 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.text import install_extra, one_line
 from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.given import Given, write_given
-from stepcot_jax.run.more_epochs import describe_longer, remove_results
 from stepcot_jax.run.places import Place, check_judge
-from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
+from stepcot_jax.run.run_checks import check_earlier_run, describe_longer, explain_disk, remove_results
 from stepcot_jax.run.sections import LoggerSettings, ParallelSettings
-from stepcot_jax.run.settings import PATH_KEYS, Settings, load_settings, write_settings
+from stepcot_jax.run.settings import PATH_KEYS, Settings, flatten_settings, load_settings, write_settings
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.training.checkpoints import Best, Checkpoints, restore_params, saved_steps
 from stepcot_jax.training.devices import Devices, MeshDevices
@@ -38,9 +37,6 @@ from stepcot_jax.training.system import Batch, Phase, System
 
 # Further loggers of a run: opened by name from the extras, guarded, resumed by the ids in `loggers.json`.
 
-
-IDS_FILE = "loggers.json"
-"""File with the id of each logger's run, by the logger's name."""
 
 _PRIVATE = frozenset({*PATH_KEYS, "rewards.judge_url"})  # an address may have a password
 _PASSWORD = re.compile(r"//[^/@\s]*@")  # of an address, which libraries quote in their errors
@@ -57,7 +53,7 @@ def open_loggers(
     workdir: pathlib.Path, settings: Settings, *, name: str = "", say: Callable[[str], None]
 ) -> list[Logger]:
     """Return the loggers of the settings; those that cannot be opened are reported and left out."""
-    path, loggers = workdir / IDS_FILE, list[Logger]()
+    path, loggers = workdir / "loggers.json", list[Logger]()
     ids = read_json(path, dict[str, str], accepted="expected the ids of a run's loggers") if path.is_file() else {}
     options = settings.loggers
     title = options.run or name or workdir.resolve().name
@@ -81,17 +77,7 @@ def open_loggers(
 
 def describe_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings by full name without "config.", leaving out paths and addresses."""
-    described: dict[str, Any] = {}
-
-    def walk(tree: Mapping[str, Any], prefix: str) -> None:
-        for name, value in tree.items():
-            if isinstance(value, Mapping):
-                walk(value, f"{prefix}{name}.")
-            elif f"{prefix}{name}" not in _PRIVATE:
-                described[f"{prefix}{name}"] = value
-
-    walk(dataclasses.asdict(settings), "")
-    return described
+    return {name: value for name, value in flatten_settings(settings).items() if name not in _PRIVATE}
 
 
 class _Guarded:
@@ -102,13 +88,11 @@ class _Guarded:
         self._name, self._say = name, say
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Write numbers unless the logger has failed."""
         if self.logger is not None:
             with self.guard("no longer gets numbers"):
                 self.logger.write(numbers, step=step)
 
     def close(self) -> None:
-        """End the logger's run."""
         logger, self.logger = self.logger, None
         if logger is not None:
             with self.guard("could not be closed"):
@@ -164,10 +148,10 @@ class Run:
     """
 
     def __init__(self, settings: Settings | str | pathlib.Path, workdir: str | pathlib.Path, **overrides: Any) -> None:
-        if isinstance(settings, Settings):
-            settings = load_settings(dataclasses.asdict(settings), **overrides) if overrides else settings
-        else:
+        if not isinstance(settings, Settings):
             settings = load_settings(settings, **overrides)
+        elif overrides:
+            settings = load_settings(dataclasses.asdict(settings), **overrides)
         self._open(settings, workdir, functools.partial(make_task, settings), Given(), ())
 
     @classmethod
@@ -180,11 +164,7 @@ class Run:
         given: Given,
         writers: Sequence[Logger] = (),
     ) -> "Run":
-        """Return the run of a caller's values, which `settings` and `given` describe.
-
-        Args:
-          make: returns the task, from workdir, devices and terminal.
-        """
+        """Return the run of a caller's values, which `settings` and `given` describe."""
         run = cls.__new__(cls)
         run._open(settings, workdir, make, given, writers)
         return run
@@ -267,17 +247,20 @@ class Run:
             step = int(jax.device_get(state.step))
             if step < latest:  # the latest could not be restored: phases that seemed over may be needed
                 compiled = self._compile_ahead(plan, step, compiled)
-            self._write_facts()
-            seconds = self._clock(0.0 if progress is None else progress["seconds"])
+            if is_first():
+                write_settings(self.workdir / "settings.json", self.settings)
+                write_given(self.workdir, self.given)
+                self.task.write_facts()
+            self.started -= 0.0 if progress is None else progress["seconds"]  # over all starts of the run
             with contextlib.closing(self._open_log(step)) as metrics:
-                loop = self._make_loop(plan, compiled, metrics, seconds)
+                loop = self._make_loop(plan, compiled, metrics)
                 with preemption.patience():
                     state, best = loop.run(state, progress)
                 step = int(jax.device_get(state.step))
                 held = {step: state.params}
                 del state  # frees the optimizers' states, two thirds of it
                 self.place.share()
-                self.report = self._finish(plan, step, held, best, metrics, seconds)
+                self.report = self._finish(plan, step, held, best, metrics)
             self.place.finish()
             return self.report
 
@@ -295,10 +278,6 @@ class Run:
             return "no checkpoint was saved yet: the same command starts over"
         return f"the same command goes on from checkpoint {saved[-1]}"
 
-    def _clock(self, seconds_before: float) -> Callable[[], float]:
-        """Return a function that returns the seconds that the run has taken, over all its starts."""
-        return lambda: seconds_before + time.monotonic() - self.started
-
     def _say_sizes(self) -> None:
         sizes = {name: f"{count_parameters(tree):,}" for name, tree in self.state_shapes.params.items()}
         self.terminal.say(f"{self.task.describe_data()}; parameters: {sizes}")
@@ -306,13 +285,6 @@ class Run:
             mesh = self.devices.named_mesh
             how = self.devices.transform if mesh is None else f"mesh {dict(mesh.shape)}"
             self.terminal.say(f"devices: {self.devices.num_devices} of {jax.process_count()} processes, by {how}")
-
-    def _write_facts(self) -> None:
-        """Write the files that describe the run."""
-        if is_first():
-            write_settings(self.workdir / "settings.json", self.settings)
-            write_given(self.workdir, self.given)
-            self.task.write_facts()
 
     def _open_log(self, step: int) -> MetricsLog:
         """Return the log of the updates after `step`; only the first process writes it and has loggers."""
@@ -322,9 +294,10 @@ class Run:
         wait_for_all("loggers")  # a server may be slow, and collectives of the first update time out
         return MetricsLog(self.workdir, first_step=step, silent=not is_first(), loggers=loggers)
 
-    def _make_loop(
-        self, plan: Plan, compiled: dict[str, Compiled], metrics: MetricsLog, seconds: Callable[[], float]
-    ) -> Loop:
+    def _seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def _make_loop(self, plan: Plan, compiled: dict[str, Compiled], metrics: MetricsLog) -> Loop:
         training = self.settings.training
         return Loop(
             system=self.system,
@@ -339,7 +312,7 @@ class Run:
             log_every=training.log_every,
             best_by=self.settings.evaluation.best,
             data_digest=self.task.digest,
-            seconds=seconds,
+            seconds=self._seconds,
             checkpoint_seconds=60 * training.checkpoint_minutes,
             asked_to_end=lambda: self.preemption.asked,
             keep={"settings": dataclasses.asdict(self.settings)},
@@ -353,15 +326,10 @@ class Run:
         todo = [
             phase
             for phase in plan.phases
-            if phase.collect is None
-            and phase.stream is None
-            and phase.name not in compiled
-            and not plan.is_over(phase, step)
+            if not (phase.collect or phase.stream or phase.name in compiled or plan.is_over(phase, step))
         ]
-        return {
-            **compiled,
-            **{phase.name: self._compile(phase, self.state_shapes, self.task.batch_shapes) for phase in todo},
-        }
+        ahead = {phase.name: self._compile(phase, self.state_shapes, self.task.batch_shapes) for phase in todo}
+        return {**compiled, **ahead}
 
     def _compile(self, phase: Phase, state: Any, batch: Batch) -> Compiled:
         self.terminal.say(f"compiling the {phase.name} update")
@@ -397,13 +365,7 @@ class Run:
         return state, progress
 
     def _finish(
-        self,
-        plan: Plan,
-        step: int,
-        held: dict[int, Any],
-        best: dict[str, Best],
-        metrics: MetricsLog,
-        seconds: Callable[[], float],
+        self, plan: Plan, step: int, held: dict[int, Any], best: dict[str, Best], metrics: MetricsLog
     ) -> dict[str, Any]:
         """Return the task's report of the best weights; `held` has the parameters of `step`."""
 
@@ -418,7 +380,7 @@ class Run:
         def log(numbers: Mapping[str, float]) -> None:
             metrics.write("test", step=step, epoch=plan.epoch_of(step), numbers=numbers)
 
-        report = self.task.finish(Outcome(step, best, params_of, seconds, log))
+        report = self.task.finish(Outcome(step, best, params_of, self._seconds, log))
         wait_for_all("report")
         return report
 

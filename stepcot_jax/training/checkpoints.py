@@ -107,15 +107,6 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {line if len(line) <= 200 else f'{line[:80]} ... {line[-115:]}'}"
 
 
-def to_shapes(state: TrainState) -> TrainState:
-    """Return the shapes, dtypes and shardings of a state, without its arrays."""
-
-    def to_shape(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(leaf)
-
-    return jax.tree.map(to_shape, state)
-
-
 class Checkpoints:
     """The checkpoints below a folder.
 
@@ -185,23 +176,10 @@ class Checkpoints:
             self._latest = step
             wait_for_all("saved")
 
-    def restore(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
-        """Return the state of a step and the progress saved with it.
-
-        Args:
-          like: a state, or its shapes, whose shardings the restored arrays get.
-        """
-        if step not in self._manager.all_steps():
-            raise BadInput(f"{self.folder}: there is no checkpoint {step}; found {self._manager.all_steps()}")
-        try:
-            return self._read(like, step)
-        except _Damaged as damage:
-            raise BadInput(describe_damage(self.folder / str(step), damage.error)) from None
-
     def restore_latest(self, like: TrainState) -> tuple[TrainState, dict[str, Any], list[str]]:
         """Return the newest state that can be restored, its progress, and a warning for each newer one that cannot.
 
-        Those are renamed to "damaged-STEP", so that the run can save these steps again; none is deleted.
+        `like` has the shapes, dtypes and shardings. Damaged checkpoints are renamed, none is deleted.
         """
         damages: dict[int, Exception] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -222,12 +200,11 @@ class Checkpoints:
         )
 
     def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
-        target = to_shapes(like)
         self._compare_digests(step)
-        self._check_shapes(target, step)
+        self._check_shapes(like, step)
         try:
             restored = self._manager.restore(
-                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), progress=ocp.args.JsonRestore())
+                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
             )
             progress = restored.progress
             best_steps = {entry["step"] for entry in progress["best"].values()}
@@ -247,7 +224,7 @@ class Checkpoints:
         if any_process(error is not None):
             raise _Damaged(error or Changed("another process reads other bytes than were saved"))
 
-    def _check_shapes(self, target: TrainState, step: int) -> None:
+    def _check_shapes(self, like: TrainState, step: int) -> None:
         """Refuse a checkpoint of another chain or of other sizes: it is intact and must not be renamed."""
         try:
             metadata = ocp.PyTreeCheckpointHandler().metadata(self.folder / str(step) / "state")
@@ -256,7 +233,7 @@ class Checkpoints:
             raise _Damaged(error) from None
         if not saved:
             raise _Damaged(FileNotFoundError("it has no arrays"))
-        expected = shapes_by_name(target)
+        expected = shapes_by_name(like)
         for name in sorted(saved.keys() | expected.keys(), key=lambda name: (not name.startswith("params/"), name)):
             if saved.get(name) != expected.get(name):
                 raise BadInput(
@@ -353,11 +330,7 @@ def restore_params(
     like: Any = None,
     most_bytes: int = MOST_BYTES,
 ) -> Params:
-    """Return the parameters of a saved step, without the optimizer states.
-
-    Args:
-      like: shapes and shardings of all parts, which are then put on those devices; None for NumPy arrays.
-    """
+    """Return the parameters of a saved step, without the optimizer states."""
     if step not in saved_steps(folder):
         raise BadInput(f"{folder}: there is no checkpoint {step}; found {saved_steps(folder)}")
     checkpoint = folder.resolve() / str(step)
@@ -402,11 +375,7 @@ def _pick(checkpoint: pathlib.Path, shapes: Params, parts: tuple[str, ...]) -> P
 
 @contextlib.contextmanager
 def _quiet_if_failing() -> Iterator[None]:
-    """Silence the tracebacks of reads that outlive a failed one.
-
-    TensorStore reports them to an event loop that Orbax has closed by then. After a failure the hook stays, since the
-    end of the last read is unknown.
-    """
+    """Silence the tracebacks of reads that outlive a failed one, which TensorStore reports to a closed event loop."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:
@@ -414,7 +383,7 @@ def _quiet_if_failing() -> Iterator[None]:
             report(unraisable)
 
     sys.unraisablehook = report_others
-    yield
+    yield  # after a failure the hook stays, since the end of the last read is unknown
     sys.unraisablehook = report
 
 

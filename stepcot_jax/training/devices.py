@@ -34,15 +34,10 @@ AXIS = "batch"
 
 @dataclasses.dataclass(frozen=True)
 class GlobalBatch:
-    """Cross-device reductions over the global batch, for a device that holds some of its rows.
+    """Cross-device reductions over the global batch, for a device that holds some of its rows."""
 
-    Attributes:
-      axis_name: the axis over the devices; None where one device has all rows.
-      num_passes: equal passes that a device makes over its rows; their gradients are added up, which takes less memory.
-    """
-
-    axis_name: str | None = None
-    num_passes: int = 1
+    axis_name: str | None = None  # over the devices; None where one device has all rows
+    num_passes: int = 1  # equal passes over a device's rows; their gradients are added up, which takes less memory
 
     def first_case(self, num_rows: int) -> Int[Array, ""] | int:
         """Return the position in the global batch of the first of a device's `num_rows` rows."""
@@ -59,11 +54,7 @@ class GlobalBatch:
         return jax.lax.all_gather(rows, self.axis_name, tiled=True)
 
     def split(self, rows: dict[str, Array]) -> tuple[dict[str, Array], Int[Array, " part"]]:
-        """Divide a device's rows into its passes.
-
-        Returns:
-          The rows [part, row, ...], and the position in the global batch of each part's first row.
-        """
+        """Return a device's rows [pass, row, ...], and the position in the global batch of each pass's first row."""
         num_rows = len(next(iter(rows.values())))
         if num_rows % self.num_passes:
             raise ValueError(f"{num_rows} rows cannot be divided into {self.num_passes} equal passes")
@@ -101,12 +92,7 @@ Transform = Literal["pmap", "shard_map"]
 
 
 class Devices:
-    """The devices of a run, of all its processes.
-
-    Args:
-      transform: what runs the update on several devices: "shard_map", or "pmap", which JAX only maintains.
-      shared: names of the batch entries that all cases share; they are replicated, not divided.
-    """
+    """The devices of a run, of all its processes."""
 
     def __init__(
         self,
@@ -239,10 +225,7 @@ class Devices:
         return jax.jit(run, donate_argnums=0).lower(state, shapes).compile()
 
     def _replicate_after(self, pmapped: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a pmapped update of several processes that returns arrays of all devices, as a jitted one does.
-
-        By itself it returns only arrays of this process's devices.
-        """
+        """Return a pmapped update of several processes that returns arrays of all devices, as a jitted one does."""
 
         def to_global(leaf: jax.Array) -> jax.Array:
             shards = [shard.data for shard in leaf.addressable_shards]
@@ -294,10 +277,7 @@ def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
 
 @functools.lru_cache
 def require_row_order(by_row: jax.sharding.Sharding, num_shares: int) -> None:
-    """Check that the shares of a batch lie on the devices in the order of the processes that load them.
-
-    Process 0 loads the first rows, process 1 the next; labels and other host arrays have this order.
-    """
+    """Check that the shares of a batch lie on the devices in the order of the processes, as labels do."""
     placed = by_row.devices_indices_map((num_shares,))
     processes = sorted({process_of(device) for device in placed})
     for device, (rows,) in placed.items():
@@ -324,12 +304,7 @@ DATA, MODEL = "data", "model"
 
 
 class MeshDevices(Devices):
-    """The devices of a run as a mesh.
-
-    Args:
-      make_shardings: (tree, mesh) -> the sharding of each array of the tree.
-      model_devices: devices along the axis `model`, a divisor of those of a process.
-    """
+    """The devices of a run as a mesh."""
 
     def __init__(
         self,

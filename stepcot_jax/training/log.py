@@ -22,11 +22,9 @@ class Logger(Protocol):
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
         """Append finite numbers of an update, by names such as "train/teacher/total"."""
-        ...
 
     def close(self) -> None:
         """Write pending numbers and close."""
-        ...
 
 
 class MetricsLog:
@@ -91,10 +89,7 @@ class MetricsLog:
 
 
 class Means:
-    """Running means of numbers by name, which a checkpoint can hold as JSON.
-
-    A NaN is left out, since a reward may be undefined; a number that was always NaN has the mean NaN.
-    """
+    """Running means of numbers by name, without NaN, since a reward may be undefined; their state is JSON."""
 
     def __init__(self, saved: Mapping[str, Sequence[float]] | None = None) -> None:
         self._sums = {name: (float(total), int(count)) for name, (total, count) in (saved or {}).items()}
@@ -117,11 +112,9 @@ class Means:
 
 
 class _Board:
-    """Numbers in a TensorBoard event file.
+    """Numbers in a TensorBoard event file."""
 
-    Written synchronously: the thread of tensorboardX's own writer dies on a full disk, and its callers would then wait
-    for ever.
-    """
+    # Written synchronously: the thread of tensorboardX's own writer dies on a full disk, and its callers hang.
 
     def __init__(self, folder: pathlib.Path, *, first_step: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter

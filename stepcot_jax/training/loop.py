@@ -22,11 +22,7 @@ from stepcot_jax.training.system import COLLECTED_NUMBERS, Batch, Phase, Stream,
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The epochs of all phases in a row, and where an update count falls among them.
-
-    Attributes:
-      stream: batches of the phases that have none of their own.
-    """
+    """The epochs of all phases in a row, and where an update count falls among them."""
 
     phases: Sequence[Phase]
     stream: Stream
@@ -57,11 +53,6 @@ class Plan:
                 yield phase, done
                 done += self.stream_of(phase).batches_per_epoch
 
-    @property
-    def num_epochs(self) -> int:
-        """Epochs of all phases."""
-        return sum(phase.num_epochs for phase in self.phases)
-
     def epoch_of(self, step: int) -> int:
         """Return the index of the epoch that update `step` (from 1) belongs to, -1 for 0."""
         return sum(first < step for _, first in self.epochs()) - 1
@@ -77,10 +68,7 @@ class Plan:
         return positions[0] if len(positions) == 1 else {"streams": positions}
 
     def restore_positions(self, saved: Any, *, step: int) -> None:
-        """Go to the positions that `positions` returned after `step` updates.
-
-        A stream that was added since, for phases that begin later, starts with its first batch.
-        """
+        """Go to the positions that `positions` returned after `step` updates."""
         if not self.streams:  # no phase has an epoch left
             return
         several = isinstance(saved, dict) and set(saved) == {"streams"}
@@ -134,53 +122,32 @@ Compiled = Callable[[TrainState, Batch], tuple[TrainState, Any]]
 
 @dataclasses.dataclass
 class Loop:
-    """A training run.
-
-    Attributes:
-      plan: its phases and their batches.
-      compile_update: (phase, state, batch on the devices or its shapes) -> the compiled update.
-      prepare: a host batch -> the batch of an update, on the devices.
-      validate: state -> score of each network; NaN where it is undefined.
-      batch_size: cases in a batch, for the rate.
-      log_every: updates between two log entries, the only host synchronisations inside an epoch.
-      best_by: "each" keeps the best of each network by its own score, "mean" by the mean over the networks.
-      data_digest: of the cases, saved with each state, so that a run cannot resume on other data.
-      seconds: returns the seconds that the run has taken, over all its starts.
-      checkpoint_seconds: seconds between two checkpoints inside an epoch.
-      asked_to_end: returns whether the run must save and end.
-      keep: further entries of a checkpoint, such as the settings.
-      compiled: updates compiled ahead, by the phase's name.
-      pictures: number of updates -> PNG files by name, to be logged after the validation there.
-    """
+    """A training run."""
 
     system: System
     plan: Plan
-    compile_update: Callable[[Phase, TrainState, Batch], Compiled]
-    prepare: Callable[[Batch], Batch]
-    validate: Callable[[TrainState], dict[str, float]]
+    compile_update: Callable[[Phase, TrainState, Batch], Compiled]  # takes a batch on the devices, or its shapes
+    prepare: Callable[[Batch], Batch]  # a host batch -> the batch of an update, on the devices
+    validate: Callable[[TrainState], dict[str, float]]  # score of each network; NaN where it is undefined
     checkpoints: Checkpoints
     metrics: MetricsLog
     terminal: Terminal
-    batch_size: int
-    log_every: int
-    best_by: str = "each"
-    data_digest: str = ""
-    seconds: Callable[[], float] = time.monotonic
-    checkpoint_seconds: float = math.inf
-    asked_to_end: Callable[[], bool] = bool
-    keep: dict[str, Any] = dataclasses.field(default_factory=dict)
-    compiled: dict[str, Compiled] = dataclasses.field(default_factory=dict)
+    batch_size: int  # for the rate
+    log_every: int  # updates between two log entries, the only host synchronisations inside an epoch
+    best_by: str = "each"  # keeps the best of each network by its own score; "mean": by the mean over the networks
+    data_digest: str = ""  # saved with each state, so that a run cannot resume on other data
+    seconds: Callable[[], float] = time.monotonic  # that the run has taken, over all its starts
+    checkpoint_seconds: float = math.inf  # between two checkpoints inside an epoch
+    asked_to_end: Callable[[], bool] = bool  # whether the run must save and end
+    keep: dict[str, Any] = dataclasses.field(default_factory=dict)  # further entries of a checkpoint
+    compiled: dict[str, Compiled] = dataclasses.field(default_factory=dict)  # updates compiled ahead, by phase
     profiler: Profiler = dataclasses.field(default_factory=lambda: Profiler(pathlib.Path()))
-    pictures: Callable[[int], Mapping[str, bytes]] = lambda _: {}
+    pictures: Callable[[int], Mapping[str, bytes]] = lambda _: {}  # updates -> PNG files by name, for the log
 
     def run(self, state: TrainState, progress: dict[str, Any] | None = None) -> tuple[TrainState, dict[str, Best]]:
-        """Train from `state` to the end of the last phase.
+        """Train to the end of the last phase; return the last state, and the best scores with their steps.
 
-        Args:
-          progress: saved with the state in a checkpoint; None at the start of a run.
-
-        Returns:
-          The last state, and the best score of each network with the step whose checkpoint holds its weights.
+        `progress` is what a checkpoint has beside its state; None at the start of a run.
         """
         step = int(jax.device_get(state.step))
         self._best: dict[str, Best] = {}
@@ -210,7 +177,7 @@ class Loop:
         length = stream.batches_per_epoch
         pending: list[Any] = []
         start = time.monotonic()
-        title = f"epoch {epoch + 1}/{self.plan.num_epochs} ({phase.name})"
+        title = f"epoch {epoch + 1}/{sum(phase.num_epochs for phase in self.plan.phases)} ({phase.name})"
         with self.terminal.bar(title, total=length, done=done_before):
             for done in range(done_before + 1, length + 1):
                 self.profiler.before(first + done)
@@ -222,7 +189,10 @@ class Loop:
                     continue
                 numbers = self._read_numbers(pending, first + done)
                 if logged:
-                    numbers |= self._pop_collected(numbers)
+                    collected = self._collected.pop()
+                    if both := sorted(collected.keys() & numbers.keys()):
+                        raise ValueError(f"collect and the update both have numbers named {both}; they must differ")
+                    numbers |= collected
                     rate = len(pending) * self.batch_size / max(time.monotonic() - start, 1e-9)
                     shown = f"{self.system.describe(numbers)}, {rate:.0f} cases/s"
                     numbers["cases_per_second"] = rate
@@ -245,13 +215,6 @@ class Loop:
             wait_for_all("update")
         with jax.transfer_guard("disallow"):  # nothing crosses between host and device but the batch
             return self.compiled[phase.name](state, batch)
-
-    def _pop_collected(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Return the means of the numbers of `collect` since the last log entry, to be logged with `numbers`."""
-        collected = self._collected.pop()
-        if both := sorted(collected.keys() & numbers.keys()):
-            raise ValueError(f"collect and the update both have numbers named {both}; their names must differ")
-        return collected
 
     def _ends_now(self) -> bool:
         """Whether to end between two log entries; several processes end only at log entries, where they agree."""
@@ -291,13 +254,13 @@ class Loop:
             numbers = self.system.numbers(metrics)
             for name, number in numbers.items():
                 if not math.isfinite(number):
-                    raise RunStopped(f"step {step}: {name} is {number}; {self._last_good()}")
+                    raise self._stop(step, f"{name} is {number}")
         return numbers
 
-    def _last_good(self) -> str:
+    def _stop(self, step: int, what: object) -> RunStopped:
         saved = self.checkpoints.latest_step
         kept = "no checkpoint was saved yet" if saved is None else f"checkpoint {saved} holds the last good state"
-        return f"{kept}; a lower learning rate may help"
+        return RunStopped(f"step {step}: {what}; {kept}; a lower learning rate may help")
 
     def _finish_epoch(self, state: TrainState, phase: Phase, epoch: int) -> TrainState:
         """Validate, let the system update its schedules, and save."""
@@ -305,7 +268,7 @@ class Loop:
         try:
             scores = self.validate(state)
         except FloatingPointError as error:
-            raise RunStopped(f"step {step}: {error}; {self._last_good()}") from None
+            raise self._stop(step, error) from None
         self._keep_best(scores, step)
         state = self.system.after_epoch(state, scores)
         measure = self.system.score_name

@@ -21,15 +21,11 @@ def make_optimizer(
     clip_norm: float = 1.0,
     is_packed: bool = True,
 ) -> optax.GradientTransformation:
-    """Return a clip of the global norm followed by AdamW, with decoupled decay on every parameter, biases included.
+    """Return a clip of the global norm, then AdamW, with decoupled decay on every parameter, biases included.
 
-    The learning rate is part of the optimizer's state, so that `scale_learning_rate` can change it between epochs
-    without a new compilation and a checkpoint carries it.
-
-    Args:
-      is_packed: whether small arrays are updated as one vector; False keeps the moments of each parameter under its
-        name, by which they are divided among devices.
+    `is_packed=False` keeps the moments of each parameter under its name, by which they are divided among devices.
     """
+    # Injected: `scale_learning_rate` changes the rate without a new compilation, and a checkpoint carries it.
     constants = ("b1", "b2", "eps", "eps_root", "weight_decay")
     adamw = optax.inject_hyperparams(optax.adamw, static_args=constants)(
         learning_rate=learning_rate, weight_decay=weight_decay, eps=epsilon
@@ -44,11 +40,9 @@ def global_norm(gradients: Any) -> Float[Array, ""]:
 
 
 def _pack_gradients(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Apply `inner` to all small arrays as one vector, for transformations that treat every element alike.
-
-    Four in five arrays of the networks are biases, scales and classifiers. The update of each compiles to half a dozen
-    kernels, together a quarter of the compile time of the joint update and of its memory.
-    """
+    """Apply `inner` to all small arrays as one vector, for transformations that treat every element alike."""
+    # Four in five arrays are biases, scales and classifiers, whose updates take a quarter of the joint update's compile
+    # time and memory if each has its own kernels.
 
     def init(params: Any) -> Any:
         return inner.init(_pack(params))
@@ -91,17 +85,11 @@ def scale_learning_rate(state: optax.OptState, factor: float) -> optax.OptState:
 
 @dataclasses.dataclass(frozen=True)
 class Plateau:
-    """Lower the rate and stop when validation no longer improves (teacher-only mode).
+    """Lower the rate and stop when validation no longer improves (teacher-only mode)."""
 
-    Attributes:
-      patience: epochs without a better score after which the rate is multiplied by `factor`.
-      factor: multiplies the rate, 0 to 1.
-      stop_after: epochs without a better score after which training stops.
-    """
-
-    patience: int = 2
+    patience: int = 2  # epochs without a better score after which the rate is multiplied by `factor`
     factor: float = 0.5
-    stop_after: int = 3
+    stop_after: int = 3  # epochs without a better score after which training stops
     best: float = float("-inf")
     waited: int = 0
 

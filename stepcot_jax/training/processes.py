@@ -168,10 +168,7 @@ def any_process(condition: bool) -> bool:
 
 
 def wait_for_all(name: str) -> None:
-    """Wait for every process, up to a week, before a collective computation.
-
-    Collectives between devices time out after half a minute at first (Gloo), and not much later afterwards.
-    """
+    """Wait for every process, up to a week: collectives themselves time out after half a minute at first (Gloo)."""
     if jax.process_count() > 1:
         multihost.get_barrier_sync_fn()(key=f"{name}-{next(_NUM_WAITS)}", timeout_ms=1000 * _MOST_SECONDS)
 
@@ -184,10 +181,7 @@ def all_agree(number: int) -> bool:
 
 
 def gather_on_first(tree: Any) -> Any:
-    """Return the undivided arrays of a tree on the first host, None in other processes; collective.
-
-    The other processes take part array by array and keep none, so that they never hold the tree.
-    """
+    """Return a tree with undivided arrays on the first host, None in others, which never hold them; collective."""
     keeps = is_first()
 
     def gather(leaf: Any) -> Any:
@@ -204,11 +198,7 @@ def gather_on_first(tree: Any) -> Any:
 
 
 def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
-    """Refuse a folder that is not the same in all processes; collective.
-
-    Args:
-      num_looks: how often a process looks, once a second, for the file of process 0.
-    """
+    """Refuse a folder that is not the same in all processes; collective."""
     if jax.process_count() == 1:
         return
     wait_for_all("processes")

@@ -50,13 +50,9 @@ def apply_gradients(
 
 
 def put_given(params: Any, given: Any) -> Any:
-    """Return parameters with some replaced by given ones, cast to their dtypes and put on their devices.
+    """Return parameters with some replaced by given arrays, cast to their dtypes and put on their devices.
 
-    One array at a time is read, cast and sent to the devices, each of which gets its share. Transfers are asynchronous,
-    and the host holds the cast shares until they end, so each array is awaited.
-
-    Args:
-      given: the replacements, NumPy arrays or what `numpy.asarray` reads; missing parts keep their values.
+    Each array is awaited before the next is read: transfers are asynchronous and hold the cast shares on the host.
     """
     if not isinstance(given, dict):
         if given.shape != params.shape:

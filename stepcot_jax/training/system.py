@@ -30,15 +30,12 @@ class BatchIterator(Protocol):
 
     def __next__(self) -> Batch:
         """Return the next batch."""
-        ...
 
     def get_state(self) -> Any:
         """Return the position, as JSON."""
-        ...
 
     def set_state(self, state: Any) -> None:
         """Go to a position that `get_state` returned."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +94,15 @@ class System(Protocol):
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return the state before the first update, a function of `key`; of `example` only shapes matter."""
-        ...
 
     def phases(self) -> Sequence[Phase]:
         """Return the phases of the run, in order."""
-        ...
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Return the predictions of each network of `names`, [case, ...]."""
-        ...
 
     def evaluate(self, predictions: Any) -> dict[str, float]:
         """Return the score of each network, by which the best weights are chosen; higher is better."""
-        ...
 
     def given_reader(self, name: str, params: Params, batch: Batch) -> Callable[[Any], Any]:  # noqa: ARG002
         """Return a function from given answers [variant, case, step, answer] to logits; only with `takes_given`."""

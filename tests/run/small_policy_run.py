@@ -4,12 +4,12 @@ import json
 
 import jax
 from policies.policy_workdir import small_settings as policy_settings
+from run.small_run import last_params, read_log, undot
 
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
-from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
 SHORT = {
     "policy.num_merges": 300,
@@ -34,7 +34,7 @@ SHORT = {
 
 def small_settings(**changes):
     """Settings of the run; changes by full name, with `__` for dots."""
-    return policy_settings(**{**SHORT, **{name.replace("__", "."): value for name, value in changes.items()}})
+    return policy_settings(**{**SHORT, **undot(changes)})
 
 
 def reward_tokens(rollouts, replies):
@@ -79,23 +79,19 @@ def small_run(workdir, monkeypatch, **changes):
     return Run(small_settings(**changes), workdir)
 
 
-def read_log(workdir):
-    """Entries of metrics.jsonl without their speed."""
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: number for name, number in line.items() if name != "cases_per_second"} for line in lines]
-
-
 def read_results(workdir):
     """Everything that a finished run leaves but times: bytes of parameters by update, log, files, and the report."""
-    folder = workdir / "checkpoints"
-    steps = saved_steps(folder)
-    last = [leaf.tobytes() for leaf in jax.tree.leaves(restore_params(folder, steps[-1]))]
+    last = [leaf.tobytes() for leaf in jax.tree.leaves(last_params(workdir))]
     report = json.loads((workdir / "report.json").read_text())
     del report["wall_seconds"]
-    names = ["policy.json", "vocabulary.json", "statistics.json"]
-    files = [workdir / name for name in names]
+    files = [workdir / name for name in ("policy.json", "vocabulary.json", "statistics.json")]
     for part in ("replies", "records", "examples"):
         files += sorted((workdir / part).iterdir())
     content = {path.relative_to(workdir).as_posix(): path.read_bytes() for path in files}
     # A log entry may say NaN, which is unlike itself.
-    return {"last": (steps[-1], last), "log": json.dumps(read_log(workdir)), "files": content, "report": report}
+    return {
+        "last": last,
+        "log": json.dumps(read_log(workdir)),
+        "files": content,
+        "report": report,
+    }

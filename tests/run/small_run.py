@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from configs import quickstart
 from stepcot_jax.run import chain_task, inputs, training_run
-from stepcot_jax.run.settings import make_settings
+from stepcot_jax.run.settings import load_settings
+from stepcot_jax.training.checkpoints import restore_params, saved_steps
 from stepcot_jax.training.state import flatten
 
 
@@ -24,26 +24,34 @@ class LinearEncoder(nn.Module):
         return nn.Dense(8)(images[:, ::4, ::4, 0].reshape(len(images), -1))
 
 
+SIZES = {
+    "phantom.num_cases": 60,
+    "phantom.image_size": 32,
+    "image_encoder.image_size": 32,
+    "teacher.width": 8,
+    "teacher.num_layers": 1,
+    "teacher.num_heads": 2,
+    "student.width": 8,
+    "loss.projection_width": 4,
+    "prompts.width": 8,
+}
+SHORT = {
+    "training.batch_size": 8,
+    "training.teacher_epochs": 1,
+    "training.joint_epochs": 3,
+    "training.log_every": 2,
+    "parallel.num_devices": 1,  # the suite has eight virtual devices
+    "evaluation.num_resamples": 50,
+}
+
+
 def small_settings(**changes):
-    config = quickstart.get_config()
-    config.phantom.num_cases = 60
-    config.phantom.image_size = 32
-    config.image_encoder.image_size = 32
-    config.teacher.width = 8
-    config.teacher.num_layers = 1
-    config.teacher.num_heads = 2
-    config.student.width = 8
-    config.loss.projection_width = 4
-    config.prompts.width = 8
-    config.training.batch_size = 8
-    config.training.teacher_epochs = 1
-    config.training.joint_epochs = 3
-    config.training.log_every = 2
-    config.parallel.num_devices = 1  # the suite has eight virtual devices
-    config.evaluation.num_resamples = 50
-    for name, value in changes.items():
-        config.update_from_flattened_dict({name.replace("__", "."): value})
-    return make_settings(config)
+    """Settings of the run; changes by full name, with `__` for dots."""
+    return load_settings("quickstart", **{**SIZES, **SHORT, **undot(changes)})
+
+
+def undot(changes):
+    return {name.replace("__", "."): value for name, value in changes.items()}
 
 
 def small_run(workdir: pathlib.Path, monkeypatch, **changes):
@@ -92,13 +100,13 @@ def leaves(tree):
 
 
 def final_state(run, monkeypatch):
-    """Execute a run; return its report, its last state as NumPy arrays and its best checkpoints."""
+    """Execute a run; return its report, its last state on the host and its best checkpoints."""
     kept = {}
     run_loop = training_run.Loop.run
 
     def remember(loop, state, progress):
         state, best = run_loop(loop, state, progress)
-        kept["state"], kept["best"] = [np.asarray(leaf) for leaf in leaves(state)], dict(best)
+        kept["state"], kept["best"] = jax.device_get(state), dict(best)
         return state, best
 
     with monkeypatch.context() as patch:
@@ -106,24 +114,53 @@ def final_state(run, monkeypatch):
         return run.execute(), kept["state"], kept["best"]
 
 
-def entries(workdir, kind):
-    """Entries of a kind of the metrics log, without their speed."""
+def read_log(workdir, *kinds):
+    """Entries of the metrics log, of all or some kinds, without their speed."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: v for key, v in line.items() if key != "cases_per_second"} for line in lines if line["kind"] == kind]
+    entries = [{name: number for name, number in line.items() if name != "cases_per_second"} for line in lines]
+    return [entry for entry in entries if not kinds or entry["kind"] in kinds]
 
 
-class Began(Exception):
-    pass
+def assert_same(found, expected):
+    """Compare two trees of arrays bit by bit."""
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def last_params(workdir):
+    """The parameters of the latest checkpoint."""
+    folder = workdir / "checkpoints"
+    return restore_params(folder, saved_steps(folder)[-1])
+
+
+class Killed(BaseException):
+    """Ends a run without any clean-up of the loop."""
+
+
+def stop_at(task, name, number, monkeypatch, stop=None):
+    """Kill a run at the n-th call of a method of its task, or call `stop` there."""
+    method, calls = getattr(task, name), []
+
+    def stop_or_go_on(*arguments):
+        calls.append(1)
+        if len(calls) == number:
+            if stop is None:
+                raise Killed
+            stop()
+        return method(*arguments)
+
+    monkeypatch.setattr(task, name, stop_or_go_on)
 
 
 def first_params(run, monkeypatch):
     """The parameters before the first update."""
+    found = []
 
     def remember(loop, state, progress):
-        raise Began(jax.device_get(state.params))
+        found.append(jax.device_get(state.params))
+        raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(training_run.Loop, "run", remember)
-        with pytest.raises(Began) as found:
+        with pytest.raises(Killed):
             run.execute()
-    return {path: np.asarray(leaf) for path, leaf in flatten(found.value.args[0]).items()}
+    return {path: np.asarray(leaf) for path, leaf in flatten(found[0]).items()}

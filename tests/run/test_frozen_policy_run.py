@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from encoders.test_weights import write_clip
 from oracles.random_params import randomise
-from run.small_policy_run import read_log, read_results, reward_tokens, small_settings
+from run.small_policy_run import read_results, reward_tokens, small_settings
+from run.small_run import read_log
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.load import ImageEncoder

@@ -3,18 +3,12 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
-from run.small_run import entries, final_state, small_run, small_settings
+from run.small_run import Killed, assert_same, final_state, read_log, small_run, small_settings, stop_at, undot
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run.more_epochs import find_raised
-from stepcot_jax.run.run_checks import check_earlier_run
+from stepcot_jax.run.run_checks import check_earlier_run, find_raised
 from stepcot_jax.run.settings import load_settings, write_settings
-
-
-class Killed(Exception):
-    pass
 
 
 def started(tmp_path, **changes):
@@ -31,16 +25,10 @@ def test_more_epochs_equal_a_run_that_had_them_from_the_start_kills_included(tmp
     first = json.loads((longer / "statistics.json").read_text())
     capsys.readouterr()
     run = small_run(longer, monkeypatch, training__joint_epochs=3)
-    validate = run.task.validate
-
-    def validate_or_die(state):
-        if int(state.step) == 20:
-            raise Killed
-        return validate(state)
-
-    monkeypatch.setattr(run.task, "validate", validate_or_die)
-    with pytest.raises(Killed):
-        run.execute()
+    with monkeypatch.context() as patch:
+        stop_at(run.task, "validate", 2, patch)
+        with pytest.raises(Killed):
+            run.execute()
     left = {path.name for path in longer.iterdir()}  # what was fitted to the shorter run's weights is gone
     assert not left & {"calibration.json", "gate.npz", "pairs.json", "statistics.json", "report.json", "predictions"}
     printed = capsys.readouterr().err
@@ -51,11 +39,9 @@ def test_more_epochs_equal_a_run_that_had_them_from_the_start_kills_included(tmp
     again, found, found_best = final_state(small_run(longer, monkeypatch, training__joint_epochs=3), monkeypatch)
     assert "was raised" not in capsys.readouterr().err
     assert found_best == best
-    for one, other in zip(found, state, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(found, state)
     assert again["test"] == report["test"]
-    for kind in ("train", "val", "test"):
-        assert entries(longer, kind) == entries(whole, kind)
+    assert read_log(longer) == read_log(whole)
     statistics = [json.loads((folder / "statistics.json").read_text()) for folder in (longer, whole)]
     assert statistics[0] == statistics[1] != first
     with pytest.raises(BadInput, match=r"config.training.joint_epochs: lowered from 3 to 1; expected 3 or more"):
@@ -72,16 +58,14 @@ def test_a_schedule_that_ended_training_is_named(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().err
     assert "teacher_job_epochs was raised from 9 to 12" in printed
     assert "the schedule has ended training before its last epoch: more epochs change nothing" in printed
-    assert [entry["step"] for entry in entries(tmp_path, "val")] == [5, 10]
+    assert [entry["step"] for entry in read_log(tmp_path, "val")] == [5, 10]
 
 
 def test_a_schedule_over_the_whole_run_is_named():
     before = small_settings(training__given_answers="annealed", sft__schedule="cosine", grpo__schedule="constant")
 
     def raised(job, key, **changes):
-        old = load_settings(
-            dataclasses.asdict(before), job=job, **{name.replace("__", "."): value for name, value in changes.items()}
-        )
+        old = load_settings(dataclasses.asdict(before), job=job, **undot(changes))
         (found,) = find_raised(old, load_settings(dataclasses.asdict(old), **{key: 99}))
         return found
 

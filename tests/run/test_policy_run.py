@@ -6,7 +6,8 @@ import signal
 import jax
 import numpy as np
 import pytest
-from run.small_policy_run import read_log, read_results, small_run
+from run.small_policy_run import read_results, small_run
+from run.small_run import Killed, read_log, stop_at
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
@@ -103,100 +104,68 @@ def test_test_replies_are_those_of_the_best_weights(whole, phase):
     assert len(set(texts)) > 1
 
 
-@pytest.mark.parametrize(("best", "is_noted"), [(2, True), (4, False)])
-def test_a_best_row_of_fine_tuning_before_its_end_is_noted(best, is_noted):
-    note = policy_results._note_start(best, 4)
-    assert bool(note) == is_noted
-    assert not note or "last weights of SFT (update 4); the row of SFT is of its best (update 2)" in note
+def test_a_best_row_of_fine_tuning_before_its_end_is_noted():
+    assert policy_results._note_start(4, 4) == ""
+    assert "last weights of SFT (update 4); the row of SFT is of its best (update 2)" in policy_results._note_start(
+        2, 4
+    )
 
 
-class Killed(BaseException):
-    """Ends a run without any clean-up of the loop."""
-
-
-def stop_at(run, monkeypatch, call, how):
-    """Stop a run at its n-th batch, of either phase."""
-    prepare, calls = run.task.prepare, []
-
-    def prepare_or_stop(batch):
-        calls.append(1)
-        if len(calls) == call + 1:
-            if how == "SIGTERM":
-                signal.raise_signal(signal.SIGTERM)
-            else:
-                raise Killed
-        return prepare(batch)
-
-    monkeypatch.setattr(run.task, "prepare", prepare_or_stop)
-
-
-@pytest.mark.parametrize(("how", "call"), [("kill", 1), ("SIGTERM", 5)])  # in fine-tuning; in an epoch of GRPO
-def test_a_stopped_run_goes_on_to_the_same_bits(whole, tmp_path, how, call):
+def stop(workdir, call, **changes):
+    """Kill a run at its n-th batch, of either phase; another start finishes it."""
     with pytest.MonkeyPatch.context() as patch:
-        run = small_run(tmp_path, patch)
-        stop_at(run, patch, call, how)
-        with pytest.raises(Killed if how == "kill" else Preempted):
+        run = small_run(workdir, patch, **changes)
+        stop_at(run.task, "prepare", call, patch)
+        with pytest.raises(Killed):
             run.execute()
-    assert how == "kill" or saved_steps(tmp_path / "checkpoints")[-1] == call + 1
-    assert not (tmp_path / "report.json").exists()
+    assert not (workdir / "report.json").exists()
     with pytest.MonkeyPatch.context() as patch:
-        small_run(tmp_path, patch).execute()
-    found, expected = read_results(tmp_path), whole[2]
-    for name in expected:
-        assert found[name] == expected[name], name
+        small_run(workdir, patch, **changes).execute()
+    return read_results(workdir)
+
+
+def interrupt(*_, **__):
+    raise Killed
+
+
+def finish(workdir, **changes):
+    with pytest.MonkeyPatch.context() as patch:
+        small_run(workdir, patch, **changes).execute()
+    return read_results(workdir)
+
+
+def test_a_run_that_is_killed_in_fine_tuning_goes_on_to_the_same_bits(whole, tmp_path):
+    assert stop(tmp_path, 2) == whole[2]
+
+
+def test_a_run_that_gets_sigterm_in_an_epoch_of_grpo_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch)
+    stop_at(run.task, "prepare", 6, monkeypatch, stop=lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Preempted):
+        run.execute()
+    assert saved_steps(tmp_path / "checkpoints")[-1] == 6
+    assert finish(tmp_path) == whole[2]
 
 
 def test_a_stopped_run_with_self_check_goes_on_to_the_same_bits(tmp_path):
     changes = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2}
-    with pytest.MonkeyPatch.context() as patch:
-        small_run(tmp_path / "whole", patch, **changes).execute()
-        run = small_run(tmp_path / "stopped", patch, **changes)
-        stop_at(run, patch, 7, "kill")
-        with pytest.raises(Killed):
-            run.execute()
-        assert saved_steps(tmp_path / "stopped" / "checkpoints")[-1] > SFT_UPDATES
-    with pytest.MonkeyPatch.context() as patch:
-        small_run(tmp_path / "stopped", patch, **changes).execute()
-    rates = [
-        entry["rollouts/self_check_rate"]
-        for entry in read_log(tmp_path / "whole")
-        if "rollouts/self_check_rate" in entry
-    ]
-    assert max(rates) > 0  # some first attempts were wrong and checked
-    found, expected = (read_results(tmp_path / name) for name in ("stopped", "whole"))
-    for name in expected:
-        assert found[name] == expected[name], name
+    assert stop(tmp_path / "stopped", 8, **changes) == finish(tmp_path / "whole", **changes)
+    log = read_log(tmp_path / "whole")
+    assert max(entry.get("rollouts/self_check_rate", 0) for entry in log) > 0  # some first attempts were checked
 
 
 def test_a_run_that_is_killed_while_it_writes_results_writes_them_again(whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         run = small_run(tmp_path, patch)
-
-        def killed(*_, **__):
-            raise Killed
-
-        patch.setattr("stepcot_jax.run.policy_task.score_baseline", killed)
+        patch.setattr(policy_results, "score_baseline", interrupt)
         with pytest.raises(Killed):
             run.execute()
-    with pytest.MonkeyPatch.context() as patch:
-        small_run(tmp_path, patch).execute()
-    assert read_results(tmp_path) == whole[2]
+    assert finish(tmp_path) == whole[2]
 
 
 def test_without_a_penalty_no_reference_is_kept(tmp_path):
-    """A run that stops in fine-tuning goes on to the bits of a whole one."""
     changes = {"grpo__beta": 0.0, "grpo__epochs": 1}
-    with pytest.MonkeyPatch.context() as patch:
-        small_run(tmp_path / "whole", patch, **changes).execute()
-    with pytest.MonkeyPatch.context() as patch:
-        run = small_run(tmp_path / "stopped", patch, **changes)
-        stop_at(run, patch, SFT_UPDATES - 1, "kill")
-        with pytest.raises(Killed):
-            run.execute()
-    with pytest.MonkeyPatch.context() as patch:
-        small_run(tmp_path / "stopped", patch, **changes).execute()
-    found, expected = (read_results(tmp_path / name) for name in ("stopped", "whole"))
-    assert found == expected
+    assert stop(tmp_path / "stopped", SFT_UPDATES, **changes) == finish(tmp_path / "whole", **changes)
     folder = tmp_path / "whole" / "checkpoints"
     assert all(set(restore_params(folder, step)) == {"policy"} for step in saved_steps(folder))
     assert {entry["step"] for entry in read_log(tmp_path / "whole") if "grpo/loss" in entry}

@@ -7,12 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from run.small_policy_run import read_log, small_settings
+from run.small_policy_run import small_settings
+from run.small_run import read_log
 
 from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.run import policy_data, policy_task, policy_tokens
+from stepcot_jax.run import policy_data, policy_task
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.tools.data.command import main as data_command
 from stepcot_jax.tools.evaluate_replies.command import main as evaluate_replies
@@ -184,7 +185,7 @@ class Letters(Lossy):
 
 def test_a_tokenizer_that_changes_replies_is_refused(tmp_path, monkeypatch):
     for kind, changes in ((Letters, False), (Lossy, True)):
-        monkeypatch.setattr(policy_tokens, "load_pretrained", lambda name, kind=kind: kind())
+        monkeypatch.setattr(policy_data, "load_pretrained", lambda name, kind=kind: kind())
         settings = small_settings(policy__tokenizer="letters", **BRIEF)
         if not changes:
             task = Run(settings, tmp_path / kind.__name__).task

@@ -93,7 +93,7 @@ def test_a_mesh_computes_what_one_device_does(dry, tmp_path):
     for name in ("sft/loss", "sft/gradient_norm"):
         np.testing.assert_allclose(read_losses(run.workdir, name), read_losses(dry.workdir, name), rtol=2e-3)
     other = Run(settings_of("sft", PUBLISHED, **{**changes, "parallel.model_devices": 2}), run.workdir)
-    restored, _ = _restore(other)
+    restored, *_ = _restore(other)
     saved = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored.params), saved)
     kernel = restored.params["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
@@ -103,7 +103,7 @@ def test_a_mesh_computes_what_one_device_does(dry, tmp_path):
 def _restore(run):
     checkpoints = Checkpoints(run.workdir / "checkpoints")
     try:
-        return checkpoints.restore(run.state_shapes, checkpoints.latest_step)
+        return checkpoints.restore_latest(run.state_shapes)
     finally:
         checkpoints.close()
 

@@ -20,8 +20,8 @@ from stepcot_jax.run.chain_task import fit_gates
 from stepcot_jax.run.results import Validated, choose, write_results
 from stepcot_jax.run.run_checks import check_step_costs
 from stepcot_jax.run.settings import load_settings
+from stepcot_jax.run.stored import describe_cases, describe_source
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.run.training_data import describe_cases, describe_source
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best, restore_params
 

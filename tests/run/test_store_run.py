@@ -6,7 +6,7 @@ import shutil
 import jax
 import pytest
 from cloud.memory_store import Killed, disturb, new_address, objects
-from run.small_run import entries, final_state, small_run
+from run.small_run import assert_same, final_state, read_log, small_run
 
 from stepcot_jax.contrib.cloud.copies import MANIFEST
 from stepcot_jax.contrib.cloud.stores import StoreError
@@ -22,7 +22,7 @@ def whole(tmp_path_factory):
         report, state, best = final_state(small_run(folder, patch), patch)
     patch.undo()
     names = {path.relative_to(folder).parts[0] for path in folder.rglob("*")} - {".lock"}
-    return report, state, best, names, [entries(folder, kind) for kind in ("train", "val")]
+    return report, state, best, names, read_log(folder)
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def check_same(run, whole, monkeypatch, tmp_path):
     report, state, best = final_state(run, monkeypatch)
     assert report["test"] == whole[0]["test"]
     assert best == whole[2]
-    assert all((one == two).all() for one, two in zip(state, whole[1], strict=True))
+    assert_same(state, whole[1])
     there = objects(run.place.name)
     named = json.loads(there[MANIFEST])["checkpoints"]
     assert {name for name in there if name.startswith("checkpoints/")} == set(named)
     (tmp_path / "metrics.jsonl").write_bytes(there["metrics.jsonl"])
-    assert [entries(tmp_path, kind) for kind in ("train", "val")] == whole[4]
+    assert read_log(tmp_path) == whole[4]
     return there
 
 

@@ -14,7 +14,7 @@ from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import chain_task, training_run
-from stepcot_jax.run.jobs import JOBS
+from stepcot_jax.run.settings import JOBS
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import make_task
 from stepcot_jax.training.state import TrainState, apply_gradients

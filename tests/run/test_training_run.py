@@ -1,6 +1,5 @@
 """A whole run at a small size: a resumed run equals an uninterrupted one; failures keep the last good state."""
 
-import contextlib
 import dataclasses
 import json
 import shutil
@@ -11,22 +10,25 @@ import msgspec
 import numpy as np
 import pytest
 from run import small_run as small_run_module
-from run.small_run import entries, final_state, small_run, small_settings
+from run.small_run import (
+    Killed,
+    assert_same,
+    final_state,
+    read_log,
+    small_run,
+    small_settings,
+    stop_at,
+)
 
 from stepcot_jax.data.held_out import HeldOut
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
-from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.run import training_run
 from stepcot_jax.systems import step_cot
 from stepcot_jax.training.checkpoints import saved_steps
 
 pytestmark = pytest.mark.slow
-
-
-class Killed(Exception):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +40,28 @@ def uninterrupted(tmp_path_factory):
     return workdir, report, state, best
 
 
+def stop(run, monkeypatch, *call, **options):
+    """Stop a run as `stop_at` does."""
+    with monkeypatch.context() as patch:
+        stop_at(run.task, *call, patch, **options)
+        with pytest.raises((Killed, Preempted)) as stopped:
+            run.execute()
+    return str(stopped.value)
+
+
+def check_resumed(uninterrupted, workdir, monkeypatch):
+    """A run that goes on ends with the bits, results and log of the uninterrupted one."""
+    whole, *expected = uninterrupted
+    report, *found = final_state(small_run(workdir, monkeypatch), monkeypatch)
+    assert_same(found[0], expected[1])
+    assert (found[1], report["test"]) == (expected[2], expected[0]["test"])
+    assert read_log(workdir) == read_log(whole)
+
+
 @pytest.mark.parametrize("killed_in_epoch", [2, 4])
 def test_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch, killed_in_epoch):
-    workdir, report, state, best = uninterrupted
-    first = small_run(tmp_path, monkeypatch)
-    validate, calls = first.task.validate, []
-
-    def validate_or_die(state):
-        calls.append(1)
-        if len(calls) == killed_in_epoch:
-            raise Killed
-        return validate(state)
-
-    monkeypatch.setattr(first.task, "validate", validate_or_die)
-    with pytest.raises(Killed):
-        first.execute()
-    resumed_report, resumed_state, resumed_best = final_state(small_run(tmp_path, monkeypatch), monkeypatch)
-    assert resumed_best == best
-    for found, expected in zip(resumed_state, state, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert resumed_report["test"] == report["test"]
-    for kind in ("train", "val", "test"):
-        assert entries(tmp_path, kind) == entries(workdir, kind)
+    stop(small_run(tmp_path, monkeypatch), monkeypatch, "validate", killed_in_epoch)
+    check_resumed(uninterrupted, tmp_path, monkeypatch)
 
 
 def test_report_and_files_are_as_documented(uninterrupted):
@@ -72,9 +74,21 @@ def test_report_and_files_are_as_documented(uninterrupted):
         counted = [step for step in figures["steps"] if len(step["answers"]) - len(step["left_out"]) > 1]
         assert figures["mean_accuracy"] == pytest.approx(np.mean([step["accuracy"] for step in counted]))
     assert {name: entry["step"] for name, entry in report["best"].items()} == {k: b.step for k, b in best.items()}
-    assert {"settings.json", "splits.json", "metrics.jsonl", "report.json", "tensorboard", "checkpoints"} <= {
-        path.name for path in workdir.iterdir()
-    }
+    names = ("settings.json", "splits.json", "tensorboard", "pairs.json", "calibration.json", "reading/chain.json")
+    assert all((workdir / name).exists() for name in (*names, "predictions/val.npz", "predictions/test.npz"))
+    statistics = json.loads((workdir / "statistics.json").read_text())
+    assert statistics["num_cases"] == 9
+    for model in ("teacher", "student"):
+        mean = statistics["models"][model]["intervals"]["mean_accuracy"]
+        assert mean["value"] == pytest.approx(report["test"][model]["mean_accuracy"])
+        assert mean["low"] <= mean["value"] <= mean["high"] != mean["low"]
+        steps = statistics["models"][model]["steps"]
+        assert list(steps) == [step["name"] for step in report["test"][model]["steps"]]
+        assert all(0 <= step["answer_set_coverage"] <= 1 <= step["answer_set_size"] for step in steps.values())
+        assert 0 < statistics["reliance"][model]["mean_movement"] < 1
+    assert sum(group["num_cases"] for group in statistics["subgroups"] if group["grouping"] == "origin") == 9
+    kept = {15, 20, *(entry.step for entry in best.values())}  # the latest two and the best
+    assert set(saved_steps(workdir / "checkpoints")) == kept
 
 
 def test_shapes_leave_no_tracer_in_the_example(tmp_path, monkeypatch):
@@ -85,36 +99,10 @@ def test_shapes_leave_no_tracer_in_the_example(tmp_path, monkeypatch):
     assert {leaf.shape for leaf in jax.tree.leaves(params)} == {leaf.shape for leaf in jax.tree.leaves(shapes.params)}
 
 
-def test_statistics_are_written_with_intervals(uninterrupted):
-    workdir, report, _, _ = uninterrupted
-    found = json.loads((workdir / "statistics.json").read_text())
-    assert found["num_cases"] == 9
-    for model in ("teacher", "student"):
-        mean = found["models"][model]["intervals"]["mean_accuracy"]
-        assert mean["value"] == pytest.approx(report["test"][model]["mean_accuracy"])
-        assert mean["low"] <= mean["value"] <= mean["high"]
-        assert mean["low"] < mean["high"]
-        steps = found["models"][model]["steps"]
-        assert list(steps) == [step["name"] for step in report["test"][model]["steps"]]
-        assert all(0 <= step["answer_set_coverage"] <= 1 <= step["answer_set_size"] for step in steps.values())
-    assert set(found["reliance"]) == {"teacher", "student"}
-    assert all(0 < own["mean_movement"] < 1 for own in found["reliance"].values())
-    origins = [group for group in found["subgroups"] if group["grouping"] == "origin"]
-    assert sum(group["num_cases"] for group in origins) == 9
-    for name in ("pairs.json", "calibration.json", "predictions/val.npz", "predictions/test.npz", "reading/chain.json"):
-        assert (workdir / name).is_file()
-
-
-def test_latest_two_and_best_checkpoints_are_kept_and_no_others(uninterrupted):
-    workdir, _, _, best = uninterrupted
-    kept = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
-    assert kept == {15, 20, *(entry.step for entry in best.values())}
-
-
 def test_best_is_the_highest_validation_score(uninterrupted):
     workdir, _, _, best = uninterrupted
     for network, entry in best.items():
-        scores = {line["step"]: line[f"{network}/mean_accuracy_own_and_given"] for line in entries(workdir, "val")}
+        scores = {line["step"]: line[f"{network}/mean_accuracy_own_and_given"] for line in read_log(workdir, "val")}
         assert entry.score == max(scores.values()) == scores[entry.step]
 
 
@@ -125,7 +113,7 @@ def test_the_best_is_chosen_on_the_validation_split(trained):
         split: evaluate(read_predictions(trained.workdir / "predictions" / f"{split}.npz", chain).predictions, chain)
         for split in ("val", "test")
     }
-    logged = {line["step"]: line for line in entries(trained.workdir, "val")}
+    logged = {line["step"]: line for line in read_log(trained.workdir, "val")}
     for network, best in trained.report["best"].items():
         score = scores["val"][network].mean_accuracy
         assert best["validation_score"] == score != scores["test"][network].mean_accuracy
@@ -162,7 +150,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
     run.task.feed.inputs = dataclasses.replace(run.task.inputs, prepare=poison)
     with pytest.raises(RunStopped, match=r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last"):
         run.execute()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()] == ["5"]
+    assert saved_steps(tmp_path / "checkpoints") == [5]
 
 
 def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
@@ -170,15 +158,6 @@ def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(RunStopped, match=r"step [23]: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
         run.execute()
     assert not saved_steps(tmp_path / "checkpoints")
-
-
-def test_what_a_phase_collects_reaches_its_update(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch)
-    with contextlib.closing(run.task.feed.training_batches()) as batches:
-        rewards = np.arange(8.0, dtype=np.float32)
-        batch = run.task.feed.put_training_batch({**next(batches), "rewards": rewards})
-    assert set(batch) == {"images", "labels", "text_features", "rewards"}
-    np.testing.assert_array_equal(batch["rewards"], rewards)
 
 
 def test_settings_made_before_may_be_overridden(tmp_path, monkeypatch):
@@ -260,17 +239,12 @@ def damage(workdir, step, part="state"):
 def test_a_damaged_latest_checkpoint_is_put_aside_and_the_one_before_taken(
     uninterrupted, tmp_path, monkeypatch, capsys, part
 ):
-    original, report, state, _ = uninterrupted
-    workdir = shutil.copytree(original, tmp_path / "copy")
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
     damage(workdir, 20, part)
-    resumed_report, resumed_state, _ = final_state(small_run(workdir, monkeypatch), monkeypatch)
+    check_resumed(uninterrupted, workdir, monkeypatch)
     assert "checkpoint 20 cannot be restored" in (printed := capsys.readouterr().err)
     assert "renamed to damaged-20, and the run resumes from checkpoint 15" in printed
     assert (workdir / "checkpoints" / "damaged-20").is_dir()
-    assert (workdir / "checkpoints" / "20").is_dir()
-    for found, expected in zip(resumed_state, state, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert resumed_report["test"] == report["test"]
 
 
 def test_with_no_checkpoint_to_restore_the_run_stops_and_changes_nothing(uninterrupted, tmp_path, monkeypatch):
@@ -294,83 +268,28 @@ def test_a_checkpoint_of_other_sizes_is_refused_and_not_put_aside(uninterrupted,
 
 
 def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterrupted, tmp_path, monkeypatch):
-    _, report, state, _ = uninterrupted
-    first = small_run(tmp_path, monkeypatch)
-    prepare, calls = first.task.inputs.prepare, []
-
-    def prepare_and_signal(batch):
-        calls.append(1)
-        if len(calls) == 14:  # counts the example that compiles, and validation batches
-            signal.raise_signal(signal.SIGTERM)
-        return prepare(batch)
-
-    first.task.feed.inputs = dataclasses.replace(first.task.inputs, prepare=prepare_and_signal)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match=r"step 11: saved after SIGTERM"):
-        first.execute()
+    run = small_run(tmp_path, monkeypatch)
+    said = stop(run, monkeypatch, "prepare", 11, stop=lambda: signal.raise_signal(signal.SIGTERM))
+    assert said.startswith("step 11: saved after SIGTERM")
     assert signal.getsignal(signal.SIGTERM) is before
     assert saved_steps(tmp_path / "checkpoints")[-1] == 11
-    resumed_report, resumed_state, _ = final_state(small_run(tmp_path, monkeypatch), monkeypatch)
-    for found, expected in zip(resumed_state, state, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert resumed_report["test"] == report["test"]
-    for kind in ("train", "val", "test"):
-        assert entries(tmp_path, kind) == entries(uninterrupted[0], kind)
-
-
-def test_sigterm_outside_of_training_ends_at_once(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch)
-    monkeypatch.setattr(run, "_compile_ahead", lambda *_: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Preempted, match="outside of training"):
-        run.execute()
+    check_resumed(uninterrupted, tmp_path, monkeypatch)
 
 
 def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkeypatch):
-    _, report, state, _ = uninterrupted
-    first = small_run(tmp_path, monkeypatch, training__checkpoint_minutes=1e-9)
-    write, saved = training_run.MetricsLog.write, []
-
-    def die_in_third_epoch(log, kind, *, step, **rest):
-        if step == 14:
-            saved.append(first.checkpoints.latest_step)
-            raise Killed
-        write(log, kind, step=step, **rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run.MetricsLog, "write", die_in_third_epoch)
-        with pytest.raises(Killed):
-            first.execute()
-    assert saved == [12]
-    resumed_report, resumed_state, _ = final_state(small_run(tmp_path, monkeypatch), monkeypatch)
-    for found, expected in zip(resumed_state, state, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert resumed_report["test"] == report["test"]
-
-
-def test_a_workdir_in_use_is_refused(tmp_path, monkeypatch):
-    with lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
-        small_run(tmp_path, monkeypatch)
+    run = small_run(tmp_path, monkeypatch, training__checkpoint_minutes=1e-9)
+    stop(run, monkeypatch, "prepare", 14)
+    assert saved_steps(tmp_path / "checkpoints")[-1] == 12
+    check_resumed(uninterrupted, tmp_path, monkeypatch)
 
 
 def test_another_number_of_devices_goes_on_where_one_stopped(uninterrupted, tmp_path, monkeypatch):
-    _, _, state, _ = uninterrupted
-    first = small_run(tmp_path, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            first.task,
-            "validate",
-            lambda state: (
-                (_ for _ in ()).throw(Killed())
-                if int(state.step) == 15
-                else type(first.task).validate(first.task, state)
-            ),
-        )
-        with pytest.raises(Killed):
-            first.execute()
+    stop(small_run(tmp_path, monkeypatch), monkeypatch, "validate", 3)
     assert saved_steps(tmp_path / "checkpoints")[-1] == 10
     _, resumed, _ = final_state(small_run(tmp_path, monkeypatch, parallel__num_devices=4), monkeypatch)
-    for found, expected in zip(resumed, state, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4)
+    close = lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)  # noqa: E731
+    jax.tree.map(close, resumed, uninterrupted[2])
 
 
 def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ from cloud.memory_store import new_address
 from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run.build import read_start
 from stepcot_jax.run.settings import write_settings
+from stepcot_jax.run.start import read_start
 from stepcot_jax.systems.chain_grpo import check_same_shapes
 
 
