@@ -147,7 +147,6 @@ def _make_chain_grpo(
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
     batches = read_training_batches(settings, dataset, grpo.batch_size)
     length = grpo.updates_per_epoch or count_batches(dataset, grpo.batch_size)
-    names = {field.name for field in dataclasses.fields(ChainRollouts)} - {"objective"}
     teaching = _teaching(settings, dataset, image_encoder, batches_per_epoch)
     del teaching["teacher_only"], teaching["joint_epochs"], teaching["plateau"]
     return ChainGrpo(

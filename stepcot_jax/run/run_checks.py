@@ -22,6 +22,7 @@ _RESULTS = (
     CALIBRATION_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE, "report.json", "predictions", "replies",
 )  # fmt: skip
 
+
 @contextlib.contextmanager
 def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
     """Report a disk error in one line."""
