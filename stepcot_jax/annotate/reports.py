@@ -1,7 +1,6 @@
 """Read reports one at a time: the IU X-Ray archive, the published layout, CSV or JSON Lines.
 
-Invalid input is refused by file, row and field. A file of an archive that is not a report is set aside instead, because
-the user of the archive cannot correct it.
+Invalid input is refused by file, row and field; a bad file of the archive, which no user can correct, is set aside.
 """
 
 import codecs

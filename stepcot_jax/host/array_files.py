@@ -26,11 +26,7 @@ _UNREADABLE = (
 
 
 def read_arrays(path: pathlib.Path, *, accepted: str, expected: str) -> dict[str, npt.NDArray]:
-    """Return the arrays of an uncompressed .npz file by name: numbers and text.
-
-    Args:
-      expected: end of the error message, such as "expected a predictions file of a run".
-    """
+    """Return the arrays of an uncompressed .npz file by name: numbers and text."""
     arrays = {}
     try:
         if not path.is_file():

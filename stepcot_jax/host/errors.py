@@ -14,18 +14,11 @@ EXIT_INTERRUPTED = 130  # 128 + signal number, as in shells
 
 
 class BadInput(ValueError):
-    """A file, setting or flag that cannot be used.
-
-    The message names the file, record, field or key, what is wrong, what was found and what is expected. Every tool
-    prints it on one line and exits with 2, without a traceback.
-    """
+    """A file, setting or flag that cannot be used; every tool prints the message on one line and exits with 2."""
 
 
 class RunStopped(RuntimeError):
-    """A run stopped itself, for example at a non-finite loss; the message says where and why.
-
-    Checkpoints are kept; every tool prints the message on one line and exits with 3.
-    """
+    """A run stopped itself, with its checkpoints kept; every tool prints the message on one line and exits with 3."""
 
 
 class Preempted(BaseException):
@@ -38,11 +31,8 @@ class Preempted(BaseException):
 
 
 def end_process(code: int) -> None:
-    """Exit the process; after a failure without any cleanup.
-
-    At jax's shutdown a failed process would wait for the others and lose its exit code, and Orbax's threads could wait
-    for a failed disk.
-    """
+    """Exit the process; after a failure without any cleanup."""
+    # At jax's shutdown a failed process would wait for the others, and Orbax's threads for a failed disk.
     if code and "jax" in sys.modules:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -56,10 +46,7 @@ def _cut(message: str) -> str:
 
 
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
-    """Run a tool's main and exit with its code.
-
-    `BadInput` gives one line on stderr and exit code 2, `RunStopped` 3, `Preempted` 75, Ctrl-C 130.
-    """
+    """Run a tool's main and exit with its code: one line on stderr for the expected ends."""
     try:
         code = main()
     except BadInput as error:

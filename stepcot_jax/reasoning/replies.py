@@ -245,7 +245,6 @@ def _read_letters(text: str, step: Step) -> set[str] | None:
 
 
 def _read_choices(pieces: Iterable[str], step: Step) -> set[str] | None:
-    """Return the letters of written choices; None if one cannot be read."""
     letters: set[str] = set()
     for piece in pieces:
         letter = _read_choice(piece, step) if piece.strip() else None

@@ -1,7 +1,6 @@
 """MedCLM: boxes and masks -> host organ -> seed sentence -> an easy, a medium and a hard view of each lesion.
 
-Easy shows the picture with the boxes drawn, medium the bare picture, hard the bare picture of another case of the same
-domain (lesion and modality). Unlike the public code, the easy picture is drawn and the modality is not guessed.
+Easy shows the boxes drawn, medium the bare picture, hard another case's of the same domain (lesion and modality).
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ import msgspec
 from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.checks import check_markup, check_no_coordinates, check_speech, is_denied, names_any, require
 from stepcot_jax.annotate.llm.prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
-from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings, as_provenance
+from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings
 from stepcot_jax.annotate.recipes.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
 from stepcot_jax.annotate.recipes.rmcot import require_readable
 from stepcot_jax.box import UNIT_SQUARE, Box
@@ -166,7 +165,7 @@ def assemble(view: View, parts: Parts) -> Record:
         thinking="" if is_hard else parts["reasoning"],
         preamble="",
         stages=None,
-        provenance=as_provenance(shown, made),
+        provenance={**shown.provenance, **made},
     )
 
 

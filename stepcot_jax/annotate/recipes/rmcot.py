@@ -1,8 +1,4 @@
-"""GEMeX-RMCoT: from a grounded report, a question and its answer to thinking with regions and boxes (Section 3).
-
-The paper's check after generation drops wrong locations and texts that speak of the report. Its word list and the check
-of the answer are ours.
-"""
+"""GEMeX-RMCoT: from a grounded report, a question and its answer to thinking with regions and boxes (Section 3)."""
 
 from collections.abc import Sequence
 
@@ -71,11 +67,7 @@ def assemble(question: Question, parts: Parts) -> Record:
 
 
 def check(question: Question, parts: Parts, record: Record) -> None:
-    """Require thinking that is grounded, speaks of the picture, judges every option rightly and ends with the answer.
-
-    Raises:
-      CannotAnnotate: names the first failed check.
-    """
+    """Require thinking that is grounded, speaks of the picture, judges every option and ends with the answer."""
     thinking = parts["thinking"]
     check_markup([thinking])
     check_speech(thinking, "thinking")

@@ -6,33 +6,20 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import asdict as to_dict
 
 from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.client import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 
-IDENTITY = {
-    "task": "annotate",
-    "prompt_version": "1",
-    "prompt_digest": "abc",
-    "model": "some/model:7b",
-    "decoding": {"seed": 0, "temperature": 0.0},
-}
+PROMPT = {"task": "annotate", "prompt_version": "1", "prompt_digest": "abc"}
+IDENTITY = {**PROMPT, "model": "some/model:7b", "decoding": {"seed": 0, "temperature": 0.0}}
 
 
 def entry(name, **changes):
-    values = {
-        "report": name,
-        "text": digest_text(name),
-        "request": f"request {name}",
-        "answer": f"ä\n{name}",
-        "form": "plain",
-        "prompt_tokens": 10,
-        "answer_tokens": 5,
-        "seconds": 0.5,
-        "time": "2026-01-01T00:00:00+00:00",
-    }
-    return Entry(**{**values, **changes})
+    about = {"report": name, "text": digest_text(name), "request": f"request {name}", "answer": f"ä\n{name}"}
+    costs = {"form": "plain", "prompt_tokens": 10, "answer_tokens": 5, "seconds": 0.5}
+    return Entry(**{**about, **costs, "time": "2026-01-01T00:00:00+00:00", **changes})
 
 
 @contextlib.contextmanager
@@ -67,14 +54,8 @@ def test_a_lost_request_is_counted_and_asked_again(tmp_path):
 
 
 def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
-    changes = (
-        {},
-        {"task": "vote"},
-        {"prompt_digest": "abd"},
-        {"model": "some_model:7b"},
-        {"decoding": {"seed": 1, "temperature": 0.0}},
-    )
-    for change in changes:
+    decoding = {"seed": 1, "temperature": 0.0}
+    for change in ({}, {"task": "vote"}, {"prompt_digest": "abd"}, {"model": "some_model:7b"}, {"decoding": decoding}):
         with opened(tmp_path, IDENTITY | change) as (_, ledger):
             assert len(ledger) == 0
             ledger.append(entry("a"))
@@ -143,16 +124,11 @@ def test_answers_and_requests_are_written_in_transactions(tmp_path):
 
 
 def write_old(folder, *entries, identity=IDENTITY, end="", name="annotate-m-1.jsonl"):
-    header = {"format": "stepcot_jax ledger 1", **identity}
-    lines = [json.dumps(header), *(json.dumps({**to_dict(each)}) for each in entries)]
+    lines = map(json.dumps, [{"format": "stepcot_jax ledger 1", **identity}, *map(to_dict, entries)])
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text("\n".join(lines) + "\n" + end)
     return path
-
-
-def to_dict(found):
-    return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
 def test_a_ledger_of_before_is_imported_once_and_left_as_it_is(tmp_path):
@@ -170,11 +146,11 @@ def test_a_ledger_of_before_is_imported_once_and_left_as_it_is(tmp_path):
             assert (len(ledger), answers.num_tokens) == (3, 60)
 
 
-@pytest.mark.parametrize("bad", ["{]", "", "[]", '{"rapport": 1}'])
-def test_damage_before_the_last_line_is_refused_by_line(tmp_path, bad):
-    path = write_old(tmp_path, entry("a"), end=f"{bad}\n{json.dumps(to_dict(entry('b')))}\n")
-    with pytest.raises(BadInput, match=rf"{path.name}, line 3 is not a ledger entry"):
-        Answers(tmp_path)
+def test_damage_before_the_last_line_is_refused_by_line(tmp_path):
+    for bad in ("{]", "", "[]", '{"rapport": 1}'):
+        path = write_old(tmp_path, entry("a"), end=f"{bad}\n{json.dumps(to_dict(entry('b')))}\n")
+        with pytest.raises(BadInput, match=rf"{path.name}, line 3 is not a ledger entry"):
+            Answers(tmp_path)
     path.unlink()
     with opened(tmp_path) as (answers, _):
         assert answers.num_tokens == 0
@@ -226,6 +202,6 @@ def test_requests_of_batches_go_through_their_states(tmp_path):
 
 def test_requests_differ_by_their_messages():
     first = [{"role": "user", "content": "a"}]
-    assert digest_messages(first) != digest_messages([*first, {"role": "assistant", "content": "b"}])
-    assert digest_messages(first) != digest_messages([{"role": "system", "content": "a"}])
+    others = ([*first, {"role": "assistant", "content": "b"}], [{"role": "system", "content": "a"}])
+    assert len({digest_messages(messages) for messages in (first, *others)}) == 3
     assert digest_text("\ud800") != digest_text("?")
