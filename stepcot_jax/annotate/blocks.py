@@ -75,8 +75,10 @@ def forget_blocks(folder: Path) -> None:
 
 
 def _name_block(block: Sequence[Report], settings: str) -> str:
-    named = repr((__version__, settings)) + "".join(map(repr, block))
-    return hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    digest = hashlib.sha256()
+    for part in ((__version__, settings), *block):
+        digest.update(repr(part).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:32]
 
 
 def _read_block(path: Path, *, num_reports: int) -> list[_Done]:

@@ -83,10 +83,10 @@ def has_text_encoder(path: pathlib.Path) -> bool:
     if (path / "open_clip_config.json").is_file():
         return has_tokenizer
     try:
-        config = json.loads(read_file(path / "config.json", max_bytes=_MOST_CONFIG_BYTES, accepted="a JSON file"))
-    except (OSError, ValueError):  # a torchvision file, or a broken config that loading reports
+        config = read_config(path / "config.json")
+    except BadInput:  # loading reports a broken config
         return False
-    return has_tokenizer and isinstance(config, dict) and "text_config" in config
+    return has_tokenizer and config is not None and "text_config" in config.entries
 
 
 def _download(

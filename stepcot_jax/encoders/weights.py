@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import flax.traverse_util
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file
+from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import install_extra, list_texts, one_line, shorten
 from stepcot_jax.host.untrusted import require_file
 
@@ -118,14 +119,12 @@ def _require(path: pathlib.Path) -> None:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
 def _read_shards(index: pathlib.Path) -> TensorFiles:
-    try:
-        shards = json.loads(read_file(index, max_bytes=_MOST_INDEX_BYTES, accepted="an index"))["weight_map"]
-        pairs = [(str(name), str(shard)) for name, shard in shards.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(
-            f"{index}: not an index of weights ({one_line(error)}); expected JSON with a weight_map"
-        ) from None
+    pairs = read_json(index, _Index, accepted="expected a weight_map", max_bytes=_MOST_INDEX_BYTES).weight_map.items()
     opened: dict[str, Any] = {}
     for _, shard in pairs:
         # Compare names and do not follow links: Hugging Face's cache consists of links.

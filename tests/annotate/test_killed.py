@@ -17,6 +17,8 @@ from annotate.misbehaving_server import MisbehavingServer, read_data
 
 from stepcot_jax.data.records.records import read_records
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def happened(tmp_path_factory):

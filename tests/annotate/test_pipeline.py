@@ -195,16 +195,14 @@ def test_an_endpoint_that_goes_stops_the_run_which_then_goes_on(tmp_path, six):
         assert len(run(six, tmp_path / "out", server)) == 6
         assert len(server.paid) == 6
 
-
-def test_a_request_that_is_given_up_stops_the_run_unless_told_otherwise(tmp_path, six):
-    def behave(request, number):
+    def fail_once(request, number):
         return ("status", (500, {}, {})) if "Number 5" in read_data(request)["report"] else None
 
-    with MisbehavingServer(behave) as server:
-        message = stop(six, tmp_path / "out", server, "--attempts=1")
+    with MisbehavingServer(fail_once) as server:  # a request that is given up stops the run unless told otherwise
+        message = stop(six, tmp_path / "other", server, "--attempts=1")
         assert "requests for 1 of 6 reports were given up (first: 'r5': HTTP 500 (attempts: 1))" in message
         assert len(server.paid) == 5
-        assert len(run(six, tmp_path / "out", server, "--attempts=1", "--on-failure=set-aside")) == 5
+        assert len(run(six, tmp_path / "other", server, "--attempts=1", "--on-failure=set-aside")) == 5
         assert len(server.paid) == 5
 
 

@@ -19,6 +19,7 @@ from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("ray.data", reason="the extra ray")
 
+pytestmark = pytest.mark.slow
 ENVIRONMENT = {}
 
 

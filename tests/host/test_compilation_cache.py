@@ -31,6 +31,7 @@ def run(home, **more):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_what_the_first_compiled(tmp_path):
     folder, *hits = run(tmp_path)
     assert pathlib.Path(folder).is_relative_to(tmp_path / ".cache" / "stepcot_jax")

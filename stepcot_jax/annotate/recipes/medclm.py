@@ -18,7 +18,7 @@ from stepcot_jax.annotate.checks import check_markup, check_no_coordinates, chec
 from stepcot_jax.annotate.llm.prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
 from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings
 from stepcot_jax.annotate.recipes.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
-from stepcot_jax.annotate.recipes.rmcot import require_readable
+from stepcot_jax.annotate.recipes.rmcot import require_assembled
 from stepcot_jax.box import UNIT_SQUARE, Box
 from stepcot_jax.data.questions.stage_views import STAGES, Stage
 from stepcot_jax.data.questions.vocabulary import accepted_names, canonical, term_of
@@ -192,9 +192,7 @@ def check(view: View, parts: Parts, record: Record) -> None:
     names = accepted_names(view.label)
     is_named = bool(names_any(parts["answer"], names)) and not is_denied(parts["answer"], names)
     require(is_named, Reason.CLASS_NOT_NAMED, f"{view.stage} view")
-    same = msgspec.structs.replace(assemble(view, parts), provenance=record.provenance)
-    require(record == same, Reason.NOT_ASSEMBLED, "the record is not the view with these parts")
-    require_readable(record, "medclm")
+    require_assembled(record, assemble(view, parts), dialect="medclm")
 
 
 _EASY: Request[View] = Request(EASY, ("question", "reasoning", "answer"), lambda view, _: view.data())

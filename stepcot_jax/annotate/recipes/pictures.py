@@ -15,10 +15,10 @@ from stepcot_jax.annotate.recipes.items import HostOrgan, TaskSettings
 from stepcot_jax.box import Corners, iou
 from stepcot_jax.data.images.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.questions.vocabulary import host_organ, split_lungs
-from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, read_file, write_whole
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.record import Record
 
 # The organ that hosts a lesion, from boxes and masks (MedCLM): by coverage, or as in its public code.
@@ -100,12 +100,8 @@ def _list_files(folder: Path, stem: str | None = None) -> list[Path]:
 
 
 def _read_file(root: Path, name: str) -> Image.Image:
-    path = Path(ImageLocator(root, require_images=True).locate(name))
-    try:
-        content = read_file(path, max_bytes=most_bytes(MOST_PIXELS))
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected an image file") from None
-    return decode_picture(content, name=str(path), max_pixels=MOST_PIXELS)
+    files = FolderFiles(root, (name,), most_bytes(MOST_PIXELS))
+    return decode_picture(files.read(0), name=files.name(0), max_pixels=MOST_PIXELS)
 
 
 DRAWN_FOLDER = "boxed"

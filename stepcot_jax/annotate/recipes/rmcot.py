@@ -76,13 +76,13 @@ def check(question: Question, parts: Parts, record: Record) -> None:
     missing = sorted(set(question.record.letters) - options_named(thinking, question.record))
     require(not missing, Reason.OPTION_NOT_NAMED, f"option {', '.join(missing)}")
     check_options(thinking, question)
-    same = msgspec.structs.replace(assemble(question, parts), provenance=record.provenance)
-    require(same == record, Reason.NOT_ASSEMBLED, "the record is not the question with this thinking")
-    require_readable(record, "gemex")
+    require_assembled(record, assemble(question, parts), dialect="gemex")
 
 
-def require_readable(record: Record, dialect: str) -> None:
-    """Require a record that its dialect writes and reads back well formed: `MARKUP`."""
+def require_assembled(record: Record, assembled: Record, *, dialect: str) -> None:
+    """Require a record made of its parts alone, `NOT_ASSEMBLED`, that its dialect reads back well formed, `MARKUP`."""
+    same = msgspec.structs.replace(assembled, provenance=record.provenance)
+    require(record == same, Reason.NOT_ASSEMBLED, "the record is not its source with these parts")
     try:
         problems = read_reply(write_reply(record, dialect), dialect).problems
     except BadInput as error:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from msgspec.structs import asdict as to_dict
 
-from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_text
 from stepcot_jax.annotate.llm.client import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 
@@ -39,18 +39,12 @@ def test_answers_are_found_again(tmp_path):
         assert ledger.find("d", "request d") is None
         assert (len(ledger), answers.num_tokens) == (3, 45)
         assert answers.path.stat().st_mode & 0o077 == 0  # answers quote reports
-
-
-def test_a_lost_request_is_counted_and_asked_again(tmp_path):
-    with opened(tmp_path) as (_, ledger):
-        ledger.append(entry("a", answer=None, problem="cut", is_final=False))
-        ledger.append(entry("a", answer=None, problem="cut", is_final=False))
-    with opened(tmp_path) as (answers, ledger):
-        assert ledger.find("a", "request a") is None
-        assert answers.num_tokens == 30
-        ledger.append(entry("a"))
-        assert ledger.find("a", "request a").answer == "ä\na"
-        assert answers.num_tokens == 45
+        for _ in range(2):  # a lost request is counted, and may be asked again
+            ledger.append(entry("d", answer=None, problem="cut", is_final=False))
+        assert ledger.find("d", "request d") is None
+        ledger.append(entry("d"))
+        assert ledger.find("d", "request d") == entry("d")
+        assert (len(ledger), answers.num_tokens) == (4, 90)
 
 
 def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
@@ -78,12 +72,11 @@ def test_paid_answers_to_another_version_of_the_prompt_are_refused(tmp_path):
 
 def test_two_processes_are_refused(tmp_path):
     script = (
-        "import sys, pathlib; from stepcot_jax.annotate.llm.answers import Answers; Answers(pathlib.Path(sys.argv[1]))"
+        "import sys, pathlib as p; from stepcot_jax.annotate.llm.answers import Answers; Answers(p.Path(sys.argv[1]))"
     )
     with opened(tmp_path) as (_, ledger):
         run = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
         assert "BadInput" in run.stderr
-        assert "in use by another process" in run.stderr
         with pytest.raises(BadInput, match="in use by another process"):
             Answers(tmp_path)
         ledger.append(entry("a"))
@@ -106,15 +99,13 @@ def test_a_full_disk_stops_the_run_and_leaves_no_part(tmp_path):
         assert ledger.find("c", "request c") == entry("c")
 
 
-@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"x" * 5000])
-def test_a_file_that_is_no_database_is_refused(tmp_path, content):
-    (tmp_path / "answers.sqlite").write_bytes(content)
-    with pytest.raises(BadInput, match=r"answers\.sqlite is not a file of answers"):
-        Answers(tmp_path)
-    assert (tmp_path / "answers.sqlite").read_bytes() == content
-
-
-def test_answers_and_requests_are_written_in_transactions(tmp_path):
+def test_a_file_that_is_no_database_is_refused_and_answers_are_written_in_transactions(tmp_path):
+    for content in (b"no database", b"SQLite format 3\0" + b"x" * 5000):
+        (tmp_path / "answers.sqlite").write_bytes(content)
+        with pytest.raises(BadInput, match=r"answers\.sqlite is not a file of answers"):
+            Answers(tmp_path)
+        assert (tmp_path / "answers.sqlite").read_bytes() == content
+    (tmp_path / "answers.sqlite").unlink()
     with opened(tmp_path) as (answers, ledger):
         assert answers._db.execute("PRAGMA synchronous").fetchall() == [(2,)]  # on the disk at each commit
         with contextlib.suppress(ZeroDivisionError), answers.transaction():
@@ -198,10 +189,3 @@ def test_requests_of_batches_go_through_their_states(tmp_path):
     journal.write_text("nonsense\n" + journal.read_text())
     with opened(tmp_path / "other") as (answers, _), pytest.raises(BadInput, match="line 1 is not an entry"):
         answers.import_journal(journal)
-
-
-def test_requests_differ_by_their_messages():
-    first = [{"role": "user", "content": "a"}]
-    others = ([*first, {"role": "assistant", "content": "b"}], [{"role": "system", "content": "a"}])
-    assert len({digest_messages(messages) for messages in (first, *others)}) == 3
-    assert digest_text("\ud800") != digest_text("?")
