@@ -1,10 +1,6 @@
-"""Agreement of annotators: of chains per step, of reasoning records per kind of question.
+"""Agreement of annotators: of chains per step (Cohen's and Fleiss' kappa), of records per kind of question.
 
-Chains: records are matched by image, with the images of one report as one unit. The share of equal answers, Cohen's
-kappa of pairs, Fleiss' kappa of all (Educ. Psychol. Meas. 20, 1960; Psychol. Bull. 76, 1971): 1 for full agreement, 0
-for chance agreement, undefined if only one answer occurs. Uncertain answers count like certain ones.
-
-Records are matched by id: kept or set aside by Cohen's kappa, answers, regions by mean IoU, texts by token F1.
+Chains are matched by image, the images of a report as one unit, uncertain answers like certain ones; records by id.
 """
 
 import dataclasses
@@ -19,14 +15,14 @@ import msgspec
 import numpy as np
 from jaxtyping import Float64, Int, Real
 
-from stepcot_jax.annotate.output import SET_ASIDE_NAME
+from stepcot_jax.annotate.output import SET_ASIDE_NAME, read_asides
 from stepcot_jax.box import mean_iou
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import Collection, read_records
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, read_file, write_whole
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.pages.shell import make_environment, render_page
 from stepcot_jax.reasoning.replies import BOX, corners_of, write_answer
@@ -36,7 +32,6 @@ from stepcot_jax.rewards.answers import token_f1
 PAGE_NAME = "disagreements.html"
 
 _HERE = Path(__file__).parent
-_MOST_BYTES = 2**28
 _NUM_SHOWN = 80
 
 
@@ -64,11 +59,7 @@ class Aligned:
 
 
 def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Aligned:
-    """Match the records of several annotators, in folders with `data.json`, by image; `names` default to the folders'.
-
-    Raises:
-      BadInput: a file cannot be used, chains or reports differ, or no record is common to all.
-    """
+    """Match the records of annotators, in folders with `data.json`, by image; `names` default to the folders'."""
     roots = [path.parent if path.is_file() and path.name == data_json.FILE_NAME else path for path in paths]
     collections = tuple(map(read_annotator, roots))
     for other in collections[1:]:
@@ -81,9 +72,8 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
     for cases in matched:
         _require_same_report(cases, collections)
     every = set().union(*by_image)
-    return Aligned(
-        _choose_names(roots, names), collections, _join(matched), tuple(len(every - set(c)) for c in by_image)
-    )
+    num_missing = tuple(len(every - set(cases)) for cases in by_image)
+    return Aligned(_choose_names(roots, names), collections, _join(matched), num_missing)
 
 
 def read_annotator(root: Path) -> Collection:
@@ -122,14 +112,12 @@ def _choose_names(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[s
 
 
 def _require_same_chain(first: Collection, other: Collection) -> None:
-    options = [[[fold(option) for option in step.options] for step in source.chain.steps] for source in (first, other)]
-    differing = [index for index, (one, two) in enumerate(zip(*options, strict=True)) if one != two]
-    if differing:
-        step = other.chain.steps[differing[0]]
-        raise BadInput(
-            f"{other.root / data_json.FILE_NAME}, step {differing[0] + 1}: the options {list(step.options)} differ "
-            f"from those of {first.root / data_json.FILE_NAME}"
-        )
+    for number, (one, two) in enumerate(zip(first.chain.steps, other.chain.steps, strict=True), start=1):
+        if list(map(fold, one.options)) != list(map(fold, two.options)):
+            raise BadInput(
+                f"{other.root / data_json.FILE_NAME}, step {number}: the options {list(two.options)} differ from those "
+                f"of {first.root / data_json.FILE_NAME}"
+            )
 
 
 def _require_same_report(cases: Sequence[Record], collections: Sequence[Collection]) -> None:
@@ -167,18 +155,12 @@ def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
     if len(aligned.names) < 2:
         raise BadInput(f"agree requires two or more annotators; got only {aligned.names[0]}")
     labels = np.array([[case.stated for case in unit.cases] for unit in aligned.units])
-    return tuple(
-        _compare_step(step.name, labels[:, :, index], step.num_answers, aligned.names)
-        for index, step in enumerate(aligned.chain.steps)
-    )
+    steps = enumerate(aligned.chain.steps)
+    return tuple(_compare_step(step, labels[:, :, index], aligned.names) for index, step in steps)
 
 
 def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float64[np.ndarray, "*resample"]:
-    """Return Cohen's kappa of two annotators, (observed - expected) / (1 - expected) agreement.
-
-    >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(3).item()
-    0.4
-    """
+    """Return Cohen's kappa of two annotators, (observed - expected) / (1 - expected) agreement."""
     counts = confusion.astype(np.float64)
     total = counts.sum(axis=(-2, -1))
     with np.errstate(invalid="ignore"):  # 0 / 0 without cases, or if only one answer occurs
@@ -189,11 +171,7 @@ def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float
 def fleiss_kappa(
     counts: Int[np.ndarray, "case answer"], weights: Real[np.ndarray, "*resample case"] | None = None
 ) -> Float64[np.ndarray, "*resample"]:
-    """Return Fleiss' kappa of two or more annotators, for one or many weightings of the cases.
-
-    Args:
-      counts: number of annotators per answer [case, answer]; every case has the same number of annotators.
-    """
+    """Return Fleiss' kappa of two or more annotators from their numbers per answer, for one or many weightings."""
     weights = np.ones(len(counts)) if weights is None else weights.astype(np.float64)
     raters = counts.sum(axis=1)
     if not len(counts):
@@ -232,19 +210,17 @@ def show_figure(figure: float) -> str:
     return "n/a" if math.isnan(figure) else f"{figure:.3f}"
 
 
-def _compare_step(
-    name: str, labels: Int[np.ndarray, "case annotator"], num_answers: int, names: Sequence[str]
-) -> StepComparison:
+def _compare_step(step: Step, labels: Int[np.ndarray, "case annotator"], names: Sequence[str]) -> StepComparison:
     answered = labels[(labels != NOT_ANNOTATED).all(axis=1)]
-    counts = (answered[:, :, None] == np.arange(num_answers)).sum(axis=1)
+    counts = (answered[:, :, None] == np.arange(step.num_answers)).sum(axis=1)
     pairs = tuple(
-        _compare_pair(labels[:, [a, b]], num_answers, (names[a], names[b]))
+        _compare_pair(labels[:, [a, b]], step.num_answers, (names[a], names[b]))
         for a, b in itertools.combinations(range(len(names)), 2)
     )
     agreement = float((counts == len(names)).any(axis=1).mean()) if len(answered) else math.nan
     # Fleiss' kappa of two annotators is not Cohen's: the two define chance agreement differently.
     kappa = pairs[0].kappa if len(pairs) == 1 else float(fleiss_kappa(counts))
-    return StepComparison(name, len(answered), agreement, kappa, pairs)
+    return StepComparison(step.name, len(answered), agreement, kappa, pairs)
 
 
 def _compare_pair(labels: Int[np.ndarray, "case 2"], num_answers: int, names: tuple[str, str]) -> Pair:
@@ -304,17 +280,15 @@ class RecordAgreement:
 
 
 def compare_records(first: Path, second: Path) -> tuple[list[RecordAgreement], int, float]:
-    """Compare two folders of records of the same source, matched by id.
-
-    Returns:
-      A row per kind and one for all, the number of items that both have, kept or set aside, and Cohen's kappa of that.
-    """
+    """Compare two folders of records by id: a row per kind and for all, the common items, and kappa of keeping them."""
     kept = [{record.id: record for record in read_vqa_records(path).records} for path in (first, second)]
     pairs = [(record, kept[1][name]) for name, record in kept[0].items() if name in kept[1]]
     if not pairs:
         raise BadInput(f"{first}, {second} have no record id in common")
     rows = [_compare_records([pair for pair in pairs if pair[0].kind == kind], kind) for kind in KINDS]
-    items = [records.keys() | _read_aside(path) for records, path in zip(kept, (first, second), strict=True)]
+    files = [(path if path.is_dir() else path.parent) / SET_ASIDE_NAME for path in (first, second)]
+    asides = [{aside.id for aside in read_asides(file, _Aside)} if file.exists() else set() for file in files]
+    items = [records.keys() | names for records, names in zip(kept, asides, strict=True)]
     confusion = np.zeros((2, 2), np.int64)
     for name in items[0] & items[1]:
         confusion[int(name in kept[0]), int(name in kept[1])] += 1
@@ -364,14 +338,5 @@ def reasoning_of(record: Record) -> str:
     return "\n".join(filter(None, [record.thinking, *stages]))
 
 
-def _read_aside(path: Path) -> set[str]:
-    file = (path if path.is_dir() else path.parent) / SET_ASIDE_NAME
-    if not file.exists():
-        return set()
-    try:
-        return {
-            line["id"]
-            for line in msgspec.json.Decoder(dict[str, str]).decode_lines(read_file(file, max_bytes=_MOST_BYTES))
-        }
-    except (msgspec.MsgspecError, KeyError, OSError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file}: cannot be read ({str(error)[:80]}); expected items set aside, as JSON lines") from None
+class _Aside(msgspec.Struct):
+    id: str

@@ -68,7 +68,6 @@ class Reason(enum.StrEnum):
 
 
 Provenance = tuple[tuple[str, str], ...]
-"""How a chain was made: names and values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,18 +105,14 @@ class Aside:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome(Generic[ItemT, Made]):
-    """The outcome of an item: its annotation or record, or the reason why it is set aside.
-
-    With `has_failed` a request was given up, so that another run may succeed. With `is_waiting` a request is in a batch
-    file, and the outcome is still unknown.
-    """
+    """The outcome of an item: its annotation or record, or the reason why it is set aside."""
 
     item: ItemT
     made: Made | None = None
     provenance: Provenance = ()
     aside: Aside | None = None
-    has_failed: bool = False
-    is_waiting: bool = False
+    has_failed: bool = False  # whether a request was given up, so that another run may succeed
+    is_waiting: bool = False  # whether a request is in a batch file, so that the outcome is unknown
 
 
 class CannotAnnotate(Exception):

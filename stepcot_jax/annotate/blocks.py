@@ -1,6 +1,6 @@
 """Annotate by rules in the processes of an engine; finished blocks are kept, so that a stopped run resumes."""
 
-import dataclasses
+import functools
 import hashlib
 import itertools
 import shutil
@@ -22,30 +22,19 @@ BLOCK_SIZE = 256
 _MAX_BLOCK_BYTES = 1 << 30
 
 Annotate = Callable[[Report], tuple[Annotation, Provenance]]
+"""Annotates one report, or raises `CannotAnnotate`."""
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """The outcome of a report, without the report."""
-
     made: Annotation | None
     provenance: Provenance
     aside: Aside | None
 
 
-@dataclasses.dataclass(frozen=True)
-class RulesOfWorker:
-    """Makes the function with which a worker annotates a block."""
-
-    make: Callable[[], Annotate]  # returns the function that annotates one report, which may raise `CannotAnnotate`
-
-    def __call__(self) -> Callable[[Sequence[Report]], bytes]:
-        """Return the function that annotates a block and returns the encoded outcomes."""
-        annotate = self.make()
-
-        def annotate_block(reports: Sequence[Report]) -> bytes:
-            return msgspec.json.encode([_annotate(report, annotate) for report in reports])
-
-        return annotate_block
+def _start_worker(make: Callable[[], Annotate]) -> Callable[[Sequence[Report]], bytes]:
+    """Return the function with which a worker annotates a block and returns the encoded outcomes."""
+    annotate = make()
+    return lambda reports: msgspec.json.encode([_annotate(report, annotate) for report in reports])
 
 
 def _annotate(report: Report, annotate: Annotate) -> _Done:
@@ -65,20 +54,13 @@ def annotate_in_blocks(
     settings: str,
     watch: Callable[[int], None],
 ) -> Iterator[Outcome[Report, Annotation]]:
-    """Yield the outcome of each report, in order, annotated in the processes of an engine.
-
-    Each finished block is written to `folder`, named by its reports and the settings; a later run annotates only the
-    missing blocks. `forget_blocks` removes the files.
-
-    Args:
-      make: called once in each worker, and pickled; returns the function that annotates one report.
-    """
+    """Yield the outcome of each report, in order; finished blocks are kept in `folder` until `forget_blocks`."""
     source = iter(reports)
     blocks = list(iter(lambda: list(itertools.islice(source, BLOCK_SIZE)), []))
     paths = [folder / FOLDER / f"{_name_block(block, settings)}.json" for block in blocks]
     missing = [index for index, path in enumerate(paths) if not path.exists()]
     num_done = sum(map(len, blocks)) - sum(len(blocks[index]) for index in missing)
-    for index, content in map_blocks([blocks[index] for index in missing], RulesOfWorker(make)):
+    for index, content in map_blocks([blocks[index] for index in missing], functools.partial(_start_worker, make)):
         write_whole(paths[missing[index]], content)
         num_done += len(blocks[missing[index]])
         watch(num_done)
@@ -93,9 +75,9 @@ def forget_blocks(folder: Path) -> None:
 
 
 def _name_block(block: Sequence[Report], settings: str) -> str:
-    digest = hashlib.sha256(repr((__version__, settings)).encode("utf-8", "surrogatepass"))
-    for report in block:
-        digest.update(repr(report).encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256()
+    for part in ((__version__, settings), *block):
+        digest.update(repr(part).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
 
 

@@ -1,7 +1,4 @@
-"""Checks of annotators' chains and texts; each failure has a named `Reason`.
-
-Chains: a rule about an answer applies if the chain offers that answer.
-"""
+"""Checks of annotators' chains and texts; each failure has a named `Reason`."""
 
 import json
 import re
@@ -44,10 +41,7 @@ def check_report(report: Report) -> None:
 
 
 def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) -> None:
-    """Require an annotation with a diagnosis that is consistent and supported by its report.
-
-    Steps before the diagnosis may stay open; a step without an answer has no reasoning.
-    """
+    """Require an annotation that is consistent and supported by its report; early steps may stay open."""
     labels = annotation.labels
     if len(labels) != chain.num_steps:
         raise CannotAnnotate(Reason.INVALID_STEP, f"{len(labels)} answers for {chain.num_steps} steps")
@@ -65,7 +59,7 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
 
 
 def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
-    """Require labels, one per step, that do not contradict each other; steps not annotated are ignored."""
+    """Require labels, one per step, that do not contradict each other as far as the chain offers the answers."""
     answers = [
         "" if label == NOT_ANNOTATED else fold(step.options[label])
         for step, label in zip(chain.steps, labels, strict=True)
@@ -160,7 +154,6 @@ INSTRUCTION_WORDS = (
 HINT_WORDS = (
     r"hints?|roi|regions? of interest|bounding|box(?:es)?|coordinates?|pixels?|marked|highlighted|annotat\w+|given"
 )
-"""Words of texts that speak of the hint."""
 
 APPEARANCE_WORDS = (
     r"opaci\w+|densit\w+|dense\w*|lucen\w+|consolidat\w+|reticul\w+|nodul\w+|linear|cavit\w+|circumscribed|"

@@ -31,20 +31,9 @@ SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
 REPORTS = "reports"
 WRITTEN = "records, one a frontal image"
-"""Units of a run over reports, in its funnel."""
 
-_RECORDS = (data_json.FILE_NAME, record_files.FILE_NAME)
-_OUTPUTS = (
-    *_RECORDS,
-    SET_ASIDE_NAME,
-    FUNNEL_NAME,
-    "funnel.md",
-    "shard.json",
-    "batch",
-    "blocks",
-    LEDGER_FOLDER,
-    LOCK_NAME,
-)
+_FILES = (data_json.FILE_NAME, record_files.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", "shard.json")
+_OUTPUTS = (*_FILES, "batch", "blocks", LEDGER_FOLDER, LOCK_NAME)
 
 
 class WithImage(Protocol):
@@ -56,6 +45,7 @@ class WithImage(Protocol):
 
 
 Record = TypeVar("Record")
+T = TypeVar("T")
 
 
 class Result(Generic[Record]):
@@ -111,13 +101,7 @@ class Result(Generic[Record]):
 
 
 def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
-    """Write a funnel as a Markdown table.
-
-    >>> print(as_markdown([("collected", "reports", 12)]), end="")
-    | Stage     | What    | Number |
-    | --------- | ------- | -----: |
-    | collected | reports |     12 |
-    """
+    """Write a funnel as a Markdown table."""
     rows = [("Stage", "What", "Number"), *((stage, what, f"{number:,}") for stage, what, number in funnel)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"| {a:<{widths[0]}} | {b:<{widths[1]}} | {c:>{widths[2]}} |" for a, b, c in rows]
@@ -156,8 +140,6 @@ def _link(original: Path, target: Path) -> None:
 
 
 # One part of a run: which reports belong to it, and the file with which `merge` joins the parts.
-#
-# A report's shard is a hash of its id, so it depends neither on the order of the source nor on the other reports.
 
 
 FILE_NAME = "shard.json"
@@ -168,11 +150,7 @@ _WRITTEN = re.compile(r"(\d{1,7})/(\d{1,7})")
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Shard `index` of `count`, counted from 0.
-
-    >>> sum(Shard(index, 3).has("CXR12") for index in range(3))
-    1
-    """
+    """Shard `index` of `count`, counted from 0: a report's is a hash of its id, whatever the other reports."""
 
     index: int
     count: int
@@ -231,9 +209,6 @@ def read_shard_file(folder: Path) -> ShardFile:
 
 
 # Merge the folders of all shards into the result of one run: records, funnel, reports set aside, images, ledgers.
-
-
-_MAX_SET_ASIDE_BYTES = 1 << 28
 
 
 class _Image(msgspec.Struct, frozen=True):
@@ -344,20 +319,16 @@ def _read_records(folder: Path, shard: ShardFile) -> Iterator[bytes]:
 
 def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
     path, expected = folder / SET_ASIDE_NAME, len(shard.unusable) + sum(not number for _, number in shard.annotated)
-    try:
-        asides = read_asides(path)
-    except BadInput as error:
-        raise BadInput(f"{error}; annotate this shard again") from None
+    asides = read_asides(path, Aside)
     if len(asides) != expected:
         raise BadInput(f"{path} has {len(asides)} lines; its {FILE_NAME} says {expected}: annotate this shard again")
     return iter(asides)
 
 
-def read_asides(path: Path) -> list[Aside]:
+def read_asides(path: Path, kind: type[T]) -> list[T]:
     """Read the items set aside, one per line."""
     try:
-        content = read_file(path, max_bytes=_MAX_SET_ASIDE_BYTES, accepted="the reports set aside")
-        return msgspec.json.Decoder(Aside).decode_lines(content)
+        content = read_file(path, max_bytes=MAX_LISTING_BYTES, accepted="the reports set aside")
+        return msgspec.json.Decoder(kind).decode_lines(content)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
-        raise BadInput(f"{path} cannot be read ({reason})") from None
+        raise BadInput(f"{path} cannot be read ({one_line(error)}); annotate again") from None

@@ -1,10 +1,8 @@
 """Read reports one at a time: the IU X-Ray archive, the published layout, CSV or JSON Lines.
 
-Invalid input is refused by file, row and field. A file of an archive that is not a report is set aside instead, because
-the user of the archive cannot correct it.
+Invalid input is refused by file, row and field; a bad file of the archive, which no user can correct, is set aside.
 """
 
-import codecs
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -13,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Reason, Report
+from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
-from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 
 _TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _COLUMNS = ("id", "report", "image", "patient_id", "origin")  # the last two are optional
@@ -141,23 +139,15 @@ def _read_csv(path: Path) -> Iterator[tuple[str, _Row]]:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
-    where = str(path)
-    try:
-        with open_untrusted(path, accepted="reports, one a line") as file:
-            for number, line in iterate_lines(file, path, most_bytes=_MAX_TEXT):
-                where = f"{path}, line {number}"
-                if len(line) == _MAX_TEXT:
-                    raise BadInput(f"{where} exceeds {_MAX_TEXT} bytes; expected one report per line")
-                if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                    raise BadInput(f"{path} is UTF-16 text; expected UTF-8")
-                content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if content.strip():
-                    yield where, msgspec.json.decode(content, type=_Row)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror})") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{where}: {one_line(error)}; expected a JSON object of {', '.join(_COLUMNS)}") from None
-    if where == str(path):
+    where = ""
+    for number, line in read_lines(path, expected="expected one report per line", most_bytes=_MAX_TEXT):
+        where = f"{path}, line {number}"
+        try:
+            row = msgspec.json.decode(line, type=_Row)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadInput(f"{where}: {one_line(error)}; expected a JSON object of {', '.join(_COLUMNS)}") from None
+        yield where, row
+    if not where:
         raise BadInput(f"{path} is empty; {_EXPECTED}")
 
 

@@ -1,12 +1,6 @@
-"""Review forms: a CSV to fill in any spreadsheet, and the reviewed records made from it.
+"""Review forms: a CSV to fill in any spreadsheet with "ok", the right answer or "reject" and comments, and its result.
 
-Chains: one row per step and case. The reviewer writes "ok" or the right answer under `review`, and a reason for each
-change under `comment`. "ok" leaves an uncertain answer uncertain; the same answer written out makes it certain.
-
-Reasoning records: a sample of n records of each kind (GEMeX-RMCoT, Section 3: radiologists read 200 of each type), one
-row per record. The reviewer writes "ok" or "reject", and the reason for a rejection under `comment`.
-
-All other cells must come back unchanged, except for white space.
+"ok" leaves an uncertain answer uncertain; the same answer written out makes it certain. Other cells must not change.
 """
 
 import collections
@@ -86,7 +80,6 @@ def _check_review(reviewer: str, result: Path) -> None:
 
 
 def _name_review(provenance: Mapping[str, str], reviewer: str) -> tuple[str, dict[str, str]]:
-    """Return the name of the next review of a record, and its first entries."""
     numbers = [int(match[1]) for name in provenance if (match := _REVIEW.fullmatch(name))]
     review = f"review {max(numbers, default=0) + 1}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -106,23 +99,14 @@ class _Verdict:
 
 
 def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
-    """Write a form to review the first annotator's answers, with those of the others; return the number of cases.
-
-    It contains the disagreements; with `every`, or for one annotator, all cases.
-    """
+    """Write a form to review the first annotator's answers to disputed (or all) cases; return the number of cases."""
     units = _choose(aligned, every=every)
     _write_form(path, _name_columns(aligned), (row for _, row in _fixed_rows(path, aligned, units)))
     return len(units)
 
 
 def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> tuple[int, int, int]:
-    """Write the first annotator's records with the corrections of a filled form into a folder without records.
-
-    `aligned` and `every` must be those of the form; the records keep the reviewer's name.
-
-    Returns:
-      The numbers of cases reviewed, of answers changed, and of cases with a change.
-    """
+    """Write the records as corrected by a filled form; return the numbers of cases, changed answers, changed cases."""
     _check_review(reviewer, folder / data_json.FILE_NAME)
     units = _choose(aligned, every=every)
     verdicts = _read_verdicts(form, aligned, units)
@@ -264,15 +248,7 @@ def draw_sample(records: Sequence[Record], *, sample: int, seed: int) -> list[Re
 def apply_record_review(
     form: Path, source: Path, *, sample: int, seed: int, reviewer: str, folder: Path
 ) -> tuple[int, int, int]:
-    """Write the records without the rejected ones, which are set aside with the comment, into a folder without records.
-
-    Returns:
-      The numbers of records reviewed, rejected, and written.
-
-    Raises:
-      BadInput: the form is incomplete or altered (names row and column), all records are rejected, or the folder has
-        records.
-    """
+    """Write the records without rejected ones; return the numbers of reviewed, rejected and written records."""
     _check_review(reviewer, folder / FILE_NAME)
     collection = read_vqa_records(source)
     chosen = draw_sample(collection.records, sample=sample, seed=seed)

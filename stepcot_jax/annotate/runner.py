@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from stepcot_jax import __version__
 from stepcot_jax.annotate import checks
 from stepcot_jax.annotate.annotation import (
@@ -49,8 +47,8 @@ from stepcot_jax.annotate.output import (
     write_shard_file,
 )
 from stepcot_jax.annotate.recipes import lvkc, medclm, rmcot
-from stepcot_jax.annotate.recipes.items import Question, Task, TaskSettings, as_provenance, read_questions
-from stepcot_jax.annotate.recipes.pictures import require_picture
+from stepcot_jax.annotate.recipes.items import Question, Task, TaskSettings, add_provenance, read_questions
+from stepcot_jax.annotate.recipes.pictures import read_picture
 from stepcot_jax.annotate.reports import locate_images, read_reports
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.chain import Chain
@@ -122,7 +120,20 @@ def run_items(
 ) -> None:
     """Annotate items into a result, with the models' answers below `folder`."""
     settings: dict[str, Any] = {"cap": plan.cap, "num_repairs": plan.num_repairs}
-    collect = functools.partial(_collect, items, prepare, plan=plan, total=total, result=result, terminal=terminal)
+    asks_models = plan.annotator is not None or bool(plan.voters)
+
+    async def collect(crew: Crew) -> None:
+        concurrency = plan.concurrency if asks_models else 1
+        try:
+            process = prepare(crew)
+            with terminal.bar("annotating", total=total):
+                async for outcome in process_items(items, process, budget=crew.budget, concurrency=concurrency):
+                    result.add(outcome)
+                    note = f"kept {result.num_kept}" + (f", {crew.budget.num_spent} tokens" if asks_models else "")
+                    terminal.update(result.num_collected, note)
+        finally:
+            await crew.close()
+
     try:
         if plan.batch is None:
             asyncio.run(collect(Crew(folder / LEDGER_FOLDER, **settings)))
@@ -160,29 +171,6 @@ def _report_round(outbox: Outbox, crew: Crew, result: Result) -> None:
     lines += [f"{unaffordable} requests have to wait for tokens under --max-tokens"] if unaffordable else []
     lines += [f"{result.num_waiting} of {result.num_waiting + result.num_collected} {result.units} wait for replies"]
     raise RoundWritten("\n".join(lines))
-
-
-async def _collect(
-    items: Iterable[ItemT],
-    prepare: Callable[[Crew], Process[Any, Any]],
-    crew: Crew,
-    *,
-    plan: Plan,
-    total: int,
-    result: Result,
-    terminal: Terminal,
-) -> None:
-    asks_models = plan.annotator is not None or bool(plan.voters)
-    try:
-        process = prepare(crew)
-        with terminal.bar("annotating", total=total):
-            concurrency = plan.concurrency if asks_models else 1
-            async for outcome in process_items(items, process, budget=crew.budget, concurrency=concurrency):
-                result.add(outcome)
-                note = f"kept {result.num_kept}" + (f", {crew.budget.num_spent} tokens" if asks_models else "")
-                terminal.update(result.num_collected, note)
-    finally:
-        await crew.close()
 
 
 def _require_no_result(source: Path, folder: Path, plan: Plan, name: str) -> None:
@@ -229,9 +217,12 @@ def annotate_source(
             item for item in read_reports(source) if isinstance(item, Report) and (not shard or shard.has(item.id))
         )
         if plan.map_blocks is not None:
-            _annotate_in_blocks(
-                plan.map_blocks, reports, folder, chain, result, terminal, total=len(contents.positions)
-            )
+            make, digest = functools.partial(_prepare_rules, chain, _today()), _digest_chain(chain)
+            with terminal.bar("annotating", total=len(contents.positions)):
+                for outcome in annotate_in_blocks(
+                    reports, make, plan.map_blocks, folder=folder, settings=digest, watch=terminal.update
+                ):
+                    result.add(outcome)
         else:
             run_items(
                 reports,
@@ -270,30 +261,8 @@ def annotate_source(
     return result
 
 
-def _annotate_in_blocks(
-    map_blocks: MapBlocks,
-    reports: Iterable[Report],
-    folder: Path,
-    chain: Chain,
-    result: Result[Record],
-    terminal: Terminal,
-    *,
-    total: int,
-) -> None:
-    """Annotate reports by rules in the processes of an engine into a result."""
-    make = functools.partial(_prepare_rules, chain, _today())
-    with terminal.bar("annotating", total=total):
-        outcomes = annotate_in_blocks(
-            reports, make, map_blocks, folder=folder, settings=_digest_chain(chain), watch=terminal.update
-        )
-        for outcome in outcomes:
-            result.add(outcome)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Contents:
-    """The contents of a source."""
-
     digest: str
     total: int
     positions: list[int]  # positions of the shard's reports
@@ -414,11 +383,7 @@ def _make_cases(outcome: Outcome[Report, Annotation]) -> list[Record]:
 def annotate_questions(
     source: Path, plan: Plan, terminal: Terminal, *, task: str, settings: TaskSettings, num_regenerations: int = 0
 ) -> Result[Record]:
-    """Annotate every question of a source into a folder of records, items set aside, funnel and ledgers.
-
-    Args:
-      num_regenerations: how often an answer is rewritten if a voter does not call it correct.
-    """
+    """Annotate the questions of a source; an answer that is voted down is rewritten `num_regenerations` times."""
     chosen, folder, name = TASKS[task], settings.folder, record_files.FILE_NAME
     _check_settings(chosen, plan, settings, num_regenerations)
     _require_no_result(source, folder, plan, name)
@@ -438,7 +403,11 @@ def annotate_questions(
     items = [item for item in planned if not isinstance(item, Aside)]
     with lock_folder(folder):
         _require_no_result(source, folder, plan, name)
-        result = Result(_make_records, units=chosen.units, written="records")
+        result = Result(
+            lambda outcome: [add_provenance(outcome.made, dict(outcome.provenance))],
+            units=chosen.units,
+            written="records",
+        )
         prepare = functools.partial(
             _prepare_questions, plan=plan, task=chosen, settings=settings, regenerations=num_regenerations
         )
@@ -477,13 +446,6 @@ def _check_settings(task: Task[Any], plan: Plan, settings: TaskSettings, num_reg
         raise BadInput("--send-images requires --annotator=llm and --task=lvkc or medclm")
     if task.name == medclm.TASK.name and plan.images == "none":
         raise BadInput("--images=none: --task=medclm draws boxes and requires the images")
-
-
-def _make_records(outcome: Outcome[Any, Record]) -> list[Record]:
-    record = outcome.made
-    if record is None:
-        return []
-    return [msgspec.structs.replace(record, provenance=as_provenance(record, dict(outcome.provenance)))]
 
 
 Write = Callable[[Item, Mapping[str, str], str], Awaitable[tuple[dict[str, str], Provenance]]]
@@ -528,7 +490,7 @@ def _prepare_questions(
     @functools.cache
     def find_problem(image_path: str) -> str:
         try:
-            require_picture(image_path, settings)
+            read_picture(image_path, settings)
         except BadInput as error:
             return str(error)
         return ""

@@ -10,22 +10,14 @@ from stepcot_jax.host.text import defuse_formula
 
 
 def encode_rows(rows: Iterable[Sequence[str]]) -> bytes:
-    r"""Encode rows as a CSV that every spreadsheet opens, without formulas.
-
-    >>> encode_rows([["a", "=1+1"]]).decode("utf-8-sig")
-    "a,'=1+1\r\n"
-    """
+    """Encode rows as a CSV that every spreadsheet opens, without formulas."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerows(map(defuse_formula, row) for row in rows)
     return text.getvalue().encode("utf-8-sig")  # spreadsheets recognise UTF-8 by the byte order mark
 
 
 def is_same_cell(one: str, two: str) -> bool:
-    """Return whether two cells are equal except for white space, a plus sign and the apostrophe that defuses a formula.
-
-    >>> is_same_cell("'-  small mass", "- small mass ")
-    True
-    """
+    """Return whether two cells are equal except for white space, a plus sign and the apostrophe of `defuse_formula`."""
     return " ".join(one.split()).lstrip("'+ ") == " ".join(two.split()).lstrip("'+ ")
 
 

@@ -40,7 +40,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 
 IMPORT_FEATURES = "import features made elsewhere"
-"""Alternative to the weights of an encoder, for messages."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -62,14 +61,7 @@ _TORCH = tuple(name for name in PREFERRED if name.endswith(TORCH_SUFFIXES))
 
 
 def resolve(source: str, *, alternative: str = "") -> pathlib.Path:
-    """Return the local folder or file of a source, downloading a folder on a store or a Hugging Face id.
-
-    Args:
-      source: a folder or file, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or a Hugging Face id such as
-        "openai/clip-vit-base-patch32", optionally with "@revision". For an id only config, weights and tokenizer are
-        downloaded, into huggingface_hub's cache; PyTorch's .bin only without a safetensors file.
-      alternative: another way without the network, for the message; "" for none.
-    """
+    """Return the local path of a folder or file, an address, or a Hugging Face id, "owner/name[@revision]"."""
     if is_address(source):
         return find_path(source)
     path = pathlib.Path(source).expanduser()
@@ -78,6 +70,7 @@ def resolve(source: str, *, alternative: str = "") -> pathlib.Path:
     match = _ID.fullmatch(source)
     if not match or source.startswith((".", "-")):
         raise BadInput(f"{source}: no such folder or file, and not a Hugging Face id (owner/name)")
+    # PyTorch's files only without a safetensors file.
     folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_SAFETENSORS), alternative)
     if not any((folder / name).exists() for name in PREFERRED):
         folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_TORCH), alternative)
@@ -90,10 +83,10 @@ def has_text_encoder(path: pathlib.Path) -> bool:
     if (path / "open_clip_config.json").is_file():
         return has_tokenizer
     try:
-        config = json.loads(read_file(path / "config.json", max_bytes=_MOST_CONFIG_BYTES, accepted="a JSON file"))
-    except (OSError, ValueError):  # a torchvision file, or a broken config that loading reports
+        config = read_config(path / "config.json")
+    except BadInput:  # loading reports a broken config
         return False
-    return has_tokenizer and isinstance(config, dict) and "text_config" in config
+    return has_tokenizer and config is not None and "text_config" in config.entries
 
 
 def _download(
@@ -109,11 +102,7 @@ def _download(
 
 
 class ConfigFile:
-    """A JSON object whose values are checked when they are read.
-
-    Attributes:
-      where: file and key, for error messages.
-    """
+    """A JSON object whose values are checked when they are read; `where` is its file and key."""
 
     def __init__(self, where: str, entries: Mapping[str, Any]):
         self.where = where
@@ -153,19 +142,13 @@ class ConfigFile:
         num_heads = self.integer("num_attention_heads", defaults.num_heads, most=2**16)
         if width % num_heads:
             raise BadInput(f"{self.where}.num_attention_heads: {num_heads} is not a divisor of hidden_size ({width})")
-        activation = self.entries.get("hidden_act", defaults.activation)
-        if activation not in tuple(ACTIVATIONS):
-            raise BadInput(f"{self.where}.hidden_act: {activation!r} is not one of {', '.join(ACTIVATIONS)}")
-        epsilon = self.entries.get("layer_norm_eps", defaults.epsilon)
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
-            raise BadInput(f"{self.where}.layer_norm_eps: {epsilon!r} is not a number between 0 and 1")
         return TransformerSizes(
             width=width,
             num_layers=self.integer("num_hidden_layers", defaults.num_layers, most=256),
             num_heads=num_heads,
             mlp_width=self.integer("intermediate_size", defaults.mlp_width, most=2**20),
-            activation=activation,
-            epsilon=float(epsilon),
+            activation=self.one_of("hidden_act", list(ACTIVATIONS), defaults.activation),
+            epsilon=self.number("layer_norm_eps", defaults.epsilon, least=1e-30, most=0.999),
             norm_first=defaults.norm_first,
         )
 
@@ -186,10 +169,7 @@ def read_config(path: pathlib.Path) -> ConfigFile | None:
 
 
 def read_image_processor(folder: pathlib.Path) -> ConfigFile | None:
-    """Return the settings of a checkpoint's image processor, or None if no file has them.
-
-    transformers since 5 writes them inside processor_config.json, which takes precedence over preprocessor_config.json.
-    """
+    """Return the settings of a checkpoint's image processor (transformers 5 or older), or None if no file has them."""
     processor = read_config(folder / "processor_config.json")
     if processor is not None and processor.entries.get("image_processor"):
         return processor.group("image_processor")
@@ -205,14 +185,10 @@ def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
     fit, read_size = _read_fit(config, crop=bool(crop))
     if read_size != size:
         raise BadInput(f"{config.where}: image size {read_size} is not the network's {size} px")
-    if config.entries.get("resample", BICUBIC) != BICUBIC:
-        raise BadInput(f"{config.where}.resample: {config.entries['resample']!r} is not {BICUBIC} (bicubic)")
+    config.one_of("resample", (BICUBIC,), BICUBIC)
     for key in ("do_resize", "do_rescale", "do_normalize"):
-        if config.entries.get(key, True) is not True:
-            raise BadInput(f"{config.where}.{key}: {config.entries[key]!r} is not true")
-    factor = config.entries.get("rescale_factor", 1 / 255)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor * 255 - 1) <= 1e-6:
-        raise BadInput(f"{config.where}.rescale_factor: {factor!r} is not 1/255")
+        config.one_of(key, (True,), True)
+    config.number("rescale_factor", 1 / 255, least=(1 - 1e-6) / 255, most=(1 + 1e-6) / 255)
     mean, std = (
         read_colours(config, f"image_{key}", default) for key, default in (("mean", CLIP_MEAN), ("std", CLIP_STD))
     )
@@ -271,25 +247,15 @@ ACCEPTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The networks of a checkpoint, and the parameter of each tensor.
+    """The networks of a checkpoint, and the parameter of each tensor."""
 
-    Attributes:
-      name: for logs, such as "clip".
-      table: tensor names -> slots below "image/" and "text/", and single parameters.
-      unused: optional tensors that are not parameters: buffers, classifiers, pretraining heads.
-      image: the image network, if any.
-      text: the text network, if any.
-      preprocessing: of the images before the image network.
-      max_tokens: longest text of the text network, in tokens.
-    """
-
-    name: str
-    table: Mapping[str, Slot]
-    unused: tuple[str, ...] = ()
+    name: str  # for logs, such as "clip"
+    table: Mapping[str, Slot]  # tensor names -> slots below "image/" and "text/", and single parameters
+    unused: tuple[str, ...] = ()  # optional tensors: buffers, classifiers, pretraining heads
     image: nn.Module | None = None
     text: nn.Module | None = None
     preprocessing: Preprocessing | None = None
-    max_tokens: int = 0
+    max_tokens: int = 0  # longest text of the text network
 
     def shapes(self) -> dict[str, Any]:
         """Return the parameter tree with shapes as leaves; nothing is allocated."""
@@ -334,23 +300,17 @@ def _clip(config: ConfigFile, folder: pathlib.Path, model_type: str, dtype: DTyp
     table = {"logit_scale": Slot("logit_scale")} if both else {}
     if model_type != "clip_text_model":
         vision = config.group("vision_config") if both else config
-        image, preprocessing = _clip_image(vision, folder, width, dtype)
+        vision.integer("num_channels", 3, most=3)
+        size = vision.integer("image_size", 224, most=4096)
+        patch = vision.integer("patch_size", 32, most=size)
+        image = VisionTransformer(vision.sizes(CLIP_VISION_SIZES), size, patch, width, dtype=dtype)
+        preprocessing = read_preprocessing(folder, size=size)
         table |= clip_vision_table(image.sizes.num_layers)
     if model_type != "clip_vision_model":
         text = _clip_text(config.group("text_config") if both else config, width, dtype)
         table |= clip_text_table(text.sizes.num_layers)
     unused = ("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids")
     return Architecture(model_type, table, unused, image, text, preprocessing, text.max_positions if text else 0)
-
-
-def _clip_image(
-    config: ConfigFile, folder: pathlib.Path, projected_width: int, dtype: DTypeLike
-) -> tuple[VisionTransformer, Preprocessing]:
-    config.integer("num_channels", 3, most=3)
-    image_size = config.integer("image_size", 224, most=4096)
-    patch_size = config.integer("patch_size", 32, most=image_size)
-    network = VisionTransformer(config.sizes(CLIP_VISION_SIZES), image_size, patch_size, projected_width, dtype=dtype)
-    return network, read_preprocessing(folder, size=image_size)
 
 
 def _clip_text(config: ConfigFile, projected_width: int, dtype: DTypeLike) -> CLIPText:
@@ -398,8 +358,7 @@ def _open_clip(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Archit
     if "visual.trunk.cls_token" not in tensors or f"{TEXT_PREFIX}embeddings.word_embeddings.weight" not in tensors:
         raise BadInput(f"{config.where}: the model is not a timm ViT with a BERT; {ACCEPTED}")
     for key, accepted in (("interpolation", "bicubic"), ("resize_mode", "shortest")):
-        if images.entries.get(key, accepted) != accepted:
-            raise BadInput(f"{images.where}.{key}: {images.entries[key]!r} is not {accepted!r}")
+        images.one_of(key, (accepted,), accepted)
     image, text = make_biomedclip(tensors, image_size=size, max_tokens=max_tokens, dtype=dtype, source=config.where)
     return Architecture(
         name="open_clip",
@@ -415,13 +374,10 @@ def _open_clip(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Archit
 
 
 def _torchvision(name: str, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    is_dense = name == "densenet121"
+    network = FrozenDenseNet(dtype=dtype) if is_dense else make_frozen_resnet(name, dtype)
+    counters = (key for key in tensors if key.endswith(".num_batches_tracked"))
+    unused = (*(DENSENET_CLASSIFIER if is_dense else RESNET_CLASSIFIER), *counters)
+    table = torchvision_table(network, old_names="features.denseblock1.denselayer1.norm.1.weight" in tensors)
     preprocessing = Preprocessing(size=224, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    counters = tuple(key for key in tensors if key.endswith(".num_batches_tracked"))
-    if name == "densenet121":
-        dense = FrozenDenseNet(dtype=dtype)
-        old_names = "features.denseblock1.denselayer1.norm.1.weight" in tensors
-        table, unused = torchvision_table(dense, old_names=old_names), (*DENSENET_CLASSIFIER, *counters)
-        return Architecture(name, table, unused, dense, preprocessing=preprocessing)
-    residual = make_frozen_resnet(name, dtype)
-    table, unused = torchvision_table(residual), (*RESNET_CLASSIFIER, *counters)
-    return Architecture(name, table, unused, residual, preprocessing=preprocessing)
+    return Architecture(name, table, unused, network, preprocessing=preprocessing)

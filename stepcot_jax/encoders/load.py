@@ -65,11 +65,7 @@ def _encode_patches(params: Any, images: Array, network: nn.Module) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageEncoder(FlaxEncoder):
-    """A frozen image encoder.
-
-    Attributes:
-      preprocessing: of the images given to `encode`.
-    """
+    """A frozen image encoder."""
 
     preprocessing: Preprocessing
 
@@ -80,10 +76,7 @@ class ImageEncoder(FlaxEncoder):
     def encode_patches(
         self, images: Float32[Any, "case height width 3"]
     ) -> tuple[Float32[Array, "case feature"], Float32[Array, "case patch channel"]]:
-        """Return features [case, width] and patch vectors [case, patch, channel] in row-major order.
-
-        Patches are those of a vision transformer's last block, or the positions of a convolutional network's last map.
-        """
+        """Return features [case, width] and patch vectors [case, patch, channel] in row-major order."""
         return _encode_patches(self.params, images, self.network)
 
     def patch_shape(self) -> tuple[int, int]:
@@ -99,11 +92,7 @@ def _patch_shape(network: nn.Module, size: int) -> tuple[int, int]:
 
 
 def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageEncoder:
-    """Load the image encoder of a checkpoint.
-
-    Args:
-      source: a folder, a file of torchvision weights, or a Hugging Face id; see docs/encoders.md.
-    """
+    """Load the image encoder of a folder, a file of torchvision weights, or a Hugging Face id; see docs/encoders.md."""
     architecture, _, digest, read_params = _open_checkpoint(source, dtype, "image")
     network: Any = architecture.image
     preprocessing: Any = architecture.preprocessing
@@ -122,11 +111,7 @@ def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageE
 
 
 def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens: int = 128) -> TextEncoder:
-    """Load the text encoder of a checkpoint.
-
-    Args:
-      max_tokens: longest text in tokens; capped at the network's (BERT 512, CLIP 77, BiomedCLIP 256).
-    """
+    """Load a checkpoint's text encoder; `max_tokens` is capped at the network's (BERT 512, CLIP 77, BiomedCLIP 256)."""
     if max_tokens < 3:
         raise BadInput(f"{source}: max_tokens must be at least 3 (begin, a word, end); got {max_tokens}")
     architecture, path, digest, read_params = _open_checkpoint(source, dtype, "text")

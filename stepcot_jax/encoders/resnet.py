@@ -1,7 +1,6 @@
 """Residual image encoders trained with the teacher (He et al., 2015).
 
-GroupNorm replaces BatchNorm: a case's features do not depend on its batch, there is no running state, and padded or
-split batches give the same numbers.
+GroupNorm replaces BatchNorm: a case's features do not depend on its batch.
 """
 
 from collections.abc import Sequence
@@ -13,11 +12,7 @@ from jaxtyping import Array, Float
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut, the basic block of ResNet-18.
-
-    Attributes:
-      stride: of the first convolution and the shortcut.
-    """
+    """Two 3 x 3 convolutions and a shortcut, the basic block of ResNet-18."""
 
     width: int
     stride: int
@@ -43,29 +38,17 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Residual network: images to pooled features.
+    """Residual network: images to pooled features."""
 
-    Attributes:
-      widths: channels of each stage; a stage after the first halves the resolution.
-      blocks_per_stage: residual blocks in each stage.
-      stem_kernel: size of the first convolution, which has stride 2, px.
-      grid: the last feature map is averaged over grid x grid cells, which are concatenated; 1 is the global average,
-        larger grids keep positions.
-    """
-
-    widths: Sequence[int]
+    widths: Sequence[int]  # channels of each stage; a stage after the first halves the resolution
     blocks_per_stage: int
-    stem_kernel: int
-    grid: int = 1
+    stem_kernel: int  # size of the first convolution, which has stride 2, px
+    grid: int = 1  # cells per side that the last map is averaged over; larger grids keep positions
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case feature"]:
-        """Return features float32 [case, grid * grid * widths[-1]] of normalised `images` [case, height, width, 3].
-
-        After each stage the mean and the standard deviation of every channel over the positions are sown into the
-        collection "moments", for the gate (`evaluation.gate`).
-        """
+        """Return features [case, grid * grid * widths[-1]]; sow each stage's "moments" for `evaluation.gate`."""
         size = (self.stem_kernel, self.stem_kernel)
         stem = nn.Conv(self.widths[0], size, (2, 2), padding=self.stem_kernel // 2, use_bias=False, dtype=self.dtype)
         hidden = nn.relu(_norm(self.widths[0], self.dtype, "stem_norm")(stem(images.astype(self.dtype))))
@@ -82,10 +65,7 @@ class ResNet(nn.Module):
 
 
 def average_cells(hidden: Float[Array, "case height width channel"], grid: int) -> Float[Array, "case feature"]:
-    """Average `hidden` [case, height, width, channel] over grid x grid cells: [case, grid * grid * channel].
-
-    If a side is not a multiple of `grid`, cells overlap by a row or column, as in PyTorch's adaptive pooling.
-    """
+    """Average over grid x grid cells: [case, grid * grid * channel]; cells overlap as in PyTorch's adaptive pooling."""
     _, height, width, _ = hidden.shape
     cells = [
         jnp.mean(hidden[:, top:bottom, left:right], axis=(1, 2))

@@ -23,12 +23,7 @@ FIELDS = ("name", "question", "options")
 
 
 def write_prompts(chain: Chain, template: str) -> tuple[str, ...]:
-    """Return one prompt per step.
-
-    >>> from stepcot_jax.chain import Step
-    >>> write_prompts(Chain((Step("Size", "How large?", ("Small", "Large")),)), "{question} {options}")
-    ('How large? A. Small; B. Large',)
-    """
+    """Return one prompt per step; the template's fields are `FIELDS`."""
     expected = f"expected text with fields among {', '.join(f'{{{field}}}' for field in FIELDS)}"
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
@@ -44,11 +39,7 @@ def write_prompts(chain: Chain, template: str) -> tuple[str, ...]:
 
 
 def hash_prompts(prompts: Sequence[str], width: int) -> Float[np.ndarray, "step width"]:
-    """Return a fixed random vector per prompt, with mean 0 and variance 1 like BERT's LayerNorm output.
-
-    SHA-256 of the prompt seeds the generator: equal prompts have equal vectors on every machine, different prompts have
-    independent ones. The vectors identify the steps and carry no meaning.
-    """
+    """Return a fixed random vector per prompt, seeded by its SHA-256, with mean 0 and variance 1 like BERT's output."""
     vectors = []
     for prompt in prompts:
         seed = int.from_bytes(hashlib.sha256(prompt.encode()).digest(), "big")
@@ -58,6 +49,7 @@ def hash_prompts(prompts: Sequence[str], width: int) -> Float[np.ndarray, "step 
 
 
 Pooling = Literal["cls", "mean", "projected"]
+"""Last state of BERT's first or CLIP's end token; mean over all tokens but padding; vector in the space of images."""
 
 SHORTEST = 16
 """Texts are padded to this number of tokens times a power of two, so that few lengths are compiled."""
@@ -67,34 +59,21 @@ TEXT_BATCH = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Truncated:
-    """A text longer than `max_tokens`: its position, and its length in tokens with special tokens."""
-
-    index: int
-    num_tokens: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A transformers tokenizer with a length limit.
-
-    Attributes:
-      max_tokens: longest text in tokens, special tokens included.
-      digest: SHA-256 of vocabulary and rules.
-    """
+    """A transformers tokenizer with a length limit."""
 
     loaded: Any
-    max_tokens: int
-    digest: str
+    max_tokens: int  # longest text, special tokens included
+    digest: str  # SHA-256 of vocabulary and rules
 
-    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], list[Truncated]]:
-        """Return the tokens of each text, without padding, and the texts that were truncated."""
+    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:
+        """Return the tokens of each text, without padding, and the lengths of the texts that were truncated."""
         # verbose=False: transformers' warning about long texts does not name them.
         rows = self.loaded(list(texts), verbose=False, return_attention_mask=False)["input_ids"] if texts else []
-        truncated = [Truncated(k, len(row)) for k, row in enumerate(rows) if len(row) > self.max_tokens]
-        for cut in truncated:  # the tokenizer keeps the special token at the end
-            rows[cut.index] = self.loaded(texts[cut.index], truncation=True, max_length=self.max_tokens)["input_ids"]
-        return [list(row) for row in rows], truncated
+        lengths = {index: len(row) for index, row in enumerate(rows) if len(row) > self.max_tokens}
+        for index in lengths:  # the tokenizer keeps the special token at the end
+            rows[index] = self.loaded(texts[index], truncation=True, max_length=self.max_tokens)["input_ids"]
+        return [list(row) for row in rows], list(lengths.values())
 
     def pad(
         self, rows: Sequence[Sequence[int]], *, num_rows: int, num_tokens: int
@@ -143,23 +122,14 @@ def _encode_texts(params: Any, tokens: Array, attended: Array, network: nn.Modul
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlaxEncoder:
-    """A frozen encoder of a checkpoint.
+    """A frozen encoder of a checkpoint."""
 
-    Attributes:
-      name: kind and source, for logs.
-      width: size of a feature vector; of texts with pooling "cls" and "mean".
-      digest: SHA-256 of everything that determines the features: weights, architecture, compute dtype, and of a text
-        encoder tokenizer and `max_tokens`.
-      num_parameters: number of parameters of the checkpoint, for CLIP of both towers.
-      read_params: reads the parameters at the first call of `encode`, so that an encoder whose features are all
-        stored takes no memory.
-    """
-
-    name: str
-    width: int
-    digest: str
-    num_parameters: int
+    name: str  # kind and source, for logs
+    width: int  # size of a feature vector; of texts with pooling "cls" and "mean"
+    digest: str  # SHA-256 of everything that determines the features
+    num_parameters: int  # of the checkpoint, for CLIP of both towers
     network: nn.Module = dataclasses.field(repr=False)
+    # called at the first `encode`, so that an encoder whose features are all stored takes no memory
     read_params: Callable[[], Any] = dataclasses.field(repr=False)
 
     @functools.cached_property
@@ -170,37 +140,23 @@ class FlaxEncoder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextEncoder(FlaxEncoder):
-    """A frozen text encoder with its tokenizer.
+    """A frozen text encoder with its tokenizer."""
 
-    Attributes:
-      projected_width: size of the vectors of pooling "projected"; 0 without a projection.
-      max_tokens: longest text in tokens; longer texts are truncated and logged.
-    """
-
-    projected_width: int
-    max_tokens: int
+    projected_width: int  # size of the vectors of pooling "projected"; 0 without a projection
+    max_tokens: int  # longest text; longer texts are truncated and logged
     tokenizer: Tokenizer = dataclasses.field(repr=False)
 
     def encode(self, texts: Sequence[str], *, pooling: Pooling = "cls") -> Float32[np.ndarray, "text feature"]:
-        """Return a vector for each text.
-
-        Args:
-          pooling: "cls": last hidden state of BERT's first token (as for Step-CoT's teacher) or CLIP's end token;
-            "mean": mean over all tokens except padding; "projected": vector in the space shared with images.
-
-        Returns:
-          float32 [text, width], or [text, projected_width]. A warning gives the number and lengths of truncated texts.
-        """
+        """Return vectors [text, width] or [text, projected_width]; longer texts are truncated and logged."""
         if pooling not in ("cls", "mean", "projected") or (pooling == "projected" and not self.projected_width):
             accepted = "'cls', 'mean'" + (", 'projected'" if self.projected_width else " (it has no projection)")
             raise BadInput(f"{self.name}: pooling {pooling!r} is not one of {accepted}")
         rows, truncated = self.tokenizer.tokenize(texts)
         if truncated:
-            lengths = ", ".join(str(cut.num_tokens) for cut in truncated[:10])
-            more = ", ..." if len(truncated) > 10 else ""
+            lengths = ", ".join(map(str, truncated[:10])) + (", ..." if len(truncated) > 10 else "")
             logging.getLogger(__name__).warning(
-                "%s: truncated %d of %d texts to %d tokens; their lengths were %s%s",
-                self.name, len(truncated), len(texts), self.max_tokens, lengths, more,
+                "%s: truncated %d of %d texts to %d tokens; their lengths were %s",
+                self.name, len(truncated), len(texts), self.max_tokens, lengths,
             )  # fmt: skip
         width = self.projected_width if pooling == "projected" else self.width
         vectors = np.zeros((len(rows), width), np.float32)
@@ -214,7 +170,3 @@ class TextEncoder(FlaxEncoder):
                 encoded = _encode_texts(self.params, tokens, attended, self.network, pooling)
                 vectors[chosen] = np.asarray(encoded)[: len(chosen)]
         return vectors
-
-    def truncated(self, texts: Sequence[str]) -> tuple[Truncated, ...]:
-        """Return the texts longer than `max_tokens`, with their lengths."""
-        return tuple(self.tokenizer.tokenize(texts)[1])

@@ -43,19 +43,12 @@ def convolution(width: int, size: int, *, stride: int = 1, dtype: DTypeLike, nam
 
 
 class FrozenBlock(nn.Module):
-    """A basic block (3 x 3, 3 x 3) or a bottleneck (1 x 1, 3 x 3, 1 x 1 to four times the width), and a shortcut.
+    """A basic block (3 x 3, 3 x 3) or a bottleneck (1 x 1, 3 x 3, 1 x 1 to four times the width), and a shortcut."""
 
-    Attributes:
-      width: channels of the 3 x 3 convolutions.
-      stride: of the first 3 x 3 convolution.
-      bottleneck: whether the block is a bottleneck.
-      downsample: whether the shortcut is a 1 x 1 convolution.
-    """
-
-    width: int
-    stride: int
+    width: int  # channels of the 3 x 3 convolutions
+    stride: int  # of the first 3 x 3 convolution
     bottleneck: bool
-    downsample: bool
+    downsample: bool  # whether the shortcut is a 1 x 1 convolution
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -78,16 +71,11 @@ class FrozenBlock(nn.Module):
 
 
 class FrozenResNet(nn.Module):
-    """ResNet: images to globally averaged features and the vectors of the last feature map.
-
-    Attributes:
-      blocks_per_stage: residual blocks in each of the four stages.
-      stem_width: channels of the first stage; each further stage has twice as many.
-    """
+    """ResNet: images to globally averaged features and the vectors of the last feature map."""
 
     blocks_per_stage: tuple[int, ...]
     bottleneck: bool
-    stem_width: int = 64
+    stem_width: int = 64  # channels of the first stage; each further stage has twice as many
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -118,15 +106,10 @@ def make_frozen_resnet(name: str, dtype: DTypeLike) -> FrozenResNet:
 
 
 class DenseLayer(nn.Module):
-    """A 1 x 1 and a 3 x 3 convolution whose output is concatenated to the input.
+    """A 1 x 1 and a 3 x 3 convolution whose output is concatenated to the input."""
 
-    Attributes:
-      growth: number of channels the layer adds.
-      bottleneck: channels between its convolutions, in multiples of `growth`.
-    """
-
-    growth: int
-    bottleneck: int = 4
+    growth: int  # number of channels the layer adds
+    bottleneck: int = 4  # channels between its convolutions, in multiples of `growth`
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -140,15 +123,9 @@ class DenseLayer(nn.Module):
 
 
 class FrozenDenseNet(nn.Module):
-    """DenseNet: images to globally averaged features and the last feature map, after BatchNorm and ReLU as torchvision.
+    """DenseNet: images to globally averaged features and the last feature map, after BatchNorm and ReLU."""
 
-    Attributes:
-      layers_per_block: dense layers in each block; a transition between blocks halves channels and resolution.
-      growth: number of channels each layer adds.
-      stem_width: channels of the first convolution.
-    """
-
-    layers_per_block: tuple[int, ...] = (6, 12, 24, 16)
+    layers_per_block: tuple[int, ...] = (6, 12, 24, 16)  # a transition between blocks halves channels and resolution
     growth: int = 32
     stem_width: int = 64
     dtype: DTypeLike = jnp.float32
@@ -190,11 +167,7 @@ def _average_pairs(hidden: Float[Array, "case height width channel"]) -> Float[A
 
 
 def torchvision_table(network: FrozenResNet | FrozenDenseNet, *, old_names: bool = False) -> dict[str, Slot]:
-    """Map torchvision's tensor names to slots below "image/"; modules here are named after torchvision's.
-
-    Args:
-      old_names: whether DenseNet's tensors are named "norm.1" instead of "norm1", as in torchvision's published files.
-    """
+    """Map torchvision's tensor names, `old_names` as in its published DenseNet files, to slots below "image/"."""
     images = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
     params = jax.eval_shape(lambda images: network.init(jax.random.key(0), images), images)["params"]
     rules = [(r"_(\d+)", r".\1")]  # layer1_0/downsample_0 -> layer1.0.downsample.0

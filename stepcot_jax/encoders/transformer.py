@@ -1,17 +1,17 @@
 """Transformer blocks shared by CLIP's towers, timm's vision transformer and BERT.
 
-The layers are a Python loop instead of a scan over stacked parameters. A scan copies each layer's weights on every
-call, a third of the time for one image on a CPU; the loop compiles in about a second.
+The layers are a Python loop: a scan would copy each layer's weights on every call, a third of the time for one image.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
@@ -31,43 +31,32 @@ def exact_gelu(hidden: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType({"quick_gelu": quick_gelu, "gelu": exact_gelu})
-"""Activations by their names in config.json."""
 
 
 class TextOutput(NamedTuple):
-    """Output of a text network, all float32; XLA drops the fields that the caller does not use.
-
-    Attributes:
-      hidden: [case, token, width], last hidden states.
-      cls: [case, width], hidden state of BERT's first token or CLIP's end token.
-      mean: [case, width], average over all tokens except padding.
-      projected: [case, projected_width], or None without a projection.
-    """
+    """Output of a text network, all float32; XLA drops the fields that the caller does not use."""
 
     hidden: Float[Array, "case token width"]
-    cls: Float[Array, "case width"]
-    mean: Float[Array, "case width"]
+    cls: Float[Array, "case width"]  # of BERT's first token or CLIP's end token
+    mean: Float[Array, "case width"]  # over all tokens except padding
     projected: Float[Array, "case feature"] | None = None
+
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+Depth = Annotated[int, msgspec.Meta(ge=1, le=2**8)]
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerSizes:
-    """Sizes and arithmetic of a stack of blocks.
+    """Sizes and arithmetic of a stack of blocks."""
 
-    Attributes:
-      width: size of a token's vector.
-      num_heads: attention heads, a divisor of `width`.
-      mlp_width: hidden size of a block's MLP.
-      norm_first: True: LayerNorm before attention and MLP (CLIP, timm); False: after each sum (BERT).
-    """
-
-    width: int
-    num_layers: int
-    num_heads: int
-    mlp_width: int
-    activation: str
-    epsilon: float
-    norm_first: bool
+    width: Size
+    num_layers: Depth
+    num_heads: Size
+    mlp_width: Size
+    activation: Literal["quick_gelu", "gelu"]
+    epsilon: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    norm_first: bool  # LayerNorm before attention and MLP (CLIP, timm), or after each sum (BERT)
 
 
 class LayerNorm(nn.Module):
@@ -88,12 +77,7 @@ class LayerNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with one matrix for queries, keys and values.
-
-    Attributes:
-      num_heads: a divisor of the width.
-      dtype: compute dtype; scores and softmax stay float32.
-    """
+    """Multi-head self-attention with one matrix for queries, keys and values; scores and softmax stay float32."""
 
     num_heads: int
     dtype: DTypeLike = jnp.float32
@@ -102,11 +86,7 @@ class SelfAttention(nn.Module):
     def __call__(
         self, hidden: Float[Array, "case token width"], visible: Bool[Array, "#case #token key"] | None
     ) -> Float[Array, "case token width"]:
-        """Attend among the tokens of each case.
-
-        Args:
-          visible: [case, token, key], True where a token sees a key; None: every token sees every other.
-        """
+        """Attend among the tokens of each case; `visible` is True where a token sees a key, None for every key."""
         num_cases, num_tokens, width = hidden.shape
         head_width = width // self.num_heads
         # One matmul [width, 3 * width] instead of three: the same arithmetic in larger pieces.
@@ -182,31 +162,20 @@ LEGACY_END = 2
 
 
 class VisionTransformer(nn.Module):
-    """Vision transformer: images to a projected feature vector and patch vectors.
-
-    Attributes:
-      image_size: height and width of the images, px.
-      patch_size: height and width of a patch, px.
-      timm: False: CLIP (no bias in the patch embedding, LayerNorm before the blocks, none on the patches); True: timm
-        (a bias, no LayerNorm before the blocks, the final LayerNorm on patches too).
-    """
+    """Vision transformer: images to a projected feature vector and patch vectors."""
 
     sizes: TransformerSizes
     image_size: int
     patch_size: int
     projected_width: int
-    timm: bool = False
+    timm: bool = False  # a bias in the patch embedding, no LayerNorm before the blocks, the final LayerNorm on patches
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(
         self, images: Float[Array, "case height width 3"]
     ) -> tuple[Float[Array, "case feature"], Float[Array, "case patch channel"]]:
-        """Encode `images` [case, image_size, image_size, 3], normalised.
-
-        Returns:
-          Features float32 [case, projected_width]; patches float32 [case, patch, width] in row-major order.
-        """
+        """Encode normalised images; patches [case, patch, width] are in row-major order."""
         if images.shape[1:] != (self.image_size, self.image_size, 3):
             raise ValueError(f"images must be {(self.image_size, self.image_size, 3)}; got {images.shape[1:]}")
         patches = nn.Dense(self.sizes.width, use_bias=self.timm, dtype=self.dtype, name="patch_embedding")(
@@ -229,10 +198,7 @@ class VisionTransformer(nn.Module):
 
 
 def cut_patches(images: Float[Array, "case height width channel"], patch_size: int) -> Float[Array, "case patch pixel"]:
-    """Return patches of `images` as rows [case, patch, patch_size * patch_size * channel].
-
-    The patch embedding, a convolution with stride equal to its size, becomes one matmul, faster on CPUs.
-    """
+    """Return patches as rows: the embedding, a convolution of its own stride, becomes a matmul, faster on CPUs."""
     num_cases, height, width, channels = images.shape
     rows, columns = height // patch_size, width // patch_size
     images = images[:, : rows * patch_size, : columns * patch_size]  # a convolution drops the remainder
@@ -240,19 +206,37 @@ def cut_patches(images: Float[Array, "case height width channel"], patch_size: i
     return cut.transpose(0, 1, 3, 2, 4, 5).reshape(num_cases, rows * columns, patch_size * patch_size * channels)
 
 
-def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Slot]:
-    """Map transformers' CLIP block names below `prefix` to slots below `path`."""
-    table: dict[str, Slot] = {}
-    for layer in range(num_layers):
-        source, target = f"{prefix}encoder.layers.{layer}.", f"{path}blocks/layer_{layer}/"
-        for part, name in enumerate(("q_proj", "k_proj", "v_proj")):
-            table |= dense_slots(f"{source}self_attn.{name}", f"{target}attention/qkv", part=part, parts=3)
-        table |= dense_slots(f"{source}self_attn.out_proj", f"{target}attention/out")
-        table |= norm_slots(f"{source}layer_norm1", f"{target}attention_norm")
-        table |= norm_slots(f"{source}layer_norm2", f"{target}mlp_norm")
-        table |= dense_slots(f"{source}mlp.fc1", f"{target}up")
-        table |= dense_slots(f"{source}mlp.fc2", f"{target}down")
-    return table
+class BlockNames(NamedTuple):
+    """A checkpoint's names of the layers of a block."""
+
+    qkv: tuple[str, ...]
+    out: str
+    norms: tuple[str, str]  # of attention and MLP
+    mlp: tuple[str, str]
+
+    def table(self, source: str, target: str, num_layers: int, *, legacy: bool = False) -> dict[str, Slot]:
+        """Map the names of all blocks, below `source` and the layer's number, to slots below `target`."""
+        table: dict[str, Slot] = {}
+        for layer in range(num_layers):
+            name, path = f"{source}{layer}.", f"{target}blocks/layer_{layer}/"
+            for part, projection in enumerate(self.qkv):
+                table |= dense_slots(f"{name}{projection}", f"{path}attention/qkv", part=part, parts=len(self.qkv))
+            for dense, slot in zip((self.out, *self.mlp), ("attention/out", "up", "down"), strict=True):
+                table |= dense_slots(f"{name}{dense}", f"{path}{slot}")
+            for norm, slot in zip(self.norms, ("attention_norm", "mlp_norm"), strict=True):
+                table |= norm_slots(f"{name}{norm}", f"{path}{slot}", legacy=legacy)
+        return table
+
+
+_CLIP_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_CLIP = BlockNames(_CLIP_QKV, "self_attn.out_proj", ("layer_norm1", "layer_norm2"), ("mlp.fc1", "mlp.fc2"))
+_TIMM = BlockNames(("attn.qkv",), "attn.proj", ("norm1", "norm2"), ("mlp.fc1", "mlp.fc2"))
+_BERT = BlockNames(
+    ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output.dense",
+    ("attention.output.LayerNorm", "output.LayerNorm"),
+    ("intermediate.dense", "output.dense"),
+)
 
 
 def clip_vision_table(num_layers: int) -> dict[str, Slot]:
@@ -265,44 +249,31 @@ def clip_vision_table(num_layers: int) -> dict[str, Slot]:
         "visual_projection.weight": Slot("image/projection/kernel", "dense"),
         **norm_slots("vision_model.pre_layrnorm", "image/pre_norm"),  # sic: transformers writes it without "e"
         **norm_slots("vision_model.post_layernorm", "image/post_norm"),
-        **clip_blocks_table("vision_model.", "image/", num_layers),
+        **_CLIP.table("vision_model.encoder.layers.", "image/", num_layers),
     }
 
 
 def timm_vision_table(num_layers: int) -> dict[str, Slot]:
     """Map the names of timm's vision transformer in open_clip checkpoints to slots below "image/"."""
     trunk = "visual.trunk."
-    table = {
+    return {
         f"{trunk}cls_token": Slot("image/class_token", "leading"),
         f"{trunk}pos_embed": Slot("image/positions", "leading"),
         f"{trunk}patch_embed.proj.weight": Slot("image/patch_embedding/kernel", "patch"),
         f"{trunk}patch_embed.proj.bias": Slot("image/patch_embedding/bias"),
         "visual.head.proj.weight": Slot("image/projection/kernel", "dense"),
         **norm_slots(f"{trunk}norm", "image/post_norm"),
+        **_TIMM.table(f"{trunk}blocks.", "image/", num_layers),
     }
-    for layer in range(num_layers):
-        source, target = f"{trunk}blocks.{layer}.", f"image/blocks/layer_{layer}/"
-        table |= dense_slots(f"{source}attn.qkv", f"{target}attention/qkv")
-        table |= dense_slots(f"{source}attn.proj", f"{target}attention/out")
-        table |= norm_slots(f"{source}norm1", f"{target}attention_norm")
-        table |= norm_slots(f"{source}norm2", f"{target}mlp_norm")
-        table |= dense_slots(f"{source}mlp.fc1", f"{target}up")
-        table |= dense_slots(f"{source}mlp.fc2", f"{target}down")
-    return table
 
 
 class CLIPText(nn.Module):
-    """CLIP's causal text transformer: tokens to text vectors.
-
-    Attributes:
-      end_token: token whose hidden state represents the text; see `LEGACY_END`.
-      projected_width: size of the projected vector.
-    """
+    """CLIP's causal text transformer: tokens to text vectors."""
 
     sizes: TransformerSizes
     vocabulary_size: int
     max_positions: int
-    end_token: int
+    end_token: int  # whose hidden state represents the text; see `LEGACY_END`
     projected_width: int
     dtype: DTypeLike = jnp.float32
 
@@ -337,13 +308,11 @@ def clip_text_table(num_layers: int) -> dict[str, Slot]:
         "text_model.embeddings.position_embedding.weight": Slot("text/positions"),
         "text_projection.weight": Slot("text/projection/kernel", "dense"),
         **norm_slots("text_model.final_layer_norm", "text/final_norm"),
-        **clip_blocks_table("text_model.", "text/", num_layers),
+        **_CLIP.table("text_model.encoder.layers.", "text/", num_layers),
     }
 
 
 # BERT (Devlin et al., 2019) in transformers' layout, and BiomedCLIP (Zhang et al., 2023), whose text tower is a BERT.
-#
-# BiomedCLIP's open_clip_config.json names its networks without their sizes, which are read from the tensors instead.
 
 
 HEAD_WIDTH = 64
@@ -356,22 +325,14 @@ _PROJECTION = {1: ("",), 2: (".0", ".2")}
 
 
 class Bert(nn.Module):
-    """BERT encoder: tokens to hidden states.
-
-    Attributes:
-      num_types: number of token types (first and second text).
-      pooler: whether the checkpoint has BERT's pooler, a Dense layer on the first token. It counts as parameters but
-        is not used: Step-CoT takes the first token's last hidden state.
-      projection: widths of the bias-free layers that project the first token, with GELU between them (BiomedCLIP);
-        empty for none.
-    """
+    """BERT encoder: tokens to hidden states."""
 
     sizes: TransformerSizes
     vocabulary_size: int
     max_positions: int
     num_types: int
-    pooler: bool = True
-    projection: tuple[int, ...] = ()
+    pooler: bool = True  # counts as parameters but is not used: Step-CoT takes the first token's last hidden state
+    projection: tuple[int, ...] = ()  # widths of the layers that project the first token (BiomedCLIP)
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -381,12 +342,7 @@ class Bert(nn.Module):
         attended: Bool[Array, "case token"],
         types: Int[Array, "case token"] | None = None,
     ) -> TextOutput:
-        """Encode texts.
-
-        Args:
-          attended: [case, token], False on padding.
-          types: [case, token], 0 for the first text and 1 for the second; all 0 by default.
-        """
+        """Encode texts; `attended` is False on padding, `types` are 0 or 1 for first and second text (0 by default)."""
         width = self.sizes.width
         words = nn.Embed(self.vocabulary_size, width, dtype=self.dtype, name="token_embedding")(tokens)
         zeros = nn.initializers.zeros
@@ -415,30 +371,15 @@ class Bert(nn.Module):
 
 def bert_table(num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Slot]:
     """Map transformers' BERT tensor names to slots below "text/"."""
-
-    def norm(source: str, target: str) -> dict[str, Slot]:
-        return norm_slots(f"{prefix}{source}", f"text/{target}", legacy=legacy_norms)
-
     embeddings = f"{prefix}embeddings."
-    table = {
+    return {
         f"{embeddings}word_embeddings.weight": Slot("text/token_embedding/embedding"),
         f"{embeddings}token_type_embeddings.weight": Slot("text/type_embedding/embedding"),
         f"{embeddings}position_embeddings.weight": Slot("text/positions"),
-        **norm("embeddings.LayerNorm", "embedding_norm"),
+        **norm_slots(f"{embeddings}LayerNorm", "text/embedding_norm", legacy=legacy_norms),
         **(dense_slots(f"{prefix}pooler.dense", "text/pooler") if pooler else {}),
+        **_BERT.table(f"{prefix}encoder.layer.", "text/", num_layers, legacy=legacy_norms),
     }
-    for layer in range(num_layers):
-        source, target = f"encoder.layer.{layer}.", f"blocks/layer_{layer}/"
-        for part, name in enumerate(("query", "key", "value")):
-            table |= dense_slots(
-                f"{prefix}{source}attention.self.{name}", f"text/{target}attention/qkv", part=part, parts=3
-            )
-        table |= dense_slots(f"{prefix}{source}attention.output.dense", f"text/{target}attention/out")
-        table |= norm(f"{source}attention.output.LayerNorm", f"{target}attention_norm")
-        table |= dense_slots(f"{prefix}{source}intermediate.dense", f"text/{target}up")
-        table |= dense_slots(f"{prefix}{source}output.dense", f"text/{target}down")
-        table |= norm(f"{source}output.LayerNorm", f"{target}mlp_norm")
-    return table
 
 
 def make_biomedclip(

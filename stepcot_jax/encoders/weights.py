@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import flax.traverse_util
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file
+from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import install_extra, list_texts, one_line, shorten
 from stepcot_jax.host.untrusted import require_file
 
@@ -40,7 +41,6 @@ class TensorFiles(Mapping[str, np.ndarray]):
     """Tensors by name, read from safetensors files on access."""
 
     def __init__(self, files: Mapping[str, pathlib.Path]):
-        """`files`: tensor names -> the file that holds them."""
         self._files = files
         self._opened: dict[pathlib.Path, Any] = {}
         self._num_bytes = 0
@@ -67,11 +67,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
 
 
 def read_tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
-    """Return the tensors of a file, or of the weights in a folder, by name.
-
-    Args:
-      path: a file, or a folder with one of `PREFERRED` or a single file of weights.
-    """
+    """Return the tensors of a file, or of the weights in a folder (`PREFERRED`, or a single file), by name."""
     file = find_weights(path)
     if file.name == INDEX:
         return _read_shards(file)
@@ -123,14 +119,12 @@ def _require(path: pathlib.Path) -> None:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
 def _read_shards(index: pathlib.Path) -> TensorFiles:
-    try:
-        shards = json.loads(read_file(index, max_bytes=_MOST_INDEX_BYTES, accepted="an index"))["weight_map"]
-        pairs = [(str(name), str(shard)) for name, shard in shards.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(
-            f"{index}: not an index of weights ({one_line(error)}); expected JSON with a weight_map"
-        ) from None
+    pairs = read_json(index, _Index, accepted="expected a weight_map", max_bytes=_MOST_INDEX_BYTES).weight_map.items()
     opened: dict[str, Any] = {}
     for _, shard in pairs:
         # Compare names and do not follow links: Hugging Face's cache consists of links.
@@ -192,13 +186,7 @@ def to_numpy(tensor: Any) -> Any:
 
 
 def weights_digest(tensors: Mapping[str, np.ndarray], names: Collection[str] | None = None) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bytes, sorted by name, of all tensors or of `names`.
-
-    It does not depend on how the tensors are divided into files.
-
-    >>> weights_digest({"a": np.zeros(2)}) == weights_digest({"a": np.zeros((2, 1))})
-    False
-    """
+    """Return the SHA-256 of names, dtypes, shapes and bytes, however the tensors are divided into files."""
     digest = hashlib.sha256()
     for name in sorted(tensors if names is None else names):
         stored = tensors[name]
@@ -252,18 +240,12 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The parameter, or part of one, that a tensor fills.
+    """The parameter, or part of one, that a tensor fills."""
 
-    Attributes:
-      path: names in the parameter tree, joined with "/".
-      part: index of this tensor among `parts`.
-      parts: number of tensors concatenated along the parameter's last axis, such as queries, keys and values.
-    """
-
-    path: str
+    path: str  # names in the parameter tree, joined with "/"
     layout: str = "same"
-    part: int = 0
-    parts: int = 1
+    part: int = 0  # index of this tensor among `parts`
+    parts: int = 1  # tensors concatenated along the last axis, such as queries, keys and values
 
 
 def dense_slots(name: str, path: str, *, part: int = 0, parts: int = 1) -> dict[str, Slot]:
@@ -290,13 +272,7 @@ def assign(
     source: str = "weights",
     dtype: DTypeLike | None = np.float32,
 ) -> dict[str, Any]:
-    """Return parameters made from tensors, each used exactly once.
-
-    Args:
-      only: prefix of the parameters to return, None to return none; other tensors are only checked.
-      dtype: of the parameters; None for that of each tensor, or the narrowest dtype that holds the values of all
-        concatenated tensors.
-    """
+    """Return the parameters below `only` (None: none) made from tensors, each used once; all tensors are checked."""
     targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
     paths = {slot.path for slot in table.values()}
     if paths != set(targets):
@@ -314,11 +290,9 @@ class Deferred:
     """A parameter that `numpy.asarray` reads from its tensors at every call, without keeping the values."""
 
     def __init__(self, shape: Shape, read: Callable[[], np.ndarray]) -> None:
-        """`read` returns the values."""
         self.shape, self._read = shape, read
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """Read the values; NumPy's protocol."""
         return np.array(self._read(), dtype, copy=copy)
 
 
@@ -330,13 +304,7 @@ def assign_later(
     unused: Collection[str] = (),
     source: str = "weights",
 ) -> dict[str, Any]:
-    """Return parameters in their stored dtype, read when their values are requested; otherwise as `assign`.
-
-    All tensors are read once at the start, to list those that do not fit.
-
-    Returns:
-      The parameter tree with `Deferred` leaves. Reading a leaf whose tensors have changed raises `BadInput`.
-    """
+    """Return `Deferred` parameters in their stored dtype, read when requested; all tensors are checked at the start."""
     assign(table, tensors, shapes=shapes, unused=unused, only=None, source=source, dtype=None)
     targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
     tables: dict[str, dict[str, Slot]] = {path: {} for path in targets}
@@ -385,11 +353,6 @@ def _fill(
 
 
 def _widest(one: np.dtype, other: np.dtype) -> np.dtype:
-    """Return the dtype that holds the values of both.
-
-    >>> _widest(np.dtype(np.float16), np.dtype(np.float64))
-    dtype('float64')
-    """
     try:
         return np.promote_types(one, other)
     except TypeError:  # NumPy promotes neither bfloat16 with float16 nor 8-bit types

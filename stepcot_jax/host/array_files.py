@@ -11,26 +11,11 @@ import numpy.typing as npt
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import open_archive
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    TypeError,
-    KeyError,
-    MemoryError,
-    OverflowError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_UNREADABLE = (OSError, ValueError, EOFError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError)
 
 
 def read_arrays(path: pathlib.Path, *, accepted: str, expected: str) -> dict[str, npt.NDArray]:
-    """Return the arrays of an uncompressed .npz file by name: numbers and text.
-
-    Args:
-      expected: end of the error message, such as "expected a predictions file of a run".
-    """
+    """Return the arrays of an uncompressed .npz file by name: numbers and text."""
     arrays = {}
     try:
         if not path.is_file():
@@ -45,7 +30,7 @@ def read_arrays(path: pathlib.Path, *, accepted: str, expected: str) -> dict[str
                     arrays[member.filename.removesuffix(".npy")] = _read_array(file.read())
     except BadInput:
         raise
-    except _UNREADABLE as error:
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise BadInput(f"{path}: cannot be read ({reason}); {expected}") from None
     return arrays

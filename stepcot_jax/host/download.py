@@ -22,11 +22,7 @@ _PACKAGES = {"gs": "gcs", "hf": "hub", "s3": "s3"}
 
 
 def is_address(name: object) -> bool:
-    """Return whether a name begins with a scheme, as "gs://..." does, also after `pathlib` has dropped a slash.
-
-    >>> is_address("s3://bucket/run"), is_address(pathlib.Path("s3://bucket/run")), is_address("runs/s3")
-    (True, True, False)
-    """
+    """Return whether a name begins with a scheme, as "gs://..." does, also after `pathlib` has dropped a slash."""
     return isinstance(name, str | os.PathLike) and _ADDRESS.match(os.fspath(name)) is not None
 
 
@@ -54,20 +50,12 @@ def check_scheme(address: str) -> str:
 
 
 def download(address: str, folder: pathlib.Path | None = None) -> pathlib.Path:
-    """Download what an address names and return its path.
-
-    Args:
-      folder: receives the files, of which existing ones are not downloaded again; None for the user's cache.
-    """
+    """Download what an address names, into `folder` or the user's cache, and return its path."""
     return _find_extra("scheme", address)(address, folder)
 
 
 def find_path(name: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
-    """Return the local path of a folder or file; what an address names is downloaded first.
-
-    Args:
-      flag: option or setting that names it, for messages.
-    """
+    """Return the local path of a folder or file; what an address names is downloaded first. Messages name `flag`."""
     if not is_address(name):
         return pathlib.Path(name)
     try:
@@ -130,7 +118,6 @@ def fetch(
 
 
 def _no_bar() -> Any:
-    """Return a progress bar that shows nothing, for listing files."""
     from huggingface_hub.utils import tqdm
 
     class NoBar(tqdm):
@@ -177,7 +164,6 @@ def explain_failure(address: str, error: Exception, *, writing: bool = False) ->
 
 
 def _root(error: BaseException) -> str:
-    """Return the kind of the first error of a chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__

@@ -22,18 +22,11 @@ DISK_ERRORS = frozenset(
 
 
 class BadInput(ValueError):
-    """A file, setting or flag that cannot be used.
-
-    The message names the file, record, field or key, what is wrong, what was found and what is expected. Every tool
-    prints it on one line and exits with 2, without a traceback.
-    """
+    """A file, setting or flag that cannot be used; every tool prints the message on one line and exits with 2."""
 
 
 class RunStopped(RuntimeError):
-    """A run stopped itself, for example at a non-finite loss; the message says where and why.
-
-    Checkpoints are kept; every tool prints the message on one line and exits with 3.
-    """
+    """A run stopped itself, with its checkpoints kept; every tool prints the message on one line and exits with 3."""
 
 
 class Preempted(BaseException):
@@ -46,11 +39,8 @@ class Preempted(BaseException):
 
 
 def end_process(code: int) -> None:
-    """Exit the process; after a failure without any cleanup.
-
-    At jax's shutdown a failed process would wait for the others and lose its exit code, and Orbax's threads could wait
-    for a failed disk.
-    """
+    """Exit the process; after a failure without any cleanup."""
+    # At jax's shutdown a failed process would wait for the others, and Orbax's threads for a failed disk.
     if code and "jax" in sys.modules:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -74,10 +64,7 @@ def _describe_platform(error: Exception) -> str:
 
 
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
-    """Run a tool's main and exit with its code.
-
-    `BadInput` gives one line on stderr and exit code 2, `RunStopped` and a failing disk 3, `Preempted` 75, Ctrl-C 130.
-    """
+    """Run a tool's main and exit with its code: one line on stderr for the expected ends."""
     try:
         code = main()
     except BadInput as error:

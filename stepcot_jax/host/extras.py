@@ -39,11 +39,7 @@ def list_extras(kind: str) -> dict[str, EntryPoint]:
 
 
 def find_extra(kind: str, name: str, *, packages: str) -> Any:
-    """Import an extra.
-
-    Args:
-      packages: the optional dependencies of pyproject.toml that our extra of this name needs, such as "onnx".
-    """
+    """Import an extra; `packages` names the optional dependencies that ours needs, such as "onnx"."""
     point = list_extras(kind).get(name)
     if point is None:
         raise BadInput(f"{name}: this {kind} is an extra that is not installed: {install_extra(packages)}")

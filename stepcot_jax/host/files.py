@@ -23,7 +23,6 @@ _MAX_JSON_BYTES = 2**26
 """Limit for untyped JSON, such as nested lists, which takes up to 21 times its size in memory."""
 
 MAX_LISTING_BYTES = 2**28
-"""Limit for a JSON file that lists millions of cases."""
 
 
 def make_workdir(folder: Path) -> None:
@@ -82,10 +81,7 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
 
 @contextlib.contextmanager
 def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the block ends and all of it is on the disk.
-
-    The folder is created if missing. If the block fails, the old file stays and the temporary one is removed.
-    """
+    """Open a temporary file that replaces `path` once the block ends and all is on the disk, and not if it fails."""
     refuse_address(path)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
     make_workdir(folder)
     path = folder / LOCK_NAME
     with _open_lock(path) as descriptor:
-        lock_file(descriptor, path)
+        if not _try_lock(descriptor, path):
+            raise BadInput(f"{path}: in use by another process (one run at a time per folder)")
         yield
 
 
@@ -29,12 +30,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def wait_for_lock(path: Path, *, say: Callable[[], None]) -> Iterator[None]:
     """Lock a file, created if missing; wait while another process holds the lock."""
     with _open_lock(path) as descriptor:
-        waits = False
-        while not _try_lock(descriptor, path):
-            if not waits:
-                say()
-            waits = True
-            time.sleep(_POLL_SECONDS)
+        if not _try_lock(descriptor, path):
+            say()
+            while not _try_lock(descriptor, path):
+                time.sleep(_POLL_SECONDS)
         yield
 
 
@@ -60,11 +59,3 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     except OSError as error:
         raise BadInput(f"{path}: cannot be locked ({error.strerror})") from None
     return True
-
-
-def lock_file(descriptor: int, path: Path) -> None:
-    """Lock an open file until it is closed."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise BadInput(f"{path}: in use by another process (one run at a time per folder)") from None

@@ -18,11 +18,8 @@ _LEAST_SECONDS, _DEFAULT_LEAST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", 1
 
 
 def user_cache() -> pathlib.Path | None:
-    """Return the folder of compiled programs for this kind of machine; None without a home.
-
-    Code for one CPU may not run on another, and a home may be shared between machines: each kind has its own folder.
-    """
-    base = user_folder()
+    """Return the folder of compiled programs for this kind of machine; None without a home."""
+    base = user_folder()  # a home may be shared between machines, and code for one CPU may not run on another
     return None if base is None else base / "compiled" / _describe_machine()
 
 
@@ -42,22 +39,14 @@ def user_folder() -> pathlib.Path | None:
 
 
 def use_compilation_cache() -> pathlib.Path | None:
-    """Keep compiled programs in the user's cache, so that a program is compiled once, whatever its run's folder.
-
-    JAX_COMPILATION_CACHE_DIR and JAX_ENABLE_COMPILATION_CACHE take precedence. Programs that took 0.1 s to compile are
-    kept, unless JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS is set. The cache holds machine code that JAX loads: a
-    folder that other users can write is not used.
-
-    Returns:
-      The folder; None if JAX's own settings decide, or the user has no private folder.
-    """
+    """Keep compiled programs in the user's private cache; return the folder, or None if JAX's own settings decide."""
     import jax
 
     config = jax.config
     if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
         return None
     folder = user_cache()
-    if folder is None or not _is_private(folder):
+    if folder is None or not _is_private(folder):  # the cache holds machine code that JAX loads
         return None
     config.update("jax_compilation_cache_dir", str(folder))
     if _LEAST_SECONDS not in os.environ and getattr(config, _LEAST_SECONDS.lower()) == _DEFAULT_LEAST:
@@ -76,7 +65,6 @@ def _is_private(folder: pathlib.Path) -> bool:
 
 
 def _describe_machine() -> str:
-    """Return a short name of the processor's kind."""
     kind = platform.machine()
     with contextlib.suppress(OSError):
         lines = _CPU.read_text().splitlines()
@@ -88,15 +76,8 @@ def _describe_machine() -> str:
 
 
 def release_freed_memory(*, generation: int = 2) -> None:
-    """Return freed memory to the operating system if glibc is the allocator; elsewhere do nothing.
-
-    A compilation leaves hundreds of megabytes that glibc keeps: at the published sizes half of the memory of a training
-    process.
-
-    Args:
-      generation: oldest generation that Python's garbage collector examines. All generations take 0.4 s in a process
-        that has compiled; 1 is enough for recent objects.
-    """
+    """Return freed memory to the operating system, of objects up to a `generation` of the garbage collector."""
+    # A compilation leaves hundreds of megabytes that glibc keeps. All generations take 0.4 s in such a process.
     gc.collect(generation)
     trim = _find_trim()
     if trim is not None:

@@ -18,11 +18,7 @@ _FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen 
 
 
 def defuse_formula(cell: str) -> str:
-    """Return a CSV cell with an apostrophe in front if a spreadsheet would run it as a formula; numbers stay numbers.
-
-    >>> defuse_formula("=1+1"), defuse_formula("-3.5"), defuse_formula("mass")
-    ("'=1+1", '-3.5', 'mass')
-    """
+    """Return a CSV cell, with an apostrophe in front if a spreadsheet would run it as a formula; not a number."""
     if not _FORMULA.match(cell):
         return cell
     try:
@@ -33,21 +29,13 @@ def defuse_formula(cell: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    r"""Return `text` on one line with Markdown and HTML markup escaped, also inside a table cell.
-
-    >>> escape_markdown("a|b <i>")
-    'a\\|b &lt;i>'
-    """
+    """Return `text` on one line with Markdown and HTML markup escaped, also inside a table cell."""
     folded = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return _MARKDOWN.sub(r"\\\g<0>", folded)
 
 
 def make_printable(text: str) -> str:
-    r"""Return text that cannot control a terminal: control characters and text reversals are escaped.
-
-    >>> print(make_printable("a\x1b[2Jb"))
-    a\x1b[2Jb
-    """
+    """Return text that cannot control a terminal: control characters and text reversals are escaped."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text
@@ -73,37 +61,21 @@ def plain_text_style(**settings: Any) -> Iterator[None]:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs optional packages; the project is on no package index.
-
-    >>> print(install_extra("dicom"))
-    pip install -e ".[dicom]" in the checkout of stepcot_jax
-    """
+    """Return the command that installs optional packages; the project is on no package index."""
     return f'pip install -e ".[{extra}]" in the checkout of stepcot_jax'
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error on one line of at most 200 characters; its kind if it has no message.
-
-    >>> one_line(ValueError("a  b")), one_line(KeyError())
-    ('a b', 'KeyError')
-    """
+    """Return the message of an error on one line of at most 200 characters; its kind if it has no message."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def shorten(text: str) -> str:
-    """Return at most 80 characters of a text that a file holds, for messages.
-
-    >>> shorten("a" * 100) == "a" * 80 + "…"
-    True
-    """
+    """Return at most 80 characters of a text that a file holds, for messages."""
     return text if len(text) <= _NUM_SHOWN else f"{text[:_NUM_SHOWN]}…"
 
 
 def list_texts(texts: Sequence[str]) -> str:
-    """Return the first 26 texts of a list as Python writes them, each shortened, for messages.
-
-    >>> list_texts(["Focal", "Diffuse"])
-    "['Focal', 'Diffuse']"
-    """
+    """Return the first 26 texts of a list as Python writes them, each shortened, for messages."""
     shown = str([shorten(text) for text in texts[:_MOST_LISTED]])
     return shown if len(texts) <= _MOST_LISTED else f"{shown[:-1]}, and {len(texts) - _MOST_LISTED} more]"

@@ -18,7 +18,6 @@ from typing import IO, BinaryIO, cast
 from stepcot_jax.host.errors import BadInput
 
 VARIABLE = "STEPCOT_JAX_LIMITS"
-"""Environment variable with other limits, such as "rows=50000000,seconds=3600"."""
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _LONGEST_DIRECTORY = 2**22  # bytes of the list of an archive's files: up to 90 thousand files
@@ -27,31 +26,19 @@ _BETWEEN_CLOCKS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The largest accepted files.
-
-    Attributes:
-      blank_rows: rows of a table without text; spreadsheets save up to a million.
-      cells: of a table, blank ones included.
-      sheet_cells: of an .xlsx, whose cells take longer to read; also its shared strings.
-      text: characters of a text, such as a report.
-      name: characters of a name: an image path, a patient, an option, an answer, an id.
-      unpacked_bytes: of the files in an archive.
-      seconds: that reading a table may take.
-      elements: of the header of a DICOM file, items of sequences included.
-      header_bytes: of these elements, without pixels, overlays and private values.
-    """
+    """The largest accepted files."""
 
     rows: int = 20_000_000
-    blank_rows: int = 2**20
+    blank_rows: int = 2**20  # of a table, without text; spreadsheets save up to a million
     columns: int = 2**14
-    cells: int = 50_000_000
-    sheet_cells: int = 2_000_000
-    text: int = 2**23
-    name: int = 2**12
-    unpacked_bytes: int = 500_000_000
-    seconds: int = 600
-    elements: int = 100_000
-    header_bytes: int = 2**21
+    cells: int = 50_000_000  # of a table, blank ones included
+    sheet_cells: int = 2_000_000  # of an .xlsx, whose cells take longer to read; also its shared strings
+    text: int = 2**23  # characters of a text, such as a report
+    name: int = 2**12  # characters of a name: an image path, a patient, an option, an answer, an id
+    unpacked_bytes: int = 500_000_000  # of the files in an archive
+    seconds: int = 600  # that reading a table may take
+    elements: int = 100_000  # of the header of a DICOM file, items of sequences included
+    header_bytes: int = 2**21  # of these elements, without pixels, overlays and private values
 
 
 def read_limits() -> Limits:
@@ -106,12 +93,7 @@ def _require_regular(status: os.stat_result, path: object, accepted: str) -> Non
 
 @contextlib.contextmanager
 def open_archive(path: Path, *, accepted: str, most_unpacked: int | None = None) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive whose files together are at most `most_unpacked` bytes; a read returns no more than it states.
-
-    Raises:
-      BadInput: not a regular file, too many files, or too many bytes unpacked.
-      OSError, zipfile.BadZipFile: it cannot be read.
-    """
+    """Open a zip archive whose files together are at most `most_unpacked` bytes; reads return what it states."""
     with open_untrusted(path, accepted=accepted) as file:
         limited = _ShortReads(file, path=path)
         with zipfile.ZipFile(cast(IO[bytes], limited)) as archive:

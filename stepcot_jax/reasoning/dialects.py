@@ -90,16 +90,7 @@ def write_reply(record: Record, dialect: str) -> str:
 
 
 def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
-    """Read a reply, in time linear in its length; no text raises.
-
-    Args:
-      with_thinking: whether "gemex" requires its thinking; False for a model trained without (GEMeX-200K). Other
-        dialects are read the same.
-
-    >>> reply = read_reply("<answer> Yes <reason> The heart is wide. <location> [[10, 20, 50, 60]]", "gemex_plain")
-    >>> reply.answer, reply.references[0].corners, reply.is_well_formed
-    ('Yes', (10.0, 20.0, 50.0, 60.0), True)
-    """
+    """Read a reply; no text raises. `with_thinking=False`: "gemex" requires no thinking (GEMeX-200K)."""
     if dialect == FREE:
         return dataclasses.replace(read_free(text), text=text)
     read = _find(dialect).read
@@ -119,23 +110,12 @@ def interpret_answer(reply: Reply, record: Record) -> str | tuple[str, ...] | No
 
 
 def answer_start(reply: str, dialect: str) -> int:
-    r"""Return the position at which the answer of a written reply begins, after its reasoning.
-
-    The answer is <response> in "gemex", <ANSWER> in "lvkc", <CON> in "lvkc_released", and the text after "Answer:" in
-    "medclm". "gemex_plain" begins with its answer, so that the position is 0.
-
-    >>> answer_start("Reasoning: It is wide.\n\nAnswer: Yes", "medclm")
-    24
-    """
+    """Return the position at which the answer of a written reply begins; "gemex_plain" begins with it."""
     return max(reply.rfind(_find(dialect).answer_mark), 0)
 
 
 def write_question(record: Record, dialect: str, *, with_thinking: bool = True) -> str:
-    """Write the prompt: question, choices, kind of question and required form of the reply.
-
-    Args:
-      with_thinking: whether the prompt asks for thinking; False matches targets without it in "gemex" and "medclm".
-    """
+    """Write the prompt: question, choices, kind of question and form of the reply, with thinking or without it."""
     style = _find(dialect)
     kind, answer = _KINDS[record.kind]
     form = (style.form if with_thinking else style.form_without_thinking).format(answer=answer)

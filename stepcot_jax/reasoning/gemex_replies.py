@@ -34,11 +34,7 @@ _PLAIN = ("answer", "reason", "location")
 
 
 def write_gemex(record: Record) -> str:
-    """Write a record, with one <ref> and one <box> per reference.
-
-    A record without thinking is written as the response block alone, the target of GEMeX-200K; `read_gemex` reports
-    its missing <think>. Rewards with `ill_formed="parts"` score such replies.
-    """
+    """Write a record, one <ref> and <box> per reference; without thinking the response alone, GEMeX-200K's target."""
     if not record.references:
         raise BadInput("references: none; dialect 'gemex' requires at least one box")
     located = "".join(

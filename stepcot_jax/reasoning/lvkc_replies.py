@@ -103,11 +103,7 @@ def read_lvkc_released(text: str) -> Reply:
         else:
             problems.append("<LOC> is not a JSON object with bbox_xyxy_pixel")
     return Reply(
-        "lvkc_released",
-        answer=parts.texts.get("CON"),
-        references=references,
-        stages=stages,
-        problems=tuple(problems),
+        "lvkc_released", answer=parts.texts.get("CON"), references=references, stages=stages, problems=tuple(problems)
     )
 
 

@@ -36,12 +36,7 @@ _NUMBERS_BEGIN = re.compile(r"\s*[-+]?(?:[0-9.]|nan|inf)", re.IGNORECASE)
 
 
 def write_medclm(record: Record) -> str:
-    """Write a record: with thinking as the easy and medium stages, without as the hard stage, which writes no box.
-
-    Regions of the thinking, **name** ([x1, y1, x2, y2]) in pixels, are written in the unit square if they are the
-    references in order. Otherwise they lose their boxes, and a last line of the reasoning lists the references. A
-    thinking that holds the references' boxes in the unit square already, each after its name, stays as it is.
-    """
+    """Write a record: with thinking as the easy and medium stages, without as the hard stage, which writes no box."""
     answer = _check("answer", write_answer(record))
     if not record.thinking.strip():
         return f"Answer: {answer}"
@@ -93,7 +88,11 @@ def _read_references(reasoning: str) -> tuple[Box, ...] | None:
 
 
 def _write_reasoning(thinking: str, record: Record) -> str:
-    """Put the references into the reasoning."""
+    """Put the references into the reasoning.
+
+    Regions **name** ([x1, y1, x2, y2]) in pixels are written in the unit square if they are the references in order;
+    otherwise they lose their boxes, and a last line lists the references. Boxes in the unit square already stay.
+    """
     references = [reference.label for reference in record.references]
     boxes = write_boxes(record, UNIT_SQUARE)
     in_pixels = [corners_of(match) for box in write_boxes(record) if (match := BOX.match(box))]

@@ -26,31 +26,18 @@ Missing = Literal["wrong", "stop", "skip"]
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """The parts of a reply as a dialect's reader returns them. Reading never raises; `problems` lists violations.
-
-    Attributes:
-      dialect: name of the dialect it was read as.
-      answer: text of the answer; None if no single answer part could be read.
-      references: boxes of the answer; None if the part that holds them is missing or cannot be read.
-      regions: boxes named within the reasoning.
-      thinking: the reasoning before the answer; "" for none.
-      preamble: text before the first stage.
-      stages: text of each stage that could be read, by the names of `record.STAGE_NAMES`.
-      problems: why the text violates the dialect's grammar, each a short phrase; empty if it is well formed.
-      space: coordinates of its boxes; None for pixels of the record's `image_size`.
-      text: the text that was read; ignored in comparisons.
-    """
+    """The parts of a reply as a dialect's reader returns them. Reading never raises; `problems` lists violations."""
 
     dialect: str
-    answer: str | None = None
-    references: tuple[Box, ...] | None = None
-    regions: tuple[Box, ...] = ()
+    answer: str | None = None  # None if no single answer part could be read
+    references: tuple[Box, ...] | None = None  # boxes of the answer; None if missing or unreadable
+    regions: tuple[Box, ...] = ()  # boxes named within the reasoning
     thinking: str = ""
-    preamble: str = ""
-    stages: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)
-    problems: tuple[str, ...] = ()
-    space: Space | None = None
-    text: str = dataclasses.field(default="", compare=False, repr=False)
+    preamble: str = ""  # text before the first stage
+    stages: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)  # by `record.STAGE_NAMES`
+    problems: tuple[str, ...] = ()  # why the text violates the dialect's grammar, each a short phrase
+    space: Space | None = None  # coordinates of its boxes; None for pixels of the record's `image_size`
+    text: str = dataclasses.field(default="", compare=False, repr=False)  # the text that was read
 
     @property
     def is_well_formed(self) -> bool:
@@ -63,10 +50,7 @@ class Reply:
         return convert(written, source=self.space or pixels(image_size), target=pixels(image_size))
 
 
-# Tags, numbers and boxes in text, each read in one pass; shared by the readers and writers of all dialects.
-#
-# Reading takes time linear in the text's length and never raises. Numbers have at most nine digits before and after
-# the point. A text with more than `MOST_BOXES` boxes, or more than 64 of the tags that may occur once, is ill formed.
+# Tags, numbers and boxes in text, read in time linear in its length.
 
 
 MOST_BOXES = 10_000
@@ -95,13 +79,7 @@ class Tag(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a text between its tags.
-
-    Attributes:
-      texts: stripped content of each part that occurs exactly once and is not blank, by the name of its tag.
-      preamble: stripped text before the first tag.
-      problems: why the tags violate the grammar.
-    """
+    """The parts of a text between its tags; `texts` has each part that occurs exactly once and is not blank."""
 
     texts: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)
     preamble: str = ""
@@ -122,12 +100,7 @@ def scan_tags(text: str, names: tuple[str, ...], *, most: int) -> list[Tag] | No
 
 
 def read_parts(text: str, marks: tuple[str, ...], *, has_preamble: bool = False) -> Parts:
-    """Split a text into the parts between its tags.
-
-    Args:
-      marks: the tags that a well-formed text has, each once, in order, such as ("think", "/think"). A part without a
-        closing tag ends at the next tag. Tags that hold other tags hold no other text.
-    """
+    """Split a text into the parts between `marks`, its tags in order; a part without a closing tag ends at the next."""
     tags = scan_tags(text, tuple(dict.fromkeys(mark.lstrip("/") for mark in marks)), most=_MOST_TAGS)
     if tags is None:
         return Parts(problems=("too many tags",))
@@ -178,11 +151,7 @@ def corners_of(match: re.Match[str]) -> Corners:
 
 
 def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Box, int, int]]:
-    """Yield the boxes that match a pattern, named by the text before each, with the start and end of their texts.
-
-    A box's text starts with the asterisks of a bold name, or after a plain name. A bold name (**name**) is used as
-    written; otherwise the name is the words since the last bracket, asterisk, line break or punctuation mark.
-    """
+    """Yield the boxes that match a pattern, named by the bold or last words before each, and their start and end."""
     last = 0
     for match in itertools.islice(pattern.finditer(text), MOST_BOXES):
         before = text[last : match.start()].rstrip()
@@ -214,11 +183,8 @@ def check_text(field: str, text: str, names: Sequence[str]) -> str:
     """Return a text without surrounding white space; refuse a blank text and one with a tag of `names`."""
     if not text.strip():
         raise BadInput(f"{field}: blank; this dialect requires a text")
-    match = tag_pattern(tuple(names)).search(text)
-    if match:
-        raise BadInput(
-            f"{field}: contains {match[0]}, which is a tag of this dialect; a text without its tags is required"
-        )
+    if match := tag_pattern(tuple(names)).search(text):
+        raise BadInput(f"{field}: contains {match[0]}, a tag of this dialect; a text without its tags is required")
     return text.strip()
 
 
@@ -279,15 +245,7 @@ _LONGEST = 2**16
 
 
 def read_answer(text: str, record: Record) -> str | tuple[str, ...] | None:
-    """Return a written answer in the form of `record.answer`; None if it is no readable answer.
-
-    - closed: the first word decides; a text with both "yes" and "no", or with neither first, is no answer.
-    - single: as `chain.Step.read_answer`: a letter, "B.", "(B)", "B: text" or the option's text. Letter and text must
-      agree; two letters are no answer.
-    - multi: several of these separated by commas, semicolons or "and", letters also by blanks; order and repetition
-      do not count.
-    - open: the folded text.
-    """
+    """Return a written answer in the form of `record.answer`, the folded text of an open one; None if unreadable."""
     if record.kind == "open":
         return fold(tidy(normalise(text))) or fold(text) or None
     if len(text) > _LONGEST:
@@ -312,7 +270,7 @@ def _read_as_written(text: str, record: Record) -> str | tuple[str, ...] | None:
 
 def _read_yes_or_no(text: str) -> str | None:
     words = _WORD.findall(fold(text))
-    decisions = {"yes", "no"}.intersection(words)
+    decisions = {"yes", "no"}.intersection(words)  # the first word decides, unless both occur
     return words[0].capitalize() if len(decisions) == 1 and words[0] in decisions else None
 
 
@@ -334,7 +292,6 @@ def _read_letters(text: str, step: Step) -> set[str] | None:
 
 
 def _read_choices(pieces: Iterable[str], step: Step) -> set[str] | None:
-    """Return the letters of written choices; None if one cannot be read."""
     letters: set[str] = set()
     for piece in pieces:
         letter = _read_choice(piece, step) if piece.strip() else None

@@ -3,7 +3,7 @@
 from stepcot_jax.box import EmptyBoxes, Matching, UnequalCounts, mean_iou
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
-from stepcot_jax.rewards.answers import IllFormed, check_choice
+from stepcot_jax.rewards.answers import IllFormed
 
 LEAST_IOU = 0.75
 
@@ -28,17 +28,9 @@ def grounding_reward(
       empty_boxes: reward of no box on either side, "one" or "zero".
       least_iou: threshold; a mean IoU equal to it, up to rounding errors of 1e-12, earns nothing.
       ill_formed: as in `rewards.answers.answer_reward`.
-
-    Raises:
-      ValueError: a setting is unknown.
     """
     overlap = localisation(
-        reply,
-        record,
-        matching=matching,
-        unequal_counts="zero",
-        empty_boxes=empty_boxes,
-        ill_formed=ill_formed,
+        reply, record, matching=matching, unequal_counts="zero", empty_boxes=empty_boxes, ill_formed=ill_formed
     )
     if not record.references:
         return overlap  # 1 if the reply has no box either and `empty_boxes` is "one"
@@ -57,11 +49,7 @@ def localisation(
     """Return the mean IoU of the reply's and the record's boxes, from 0 to 1; 0 if the boxes cannot be read.
 
     The mean over questions is GEMeX-RMCoT's V-score. Arguments as in `box.mean_iou` and `grounding_reward`.
-
-    Raises:
-      ValueError: a setting is unknown.
     """
-    check_choice("ill_formed", ill_formed, IllFormed)
     if reply.references is None or (ill_formed == "nothing" and not reply.is_well_formed):
         return 0.0
     return mean_iou(

@@ -1,9 +1,10 @@
 """Rewards of a reply: the weighted sum of answer, grounding, format and consistency, and three published presets."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from stepcot_jax.box import EmptyBoxes, Matching
 from stepcot_jax.host.errors import BadInput
@@ -16,7 +17,6 @@ from stepcot_jax.rewards.answers import (
     MultiChoice,
     OpenAnswer,
     answer_reward,
-    check_choice,
     format_reward,
 )
 from stepcot_jax.rewards.boxes import LEAST_IOU, grounding_reward, localisation
@@ -72,17 +72,10 @@ class RewardSettings:
             raise BadInput(f"rewards: all of {', '.join(_WEIGHTS)} are 0; at least one must be positive")
         if not 0 <= self.least_iou < 1:
             raise BadInput(f"rewards.least_iou: {self.least_iou} is not >= 0 and < 1")
-        for name, accepted in (
-            ("grounding", GroundingReward),
-            ("matching", Matching),
-            ("empty_boxes", EmptyBoxes),
-            ("multi_choice", MultiChoice),
-            ("open_answer", OpenAnswer),
-            ("choice_reading", ChoiceReading),
-            ("ill_formed", IllFormed),
-            ("gate", Gate),
-        ):
-            check_choice(f"rewards.{name}", getattr(self, name), accepted)
+        for name, kind in get_type_hints(type(self)).items():
+            accepted, value = get_args(kind), getattr(self, name)
+            if accepted and value not in accepted:
+                raise BadInput(f"rewards.{name} must be one of {', '.join(accepted)}; got {value!r}")
 
 
 PRESETS = {
@@ -155,17 +148,16 @@ def reward(
     >>> reward(reply, record, PRESETS["gemex"]).total
     2.0
     """
-    of_answer = answer_reward(
-        reply,
-        record,
-        multi_choice=settings.multi_choice,
-        open_answer=settings.open_answer,
-        choice_reading=settings.choice_reading,
-        ill_formed=settings.ill_formed,
-        judged=judged,
-    )
     parts = {
-        "answer": of_answer,
+        "answer": answer_reward(
+            reply,
+            record,
+            multi_choice=settings.multi_choice,
+            open_answer=settings.open_answer,
+            choice_reading=settings.choice_reading,
+            ill_formed=settings.ill_formed,
+            judged=judged,
+        ),
         "grounding": _grounding(reply, record, settings),
         "format": format_reward(reply),
         "consistency": _consistency(reply, record, settings, consistency),
@@ -178,22 +170,10 @@ def reward(
 
 
 def _grounding(reply: Reply, record: Record, settings: RewardSettings) -> float:
-    if settings.grounding == "mean_iou":
-        return localisation(
-            reply,
-            record,
-            matching=settings.matching,
-            unequal_counts="penalise",
-            empty_boxes=settings.empty_boxes,
-            ill_formed=settings.ill_formed,
-        )
-    return grounding_reward(
-        reply,
-        record,
-        matching=settings.matching,
-        empty_boxes=settings.empty_boxes,
-        least_iou=settings.least_iou,
-        ill_formed=settings.ill_formed,
+    by_threshold = functools.partial(grounding_reward, least_iou=settings.least_iou)
+    score = by_threshold if settings.grounding == "threshold" else localisation
+    return score(
+        reply, record, matching=settings.matching, empty_boxes=settings.empty_boxes, ill_formed=settings.ill_formed
     )
 
 

@@ -66,17 +66,6 @@ def _die_at_write(when, count):
     answers.Ledger.append = dying_append
 
 
-def prepare(base, name):
-    folder = base / name
-    folder.mkdir()
-    lines = [
-        {"id": str(number), "report": REPORT.format(f"{name} {number}"), "image": f"{number}.png"}
-        for number in range(NUM_REPORTS)
-    ]
-    (folder / "reports.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return folder
-
-
 def read_answered(folder):
     """Ids of the reports whose answer is in the ledger."""
     return [entry["report"] for entry in read_entries(folder / "out")]
@@ -84,7 +73,11 @@ def read_answered(folder):
 
 def run_until_done(base, name, base_url, plans):
     """Start again after each kill; the last start is left alone."""
-    folder, kills, done = prepare(base, name), [], False
+    folder, kills, done = base / name, [], False
+    folder.mkdir()
+    texts = [(str(number), REPORT.format(f"{name} {number}")) for number in range(NUM_REPORTS)]
+    lines = [json.dumps({"id": number, "report": text, "image": f"{number}.png"}) for number, text in texts]
+    (folder / "reports.jsonl").write_text("\n".join(lines))
     for kill_after, die_at in [*plans, (None, None)]:
         if done:
             break
@@ -105,11 +98,6 @@ def run_until_done(base, name, base_url, plans):
 if __name__ == "__main__":
     base, base_url = pathlib.Path(sys.argv[1]), sys.argv[2]
     randomness = random.Random(0)  # noqa: S311
-    rounds = [
-        run_until_done(base, f"random{number}", base_url, [(randomness.uniform(0.05, 0.25), None) for _ in range(3)])
-        for number in range(4)
-    ]
-    for when in ("before", "midway", "after"):
-        plans = [(None, (when, count)) for count in (1, 3, 5)]
-        rounds.append(run_until_done(base, when, base_url, plans))
-    print(json.dumps(rounds))
+    plans = {f"random{n}": [(randomness.uniform(0.05, 0.25), None) for _ in range(3)] for n in range(4)}
+    plans |= {when: [(None, (when, count)) for count in (1, 3, 5)] for when in ("before", "midway", "after")}
+    print(json.dumps([run_until_done(base, name, base_url, kills) for name, kills in plans.items()]))

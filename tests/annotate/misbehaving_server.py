@@ -4,7 +4,6 @@ It counts what it was paid for: requests that it answered with a completion, whe
 """
 
 import contextlib
-import email.utils
 import gzip
 import http.server
 import json
@@ -22,9 +21,8 @@ with contextlib.suppress(ImportError):  # without the extra annotate nothing is 
     openai._base_client.INITIAL_RETRY_DELAY = 0.02  # seconds before the second attempt, doubled with each
 
 REPORT = "FINDINGS: The lungs are clear. The heart is of normal size. IMPRESSION: No acute disease. Number {}."
-NORMAL = Annotation(
-    (0, 3, 5, 6, 4, 6, 0), ('The report says "The lungs are clear".',) * 7, ("The lungs are clear",) * 7
-)
+SAID = 'The report says "The lungs are clear".'
+NORMAL = Annotation((0, 3, 5, 6, 4, 6, 0), (SAID,) * 7, ("The lungs are clear",) * 7)
 GOOD = json.dumps(write_chain_answer(NORMAL, chain=DEFAULT_CHAIN))
 NUM_TOKENS = (900, 300)
 
@@ -135,10 +133,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(status, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
 
     def do_refuse_for_now(self, request, wait):
-        """429 with Retry-After: seconds, or a date that many seconds ahead if given as text."""
-        value = email.utils.formatdate(time.time() + float(wait), usegmt=True) if isinstance(wait, str) else str(wait)
         body = json.dumps({"error": {"message": "slow down", "code": "rate_limit"}}).encode()
-        self._send(429, body, {"Retry-After": value})
+        self._send(429, body, {"Retry-After": str(wait)})
 
     def do_hang_up(self, request, _):
         self.close_connection = True
@@ -190,15 +186,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 def _completion(content, *, usage=True, finish_reason="stop"):
     counts = {"prompt_tokens": NUM_TOKENS[0], "completion_tokens": NUM_TOKENS[1], "total_tokens": sum(NUM_TOKENS)}
-    return json.dumps(
-        {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "served-model-0613",
-            "choices": [
-                {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish_reason}
-            ],
-            **({"usage": counts} if usage else {}),
-        }
-    ).encode()
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish_reason}
+    about = {"id": "1", "object": "chat.completion", "created": 0, "model": "served-model-0613"}
+    return json.dumps({**about, "choices": [choice], **({"usage": counts} if usage else {})}).encode()

@@ -6,9 +6,6 @@ import pathlib
 import shutil
 import tempfile
 
-import numpy as np
-from PIL import Image
-
 from stepcot_jax.annotate.recipes.items import read_questions
 from stepcot_jax.data.phantom.phantom import write_pictures
 from stepcot_jax.data.questions.phantom_images import ground_phantom
@@ -40,8 +37,3 @@ def phantom_folder():
 @functools.cache
 def phantom_questions():
     return tuple(read_questions(phantom_folder(), seed=0, box_size=None, require_images=True, set_aside=[])[0])
-
-
-def write_picture(path, size, value=100):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((size[1], size[0]), value, np.uint8)).save(path)

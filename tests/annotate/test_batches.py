@@ -48,8 +48,14 @@ def finish(source, out, runner, *more, most=12):
     raise AssertionError("no result")
 
 
-def result_files(folder):
-    return {name: content for name, content in files(folder).items() if not name.startswith("batch/")}
+def assert_same_result(folder, live):
+    found = {name: content for name, content in files(folder).items() if not name.startswith("batch/")}
+    assert found == files(live)
+    assert entries(folder) == entries(live)
+
+
+def assert_complete(out):
+    assert len(json.loads((out / "data.json").read_text())) == 6
 
 
 WORDS = ("plain", "alpha", "beta", "gamma", "delta")
@@ -78,13 +84,13 @@ def test_batches_give_the_result_of_the_live_endpoint(tmp_path, monkeypatch, cap
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         main(command(source, tmp_path / "live", server, *more))
         monkeypatch.delenv("OPENAI_API_KEY")  # batch files need no key
-        runner = BatchRunner(server, layout)
+        runner, sent = BatchRunner(server, layout), {json.dumps(body, sort_keys=True) for body in server.requests}
         num_live = len(server.paid)
         num_rounds = finish(source, tmp_path / "batch", runner, *more)
         assert len(server.paid) == 2 * num_live
     assert num_rounds == 5  # annotate, repair, trust, and two voters, one after the other
-    assert result_files(tmp_path / "batch") == result_files(tmp_path / "live")
-    assert entries(tmp_path / "batch") == entries(tmp_path / "live")
+    assert {json.dumps(line["body"], sort_keys=True) for line in runner.lines} == sent
+    assert_same_result(tmp_path / "batch", tmp_path / "live")
     assert len({line["custom_id"] for line in runner.lines}) == len(runner.lines)
     assert all(len(line["custom_id"]) <= 64 for line in runner.lines)
     kinds = {path.name for path in (tmp_path / "batch" / "batch").glob("*")}
@@ -93,18 +99,6 @@ def test_batches_give_the_result_of_the_live_endpoint(tmp_path, monkeypatch, cap
     printed = capsys.readouterr()
     assert "refused: HTTP 400 (content_filter)" in printed.out
     assert "lungs" not in printed.out + printed.err
-
-
-def test_requests_are_those_of_the_live_endpoint(tmp_path, six, monkeypatch):  # noqa: F811
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with MisbehavingServer() as server:
-        main(command(six, tmp_path / "live", server))
-        sent = server.requests
-    ask(six, tmp_path / "batch")
-    lines = read_lines(tmp_path / "batch" / "batch" / "round-001-m-001.jsonl")
-    written = [line["body"] for line in lines]
-    key = lambda body: json.dumps(body, sort_keys=True)  # noqa: E731
-    assert sorted(map(key, written)) == sorted(map(key, sent))
 
 
 def test_files_keep_their_limits(tmp_path, six):  # noqa: F811
@@ -122,9 +116,9 @@ def test_files_keep_their_limits(tmp_path, six):  # noqa: F811
             ask(six, tmp_path / "none", f"{flag}=0")
 
 
-def start(source, out, server, *more):
+def start(source, out, server):
     """One round, and its replies, not yet taken."""
-    ask(source, out, *more)
+    ask(source, out)
     return BatchRunner(server).run(out)
 
 
@@ -161,34 +155,45 @@ def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, cap
     take(out, write_lines(path, replies[4:]))
     take(out, write_lines(path, [{**replies[4], "custom_id": again[0]["custom_id"]}]))
     ask(six, out)
-    assert len(json.loads((out / "data.json").read_text())) == 6
+    assert_complete(out)
     with pytest.raises(BadInput, match=r"none of 1 replies is about a request of \S*out \(first custom_id: 'x-r1'\)"):
         take(out, write_lines(path, foreign[1:]))
     with pytest.raises(BadInput, match=r"nowhere has no batch; expected a folder that `annotate requests` wrote"):
         take(tmp_path / "nowhere", path)
 
 
-ERRORS = [
-    ({"response": None, "error": {"code": "batch_expired", "message": "late"}}, "not answered (batch_expired)"),
-    ({"response": None, "error": None}, "not answered (no reason given)"),
-    ({"response": {"status_code": 500, "request_id": "", "body": {"error": {"code": "oops"}}}}, "HTTP 500 (oops)"),
-    ({"response": {"status_code": 429, "request_id": "", "body": "slow down"}}, "HTTP 429"),
-    ({"response": {"status_code": 401, "request_id": "", "body": None}}, "HTTP 401"),
-    ({"response": {"status_code": 200, "request_id": "", "body": {}}}, "the response is not a chat completion"),
-    ({"response": {"status_code": 503, "request_id": ""}, "error": "engine died"}, "HTTP 503"),
-]
+ERRORS = {
+    "not answered (batch_expired)": {"response": None, "error": {"code": "batch_expired", "message": "late"}},
+    "not answered (no reason given)": {"response": None, "error": None},
+    "HTTP 500 (oops)": {"response": {"status_code": 500, "body": {"error": {"code": "oops"}}}},
+    "HTTP 429": {"response": {"status_code": 429, "body": "slow down"}},
+    "HTTP 401": {"response": {"status_code": 401, "body": None}},
+    "the response is not a chat completion": {"response": {"status_code": 200, "body": {}}},
+    "HTTP 503": {"response": {"status_code": 503}, "error": "engine died"},
+}
 
 
-@pytest.mark.parametrize(("line", "problem"), ERRORS)
-def test_an_error_is_asked_again_until_the_attempts_are_used_up(tmp_path, six, capsys, line, problem):  # noqa: F811
-    out, path = tmp_path / "out", tmp_path / "replies.jsonl"
+def test_each_error_is_named_and_asked_again(tmp_path, capsys):
+    out, texts = tmp_path / "out", [REPORT.format(number) for number in range(len(ERRORS))]
+    source = write_reports(tmp_path, texts)
+    with MisbehavingServer() as server:
+        replies = start(source, out, server)
+    lines = [{"custom_id": reply["custom_id"], **line} for reply, line in zip(replies, ERRORS.values(), strict=True)]
+    take(out, write_lines(tmp_path / "replies.jsonl", lines))
+    printed = capsys.readouterr().out
+    assert all(f"1 to be asked again: {problem}\n" in printed for problem in ERRORS)
+    ask(source, out)
+    assert len(read_lines(out / "batch" / "round-002-m-001.jsonl")) == len(ERRORS)
+
+
+def test_an_error_is_asked_again_until_the_attempts_are_used_up(tmp_path, six, capsys):  # noqa: F811
+    out, path, (problem, line) = tmp_path / "out", tmp_path / "replies.jsonl", next(iter(ERRORS.items()))
     with MisbehavingServer() as server:
         runner = BatchRunner(server)
         ask(six, out)
         first, *others = runner.run(out)
         failed = first["custom_id"].removesuffix("-r1")
         take(out, write_lines(path, [*others, {"custom_id": f"{failed}-r1", **line}]))
-        assert f"1 to be asked again: {problem}" in capsys.readouterr().out
         old = path.read_bytes()
         for number in (2, 3):
             ask(six, out)
@@ -196,17 +201,15 @@ def test_an_error_is_asked_again_until_the_attempts_are_used_up(tmp_path, six, c
             capsys.readouterr()
             path.write_bytes(old)
             take(out, path)  # the first round's file again: no news about this one
-            assert (
-                capsys.readouterr().out
-                == "0 answers taken\n6 lines repeat what is known\n1 requests have no reply yet\n"
-            )
+            said = ["0 answers taken", "6 lines repeat what is known", "1 requests have no reply yet"]
+            assert capsys.readouterr().out.splitlines() == said
             take(out, write_lines(path, [{"custom_id": f"{failed}-r{number}", **line}] * 2))
         with pytest.raises(RunStopped, match=rf"'r0': {re.escape(problem)} \(attempts: 3\)\); all other answers"):
             ask(six, out)
         ask(six, out, "--again")
         take(out, write_lines(path, runner.run(out)))
         ask(six, out)
-    assert len(json.loads((out / "data.json").read_text())) == 6
+    assert_complete(out)
 
 
 def test_an_endpoint_that_refuses_a_wording_is_asked_in_the_next(tmp_path, six, capsys):  # noqa: F811
@@ -223,9 +226,8 @@ def test_an_endpoint_that_refuses_a_wording_is_asked_in_the_next(tmp_path, six, 
         assert finish(six, out, runner, "--attempts=1") == 3
     wordings = [("max_tokens" in line["body"], line["body"]["response_format"]["type"]) for line in runner.lines]
     assert wordings == [(True, "json_schema")] * 6 + [(False, "json_schema")] * 6 + [(False, "json_object")] * 6
-    assert (
-        "6 to be asked again: HTTP 400: to be asked with json_schema, max_completion_tokens" in capsys.readouterr().out
-    )
+    said = "6 to be asked again: HTTP 400: to be asked with json_schema, max_completion_tokens"
+    assert said in capsys.readouterr().out
 
 
 def test_the_cap_holds_for_batches(tmp_path, six, capsys):  # noqa: F811
@@ -251,24 +253,15 @@ def test_the_cap_holds_for_batches(tmp_path, six, capsys):  # noqa: F811
         assert finish(six, out, runner) == 1
 
 
-def test_a_killed_command_loses_nothing(tmp_path, six):  # noqa: F811
-    """A kill between files and transaction leaves files that the next run writes again, under the same names."""
+def test_a_killed_command_loses_nothing_and_an_open_batch_of_before_goes_on(tmp_path, six):  # noqa: F811
     out = tmp_path / "out"
     with MisbehavingServer() as server:
         replies = start(six, out, server)
     before = (out / "batch" / "round-001-m-001.jsonl").read_bytes()
+    # A kill between files and transaction leaves files that the next run writes again, under the same names.
     shutil.rmtree(out / "ledger")
     ask(six, out)
     assert (out / "batch" / "round-001-m-001.jsonl").read_bytes() == before
-    take(out, write_lines(tmp_path / "r.jsonl", replies))
-    ask(six, out)
-    assert len(json.loads((out / "data.json").read_text())) == 6
-
-
-def test_an_open_batch_of_before_goes_on_and_nothing_is_written_twice(tmp_path, six):  # noqa: F811
-    out = tmp_path / "out"
-    with MisbehavingServer() as server:
-        replies = start(six, out, server)
     with contextlib.closing(Answers(out / "ledger")) as answers:
         asked = answers.outstanding()
         fields, number = answers.identity(asked[0].ledger)
@@ -280,7 +273,7 @@ def test_an_open_batch_of_before_goes_on_and_nothing_is_written_twice(tmp_path, 
     assert [path.name for path in sorted((out / "batch").glob("round-*"))] == ["round-001-m-001.jsonl"]
     take(out, write_lines(tmp_path / "r.jsonl", replies))
     ask(six, out)
-    assert len(json.loads((out / "data.json").read_text())) == 6
+    assert_complete(out)
 
 
 def test_a_live_run_continues_batches(tmp_path, six, monkeypatch):  # noqa: F811
@@ -308,20 +301,10 @@ def test_reasoning_records_by_batches_are_those_of_the_live_endpoint(tmp_path, m
     pictures = [] if task == "rmcot" else ["--send-images"]
     more = ["--trust", "--voter=v", "--regenerate=1", *pictures]
     known = learn(task, source)
-
-    def behave(request, number):
-        content = request["messages"][1]["content"]
-        if isinstance(content, list):
-            content = content[0]["text"]
-        messages = [*request["messages"]]
-        messages[1] = {"role": "user", "content": content}
-        return "answer", answer(known, {"messages": messages})
-
-    with MisbehavingServer(behave) as server:
+    with MisbehavingServer(lambda request, _: ("answer", answer(known, request))) as server:
         main(vqa_command(task, source, tmp_path / "live", server, *more))
         finish(("vqa", source), tmp_path / "batch", BatchRunner(server), f"--task={task}", *more)
-    assert result_files(tmp_path / "batch") == result_files(tmp_path / "live")
-    assert entries(tmp_path / "batch") == entries(tmp_path / "live")
+    assert_same_result(tmp_path / "batch", tmp_path / "live")
 
 
 def test_a_full_disk_leaves_no_request_file_that_is_cut(tmp_path, six):  # noqa: F811

@@ -7,7 +7,6 @@ import sys
 import textwrap
 import time
 
-import numpy as np
 import pytest
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Report
@@ -42,19 +41,12 @@ def test_agreement_of_four_reports_by_hand():
     assert (location.num_reports, location.accuracy) == (2, 1.0)
 
 
-def test_nothing_to_compare_is_said_and_not_divided_by():
+def test_nothing_to_compare_is_not_divided_by_and_halves_depend_on_the_id_alone():
     agreement = measure([coded("Clear.", "Hernia, Hiatal")])[-1]
-    assert agreement.num_reports == 0
-    assert math.isnan(agreement.accuracy)
-    assert math.isnan(agreement.kappa)
     one = measure([coded("IMPRESSION: Normal.", "normal")])[-1]
-    assert one.accuracy == 1.0
-    assert math.isnan(one.kappa)
-
-
-def test_halves_depend_on_the_id_alone_and_are_halves():
+    assert (agreement.num_reports, one.accuracy) == (0, 1.0)
+    assert all(map(math.isnan, (agreement.accuracy, agreement.kappa, one.kappa)))
     halves = [half_of(f"CXR{number}") for number in range(1000)]
-    assert halves == [half_of(f"CXR{number}") for number in range(1000)]
     assert 440 < halves.count("tuning") < 560
 
 
@@ -134,10 +126,3 @@ def test_the_command_prints_both_halves(archive, monkeypatch, capsys):
     assert "half 'tuning': 950 reports, 8 of them without text" in printed
     assert "half 'held out': 985 reports, 9 of them without text" in printed
     assert printed.count("Diagnosis ") == 2
-
-
-def test_describing_differs_from_annotating_outside_the_taxonomy_only():
-    inside, outside = coded("IMPRESSION: Mass.", "Mass"), coded("IMPRESSION: Granuloma.", "Granuloma/lung/apex/right")
-    assert annotate_report(inside[0]) == describe_report(inside[0])
-    assert np.isnan(measure([inside])[3].accuracy)
-    assert measure([outside], annotate=annotate_report)[3].accuracy == 0.0

@@ -19,6 +19,7 @@ from stepcot_jax.tools.annotate.command import main
 
 pytest.importorskip("ray.data", reason="the extra ray")
 
+pytestmark = pytest.mark.slow
 ENVIRONMENT = {}
 
 
@@ -47,13 +48,9 @@ def finish(process):
 def many(tmp_path_factory):
     """Twenty blocks of reports that differ, and their result without Ray."""
     folder = tmp_path_factory.mktemp("many")
-    texts = [text for text in TEXTS if text]
+    texts = [f"{text} {'Stable since. ' * 40} Number" for text in TEXTS if text]
     rows = [
-        {
-            "id": f"r{number}",
-            "report": f"{texts[number % 5]} {'Stable since. ' * 40} Number {number}.",
-            "image": f"{number}.png",
-        }
+        {"id": f"r{number}", "report": f"{texts[number % 5]} {number}.", "image": f"{number}.png"}
         for number in range(20 * BLOCK_SIZE - 7)
     ]
     (folder / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -86,55 +83,30 @@ def wait_for(condition, process, seconds=600):
     return found
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_the_files_are_those_of_the_local_run(tmp_path, workers):
+def test_the_files_are_those_of_the_local_run(tmp_path):
     source = write_source(tmp_path / "source", number=600)
     main([str(source), f"--out={tmp_path / 'local'}"])
-    printed = finish(start(source, tmp_path / "ray", f"--ray-workers={workers}"))
+    printed = finish(start(source, tmp_path / "ray", "--ray-workers=2"))
     assert "| collected | reports" in printed
     assert files(tmp_path / "ray") == files(tmp_path / "local")
-
-
-def test_a_killed_worker_is_replaced(tmp_path, many):
-    source, expected = many
-    process = start(source, tmp_path / "ray", "--images=none")
-    wait_for(lambda: count_blocks(tmp_path / "ray") >= 2, process)
-    os.kill(wait_for(find_workers, process)[0], signal.SIGKILL)
-    finish(process)
-    assert files(tmp_path / "ray") == expected
-
-
-def test_a_killed_driver_is_resumed_with_the_blocks_that_are_missing(tmp_path, many):
-    source, expected = many
-    process = start(source, tmp_path / "ray", "--images=none")
-    wait_for(lambda: count_blocks(tmp_path / "ray") >= 4, process)
-    process.kill()
-    process.communicate()
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "ray" / "blocks").glob("*.json")}
-    assert 4 <= len(kept) < 20
-    process = start(source, tmp_path / "ray", "--images=none")
-    wait_for(lambda: count_blocks(tmp_path / "ray") > len(kept), process)
-    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
-    finish(process)
-    assert files(tmp_path / "ray") == expected
-
-
-def test_what_ray_cannot_do_is_refused(tmp_path, many):
-    source, _ = many
     with pytest.raises(BadInput, match="--engine=ray is for --annotator=rules without --voter"):
         main([str(source), f"--out={tmp_path}", "--engine=ray", "--voter=v"])
     with pytest.raises(BadInput, match="number of Ray workers must be at least 1; got 0"):
         main([str(source), f"--out={tmp_path}", "--engine=ray", "--ray-workers=0"])
 
 
-def test_a_damaged_block_is_named(tmp_path, many):
-    source, _ = many
+def test_a_killed_worker_is_replaced_and_a_killed_driver_is_resumed_with_the_blocks_that_are_missing(tmp_path, many):
+    source, expected = many
     process = start(source, tmp_path / "ray", "--images=none")
-    path = wait_for(lambda: list((tmp_path / "ray" / "blocks").glob("*.json")), process)[0]
+    wait_for(lambda: count_blocks(tmp_path / "ray") >= 2, process)
+    os.kill(wait_for(find_workers, process)[0], signal.SIGKILL)
+    wait_for(lambda: count_blocks(tmp_path / "ray") >= 5, process)
     process.kill()
     process.communicate()
-    path.write_text("[]")
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "ray" / "blocks").glob("*.json")}
+    assert 5 <= len(kept) < 20
     process = start(source, tmp_path / "ray", "--images=none")
-    _, errors = process.communicate(timeout=800)
-    assert process.returncode == 2
-    assert f"{path.name} is not a block of {BLOCK_SIZE} reports; remove it and rerun" in errors
+    wait_for(lambda: count_blocks(tmp_path / "ray") > len(kept), process)
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    finish(process)
+    assert files(tmp_path / "ray") == expected

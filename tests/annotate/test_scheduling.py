@@ -101,25 +101,20 @@ def test_what_stops_one_report_stops_all_but_those_under_way(kind, place):
         run(4, wait)
 
 
-def test_many_failures_in_a_row_are_the_endpoints_fault():
+def test_many_failures_in_a_row_are_the_endpoints_fault_and_failures_between_answers_the_reports():
     asked = []
 
-    async def process(report):
+    async def fail(report):
         asked.append(report.id)
         raise RequestFailed("found HTTP 500")
 
+    async def fail_often(report):
+        return await fail(report) if int(report.id) % 3 else (ANNOTATION, ())
+
     with pytest.raises(RunStopped, match="3 requests in a row were given up, the last with: found HTTP 500"):
-        run(100, process, concurrency=1)
+        run(100, fail, concurrency=1)
     assert len(asked) <= MOST_FAILURES_IN_A_ROW + 3
-
-
-def test_failures_between_answers_are_the_reports_fault():
-    async def process(report):
-        if int(report.id) % 3:
-            raise RequestFailed("found HTTP 500")
-        return ANNOTATION, ()
-
-    assert sum(outcome.has_failed for outcome in run(30, process, concurrency=1)) == 20
+    assert sum(outcome.has_failed for outcome in run(30, fail_often, concurrency=1)) == 20
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -131,11 +126,3 @@ def test_neighbouring_reports_that_are_refused_do_not_stop_a_run(concurrency):
 
     outcomes = run(12, process, concurrency=concurrency)
     assert [outcome.has_failed for outcome in outcomes] == [2 <= number < 9 for number in range(12)]
-
-
-def test_errors_of_the_program_are_not_swallowed():
-    async def process(report):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run(3, process)

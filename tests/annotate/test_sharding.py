@@ -9,9 +9,11 @@ from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.test_pipeline import command, read_funnel
 from PIL import Image
 
-from stepcot_jax.annotate import runner
+from stepcot_jax.annotate import blocks, runner
 from stepcot_jax.annotate.output import Shard, read_shard
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tools.annotate.command import main
 
 TEXTS = (
@@ -64,7 +66,7 @@ def files(folder):
     }
 
 
-@pytest.mark.parametrize("count", [1, 2, NUM_SHARDS, 60])
+@pytest.mark.parametrize("count", [1, NUM_SHARDS, 50])
 def test_merged_shards_are_the_files_of_one_run(tmp_path, source, count):
     main([str(source), f"--out={tmp_path / 'whole'}"])
     folders = annotate_shards(source, tmp_path / "shards", count=count)
@@ -74,58 +76,51 @@ def test_merged_shards_are_the_files_of_one_run(tmp_path, source, count):
     assert {row[1]: row[2] for row in read_funnel(tmp_path / "merged")}["no report"] == 7
     for name in ("whole", "merged"):
         main(["review-out", str(tmp_path / name), f"--out={tmp_path / name}.csv", "--names=rules"])
-        main(
-            ["agree", str(tmp_path / name), str(tmp_path / "whole"), "--names", "a", "b", f"--out={tmp_path}/a-{name}"]
-        )
     assert (tmp_path / "merged.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert files(tmp_path / "a-merged") == files(tmp_path / "a-whole")
 
 
-def test_a_shard_depends_on_the_id_alone():
+def test_a_shard_depends_on_the_id_alone_and_other_flags_are_refused():
     names = [f"CXR{number}" for number in range(3000)]
     shards = [[name for name in names if Shard(index, 7).has(name)] for index in range(7)]
     assert sorted(name for shard in shards for name in shard) == sorted(names)
     assert all(350 < len(shard) < 510 for shard in shards)
     # Fixed forever: a shard of an older run must stay that shard.
     assert [next(i for i in range(7) if Shard(i, 7).has(name)) for name in names[:8]] == [0, 5, 0, 6, 5, 2, 1, 4]
-
-
-@pytest.mark.parametrize("written", ["", "3", "4/4", "-1/4", "1/0", "a/b", "1/2/3"])
-def test_a_flag_that_names_no_shard_is_refused(written):
-    with pytest.raises(BadInput, match=r"--shard: .* is not I/N"):
-        read_shard(written)
+    for written in ("", "3", "4/4", "-1/4", "1/0", "a/b", "1/2/3"):
+        with pytest.raises(BadInput, match=r"--shard: .* is not I/N"):
+            read_shard(written)
 
 
 def test_gaps_doubles_and_strangers_are_refused_by_name(tmp_path, source):
     folders = annotate_shards(source, tmp_path / "shards", "--images=none")
-    out = tmp_path / "out"
-    with pytest.raises(BadInput, match=r"2 of 5 shards are missing: 1/5, 3/5; pass all folders"):
-        merge([folders[0], folders[2], folders[4]], out)
-    shutil.copytree(folders[1], tmp_path / "copy")
-    with pytest.raises(BadInput, match=r"shard 1/5 is in \S*shards/1 and in \S*copy; pass each shard once"):
-        merge([*folders, tmp_path / "copy"], out)
-    with pytest.raises(BadInput, match=r"shards/2: the shard's folder was given twice; expected each shard once"):
-        merge([*folders, folders[2]], out)
-    (tmp_path / "link").symlink_to(folders[2])
-    with pytest.raises(BadInput, match=r"link: the shard's folder was given twice \(also as \S*shards/2\)"):
-        merge([*folders, tmp_path / "link"], out)
-    with pytest.raises(BadInput, match=r"source has no shard.json: expected the folder of a complete run with --shard"):
-        merge([*folders, source.parent], out)
-    (four,) = annotate_shards(source, tmp_path / "four", "--images=none", count=4)[3:]
-    with pytest.raises(BadInput, match=r"four/3/shard.json: is one of 4 shards, \S*shards/0 one of 5"):
-        merge([*folders[:4], four], out)
+    out, copy, link, strange = (tmp_path / name for name in ("out", "copy", "link", "strange"))
+    shutil.copytree(folders[1], copy)
+    link.symlink_to(folders[2])
+    main([str(source), f"--out={tmp_path / 'four'}", "--shard=3/4", "--images=none"])
     other = write_source(tmp_path / "other", number=39)
-    main([str(other), f"--out={tmp_path / 'strange'}", "--shard=4/5", "--images=none"])
-    with pytest.raises(BadInput, match=r"strange/shard.json: was made from another source than \S*shards/0"):
-        merge([*folders[:4], tmp_path / "strange"], out)
+    main([str(other), f"--out={strange}", "--shard=4/5", "--images=none"])
+    for given, words in (
+        ([folders[0], folders[2], folders[4]], r"2 of 5 shards are missing: 1/5, 3/5; pass all folders"),
+        ([*folders, copy], r"shard 1/5 is in \S*shards/1 and in \S*copy; pass each shard once"),
+        ([*folders, folders[2]], r"shards/2: the shard's folder was given twice; expected each shard once"),
+        ([*folders, link], r"link: the shard's folder was given twice \(also as \S*shards/2\)"),
+        ([*folders, source.parent], r"source has no shard.json: expected the folder of a complete run with --shard"),
+        ([*folders[:4], tmp_path / "four"], r"four/shard.json: is one of 4 shards, \S*shards/0 one of 5"),
+        ([*folders[:4], strange], r"strange/shard.json: was made from another source than \S*shards/0"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            merge(given, out)
     assert not out.exists()
     merge(folders, out)
     with pytest.raises(BadInput, match=r"out/data.json exists; choose another folder or pass --overwrite"):
         merge(folders, out)
-    merge(folders, out, "--overwrite")
+    before = files(folders[0])
+    with pytest.raises(BadInput, match=r"shards/0 is one of the shards; choose another folder"):
+        merge(folders, folders[0] / ".", "--overwrite")
+    assert files(folders[0]) == before
 
 
-def test_a_report_in_two_shards_or_none_is_refused(tmp_path, source):
+def test_a_report_in_two_shards_or_none_and_a_changed_shard_are_refused(tmp_path, source):
     folders = annotate_shards(source, tmp_path / "shards", "--images=none")
     path = folders[2] / "shard.json"
     shard = json.loads(path.read_text())
@@ -137,10 +132,7 @@ def test_a_report_in_two_shards_or_none_is_refused(tmp_path, source):
     path.write_text(json.dumps({**shard, "annotated": [[first, number], *others]}))
     with pytest.raises(BadInput, match=rf"report {first} of the source is in \S*shards/0 and in \S*shards/2"):
         merge(folders, tmp_path / "out")
-
-
-def test_a_changed_shard_is_refused(tmp_path, source):
-    folders = annotate_shards(source, tmp_path / "shards", "--images=none")
+    path.write_text(json.dumps(shard))
     records, asides = folders[1] / "data.json", folders[1] / "set_aside.jsonl"
     content = records.read_text()
     records.write_text(json.dumps(json.loads(content)[1:]))
@@ -176,6 +168,37 @@ def entries(folder):
     )
 
 
+def test_blocks_of_an_engine_are_kept_for_a_rerun_and_damaged_ones_are_named(tmp_path, source, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_SIZE", 8)
+    annotated = []
+
+    def map_blocks(parts, factory):
+        annotate = factory()
+        for index in reversed(range(len(parts))):
+            annotated.append(len(parts[index]))
+            yield index, annotate(parts[index])
+            if stops:
+                raise KeyboardInterrupt
+
+    def run():
+        plan = runner.Plan(None, (), False, None, 1, 2, "stop", "link", False, map_blocks=map_blocks)
+        runner.annotate_source(source, tmp_path / "blocks", plan, Terminal(silent=True), chain=DEFAULT_CHAIN)
+
+    stops = True
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    (kept,) = (tmp_path / "blocks" / "blocks").iterdir()
+    content, stops = kept.read_bytes(), False
+    kept.write_text("[]")
+    with pytest.raises(BadInput, match=rf"{kept.name} is not a block of 8 reports; remove it and rerun"):
+        run()
+    kept.write_bytes(content)
+    run()
+    assert annotated == [8] * 5  # each block once
+    main([str(source), f"--out={tmp_path / 'local'}"])
+    assert files(tmp_path / "blocks") == files(tmp_path / "local")
+
+
 def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, source, monkeypatch):
     pytest.importorskip("openai", reason="the extra annotate")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-0123456789")
@@ -203,14 +226,6 @@ def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, 
         main(command(source, folders[2], server, *more, "--shard=2/3", "--repairs=1", "--overwrite"))
     with pytest.raises(BadInput, match=r"was made with other settings \(repairs: 1 instead of 2\)"):
         merge(folders, tmp_path / "other")
-
-
-def test_the_result_is_no_shard(tmp_path, source):
-    folders = annotate_shards(source, tmp_path / "shards", count=2)
-    before = files(folders[0])
-    with pytest.raises(BadInput, match=r"shards/0 is one of the shards; choose another folder"):
-        merge(folders, folders[0] / ".", "--overwrite")
-    assert files(folders[0]) == before
 
 
 def test_a_shard_that_is_killed_while_it_is_replaced_is_not_merged(tmp_path, source, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +10,7 @@ if not hasattr(transformers, "BertModel"):
     pytest.skip("needs transformers' torch classes", allow_module_level=True)
 
 from encoders.torch_checkpoints import as_torch, largest_difference, pictures, randomise, write_tokenizer
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
@@ -67,45 +67,27 @@ class Trunk(nn.Module):
 class BiomedCLIP(nn.Module):
     def __init__(self, width, num_layers, image_size, patch_size):
         super().__init__()
-        self.visual = nn.ModuleDict(
-            {
-                "trunk": Trunk(width, num_layers, image_size, patch_size),
-                "head": nn.ModuleDict({"proj": nn.Linear(width, 512, bias=False)}),
-            }
-        )
-        config = transformers.BertConfig(
-            hidden_size=width,
-            num_hidden_layers=num_layers,
-            num_attention_heads=width // 64,
-            intermediate_size=4 * width,
-        )
+        head = nn.ModuleDict({"proj": nn.Linear(width, 512, bias=False)})
+        self.visual = nn.ModuleDict({"trunk": Trunk(width, num_layers, image_size, patch_size), "head": head})
+        sizes = {"hidden_size": width, "num_hidden_layers": num_layers, "num_attention_heads": width // 64}
+        config = transformers.BertConfig(**sizes, intermediate_size=4 * width)
         hidden = (width + 512) // 2
-        self.text = nn.ModuleDict(
-            {
-                "transformer": transformers.BertModel(config, add_pooling_layer=False),
-                "proj": nn.Sequential(
-                    nn.Linear(width, hidden, bias=False), nn.GELU(), nn.Linear(hidden, 512, bias=False)
-                ),
-            }
-        )
+        project = (nn.Linear(width, hidden, bias=False), nn.GELU(), nn.Linear(hidden, 512, bias=False))
+        bert = transformers.BertModel(config, add_pooling_layer=False)
+        self.text = nn.ModuleDict({"transformer": bert, "proj": nn.Sequential(*project)})
         self.logit_scale = nn.Parameter(torch.tensor(4.0))
 
 
 def save(folder, *, width=128, num_layers=2, image_size=36, patch_size=8, file="open_clip_model.safetensors"):
-    from safetensors.torch import save_file
-
     model = randomise(BiomedCLIP(width, num_layers, image_size, patch_size))
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     tensors["text.transformer.embeddings.position_ids"] = torch.arange(512)[None]
     save_file(tensors, folder / file) if file.endswith("safetensors") else torch.save(tensors, folder / file)
-    config = {
-        "model_cfg": {
-            "embed_dim": 512,
-            "vision_cfg": {"timm_model_name": "vit_base_patch16_224", "timm_proj": "linear", "image_size": image_size},
-            "text_cfg": {"hf_model_name": "microsoft/...", "hf_proj_type": "mlp", "context_length": 256},
-        },
-        "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]},
-    }
+    vision = {"timm_model_name": "vit_base_patch16_224", "timm_proj": "linear", "image_size": image_size}
+    text = {"hf_model_name": "microsoft/...", "hf_proj_type": "mlp", "context_length": 256}
+    colours = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]}
+    sizes = {"embed_dim": 512, "vision_cfg": vision, "text_cfg": text}
+    config = {"model_cfg": sizes, "preprocess_cfg": colours}
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
     return model
@@ -138,26 +120,18 @@ def test_both_towers(tmp_path, file):
     check(tmp_path, save(tmp_path, file=file), 3)
 
 
+@pytest.mark.slow
 def test_both_towers_at_published_size(tmp_path):
     check(tmp_path, save(tmp_path, width=768, num_layers=12, image_size=224, patch_size=16), 1)
 
 
-def test_another_open_clip_model_is_refused(tmp_path):
-    from safetensors.torch import save_file
-
-    save(tmp_path)
-    save_file({"visual.class_embedding": torch.zeros(4)}, tmp_path / "open_clip_model.safetensors")
-    with pytest.raises(BadInput, match="not a timm ViT with a BERT"):
-        load_image_encoder(str(tmp_path))
-
-
-def test_missing_tensor_is_named(tmp_path):
-    from safetensors.torch import load_file, save_file
-
+def test_a_missing_tensor_is_named_and_another_open_clip_model_is_refused(tmp_path):
     save(tmp_path)
     tensors = load_file(tmp_path / "open_clip_model.safetensors")
     del tensors["visual.trunk.blocks.1.norm2.bias"]
     save_file(tensors, tmp_path / "open_clip_model.safetensors")
     with pytest.raises(BadInput, match=r"missing: visual\.trunk\.blocks\.1\.norm2\.bias"):
         load_image_encoder(str(tmp_path))
-    assert np.all([name in tensors for name in ("logit_scale", "text.proj.0.weight", "text.proj.2.weight")])
+    save_file({"visual.class_embedding": torch.zeros(4)}, tmp_path / "open_clip_model.safetensors")
+    with pytest.raises(BadInput, match="not a timm ViT with a BERT"):
+        load_image_encoder(str(tmp_path))

@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "CLIPModel"):
     pytest.skip("needs transformers' torch classes", allow_module_level=True)
 
-from encoders.torch_checkpoints import as_torch, largest_difference, make_clip, pictures
+from encoders.torch_checkpoints import as_torch, largest_difference, make_bert, make_clip, pictures
 
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, Preprocessing, normalise, resize_image
 from stepcot_jax.encoders.checkpoints import recognise
@@ -17,8 +17,10 @@ from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.encoders.weights import assign, read_tensors
 from stepcot_jax.host.errors import BadInput
 
+SLOW = pytest.mark.slow
 
-@pytest.mark.parametrize(("full", "num_cases"), [(False, 3), (True, 2)])
+
+@pytest.mark.parametrize(("full", "num_cases"), [(False, 3), pytest.param(True, 2, marks=SLOW)])
 def test_image_tower(tmp_path, full, num_cases):
     model = make_clip(tmp_path, full=full)
     encoder = load_image_encoder(str(tmp_path))
@@ -43,6 +45,7 @@ def test_text_tower(tmp_path, end_token):
     check_text_tower(model, tmp_path, end_token=98, vocabulary=97, length=20)
 
 
+@pytest.mark.slow
 def test_text_tower_at_published_size(tmp_path):
     model = make_clip(tmp_path, full=True)
     check_text_tower(model, tmp_path, end_token=49407, vocabulary=49406, length=77)
@@ -89,34 +92,19 @@ def test_one_tower_alone(tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_compute_in_bfloat16(tmp_path):
-    make_clip(tmp_path)
-    images = pictures(4, 2, 36)
-    exact = load_image_encoder(str(tmp_path))
-    coarse = load_image_encoder(str(tmp_path), dtype=jnp.bfloat16)
-    assert coarse.digest != exact.digest
-    found, expected = np.asarray(coarse.encode(images)), np.asarray(exact.encode(images))
-    assert found.dtype == np.float32
-    assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()
-
-
-def test_weights_in_half_precision(tmp_path):
+def test_compute_and_weights_in_half_precision(tmp_path):
     model = make_clip(tmp_path / "whole")
     images = pictures(4, 2, 36)
-    expected = np.asarray(load_image_encoder(str(tmp_path / "whole")).encode(images))
+    exact = load_image_encoder(str(tmp_path / "whole"))
+    coarse = {load_image_encoder(str(tmp_path / "whole"), dtype=jnp.bfloat16)}
     for dtype in (torch.float16, torch.bfloat16):
-        folder = tmp_path / str(dtype)
-        model.to(dtype).save_pretrained(folder)
-        found = np.asarray(load_image_encoder(str(folder)).encode(images))
+        model.to(dtype).save_pretrained(tmp_path / str(dtype))
+        coarse.add(load_image_encoder(str(tmp_path / str(dtype))))
+    expected = np.asarray(exact.encode(images))
+    for encoder in coarse:
+        found = np.asarray(encoder.encode(images))
+        assert (encoder.digest != exact.digest, found.dtype) == (True, np.float32)
         assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()
-
-
-def test_a_case_does_not_depend_on_its_batch(tmp_path):
-    make_clip(tmp_path)
-    encoder = load_image_encoder(str(tmp_path))
-    images = pictures(5, 4, 36)
-    alone = np.concatenate([encoder.encode(images[k : k + 1]) for k in range(4)])
-    assert largest_difference(encoder.encode(images), alone) <= 1e-5
 
 
 def test_preprocessing_agrees_with_transformers(tmp_path):
@@ -127,16 +115,11 @@ def test_preprocessing_agrees_with_transformers(tmp_path):
     preprocessing = load_image_encoder(str(tmp_path)).preprocessing
     assert preprocessing == Preprocessing(size=36)
     generator = np.random.default_rng(6)
-    for height, width in [(36, 36), (50, 90), (91, 47), (140, 37), (20, 33)]:
+    for height, width in [(36, 36), (50, 90), (140, 37), (20, 33)]:
         pixels = generator.integers(0, 256, (height, width, 3)).astype(np.uint8)
         expected = processor(pixels, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
         assert largest_difference(normalise(resize_image(pixels, preprocessing), preprocessing), expected) <= 1e-5
     assert preprocessing.mean == pytest.approx(CLIP_MEAN)
-
-
-def test_bert_has_no_image_encoder(tmp_path):
-    from encoders.torch_checkpoints import make_bert
-
-    make_bert(tmp_path)
+    make_bert(tmp_path / "bert")
     with pytest.raises(BadInput, match="has no image encoder"):
-        load_image_encoder(str(tmp_path))
+        load_image_encoder(str(tmp_path / "bert"))

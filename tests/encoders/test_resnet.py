@@ -1,5 +1,7 @@
 """The residual networks that are trained along."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,13 +29,8 @@ def expect(images):
     hidden = oracle.max_pool(oracle.relu(oracle.group_norm(hidden, params["stem_norm"], 1)))
     hidden = oracle.residual_block(hidden, params["stage_0_block_0"], 1, 1)
     hidden = oracle.residual_block(hidden, params["stage_1_block_0"], 2, 2)
-    _, height, width, channels = hidden.shape
-    cells = [
-        hidden[:, y : y + height // 2, x : x + width // 2].reshape(len(images), -1, channels).mean(axis=1)
-        for y in (0, height // 2)
-        for x in (0, width // 2)
-    ]
-    return np.concatenate(cells, axis=1)
+    cells = [cell for rows in np.split(hidden, 2, axis=1) for cell in np.split(rows, 2, axis=2)]
+    return np.concatenate([cell.mean(axis=(1, 2)) for cell in cells], axis=1)
 
 
 def test_network_agrees_with_the_oracle(encode):
@@ -63,33 +60,16 @@ def test_published_networks_have_their_sizes(name, side, features, parameters):
     found = jax.eval_shape(lambda params, images: network.apply({"params": params}, images), shapes, images)
     assert found.shape == (2, features)
     assert found.dtype == np.float32
-    if parameters is None:
-        assert 250_000 < count_parameters(shapes) < 350_000
-    else:
-        assert count_parameters(shapes) == parameters
-
-
-def test_unknown_name_is_refused():
+    assert count_parameters(shapes) == parameters
     with pytest.raises(ValueError, match="'resnet50' is not one of 'resnet18', 'resnet_small'"):
         make_resnet("resnet50")
 
 
-@pytest.mark.parametrize("grid", [1, 2, 4])
-def test_cells_are_averages_in_reading_order(grid):
-    hidden = normal(3, 2, 4, 8, 3)
-    found = np.asarray(quick_jit(average_cells, static_argnums=1)(hidden, grid)).reshape(2, grid, grid, 3)
-    for row in range(grid):
-        for column in range(grid):
-            rows, columns = (
-                slice(row * 4 // grid, (row + 1) * 4 // grid),
-                slice(column * 8 // grid, (column + 1) * 8 // grid),
-            )
-            assert_close(found[:, row, column], hidden[:, rows, columns].mean(axis=(1, 2)), 1e-6)
-
-
-def test_cells_of_a_map_that_the_grid_does_not_divide_overlap():
-    hidden = np.random.default_rng(0).standard_normal((2, 3, 1, 5)).astype(np.float32)
-    found = np.asarray(average_cells(jnp.asarray(hidden), 2)).reshape(2, 2, 2, 5)
-    for row, rows in enumerate((slice(0, 2), slice(1, 3))):
-        for column in range(2):
-            assert_close(found[:, row, column], hidden[:, rows].mean(axis=(1, 2)), 1e-6)
+@pytest.mark.parametrize(("height", "width", "grid"), [(4, 8, 1), (4, 8, 4), (3, 1, 2)])
+def test_cells_are_averages_in_reading_order_and_overlap_where_the_grid_does_not_divide(height, width, grid):
+    hidden = normal(3, 2, height, width, 3)
+    found = np.asarray(average_cells(jnp.asarray(hidden), grid)).reshape(2, grid, grid, 3)
+    for row, column in np.ndindex(grid, grid):
+        rows = slice(math.floor(row * height / grid), math.ceil((row + 1) * height / grid))
+        columns = slice(math.floor(column * width / grid), math.ceil((column + 1) * width / grid))
+        assert_close(found[:, row, column], hidden[:, rows, columns].mean(axis=(1, 2)), 1e-6)

@@ -1,5 +1,6 @@
 """ResNet-18/50 and DenseNet-121 against compact PyTorch modules with torchvision's names (it is not installed)."""
 
+import collections
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from encoders.torch_checkpoints import as_torch, largest_difference, pictures, randomise
+from safetensors.torch import save_file
 from torch import nn
 
 from stepcot_jax.encoders.load import load_image_encoder
@@ -57,9 +59,6 @@ class ResNet(nn.Module):
         x = nn.functional.max_pool2d(relu(self.bn1(self.conv1(x))), 3, 2, 1)
         return self.layer4(self.layer3(self.layer2(self.layer1(x))))
 
-    def forward(self, x):
-        return self.last_map(x).mean((2, 3))
-
 
 class Dense(nn.Module):
     def __init__(self, before):
@@ -79,7 +78,7 @@ class DenseNet(nn.Module):
         before = 64
         for block, num_layers in enumerate((6, 12, 24, 16), start=1):
             dense = {f"denselayer{k + 1}": Dense(before + 32 * k) for k in range(num_layers)}
-            layers[f"denseblock{block}"] = nn.Sequential(*[]) if not dense else _named(dense)
+            layers[f"denseblock{block}"] = _named(dense)
             before += 32 * num_layers
             if block < 4:
                 transition = {"norm": nn.BatchNorm2d(before), "relu": nn.ReLU()}
@@ -93,15 +92,9 @@ class DenseNet(nn.Module):
     def last_map(self, x):
         return relu(self.features(x))
 
-    def forward(self, x):
-        return self.last_map(x).mean((2, 3))
-
 
 def _named(layers):
-    sequence = nn.Sequential()
-    for name, layer in layers.items():
-        sequence.add_module(name, layer)
-    return sequence
+    return nn.Sequential(collections.OrderedDict(layers))
 
 
 MAKERS = {
@@ -120,13 +113,12 @@ def test_features(tmp_path, name):
     encoder = load_image_encoder(str(path))
     images = pictures(0, 2, 64)
     with torch.inference_mode():
-        expected = model(as_torch(images))
+        last_map = model.last_map(as_torch(images))
+    expected = last_map.mean((2, 3))
     scale = float(expected.abs().max())  # random networks have no scale of their own
     assert largest_difference(encoder.encode(images), expected) <= 1e-4 * max(scale, 1)
     assert (encoder.width, encoder.num_parameters) == (width, num_parameters)
     assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)
-    with torch.inference_mode():
-        last_map = model.last_map(as_torch(images))
     pooled, patches = encoder.encode_patches(images)
     expected = last_map.flatten(2).transpose(1, 2)
     assert patches.shape == (2, 4, width)  # 2 x 2 positions, row by row
@@ -148,16 +140,12 @@ def test_densenet_with_the_names_of_old_files(tmp_path):
     assert largest_difference(new.encode(images), old.encode(images)) == 0
 
 
-def test_folder_with_architecture_in_its_config(tmp_path):
-    from safetensors.torch import save_file
-
+def test_the_architecture_is_in_the_config_and_a_file_of_another_size_is_refused(tmp_path):
     model = randomise(ResNet((2, 2, 2, 2), bottleneck=False))
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "num_classes": 1000}))
-    assert load_image_encoder(str(tmp_path)).width == 512
-
-
-def test_file_of_another_size_is_refused(tmp_path):
-    torch.save(randomise(ResNet((2, 2, 2, 2), bottleneck=False)).state_dict(), tmp_path / "resnet50.pth")
+    (tmp_path / "folder").mkdir()
+    save_file(model.state_dict(), tmp_path / "folder" / "model.safetensors")
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({"architecture": "resnet18", "num_classes": 1000}))
+    assert load_image_encoder(str(tmp_path / "folder")).width == 512
+    torch.save(model.state_dict(), tmp_path / "resnet50.pth")
     with pytest.raises(BadInput, match=r"missing: .*layer3\.5\.conv3\.weight.*layer1\.0\.conv1\.weight has shape"):
         load_image_encoder(str(tmp_path / "resnet50.pth"))

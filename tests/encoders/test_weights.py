@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from stepcot_jax.encoders.checkpoints import Architecture, recognise, resolve
 from stepcot_jax.encoders.load import count_parameters, load_image_encoder, load_text_encoder
-from stepcot_jax.encoders.transformer import Bert
+from stepcot_jax.encoders.transformer import Bert, TransformerSizes
 from stepcot_jax.encoders.weights import assign, read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_weights import load_qwen
@@ -50,6 +50,8 @@ def test_features_without_torch(tmp_path):
     assert (features.shape, patches.shape, encoder.width) == ((3, 12), (3, 4, 16), 12)
     alone = np.concatenate([encoder.encode(IMAGES[k : k + 1]) for k in range(3)])
     np.testing.assert_allclose(features, alone, atol=1e-5)
+    with pytest.raises(BadInput, match="has no text encoder"):
+        load_text_encoder(str(tmp_path / "a"))
     coarse = np.asarray(load_image_encoder(str(tmp_path / "a"), dtype="bfloat16").encode(IMAGES))
     assert np.abs(coarse - features).max() <= 0.05 * np.abs(features).max()
 
@@ -90,26 +92,25 @@ def test_shards_read_as_the_whole(tmp_path):
     assert whole.digest == sharded.digest
     np.testing.assert_array_equal(whole.encode(IMAGES), sharded.encode(IMAGES))
 
-    index.write_text(json.dumps({"weight_map": shards | {"ghost": "model-0.safetensors"}}))
-    with pytest.raises(BadInput, match="index and files disagree on ghost"):
-        read_tensors(tmp_path / "shards")
-    index.write_text(json.dumps({"weight_map": {k: v for k, v in shards.items() if k != names[0]}}))
-    with pytest.raises(BadInput, match=f"index and files disagree on {names[0]}"):
-        read_tensors(tmp_path / "shards")
-    for outside in ("../whole/model.safetensors", str(tmp_path / "whole" / "model.safetensors"), "..", "model.bin"):
-        index.write_text(json.dumps({"weight_map": shards | {names[0]: outside}}))
-        with pytest.raises(BadInput, match=r"not a \.safetensors file name in the same folder"):
+    without = {name: shard for name, shard in shards.items() if name != names[0]}
+    outside = ("../whole/model.safetensors", str(tmp_path / "whole" / "model.safetensors"), "..", "model.bin")
+    for weights, message in (
+        (shards | {"ghost": "model-0.safetensors"}, "index and files disagree on ghost"),
+        (without, f"index and files disagree on {names[0]}"),
+        *((without | {names[0]: path}, r"not a \.safetensors file name in the same folder") for path in outside),
+    ):
+        index.write_text(json.dumps({"weight_map": weights}))
+        with pytest.raises(BadInput, match=message):
             read_tensors(tmp_path / "shards")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', "{" * 10_000])
-def test_broken_index(tmp_path, text):
-    (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(BadInput, match="not an index of weights"):
-        read_tensors(tmp_path)
-
-
-def test_truncated_file(tmp_path):
+def test_broken_and_truncated_files_are_refused_and_a_bin_needs_torch(tmp_path, monkeypatch):
+    index = tmp_path / "model.safetensors.index.json"
+    for text in ("", "[]", "{}", '{"weight_map": []}', "{" * 10_000):
+        index.write_text(text)
+        with pytest.raises(BadInput, match=r"index\.json: .*; expected a weight_map"):
+            read_tensors(tmp_path)
+    index.unlink()
     write_clip(tmp_path)
     path = tmp_path / "model.safetensors"
     whole = path.read_bytes()
@@ -117,11 +118,7 @@ def test_truncated_file(tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises(BadInput, match="not a complete safetensors file"):
             read_tensors(tmp_path)
-
-
-def test_bin_without_torch(tmp_path, monkeypatch):
-    write_clip(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    path.rename(tmp_path / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BadInput, match=r"need torch.*pip install.*\.safetensors"):
         load_image_encoder(str(tmp_path))
@@ -164,25 +161,19 @@ def test_download_takes_what_is_needed_and_torch_files_last(tmp_path, monkeypatc
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve("owner/name@abc") == tmp_path
-    assert asked == [
-        ("owner/name", "abc", []),
-        ("owner/name", "abc", ["pytorch_model.bin", "open_clip_pytorch_model.bin"]),
-    ]
+    torch_files = ["pytorch_model.bin", "open_clip_pytorch_model.bin"]
+    assert asked == [("owner/name", "abc", []), ("owner/name", "abc", torch_files)]
     (tmp_path / "model.safetensors").touch()
     asked.clear()
     resolve("owner/name")
     assert asked == [("owner/name", None, [])]
 
 
-@pytest.mark.parametrize("source", ["./nowhere", "/nowhere/at/all", "a/b/c", "", "../x"])
-def test_paths_are_never_asked_of_the_network(source, monkeypatch, tmp_path):
+def test_paths_are_never_asked_of_the_network(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    if source:
+    for source in ("./nowhere", "/nowhere/at/all", "a/b/c", "../x"):
         with pytest.raises(BadInput, match="no such folder or file"):
             resolve(source)
-    else:
-        with pytest.raises(BadInput):
-            load_image_encoder(str(tmp_path))
 
 
 def test_digest():
@@ -203,50 +194,43 @@ def test_digest():
 
 
 def test_encoder_digest_follows_the_arithmetic(tmp_path):
-    write_clip(tmp_path / "a")
-    write_clip(tmp_path / "b", hidden_act="gelu")
-    write_clip(tmp_path / "c", num_attention_heads=4)
-    encoders = [load_image_encoder(str(tmp_path / name)) for name in "abca"]
-    assert len({encoder.digest for encoder in encoders}) == 3
-    assert encoders[0].digest == encoders[3].digest
+    for name, change in {"a": {}, "b": {"hidden_act": "gelu"}, "c": {"num_attention_heads": 4}, "d": {}}.items():
+        write_clip(tmp_path / name, **change)
+    a, b, c, d = (load_image_encoder(str(tmp_path / name)).digest for name in "abcd")
+    assert len({a, b, c}) == 3
+    assert a == d
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_act": "swish"}, r"config\.json\.hidden_act: 'swish' is not one of quick_gelu, gelu"),
-        ({"num_attention_heads": 3}, r"num_attention_heads: 3 is not a divisor of hidden_size \(16\)"),
-        ({"num_hidden_layers": 10**9}, "not a whole number from 1 to 256"),
-        ({"hidden_size": "16"}, "hidden_size: '16' is not"),
-        ({"layer_norm_eps": None}, "layer_norm_eps: None is not"),
-        ({"model_type": "llama"}, "model_type 'llama' is not supported"),
-    ],
-)
-def test_bad_configs(tmp_path, change, message):
+BAD_CONFIGS = {
+    r"config\.json\.hidden_act: 'swish' is not one of 'quick_gelu', 'gelu'": {"hidden_act": "swish"},
+    r"num_attention_heads: 3 is not a divisor of hidden_size \(16\)": {"num_attention_heads": 3},
+    "not a whole number from 1 to 256": {"num_hidden_layers": 10**9},
+    "hidden_size: '16' is not": {"hidden_size": "16"},
+    "layer_norm_eps: None is not": {"layer_norm_eps": None},
+    "model_type 'llama' is not supported": {"model_type": "llama"},
+}
+BAD_PREPROCESSING = {
+    "expected a short side": {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}},
+    "image size 64 is not the network's 32": {"size": 64, "crop_size": 64},
+    "resample: 2 is not one of 3": {"resample": 2},
+    "image_mean: .* is not 3 numbers": {"image_mean": [0.5]},
+    "do_normalize: False is not one of True": {"do_normalize": False},
+    "rescale_factor: 1.0 is not a number from": {"rescale_factor": 1.0},
+}
+
+
+def test_bad_configs(tmp_path):
     write_clip(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(BadInput, match=message):
-        load_image_encoder(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}, "expected a short side"),
-        ({"size": 64, "crop_size": 64}, "image size 64 is not the network's 32"),
-        ({"size": 32, "resample": 2}, "resample: 2 is not 3"),
-        ({"size": 32, "image_mean": [0.5]}, "image_mean: .* is not 3 numbers"),
-        ({"size": 32, "do_normalize": False}, "do_normalize: False is not true"),
-        ({"size": 32, "rescale_factor": 1.0}, "rescale_factor: 1.0 is not 1/255"),
-        ({"size": 32, "rescale_factor": "1/255"}, "rescale_factor: '1/255' is not 1/255"),
-    ],
-)
-def test_bad_preprocessing(tmp_path, config, message):
-    write_clip(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match=message):
-        load_image_encoder(str(tmp_path))
+    good = json.loads((tmp_path / "config.json").read_text())
+    for name, known, bad in (
+        ("preprocessor_config.json", {"size": 32}, BAD_PREPROCESSING),
+        ("config.json", good, BAD_CONFIGS),
+    ):
+        for message, change in bad.items():
+            (tmp_path / name).write_text(json.dumps(known | change))
+            with pytest.raises(BadInput, match=message):
+                load_image_encoder(str(tmp_path))
+        (tmp_path / name).write_text(json.dumps(known))
 
 
 def test_preprocessing_of_files_old_and_new(tmp_path):
@@ -265,12 +249,6 @@ def test_preprocessing_of_files_old_and_new(tmp_path):
     assert load_image_encoder(str(tmp_path)).preprocessing.mean == (0.4, 0.5, 0.6)
 
 
-def test_an_image_tower_has_no_text(tmp_path):
-    write_clip(tmp_path)
-    with pytest.raises(BadInput, match="has no text encoder"):
-        load_text_encoder(str(tmp_path))
-
-
 def test_published_counts(tmp_path):
     """facts.md: the whole CLIP (both towers) and BERT with its pooler, without allocating any of it."""
     counts = {}
@@ -284,8 +262,6 @@ def test_published_counts(tmp_path):
 
 
 def test_padding_does_not_matter():
-    from stepcot_jax.encoders.transformer import TransformerSizes
-
     network = Bert(TransformerSizes(16, 2, 2, 24, "gelu", 1e-12, norm_first=False), 30, 12, 2, projection=(8, 4))
     tokens = jnp.arange(10, dtype=jnp.int32).reshape(2, 5)
     attended = jnp.arange(5)[None] < jnp.asarray([[5], [3]])

@@ -1,6 +1,5 @@
 """Names that may be addresses: downloaded by an extra for their scheme, never taken for a folder."""
 
-import ast
 import operator
 import os
 import pathlib
@@ -25,7 +24,7 @@ STANDALONE = {"exported_models.py", "policy_loader.py"}
 """Parts of an export, which run without stepcot_jax."""
 
 
-@pytest.mark.parametrize("place", ["gs://b/run", "s3://b/run", "hf://ann/chest", "https://x.org/run", "file:///tmp/x"])
+@pytest.mark.parametrize("place", ["gs://b/run", "hf://ann/chest", "file:///tmp/x"])
 def test_an_address_stays_one_after_pathlib_has_dropped_a_slash(place):
     assert is_address(place)
     assert is_address(pathlib.Path(place))
@@ -35,18 +34,13 @@ def test_an_address_stays_one_after_pathlib_has_dropped_a_slash(place):
         find_path(pathlib.Path(place), "config.x")
 
 
-@pytest.mark.parametrize(
-    "place", ["runs/gs", "/data/s3:/x", "a:b", "transformers:ann/chest", "ann/chest", "", ".", "~/x"]
-)
-def test_paths_and_hugging_face_names_are_no_addresses(place):
-    assert not is_address(place)
-
-
-@pytest.mark.parametrize("write", [make_workdir, make_new_folder, lambda path: write_whole(path / "file", b"")])
-def test_no_folder_is_made_of_an_address(write, tmp_path, monkeypatch):
+def test_paths_and_hugging_face_names_are_no_addresses_and_no_folder_is_made_of_one(tmp_path, monkeypatch):
+    for place in ("runs/gs", "/data/s3:/x", "a:b", "transformers:ann/chest", "ann/chest", "", ".", "~/x"):
+        assert not is_address(place)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="is an address; expected a folder"):
-        write(pathlib.Path("gs://bucket/run"))
+    for write in (make_workdir, make_new_folder, lambda path: write_whole(path / "file", b"")):
+        with pytest.raises(BadInput, match="is an address; expected a folder"):
+            write(pathlib.Path("gs://bucket/run"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,9 +70,7 @@ def test_paths_stay_and_addresses_are_downloaded_by_the_extra_of_their_scheme(tm
     with pytest.raises(BadInput, match=r"^az://b/run: unknown scheme; expected .*gs://, hf://, ours://, s3://$"):
         find_path("az://b/run")
     monkeypatch.delitem(list_extras("scheme"), "s3", raising=False)
-    with pytest.raises(
-        BadInput, match=r"^--x: s3: this scheme is an extra that is not installed: pip install .*\[s3\]"
-    ):
+    with pytest.raises(BadInput, match=r"^--x: s3: this scheme is an extra .* not installed: pip install .*\[s3\]"):
         find_path("s3://b/run", "--x")
     with pytest.raises(BadInput, match=r"^hf://b/run: nothing is written to hf://; expected"):
         open_remote("hf://b/run", say=print)
@@ -105,16 +97,11 @@ def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
     assert local_path("runs/q") == pathlib.Path("runs/q")
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments"),
-    [
-        ("features", ["--config=quickstart", "--workdir=hf://b/x", "--encoder=x"]),
-        ("tables", ["diagnosis", "--config=quickstart", "--workdir=hf://b/x"]),
-    ],
-)
-def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(module, arguments, tmp_path):
-    program = [sys.executable, "-m", "stepcot_jax", *module.split("."), *arguments]
+@pytest.mark.parametrize("command", ["features --encoder=x", "tables diagnosis"])
+def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(command, tmp_path):
+    arguments = [*command.split(), "--config=quickstart", "--workdir=hf://b/x"]
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    program = [sys.executable, "-m", "stepcot_jax", *arguments]
     found = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert (found.returncode, "nothing is written to hf://" in found.stderr) == (2, True), found.stderr
     assert list(tmp_path.iterdir()) == []
@@ -122,14 +109,9 @@ def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(module, a
 
 def test_no_flag_takes_a_path_in_another_way():
     """`type=pathlib.Path` would take an address for a folder."""
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.keyword) and node.arg == "type" and path.name not in STANDALONE:
-                name = getattr(node.value, "attr", getattr(node.value, "id", ""))
-                if name == "Path":
-                    found.append(f"{path.name}:{node.value.lineno}")
-    assert found == []
+    texts = {path.name: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    found = [name for name, text in texts.items() if re.search(r"\btype=(pathlib\.)?Path\b", text)]
+    assert set(found) <= STANDALONE
 
 
 @pytest.mark.parametrize("address", ["hf://a/b@v1/../../x", "hf://a/b@v1/..", "hf://a/b@v1//x", "hf://a/..@x"])

@@ -42,9 +42,7 @@ def test_json_is_read_as_its_type(tmp_path):
     ("content", "words"),
     [
         (b"", "truncated"),
-        (b'{"text": "a"', "truncated"),
         (b'{"text": 1}', r"\$.text"),
-        (b"[]", "Expected `object`"),
         (b'{"text": "\xff"}', "invalid|decode"),
         (b"[" * 100_000, "Expected `object`|recursion"),
         (b'{"text": "' + b"a" * 1000 + b'"}', "1012 bytes, more than 500"),
@@ -68,14 +66,6 @@ def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path):
             read_json(path, Note, accepted=ACCEPTED)
 
 
-def test_a_file_of_the_most_bytes_is_read(tmp_path):
-    path = tmp_path / "bytes"
-    path.write_bytes(b"12345")
-    assert read_file(path, max_bytes=5) == b"12345"
-    with pytest.raises(BadInput, match="5 bytes, more than 4"):
-        read_file(path, max_bytes=4)
-
-
 def test_writing_replaces_and_makes_the_folder(tmp_path):
     path = tmp_path / "new" / "data.json"
     write_whole(path, b"old")
@@ -84,9 +74,10 @@ def test_writing_replaces_and_makes_the_folder(tmp_path):
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
     assert list(path.parent.iterdir()) == [path]
+    assert read_file(path, max_bytes=3) == b"new"
 
 
-@pytest.mark.parametrize("where", ["fsync", "replace"])
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, where):
     path = tmp_path / "data.json"
     path.write_text("old")
@@ -94,23 +85,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, where):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(*((files.os, "fsync", fail) if where == "fsync" else ("pathlib.Path.replace", fail)))
-    with pytest.raises(OSError, match="disk full"):
-        write_whole(path, b"new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_fails_while_writing_leaves_the_old_file(tmp_path):
-    path = tmp_path / "data.json"
-    path.write_text("old")
-
-    def write_half():
-        with writing_whole(path) as file:
-            file.write(b"half")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        write_half()
+    if where != "write":
+        monkeypatch.setattr(*((files.os, "fsync", fail) if where == "fsync" else ("pathlib.Path.replace", fail)))
+    with pytest.raises(OSError, match="disk full"), writing_whole(path) as file:
+        (fail if where == "write" else file.write)(b"half")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

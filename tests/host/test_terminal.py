@@ -3,8 +3,6 @@
 import io
 import sys
 
-import pytest
-
 from stepcot_jax.host.terminal import Terminal
 
 
@@ -42,9 +40,8 @@ def test_a_notebook_shows_one_line_a_bar(monkeypatch):
     assert as_shown(text) == ["training 2/3 0 s left", "saved", "training 3/3 0 s left", "done", ""]
 
 
-@pytest.mark.parametrize("module", ["io"])
-def test_elsewhere_every_line_stays(monkeypatch, module):
-    text = write(monkeypatch, module)
+def test_elsewhere_every_line_stays(monkeypatch):
+    text = write(monkeypatch, "io")
     assert "\r" not in text
     assert text.splitlines()[0] == "training 1/3 0 s left a long note"
     assert len(text.splitlines()) == 5

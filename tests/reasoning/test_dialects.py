@@ -3,10 +3,11 @@
 import random
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
-from reasoning_records import SPACES, WITHOUT_NAMES, make_record, records
+from reasoning_records import SPACES, STAGES, WITHOUT_NAMES, make_record, records
 
 from stepcot_jax.box import Box, convert_rounded, pixels
 from stepcot_jax.host.errors import BadInput
@@ -58,38 +59,17 @@ def test_a_record_of_each_kind_is_read_back(dialect, kind):
         }
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(record=records())
-def test_any_record_is_read_back_or_refused_by_field(dialect, record):
+def test_any_record_is_read_back_or_refused_by_field(record):
     assume(record.references)
-    try:
-        text = write_reply(record, dialect)
-    except BadInput as error:
-        field, _, reason = str(error).partition(": ")
-        assert field.partition(".")[0] in ("thinking", "answer", "preamble", "stages")
-        assert reason
-        return
-    assert_read_back(record, dialect, text)
-
-
-def test_most_random_records_can_be_written():
-    written = refused = 0
-
-    @settings(max_examples=80)
-    @given(record=records())
-    def write(record):
-        nonlocal written, refused
-        assume(record.references)
-        for dialect in DIALECTS:
-            try:
-                write_reply(record, dialect)
-                written += 1
-            except BadInput:
-                refused += 1
-
-    write()
-    assert written > 4 * refused
+    for dialect in DIALECTS:
+        field = ""
+        try:
+            assert_read_back(record, dialect, write_reply(record, dialect))
+        except BadInput as error:
+            field = str(error).partition(":")[0].partition(".")[0]
+        assert field in ("", "thinking", "answer", "preamble", "stages")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -102,24 +82,18 @@ def test_many_boxes_are_read_back(dialect):
 @pytest.mark.parametrize(
     ("dialect", "changes", "field"),
     [
-        ("gemex", {"thinking": "a </think> b"}, "thinking"),
-        ("gemex", {"thinking": "a <ref> b"}, "thinking"),
-        ("gemex", {"kind": "open", "answer": "x</answer>"}, "answer"),
-        ("gemex", {"references": ()}, "references"),
-        ("gemex_plain", {"thinking": ""}, "thinking"),
-        ("gemex_plain", {"thinking": "a <location> [[1, 2, 3, 4]]"}, "thinking"),
-        ("gemex_plain", {"kind": "open", "answer": "a <reason> b"}, "answer"),
-        ("lvkc", {"stages": None}, "stages"),
-        ("lvkc", {"preamble": "a <LOC>"}, "preamble"),
-        ("lvkc", {"kind": "open", "answer": "</CON>"}, "answer"),
+        ("gemex", {"thinking": "a </think> b"}, "thinking"), ("gemex", {"thinking": "a <ref> b"}, "thinking"),
+        ("gemex", {"kind": "open", "answer": "x</answer>"}, "answer"), ("gemex", {"references": ()}, "references"),
+        ("gemex_plain", {"thinking": ""}, "thinking"), ("gemex_plain", {"thinking": "a <location> []"}, "thinking"),
+        ("gemex_plain", {"kind": "open", "answer": "a <reason> b"}, "answer"), ("lvkc", {"stages": None}, "stages"),
+        ("lvkc", {"preamble": "a <LOC>"}, "preamble"), ("lvkc", {"kind": "open", "answer": "</CON>"}, "answer"),
         ("lvkc_released", {"stages": None}, "stages"),
         ("lvkc_released", {"kind": "open", "answer": "<VIS>"}, "answer"),
-        ("medclm", {"thinking": "a\nAnswer: No"}, "thinking"),
-        ("medclm", {"thinking": "a [1, 2, 3, 4]"}, "thinking"),
+        ("medclm", {"thinking": "a\nAnswer: No"}, "thinking"), ("medclm", {"thinking": "a [1, 2, 3, 4]"}, "thinking"),
         ("medclm", {"thinking": "a [0.1, 0.2, 0.3, 0.4]"}, "thinking"),
         ("medclm", {"kind": "open", "answer": "a\nReasoning: b"}, "answer"),
     ],
-)
+)  # fmt: skip
 def test_a_text_that_would_break_the_markup_is_refused(dialect, changes, field):
     with pytest.raises(BadInput, match=f"^{field}: "):
         write_reply(make_record(**changes), dialect)
@@ -128,13 +102,9 @@ def test_a_text_that_would_break_the_markup_is_refused(dialect, changes, field):
 @pytest.mark.parametrize("dialect", ["lvkc", "lvkc_released"])
 @pytest.mark.parametrize("stage", ["localisation", "visual", "knowledge", "conclusion"])
 def test_a_stage_that_would_break_the_markup_is_refused(dialect, stage):
-    import msgspec
-
-    record = make_record()
-    tag = "</CON>"
-    broken = msgspec.structs.replace(record, stages=msgspec.structs.replace(record.stages, **{stage: f"a {tag}"}))
+    broken = make_record(stages=msgspec.structs.replace(STAGES, **{stage: "a </CON>"}))
     if dialect == "lvkc_released" and stage in ("localisation", "conclusion"):
-        assert tag not in write_reply(broken, dialect).replace(f"Yes{tag}", "")  # which does not write them
+        assert write_reply(broken, dialect).count("</CON>") == 1  # it does not write them
         return
     with pytest.raises(BadInput, match=rf"^stages\.{stage}: "):
         write_reply(broken, dialect)
@@ -161,17 +131,15 @@ def test_the_prompt_is_the_papers():
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize(
-    ("kind", "word"), [*zip(KINDS, ("open-ended", "closed-ended", "single-", "multi-"), strict=True)]
-)
-def test_prompts_name_the_kind_and_the_choices(dialect, kind, word):
-    record = make_record(kind)
-    prompt = write_question(record, dialect)
-    assert prompt.startswith("What is seen?\n")
-    assert word in prompt
-    assert ("<choices>: [A: Nodule, B: Effusion, C: Normal, D: Mass]" in prompt) == (kind in ("single", "multi"))
-    assert "think" not in write_question(record, dialect, with_thinking=False)
-    assert "Pleural effusion" not in prompt
+def test_prompts_name_the_kind_and_the_choices(dialect):
+    for kind, word in zip(KINDS, ("open-ended", "closed-ended", "single-", "multi-"), strict=True):
+        record = make_record(kind)
+        prompt = write_question(record, dialect)
+        assert prompt.startswith("What is seen?\n")
+        assert word in prompt
+        assert ("<choices>: [A: Nodule, B: Effusion, C: Normal, D: Mass]" in prompt) == (kind in ("single", "multi"))
+        assert "think" not in write_question(record, dialect, with_thinking=False)
+        assert "Pleural effusion" not in prompt
 
 
 # Fuzz.
@@ -183,52 +151,39 @@ PIECES = (
     *("Reasoning:", "Answer:", "\n\nAnswer: ", "\n", " ", "[1, 2, 3, 4]", "([1, 2, 3, 4])", "[0.1, 0.2, 0.3, 0.4]"),
     *("[nan, 1, 2, 3]", "[inf, -inf, 1e999, 0x1]", "[1e400, 1, 1, 1]", "9" * 400, "[" * 30, "{" * 30, "**", "**a**"),
     *('{"box_2d": [1, 2, 3, 4], "label": "a"}', '{"point": [1, 2], "label": "a"}', '{"box_2d": [NaN, 2, 3, 1e999]}'),
-    *(
-        '{"bbox_xyxy_pixel": [[1, 2, 3, 4]]}',
-        '{"bbox_xyxy_pixel": []}',
-        "Yes",
-        "No",
-        "A",
-        "B, C",
-        "\x00",
-        "\ud800",
-        "é",
-    ),
-    *('{"label": 1}', '{"box_2d": [' + "1" * 25 + ', 1, 1, 1], "label": "a"}', "\u2028", "\U0001f600", '"', "\\"),
+    *('{"bbox_xyxy_pixel": [[1, 2, 3, 4]]}', '{"bbox_xyxy_pixel": []}', "Yes", "No", "A", "B, C", "\x00", "\ud800"),
+    *('{"label": 1}', '{"box_2d": [' + "1" * 25 + ', 1, 1, 1], "label": "a"}', "\u2028", "\U0001f600", '"', "\\", "é"),
 )
 
 
 def mutate(generator, text):
-    """Delete, repeat, swap, cut, change the case of, or insert something."""
+    """Delete, repeat, cut, change the case of, insert, replace, or swap something."""
     for _ in range(generator.randrange(1, 4)):
         start = generator.randrange(len(text) + 1)
         end = min(len(text), start + generator.choice((1, 3, 10, 60)))
-        way = generator.randrange(7)
-        if way == 0:
-            text = text[:start] + text[end:]
-        elif way == 1:
-            text = text[:end] + text[start:]
-        elif way == 2:
-            text = text[:start]
-        elif way == 3:
-            text = text[:start] + text[start:end].swapcase() + text[end:]
-        elif way == 4:
-            text = text[:start] + generator.choice(PIECES) + text[start:]
-        elif way == 5:
-            old, new = generator.choice(PIECES), generator.choice(PIECES)
-            text = text.replace(old, new, 1)
-        else:
-            text = text[end:] + text[:end]
+        piece, other = generator.choices(PIECES, k=2)
+        first, middle, last = text[:start], text[start:end], text[end:]
+        text = generator.choice(
+            (
+                first + last,
+                first + 2 * middle + last,
+                first,
+                first + middle.swapcase() + last,
+                first + piece + middle + last,
+                text.replace(piece, other, 1),
+                last + first + middle,
+            )
+        )
     return text
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_any_of_20000_replies_a_dialect_is_read(dialect):
+def test_any_of_4000_replies_a_dialect_is_read(dialect):
     generator = random.Random(dialect)  # noqa: S311
     known = [make_record(kind) for kind in KINDS]
     well_formed = [write_reply(record, dialect) for record in known]
     num_formed = 0
-    for number in range(20_000):
+    for number in range(4_000):
         if number % 4 == 0:
             text = "".join(generator.choice(PIECES) for _ in range(generator.randrange(12)))
         else:
@@ -247,7 +202,7 @@ def test_any_of_20000_replies_a_dialect_is_read(dialect):
         assert 0 <= earned.total <= 1
         if not reply.is_well_formed:
             assert (earned.total, earned.answer, earned.grounding) == (0, 0, 0)
-    assert 50 < num_formed < 15_000
+    assert 20 < num_formed < 3_000
 
 
 FRAMES = {
@@ -259,15 +214,8 @@ FRAMES = {
 }
 UNITS = (
     *("**", "(", "[", "{", "<ref>", "9", "<", "</", "[1,", "(\n", "[ ", "([1, 2, 3, 4]) ", "**a** ([0, 0, 1, 1]) "),
-    *(
-        '{"box_2d": [1, 2, 3, 4], "label": "a"} ',
-        "<box>[1, 2, 3, 4]</box>",
-        "[1, 2, 3, 4], ",
-        '{"a":',
-        "\nAnswer:",
-        " ",
-    ),
-    *("<think>", "<LOC>", "<answer>", '"', "\\", '"\\'),
+    *('{"box_2d": [1, 2, 3, 4], "label": "a"} ', "<box>[1, 2, 3, 4]</box>", "[1, 2, 3, 4], ", '{"a":', "\nAnswer:"),
+    *("<think>", "<LOC>", "<answer>", '"', "\\", '"\\', " "),
 )
 
 
@@ -277,7 +225,7 @@ def fastest(text, dialect):
         read_reply(text, dialect)
         return time.process_time() - start
 
-    return min(measure() for _ in range(3))
+    return min(measure() for _ in range(2))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -291,19 +239,12 @@ def test_reading_takes_linear_time(dialect, frame):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_10_megabytes_are_read(dialect):
-    text = FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 360_000, 1)
-    assert len(text) > 10_000_000
+def test_10_megabytes_and_100000_nested_tags_are_read(dialect):
     start = time.process_time()
-    read_reply(text, dialect)
+    read_reply(FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 360_000, 1), dialect)
     assert time.process_time() - start < 10
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("name", ["think", "ref", "LOC", "answer"])
-def test_100000_nested_tags_are_read(dialect, name):
-    text = f"<{name}>" * 100_000 + "Yes" + f"</{name}>" * 100_000
-    reply = read_reply(text, dialect)
-    assert not reply.is_well_formed
-    assert reply.answer is None
-    assert len(reply.problems) < 20
+    for name in ("think", "ref", "LOC", "answer"):
+        reply = read_reply(f"<{name}>" * 100_000 + "Yes" + f"</{name}>" * 100_000, dialect)
+        assert not reply.is_well_formed
+        assert reply.answer is None
+        assert len(reply.problems) < 20

@@ -40,21 +40,14 @@ def test_the_writer_gives_one_ref_and_one_box_each():
         ("", "<think> is missing"),
         (RESPONSE, "<think> is missing"),
         (f"Sure! {PUBLISHED}", "text outside of the tags"),
-        (f"{PUBLISHED} Bye.", "text outside of the tags"),
         (f"{THINK} so {RESPONSE}", "text outside of the tags"),
-        (f"{THINK}<response>x<answer>B</answer>{LOCATION}</response>", "text outside of the tags"),
         (f"{THINK}<response><answer>B</answer>x{LOCATION}</response>", "text outside of the tags"),
-        (f"{THINK}<response><answer>B</answer>{LOCATION}x</response>", "text outside of the tags"),
         (f"{THINK}{RESPONSE}{RESPONSE}", "<response> occurs more than once"),
-        (f"{THINK}{PUBLISHED}", "<think> occurs more than once"),
         (f"{RESPONSE}{THINK}", "tags are out of order"),
         (PUBLISHED.replace("<think>", "<Think>"), "<think> is missing"),
         (PUBLISHED.replace("</think>", ""), "</think> is missing"),
         (PUBLISHED.replace("<answer>B</answer>", "<answer> </answer>"), "<answer> is empty"),
-        (f"<think> \n</think>{RESPONSE}", "<think> is empty"),
-        (f"{THINK}<response><answer>B</answer><location></location></response>", "<location> is empty"),
         (PUBLISHED.replace("<answer>B", "<answer><ref>B</ref>"), "<ref> or <box> outside of <location>"),
-        (PUBLISHED.replace("Focus", "<box>Focus</box>"), "<ref> or <box> outside of <location>"),
     ],
 )
 def test_each_violation_has_its_problem(text, problem):
@@ -65,33 +58,18 @@ def test_each_violation_has_its_problem(text, problem):
 @pytest.mark.parametrize(
     "location",
     [
-        "<ref>a</ref>",
-        "<box>[1, 2, 3, 4]</box>",
-        "<box>[1, 2, 3, 4]</box><ref>a</ref>",
-        "<ref>a</ref><ref>b</ref><box>[1, 2, 3, 4]</box>",
-        "<ref>a</ref><box>[1, 2, 3, 4]</box><ref>b</ref>",
-        "<ref> </ref><box>[1, 2, 3, 4]</box>",
-        "<ref>a</ref><box></box>",
-        "<ref>a</ref><box>[1, 2, 3]</box>",
-        "<ref>a</ref><box>[1, 2, 3, 4, 5]</box>",
-        "<ref>a</ref><box>1, 2, 3, 4</box>",
-        "<ref>a</ref><box>[1, 2, 3, 4],</box>",
-        "<ref>a</ref><box>[1, 2, 3, 4] [1, 2, 3, 4]</box>",
-        "<ref>a</ref><box>[nan, 2, 3, 4]</box>",
-        "<ref>a</ref><box>[1, 2, 3, inf]</box>",
-        "<ref>a</ref><box>[1, 2, 3, 1e9]</box>",
-        f"<ref>a</ref><box>[1, 2, 3, {'9' * 10}]</box>",
-        f"<ref>a</ref><box>[1, 2, 3, {'9' * 5000}]</box>",
-        "<ref>a</ref><box>[1, 2, 3, ٤]</box>",
-        "<ref>a</ref> and <box>[1, 2, 3, 4]</box>",
-        "<ref>a</ref><box>[1, 2, 3, 4]</box>.",
-        "<ref>a<box>[1, 2, 3, 4]</box></ref>",
-        "<ref>a</ref><box>[1, 2, 3, 4]",
-        "left lung [1, 2, 3, 4]",
-        "<ref>a</ref><box>[1, 2, 3, 4]</box><ref>",
+        *("<ref>a</ref>", "BOX", "BOX<ref>a</ref>", "<ref>a</ref><ref>b</ref>BOX", "<ref>a</ref>BOX<ref>b</ref>"),
+        *("<ref> </ref>BOX", "<ref>a</ref> and BOX", "<ref>a</ref>BOX.", "<ref>aBOX</ref>", "<ref>a</ref>BOX<ref>"),
+        *("<ref>a</ref><box>[1, 2, 3, 4]", "left lung [1, 2, 3, 4]", "<ref>a</ref><box>1, 2, 3, 4</box>"),
+        *("<ref>a</ref><box>[1, 2, 3, 4],</box>", "<ref>a</ref><box>[1, 2, 3, 4] [1, 2, 3, 4]</box>"),
+        *(
+            f"<ref>a</ref><box>[1, 2, 3{more}]</box>"
+            for more in ("", ", 4, 5", ", nan", ", inf", ", 1e9", f", {'9' * 10}", f", {'9' * 5000}", ", ٤")
+        ),
     ],
 )
 def test_a_location_that_is_no_list_of_names_with_boxes(location):
+    location = location.replace("BOX", "<box>[1, 2, 3, 4]</box>")
     reply = read_reply(PUBLISHED.replace(LOCATION, f"<location>{location}</location>"), "gemex")
     assert reply.problems == ("<location> is not names with boxes",)
     assert reply.references is None
@@ -120,10 +98,7 @@ def test_a_name_may_have_several_boxes():
         ("the left lung ([1, 2, 3, 4])", [("the left lung", 1)]),
         ("It is wide. left lung([1,2,3,4]) and **heart**\n([5, 2, 3, 4]).", [("left lung", 1), ("heart", 5)]),
         ("**A**: **Clear**. The locations **mediastinum** ([1, 2, 3, 4])", [("mediastinum", 1)]),
-        ("**left lung** [1, 2, 3, 4]", []),
-        ("([1, 2, 3, 4])", []),
-        ("**left lung** ([1, 2, 3])", []),
-        ("**left lung** ([1, 2, 3, nan])", []),
+        *((text, []) for text in ("**lung** [1, 2, 3, 4]", "([1, 2, 3, 4])", "**lung** ([1, 2, 3])")),
         ("**a, b: c** ([1, 2, 3, 4]), **d** ([2, 2, 3, 4])", [("a, b: c", 1), ("d", 2)]),
     ],
 )
@@ -131,15 +106,6 @@ def test_regions_of_the_thinking(thinking, regions):
     reply = read_reply(f"<think>{thinking}</think>{RESPONSE}", "gemex")
     assert reply.problems == ()
     assert [(each.label, each.corners[0]) for each in reply.regions] == regions
-
-
-def test_without_thinking_the_response_alone_is_written_and_reported():
-    text = write_reply(make_record(thinking=" "), "gemex")
-    assert text.startswith("<response>")
-    reply = read_reply(text, "gemex")
-    assert reply.problems == ("<think> is missing", "</think> is missing")
-    assert reply.answer == "Yes"
-    assert [each.corners for each in reply.references] == [(64, 42, 257, 262)]
 
 
 def test_plain_replies():
@@ -157,17 +123,13 @@ def test_plain_replies():
     ("text", "problem"),
     [
         ("No <reason> b <location> []", "<answer> is missing"),
-        ("<answer> a <location> []", "<reason> is missing"),
-        ("<answer> a <reason> b", "<location> is missing"),
         ("<answer> a <reason> b <location>", "<location> is empty"),
-        ("<answer><reason> b <location> []", "<answer> is empty"),
         ("<answer> a <location> [] <reason> b", "tags are out of order"),
-        ("<answer> a <answer> a <reason> b <location> []", "<answer> occurs more than once"),
         ("x <answer> a <reason> b <location> []", "text outside of the tags"),
-        ("<answer> a <reason> b <location> [1, 2, 3, 4]", "<location> is not a list of boxes"),
-        ("<answer> a <reason> b <location> [[1, 2, 3, 4]] x", "<location> is not a list of boxes"),
-        ("<answer> a <reason> b <location> [[1, 2, 3, 4]", "<location> is not a list of boxes"),
-        ("<answer> a <reason> b <location> [", "<location> is not a list of boxes"),
+        *(
+            (f"<answer> a <reason> b <location> {location}", "<location> is not a list of boxes")
+            for location in ("[1, 2, 3, 4]", "[[1, 2, 3, 4]] x", "[[1, 2, 3, 4]", "[")
+        ),
     ],
 )
 def test_violations_of_the_plain_grammar(text, problem):
@@ -195,9 +157,10 @@ def test_a_reply_without_thinking_is_read_as_such():
     """The target of GEMeX-200K is well formed where no thinking is asked for, and only there."""
     record = make_record(thinking="")
     text = write_reply(record, "gemex")
+    assert text.startswith("<response>")
     found = read_reply(text, "gemex", with_thinking=False)
     assert found.is_well_formed
-    assert found.answer == record.answer
+    assert found.answer == read_reply(text, "gemex").answer == record.answer
     assert [(each.label, each.corners) for each in found.references] == [("bilateral lung", (64, 42, 257, 262))]
     assert problems(text) == ("<think> is missing", "</think> is missing")
     assert not read_reply(f"<think>Hm.</think>{text}", "gemex", with_thinking=False).is_well_formed

@@ -15,28 +15,19 @@ def write(thinking, *references):
     return write_reply(make_record(image_size=(64, 64), thinking=thinking, references=references), "medclm")
 
 
-def test_regions_of_the_thinking_are_written_in_the_unit_square():
+def test_the_writer_puts_the_references_into_the_reasoning():
     thinking = "There is a **Mass** ([15, 40, 20, 44]) in the left lung."
     assert write(thinking, MASS) == (
         "Reasoning: There is a **Mass** [0.2344, 0.6250, 0.3125, 0.6875] in the left lung.\n\nAnswer: Yes"
     )
-
-
-def test_references_that_the_thinking_does_not_name_in_order_are_listed():
     listed = (
         "Boxes: **Mass** [0.2344, 0.6250, 0.3125, 0.6875], **heart** [0.0000, 0.0000, 1.0000, 0.0156]\n\nAnswer: Yes"
     )
     assert write("It is there.", MASS, HEART) == f"Reasoning: It is there.\n{listed}"
     thinking = "The **heart** ([0, 0, 64, 1]) and the **Mass** ([15, 40, 20, 44])."
     assert write(thinking, MASS, HEART) == f"Reasoning: The **heart** and the **Mass**.\n{listed}"
-
-
-def test_a_region_that_is_no_reference_loses_its_box():
     assert write("The left lung ([1, 2, 3, 4]) is clear.") == "Reasoning: The left lung is clear.\n\nAnswer: Yes"
-
-
-def test_boxes_in_the_unit_square_already_stay():
-    thinking = "A mass at [0.2344, 0.6250, 0.3125, 0.6875]."
+    thinking = "A mass at [0.2344, 0.6250, 0.3125, 0.6875]."  # in the unit square already
     assert write(thinking, MASS) == f"Reasoning: {thinking}\n\nAnswer: Yes"
 
 
@@ -78,30 +69,18 @@ def test_a_list_that_is_no_box_of_the_unit_square(numbers):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "Mass",
-        "Reasoning: a",
-        "Answer:",
-        "Reasoning: \n\nAnswer: a",
-        "Reasoning: a\n\nAnswer: ",
-        "So. Reasoning: a\n\nAnswer: b",
-        "So.\nReasoning: a\n\nAnswer: b",
-        "Answer: a\nReasoning: b",
-        "Reasoning: a\nAnswer: b\nAnswer: c",
-        "reasoning: a\n\nanswer: b",
-        "Reasoning: a Answer: b",
+        *("", "Mass", "Reasoning: a", "Answer:", "Reasoning: \n\nAnswer: a", "Reasoning: a\n\nAnswer: "),
+        *("So. Reasoning: a\n\nAnswer: b", "So.\nReasoning: a\n\nAnswer: b", "Answer: a\nReasoning: b"),
+        *("Reasoning: a\nAnswer: b\nAnswer: c", "reasoning: a\n\nanswer: b", "Reasoning: a Answer: b"),
     ],
 )
 def test_violations(text):
     assert not read_reply(text, "medclm").is_well_formed
 
 
-@pytest.mark.parametrize("thinking", ["x\nAnswer ([1, 2, 3, 4]): No", "x\nReasoning ([15, 40, 20, 44]): No"])
-def test_a_head_that_appears_once_boxes_are_gone_is_refused(thinking):
-    with pytest.raises(BadInput, match="a line begins with"):
-        write(thinking, MASS)
-
-
-def test_a_box_of_another_name_is_no_reference():
+def test_a_head_that_appears_once_boxes_are_gone_and_a_box_of_another_name_are_refused():
+    for thinking in ("x\nAnswer ([1, 2, 3, 4]): No", "x\nReasoning ([15, 40, 20, 44]): No"):
+        with pytest.raises(BadInput, match="a line begins with"):
+            write(thinking, MASS)
     with pytest.raises(BadInput, match="other than the references"):
         write("The **lung** [0.2344, 0.6250, 0.3125, 0.6875].", MASS)

@@ -17,7 +17,6 @@ from stepcot_jax.record import Record, Stages
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("closed", {"id": ""}, "id: '' is not a name on one line"),
         ("closed", {"id": "a\nb"}, r"id: 'a\\nb' is not a name on one line"),
         ("closed", {"id": "a" * 501}, "id: 'aaa.* of 1 to 500 characters"),
         ("closed", {"patient": " "}, "patient_id: the value is not a name"),
@@ -25,27 +24,19 @@ from stepcot_jax.record import Record, Stages
         ("closed", {"image_size": (0, 9)}, r"image_size: \[0, 9\] is not \[width, height\]"),
         ("closed", {"question": " "}, "question: blank"),
         ("closed", {"options": ("a", "b")}, "choices: 2 choices of a question of kind 'closed'; none expected"),
-        ("open", {"options": ("a", "b")}, "choices: 2 choices of a question of kind 'open'"),
         ("single", {"options": ("one",)}, "choices: 1 options; 2 to 26 are required"),
         ("single", {"options": tuple(f"c{k}" for k in range(27))}, "choices: 27 options"),
         ("single", {"options": ("one", "One ")}, "choices: options .* must be distinct"),
-        ("single", {"options": ("one", "")}, "choices: options .* not empty"),
         ("closed", {"answer": "yes"}, "answer: 'yes' is not one of Yes, No"),
         ("closed", {"answer": ("Yes",)}, "answer: .* is a list; kind 'closed' expects a text"),
         ("single", {"answer": "E"}, "answer: 'E' is not one of A, B, C, D"),
-        ("single", {"answer": "Nodule"}, "answer: 'Nodule' is not one of"),
         ("multi", {"answer": "A"}, "answer: 'A' is not an answer of kind 'multi'"),
         ("multi", {"answer": ()}, "answer: .* at least one"),
         ("multi", {"answer": ("C", "A")}, "answer: .* in order"),
-        ("multi", {"answer": ("A", "A")}, "answer: .* distinct"),
         ("multi", {"answer": ("A", "E")}, "answer: .* letters of ABCD"),
         ("open", {"answer": " "}, "answer: blank"),
         ("closed", {"synonyms": ("Yeah",)}, "synonyms: 1 synonyms of a question of kind 'closed'; only open has any"),
-        (
-            "closed",
-            {"image_size": (100, 300)},
-            r"references\[0\].box: .* leaves the picture of image_size 100 by 300",
-        ),
+        ("closed", {"image_size": (100, 300)}, r"references\[0\].box: .* leaves the picture of image_size 100 by 300"),
     ],
 )
 def test_each_field_is_checked(kind, changes, message):
@@ -53,46 +44,26 @@ def test_each_field_is_checked(kind, changes, message):
         make_record(kind, **changes)
 
 
-_LABELS = ("", " ", "a\nb", "a" * 201, *(f"a{sign}" for sign in "<>[](){}*\"'`|\\"), "a\u2028b", "\x00")
+LABELS = ("", " ", "a\nb", "a" * 201, *(f"a{sign}" for sign in "<>[](){}*\"'`|\\"), "a\u2028b", "\x00")
+NAN, INF = float("nan"), float("inf")
+BOXES = ((1, 0, 1, 1), (0, 1, 1, 1), (2, 0, 1, 1), (-1, 0, 1, 1), (0, -1, 1, 1), (0, 0, 1, NAN), (0, 0, INF, 1))
 
 
-@pytest.mark.parametrize("label", _LABELS)
-def test_labels_that_would_break_markup_are_refused(label):
-    with pytest.raises(BadInput, match=r"^label: "):
-        Box(label, (0, 0, 1, 1)).check()
+def test_labels_that_would_break_markup_boxes_without_an_area_and_blank_stages_are_refused():
+    for label in LABELS:
+        with pytest.raises(BadInput, match=r"^label: "):
+            Box(label, (0, 0, 1, 1)).check()
+    for box in BOXES:
+        with pytest.raises(BadInput, match=r"^box: "):
+            Box("lung", box).check()
+    for name in Stages.__struct_fields__:
+        with pytest.raises(BadInput, match=f"^{name}: blank"):
+            msgspec.structs.replace(STAGES, **{name: " "})
 
 
-@pytest.mark.parametrize(
-    "box",
-    [
-        (1, 0, 1, 1),
-        (0, 1, 1, 1),
-        (2, 0, 1, 1),
-        (-1, 0, 1, 1),
-        (0, -1, 1, 1),
-        (0, 0, 1, float("nan")),
-        (0, 0, float("inf"), 1),
-    ],
-)
-def test_boxes_without_an_area_are_refused(box):
-    with pytest.raises(BadInput, match=r"^box: "):
-        Box("lung", box).check()
-
-
-@pytest.mark.parametrize("name", Stages.__struct_fields__)
-def test_stages_must_have_texts(name):
-    with pytest.raises(BadInput, match=f"^{name}: blank"):
-        msgspec.structs.replace(STAGES, **{name: " "})
-
-
-@pytest.mark.parametrize("kind", ["open", "closed", "single", "multi"])
-def test_a_record_of_each_kind_is_accepted(kind):
-    record = make_record(kind)
-    assert record.kind == kind
-    assert record.letters == ("ABCD" if kind in ("single", "multi") else "")
-
-
-def test_accepted_texts_are_the_answer_and_its_synonyms_once():
+def test_letters_and_accepted_texts():
+    letters = {kind: make_record(kind).letters for kind in ("open", "closed", "single", "multi")}
+    assert letters == {"open": "", "closed": "", "single": "ABCD", "multi": "ABCD"}
     record = make_record("open", answer="Pleural effusion", synonyms=("Fluid", "pleural  EFFUSION", "fluid"))
     assert record.accepted_texts == ("Pleural effusion", "Fluid")
     assert make_record("multi").accepted_texts == ()

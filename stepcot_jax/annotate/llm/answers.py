@@ -1,7 +1,6 @@
 """The paid answers of a folder and the requests of its batches, in one SQLite file, so that nothing is paid twice.
 
-Each answer is a transaction, on the disk before it is used: a killed process loses at most the answers in flight. One
-process at a time has the file open. Ledgers and batch journals of earlier versions (JSON Lines) are imported once.
+Each answer is on the disk before it is used. Ledgers and batch journals of earlier versions (JSON Lines) are imported.
 """
 
 import contextlib
@@ -93,14 +92,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request's last `Asked`, its attempts without an answer, and how the last one ended ("" if outstanding).
-
-    `how` is "answered", "failed" or "reworded" (to be asked again), or "refused" (for good).
-    """
+    """A request's last `Asked`, its attempts without an answer, and how the last one ended."""
 
     asked: Asked
     num_failures: int = 0
-    how: str = ""
+    how: str = ""  # "" if outstanding, "answered", "failed", "reworded" (to be asked again), "refused" (for good)
     problem: str = ""
 
 
@@ -335,18 +331,14 @@ class Answers:
 
 
 class Ledger:
-    """The answers of one model to one prompt.
-
-    Args:
-      identity: task, prompt_version, prompt_digest, model and decoding, which the answers share.
-    """
+    """The answers of one model to one prompt."""
 
     def __init__(self, answers: Answers, identity: Mapping[str, Any]) -> None:
+        """`identity`: task, prompt_version, prompt_digest, model and decoding, which the answers share."""
         answers.refuse_other_versions(identity)
         self._answers, self.digest = answers, answers.add_identity(identity)
 
     def __len__(self) -> int:
-        """Return the number of final answers."""
         rows = self._answers._run("SELECT count(*) FROM answers WHERE ledger = ? AND is_final", self.digest)
         return int(rows[0][0])
 

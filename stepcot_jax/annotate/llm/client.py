@@ -1,7 +1,6 @@
 """Ask a model behind an OpenAI-compatible address: spending cap, bounds, and a record of each attempt that may cost.
 
-Retries, back-off and `Retry-After` are those of the openai package. Every attempt passes `Client._attempt`, which
-reserves its cost, bounds time and size of the response, and records an answer or a lost attempt before it returns.
+Retries are those of the openai package; every attempt passes `Client._attempt`.
 """
 
 import asyncio
@@ -120,11 +119,7 @@ def read_key(endpoint: Endpoint) -> str:
 
 
 def hide_key(text: str, key: str) -> str:
-    """Return `text` with the key masked, except short placeholders such as "ollama".
-
-    >>> hide_key("denied: sk-0123456789", "sk-0123456789")
-    'denied: [key]'
-    """
+    """Return `text` with the key masked, except short placeholders such as "ollama"."""
     return text.replace(key, "[key]") if len(key) >= _SHORTEST_SECRET else text
 
 
@@ -262,12 +257,7 @@ def read_reply(content: bytes, *, lost: Entry, key: str) -> Entry:
 def bound_prompt_tokens(
     messages: Sequence[Message], schema: Mapping[str, Any], *, largest_counted: int | None = None
 ) -> int:
-    """Return an upper bound of a prompt's tokens.
-
-    Each token of a text encodes at least one byte. A picture is bounded by the bytes of its data URL, far more than the
-    tokens that models need for it, or by `PICTURE_MULTIPLE` times `largest_counted`, the tokens of the largest prompt
-    with a picture that the endpoint counted.
-    """
+    """Return an upper bound of a prompt's tokens: the bytes of its texts, and of pictures unless one was counted."""
     num_tokens = _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
     for part in (part for message in messages for part in _split_parts(message)):
         num_bytes = _num_bytes(part if isinstance(part, str) else json.dumps(part))
@@ -318,11 +308,7 @@ def fold_body(body: object) -> str:
 
 
 def find_alternative(status: int, body: str, *, form: str, tokens_name: str) -> tuple[str, str] | None:
-    """Return the next (form, name of the limit) to try, or None if the status has another cause.
-
-    >>> find_alternative(400, "use max_completion_tokens", form="plain", tokens_name="max_tokens")
-    ('plain', 'max_completion_tokens')
-    """
+    """Return the next (form, name of the limit) to try, or None if the status has another cause."""
     if status not in (400, 422):
         return None
     if TOKENS_NAMES[1] in body and tokens_name == TOKENS_NAMES[0]:
@@ -343,11 +329,7 @@ def find_refused_setting(decoding: Mapping[str, Any], body: str, param: object) 
 
 
 def describe_status(status: int, *names: object, key: str = "") -> str:
-    """Return a status with an error's short names (code, parameter), without its text, which may repeat a report.
-
-    >>> describe_status(400, "content_filter", None)
-    'HTTP 400 (content_filter)'
-    """
+    """Return a status with an error's short names (code, parameter), without its text, which may repeat a report."""
     short = [hide_key(name, key) for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]{1,64}", name)]
     return f"HTTP {status} ({', '.join(short)})" if short else f"HTTP {status}"
 

@@ -24,11 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class Crew:
-    """The interviewers of a run, with one budget that is charged with all answers of the folder.
-
-    Args:
-      answers: open answers of the folder, closed by the caller; None to open them at the first interviewer.
-    """
+    """The interviewers of a run, with one budget; `answers` are closed by the caller, None opens the folder's."""
 
     def __init__(
         self,
@@ -85,12 +81,7 @@ async def process_items(
     concurrency: int = 1,
     streak: Streak | None = None,
 ) -> AsyncIterator[Outcome[ItemT, Made]]:
-    """Yield the outcome of each item, in order, holding only a few items at a time.
-
-    `process` returns the annotation or record of an item, or raises `CannotAnnotate` or `RequestFailed`. The budget is
-    stopped when the run has to stop, so that requests in flight finish and no new one starts. `streak` carries
-    consecutive failures over from earlier calls; None starts at 0.
-    """
+    """Yield the outcome of each item, in order, holding only a few; a stop of the budget stops new requests."""
     slots, streak = asyncio.Semaphore(concurrency), streak or Streak()
     pending: collections.deque[asyncio.Task[Outcome[ItemT, Made]]] = collections.deque()
 

@@ -1,8 +1,6 @@
 """Language models as annotator, doubter and voters: parse each answer, repair it, keep it in the ledger.
 
-A new answer is written to the ledger before it is read, so a repeated run asks nothing again. A chain or text is kept
-if the model trusts it and every voter calls it correct. Voters are asked in turn until one disagrees, because every
-vote costs tokens.
+A new answer is written to the ledger before it is read, so a repeated run asks nothing again.
 """
 
 import json
@@ -24,7 +22,6 @@ from stepcot_jax.host.errors import BadInput
 
 
 MAX_REASONING = 4000
-"""Maximal number of characters of one text."""
 
 MIN_QUOTED_LETTERS = 3
 """Minimal number of letters of a quote: "no" and "." are in every report."""
@@ -43,11 +40,7 @@ class BadAnswer(ValueError):
 
 
 def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
-    """Read an answer to the annotation prompt; text around its single JSON object is ignored.
-
-    Args:
-      report: the report's text, which has to contain every quote (case and white space folded).
-    """
+    """Read an answer to the annotation prompt, with quotes of the report; text around its JSON object is ignored."""
     names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
     answer = find_object(text, names)
     labels, reasoning, quotes, searched = [], [], [], fold(report)
@@ -67,11 +60,7 @@ def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
 
 
 def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
-    """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case.
-
-    >>> read_choice('{"reasoning": "As reported.", "vote": "Correct"}', field="vote", accepted=("correct",))
-    'correct'
-    """
+    """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case."""
     answer = find_object(text, ["reasoning", field])
     value = answer[field]
     folded = fold(value) if isinstance(value, str) else ""
@@ -81,11 +70,7 @@ def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
 
 
 def read_texts(text: str, *, names: Sequence[str]) -> dict[str, str]:
-    """Read an answer that is an object of texts.
-
-    >>> read_texts('{"thinking": "Clear."}', names=["thinking"])
-    {'thinking': 'Clear.'}
-    """
+    """Read an answer that is an object of texts."""
     answer = find_object(text, names)
     for name in names:
         if not isinstance(answer[name], str) or not answer[name].strip():
@@ -96,11 +81,7 @@ def read_texts(text: str, *, names: Sequence[str]) -> dict[str, str]:
 
 
 def read_scores(text: str, *, names: Sequence[str], least: int, greatest: int) -> dict[str, float]:
-    """Read an answer that is an object of a reason and numbers.
-
-    >>> read_scores('{"reason": "Both right.", "reply": 9}', names=["reply"], least=1, greatest=10)
-    {'reply': 9.0}
-    """
+    """Read an answer that is an object of a reason and numbers."""
     answer = find_object(text, ["reason", *names])
     for name in names:
         is_number = isinstance(answer[name], int | float) and not isinstance(answer[name], bool)
@@ -164,7 +145,6 @@ def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """Return the outermost JSON objects of a text."""
     decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition)
     objects, position = [], text.find("{")
     # Bounded: a text of opening brackets would take quadratic time.
@@ -223,10 +203,7 @@ def identify(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
 
 
 class Interviewer:
-    """Asks one model the questions of one task; a ledger in `answers` keeps the answers.
-
-    An unreadable answer is requested again `num_repairs` times. `connect` returns the client of the endpoint.
-    """
+    """Asks one model the questions of one task; a ledger in `answers` keeps the answers."""
 
     def __init__(
         self,
@@ -309,7 +286,7 @@ async def examine(
         if trust != TRUST[0]:
             raise CannotAnnotate(Reason.NOT_TRUSTED, f"{doubter.endpoint.model}: {trust}")
         trusts.append(("trusts itself", trust))
-    for voter in voters:
+    for voter in voters:  # in turn until one disagrees, because every vote costs tokens
         messages = voter.prompt.messages({**data, name: answer}, picture=picture)
         vote, _ = await voter.ask(item, messages, lambda text: read_choice(text, field="vote", accepted=VOTES))
         votes.append(f"{voter.endpoint.model}: {vote}")

@@ -1,8 +1,6 @@
-"""A language model as judge of replies: answers from 1 to 10, stages from 1 to 5, and labels of steps.
+"""A language model as judge of replies (GEMeX-RMCoT, Table 3; MEDSAGE, Section 4; step labels as in MiCEval).
 
-GEMeX-RMCoT, Table 3: the judge rates reference and reply, with the picture as a caption. MEDSAGE, Section 4: scores of
-stages; its judge's prompt is not published. Labels of steps follow MiCEval's public code. Every answer is in a ledger,
-and a request that is given up or cannot be read is unscored (None), never 0.
+A request that is given up or cannot be read is unscored (None), never 0.
 """
 
 import asyncio
@@ -96,10 +94,7 @@ class Judge:
 
 
 class JudgeSession(Generic[_Score]):
-    """A judge with one prompt, asked many times; ledger and connection are opened at the first question.
-
-    Consecutive failed requests are counted across calls of `ask`; an answer from the ledger does not reset the count.
-    """
+    """A judge with one prompt, asked many times; failed requests are counted across calls of `ask`."""
 
     def __init__(self, judge: Judge, prompt: Prompt, read: Callable[[str], _Score]) -> None:
         self._judge, self._prompt, self._read = judge, prompt, read

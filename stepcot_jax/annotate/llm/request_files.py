@@ -1,7 +1,6 @@
 """Requests as batch files (JSON Lines for hosted batch endpoints and `vllm run-batch`), and their replies.
 
-A reply line of either layout has `custom_id` and `response` with `status_code` and `body`. A failed request has its
-error in the body of the response (OpenAI), or in `error`, as an object or a text (vLLM; OpenAI for one never sent).
+A failed request has its error in the body of the response (OpenAI), or in `error`, as an object or a text (vLLM).
 """
 
 import collections

@@ -93,11 +93,7 @@ class Question:
 
 
 def bare_box(box: Corners) -> str:
-    """Return a box without brackets, which requests escape.
-
-    >>> bare_box((1, 2, 3, 4))
-    '1, 2, 3, 4'
-    """
+    """Return a box without brackets, which requests escape."""
     return write_box(box).strip("[]")
 
 
@@ -146,11 +142,7 @@ def read_questions(
     set_aside: list[SetAside],
     with_normal: bool = False,
 ) -> tuple[list[Question], Path]:
-    """Read the questions of reasoning records, of released VQA data, or about a detection list.
-
-    A detection list is split by patient as by `data vqa`. `with_normal` also asks about its images without a box of
-    which the source denies findings.
-    """
+    """Read the questions of records, of released data, or about a detection list, split by patient as by `data vqa`."""
     root = source.parent if source.is_file() else source
     layout = detect_vqa_layout(source)
     if layout in DETECTION_LAYOUTS:
@@ -180,9 +172,9 @@ def read_questions(
     return [ground_record(record) for record in records], root
 
 
-def as_provenance(record: Record, added: Mapping[str, str]) -> dict[str, str]:
-    """Return a record's provenance with added entries."""
-    return {**record.provenance, **added}
+def add_provenance(record: Record, added: Mapping[str, str]) -> Record:
+    """Return a record with more entries of its provenance."""
+    return msgspec.structs.replace(record, provenance={**record.provenance, **added})
 
 
 # A pipeline: its items, its requests to a model or its templates, its checks, and its records.
@@ -190,7 +182,6 @@ def as_provenance(record: Record, added: Mapping[str, str]) -> dict[str, str]:
 
 HostOrgan = Literal["coverage", "iou_mask", "iou_box"]
 Parts = Mapping[str, str]
-"""Texts of an answer by name."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""MEDSAGE: localisation, visual analysis, knowledge and conclusion, each from its own request (Algorithm 1).
-
-The conclusion states the diagnosis of the facts and the answer; the record is the question's with the four parts, and
-nothing else is added.
-"""
+"""MEDSAGE: localisation, visual analysis, knowledge and conclusion, each from its own request (Algorithm 1)."""
 
 import dataclasses
 import functools
@@ -35,12 +31,12 @@ from stepcot_jax.annotate.recipes.items import (
     Request,
     Task,
     TaskSettings,
-    as_provenance,
+    add_provenance,
     bare_box,
     split_sentences,
 )
 from stepcot_jax.annotate.recipes.pictures import show_picture
-from stepcot_jax.annotate.recipes.rmcot import require_readable
+from stepcot_jax.annotate.recipes.rmcot import require_assembled
 from stepcot_jax.box import Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.questions.vocabulary import (
@@ -56,10 +52,7 @@ from stepcot_jax.data.questions.vocabulary import (
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 from stepcot_jax.record import STAGE_NAMES, Record, Stages
 
-# Regions of interest of a question, for MEDSAGE's reasoning-path augmentation: perturbed, widened, inner, whole.
-#
-# MEDSAGE, Equations 1 to 6: regions and templates are paired, with one answer. Sizes are ours. The variants change
-# text and crop of a trajectory; references stay the unperturbed boxes.
+# Regions of interest, for MEDSAGE's reasoning-path augmentation (Equations 1 to 6; sizes are ours).
 
 
 VARIANTS = ("given", "perturbed", "widened", "inner")
@@ -85,11 +78,7 @@ class Roi:
 
 
 def list_rois(record: Record, *, num_regions: int, seed: int) -> list[Roi]:
-    """Return the first variants of the box around all references, and the whole picture.
-
-    A text cue is not varied: its only box is the given one. An image cue and a record without references have only the
-    whole picture.
-    """
+    """Return the first variants of the box around all references, and the whole picture; a text cue is not varied."""
     width, height = record.image_size
     picture = Roi(WHOLE, (0.0, 0.0, float(width), float(height)))
     if not record.references or record.cue == "image":
@@ -198,9 +187,8 @@ def assemble(item: Trajectory, parts: Parts) -> Record:
     # Not checked here: `check` reports a blank part.
     stages = Stages(parts["localisation"], parts["visual"], parts["knowledge"], conclude(item))
     made = {"roi": item.roi.shown, "template": str(item.template + 1), "question": record.id}
-    return msgspec.structs.replace(
-        record, id=item.id, thinking="", preamble=PREAMBLE, stages=stages, provenance=as_provenance(record, made)
-    )
+    made_record = msgspec.structs.replace(record, id=item.id, thinking="", preamble=PREAMBLE, stages=stages)
+    return add_provenance(made_record, made)
 
 
 def check(item: Trajectory, parts: Parts, record: Record) -> None:
@@ -221,9 +209,7 @@ def check(item: Trajectory, parts: Parts, record: Record) -> None:
     require(not repeats, Reason.REPETITION, "a sentence occurs in two stages")
     require(record.stages is not None, Reason.NOT_ASSEMBLED, "no stages")
     check_answer(record.stages.conclusion if record.stages else "", question)
-    same = msgspec.structs.replace(assemble(item, parts), provenance=record.provenance)
-    require(record == same, Reason.NOT_ASSEMBLED, "the record is not the question with these parts")
-    require_readable(record, "lvkc")
+    require_assembled(record, assemble(item, parts), dialect="lvkc")
 
 
 def _localisation_data(item: Trajectory, _: Parts) -> dict[str, Any]:
@@ -248,7 +234,6 @@ def _all_data(item: Trajectory) -> dict[str, Any]:
 
 
 def _show_region(item: Trajectory, settings: TaskSettings) -> str:
-    """Return the picture cropped to the region of interest."""
     record = item.question.record
     region = None if item.roi.variant == WHOLE else (item.roi.box, record.image_size)
     return show_picture(record.image, settings, region=region)

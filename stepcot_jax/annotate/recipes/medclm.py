@@ -1,7 +1,6 @@
 """MedCLM: boxes and masks -> host organ -> seed sentence -> an easy, a medium and a hard view of each lesion.
 
-Easy shows the picture with the boxes drawn, medium the bare picture, hard the bare picture of another case of the same
-domain (lesion and modality). Unlike the public code, the easy picture is drawn and the modality is not guessed.
+Easy shows the boxes drawn, medium the bare picture, hard another case's of the same domain (lesion and modality).
 """
 
 import dataclasses
@@ -17,9 +16,9 @@ import msgspec
 from stepcot_jax.annotate.annotation import Aside, Reason
 from stepcot_jax.annotate.checks import check_markup, check_no_coordinates, check_speech, is_denied, names_any, require
 from stepcot_jax.annotate.llm.prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
-from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings, as_provenance
+from stepcot_jax.annotate.recipes.items import Parts, Question, Request, Task, TaskSettings
 from stepcot_jax.annotate.recipes.pictures import DRAWN_FOLDER, UNKNOWN, draw_views, name_host, show_picture
-from stepcot_jax.annotate.recipes.rmcot import require_readable
+from stepcot_jax.annotate.recipes.rmcot import require_assembled
 from stepcot_jax.box import UNIT_SQUARE, Box
 from stepcot_jax.data.questions.stage_views import STAGES, Stage
 from stepcot_jax.data.questions.vocabulary import accepted_names, canonical, term_of
@@ -166,7 +165,7 @@ def assemble(view: View, parts: Parts) -> Record:
         thinking="" if is_hard else parts["reasoning"],
         preamble="",
         stages=None,
-        provenance=as_provenance(shown, made),
+        provenance={**shown.provenance, **made},
     )
 
 
@@ -193,9 +192,7 @@ def check(view: View, parts: Parts, record: Record) -> None:
     names = accepted_names(view.label)
     is_named = bool(names_any(parts["answer"], names)) and not is_denied(parts["answer"], names)
     require(is_named, Reason.CLASS_NOT_NAMED, f"{view.stage} view")
-    same = msgspec.structs.replace(assemble(view, parts), provenance=record.provenance)
-    require(record == same, Reason.NOT_ASSEMBLED, "the record is not the view with these parts")
-    require_readable(record, "medclm")
+    require_assembled(record, assemble(view, parts), dialect="medclm")
 
 
 _EASY: Request[View] = Request(EASY, ("question", "reasoning", "answer"), lambda view, _: view.data())

@@ -15,10 +15,10 @@ from stepcot_jax.annotate.recipes.items import HostOrgan, TaskSettings
 from stepcot_jax.box import Corners, iou
 from stepcot_jax.data.images.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.questions.vocabulary import host_organ, split_lungs
-from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, read_file, write_whole
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.record import Record
 
 # The organ that hosts a lesion, from boxes and masks (MedCLM): by coverage, or as in its public code.
@@ -47,10 +47,7 @@ def name_host(record: Record, settings: TaskSettings) -> str:
 def find_hosts(boxes: Sequence[Corners], masks: Mapping[str, Mask], *, method: HostOrgan) -> str:
     """Return the organs that host boxes in alphabetical order, joined by "and"; "unknown" if no mask meets any box.
 
-    Args:
-      masks: [height, width] of each organ.
-      method: "coverage" for the share of the box's pixels in the mask, "iou_mask" for the IoU of box and mask,
-        "iou_box" for the IoU of the box and the mask's own box, which favours small organs (the public code).
+    "coverage": the share of the box in the mask; "iou_mask": their IoU; "iou_box": that of box and the mask's box.
     """
     if method not in get_args(HostOrgan):
         raise BadInput(f"--host-organ: {method!r} is not one of {', '.join(get_args(HostOrgan))}")
@@ -79,21 +76,15 @@ def _overlap(box: Corners, mask: Mask, method: HostOrgan) -> float:
 
 
 def read_masks(folder: Path, image_path: str, *, root: Path | None = None) -> dict[str, Mask]:
-    """Return an image's masks by organ; grey values above 127 are inside. One mask "lung" is split into two lungs.
-
-    A folder has one folder per organ with files named as the images (`lung/case_1.png`), or one folder per image with
-    files named as the organs (`case_1/left lung.png`). Masks lie below `root`, by default the folder.
-    """
+    """Return an image's masks by organ, of files ORGAN/IMAGE or IMAGE/ORGAN; a mask "lung" is split into two lungs."""
     stem = Path(image_path).stem
     files = {path.stem: path for path in _list_files(folder / stem)}
     if not files and folder.is_dir():
         organs = sorted(path for path in folder.iterdir() if path.is_dir())
         files = {organ.name: path for organ in organs for path in _list_files(organ, stem)}
     root = root or folder
-    locator = ImageLocator(root, require_images=True)
-    masks = {
-        organ: _read_mask(Path(locator.locate(path.relative_to(root).as_posix()))) for organ, path in files.items()
-    }
+    pictures = {organ: _read_file(root, path.relative_to(root).as_posix()) for organ, path in files.items()}
+    masks = {organ: np.asarray(picture.convert("L")) > _GREATEST_OUTSIDE for organ, picture in pictures.items()}
     if len({mask.shape for mask in masks.values()}) > 1:
         raise BadInput(f"{folder}: masks of {image_path[:80]!r} differ in size")
     if set(masks) & {"lung"} and masks["lung"].any():
@@ -108,15 +99,9 @@ def _list_files(folder: Path, stem: str | None = None) -> list[Path]:
     return [path for path in files if stem is None or path.stem == stem]
 
 
-def _read_mask(path: Path) -> Mask:
-    try:
-        content = read_file(path, max_bytes=most_bytes(MOST_PIXELS), accepted="a mask")
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected a mask") from None
-    mask: Mask = (
-        np.asarray(decode_picture(content, name=str(path), max_pixels=MOST_PIXELS).convert("L")) > _GREATEST_OUTSIDE
-    )
-    return mask
+def _read_file(root: Path, name: str) -> Image.Image:
+    files = FolderFiles(root, (name,), most_bytes(MOST_PIXELS))
+    return decode_picture(files.read(0), name=files.name(0), max_pixels=MOST_PIXELS)
 
 
 DRAWN_FOLDER = "boxed"
@@ -131,25 +116,16 @@ def draw_views(records: Sequence[Record], settings: TaskSettings) -> None:
     """Write the pictures of the easy views, with the boxes drawn, below the result's folder."""
     for record in records:
         if record.provenance["stage"] == "easy":
-            picture = _draw_references(_read_picture(record.provenance["drawn from"], settings), record)
+            picture = _draw_references(read_picture(record.provenance["drawn from"], settings), record)
             make_workdir(settings.folder / DRAWN_FOLDER)
             write_whole(settings.folder / record.image, _encode(picture))
-
-
-def require_picture(image_path: str, settings: TaskSettings) -> None:
-    """Require a picture that can be read."""
-    _read_picture(image_path, settings)
 
 
 def show_picture(
     image_path: str, settings: TaskSettings, *, boxed: Record | None = None, region: Region | None = None
 ) -> str:
-    """Return an image as data URL of a PNG, its longer side at most 768 pixels.
-
-    Args:
-      region: box that the picture is cropped to, with the width and height that it refers to; None for the whole.
-    """
-    picture = _read_picture(image_path, settings)
+    """Return an image, or its part in a region, as data URL of a PNG, its longer side at most 768 pixels."""
+    picture = read_picture(image_path, settings)
     picture = picture if boxed is None else _draw_references(picture, boxed)
     picture = picture if region is None else _crop(picture, *region)
     picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
@@ -167,13 +143,9 @@ def _crop(picture: Image.Image, box: Corners, image_size: tuple[int, int]) -> Im
     return picture.crop((left, upper, max(math.ceil(x2), left + 1), max(math.ceil(y2), upper + 1)))
 
 
-def _read_picture(image_path: str, settings: TaskSettings) -> Image.Image:
-    path = Path(ImageLocator(settings.root, require_images=True).locate(image_path))
-    try:
-        content = read_file(path, max_bytes=most_bytes(MOST_PIXELS))
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected an image file") from None
-    return decode_picture(content, name=str(path), max_pixels=MOST_PIXELS)
+def read_picture(image_path: str, settings: TaskSettings) -> Image.Image:
+    """Return an image of the source."""
+    return _read_file(settings.root, image_path)
 
 
 def _encode(picture: Image.Image) -> bytes:

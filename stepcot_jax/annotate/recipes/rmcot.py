@@ -1,8 +1,4 @@
-"""GEMeX-RMCoT: from a grounded report, a question and its answer to thinking with regions and boxes (Section 3).
-
-The paper's check after generation drops wrong locations and texts that speak of the report. Its word list and the check
-of the answer are ours.
-"""
+"""GEMeX-RMCoT: from a grounded report, a question and its answer to thinking with regions and boxes (Section 3)."""
 
 from collections.abc import Sequence
 
@@ -71,11 +67,7 @@ def assemble(question: Question, parts: Parts) -> Record:
 
 
 def check(question: Question, parts: Parts, record: Record) -> None:
-    """Require thinking that is grounded, speaks of the picture, judges every option rightly and ends with the answer.
-
-    Raises:
-      CannotAnnotate: names the first failed check.
-    """
+    """Require thinking that is grounded, speaks of the picture, judges every option and ends with the answer."""
     thinking = parts["thinking"]
     check_markup([thinking])
     check_speech(thinking, "thinking")
@@ -84,13 +76,13 @@ def check(question: Question, parts: Parts, record: Record) -> None:
     missing = sorted(set(question.record.letters) - options_named(thinking, question.record))
     require(not missing, Reason.OPTION_NOT_NAMED, f"option {', '.join(missing)}")
     check_options(thinking, question)
-    same = msgspec.structs.replace(assemble(question, parts), provenance=record.provenance)
-    require(same == record, Reason.NOT_ASSEMBLED, "the record is not the question with this thinking")
-    require_readable(record, "gemex")
+    require_assembled(record, assemble(question, parts), dialect="gemex")
 
 
-def require_readable(record: Record, dialect: str) -> None:
-    """Require a record that its dialect writes and reads back well formed: `MARKUP`."""
+def require_assembled(record: Record, assembled: Record, *, dialect: str) -> None:
+    """Require a record made of its parts alone, `NOT_ASSEMBLED`, that its dialect reads back well formed, `MARKUP`."""
+    same = msgspec.structs.replace(assembled, provenance=record.provenance)
+    require(record == same, Reason.NOT_ASSEMBLED, "the record is not its source with these parts")
     try:
         problems = read_reply(write_reply(record, dialect), dialect).problems
     except BadInput as error:

@@ -1,14 +1,6 @@
 """Answer the seven steps from a report by rules, deterministically and offline.
 
-`terms` names findings, `mentions` decides what a report asserts of them, `find_diagnosis` picks one, and `lesions`
-answers the steps about it. Every answer cites its sentence; an implied answer (a nodule's pattern is nodular, an
-effusion is in the pleura) cites the sentence of the diagnosis. A step that the report does not answer stays open
-(`NOT_ANNOTATED`, no reasoning): the density where only the heart is enlarged, the pattern of an atelectasis that is not
-a line.
-
-A finding that the report calls possible ("may represent", "cannot be excluded") is answered and marked uncertain: the
-diagnosis, the description of a lesion that no asserted shadow supports, and N/A beside a possible secondary effect.
-Likely findings ("probable", "suggests") count as asserted.
+Every answer cites its sentence, an implied one that of the diagnosis; steps that the report leaves open stay open.
 """
 
 import re
@@ -197,11 +189,7 @@ def annotate_report(report: Report | str, *, chain: Chain = DEFAULT_CHAIN) -> An
 
 
 def describe_report(report: Report) -> Annotation:
-    """Annotate the first-ranking lesion of lung or pleura, whether or not it is a diagnosis of the chain.
-
-    Next to an enlarged heart this describes the opacity. A lesion outside the taxonomy leaves the diagnosis not
-    annotated.
-    """
+    """Annotate the first-ranking lesion of lung or pleura, whether or not it is a diagnosis of the chain."""
     reading = _read(report.text)
     return _annotation(_answers(reading, _find_lesion(reading) or find_diagnosis(reading)), DEFAULT_CHAIN)
 

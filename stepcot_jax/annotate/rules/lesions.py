@@ -1,9 +1,4 @@
-"""Answers about the lesion of a report's diagnosis, each with the sentence that supports it.
-
-Spans of the report are searched in order of likelihood: the phrase that names the diagnosis, its clause, the relative
-clause after it, a sentence without another finding, the sentence that continues it, and the opacity that the diagnosis
-explains.
-"""
+"""Answers about the lesion of a report's diagnosis, each with the sentence that supports it."""
 
 import collections
 import dataclasses
@@ -15,10 +10,8 @@ from stepcot_jax.annotate.rules.mentions import Mention, Reading, Sentence, Stat
 from stepcot_jax.annotate.rules.terms import match_slips
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE
 
-# The words that describe a lesion: density, distribution, pattern, location and margins, as answers of the chain.
-#
-# Zones of a frontal radiograph: apex and upper lobe are the upper zone; middle lobe and lingula the middle zone; base,
-# lower lobe and the retrocardiac lung the lower zone. In each table earlier answers take precedence.
+# The words that describe a lesion; in each table earlier answers take precedence. Zones: apex and upper lobe are the
+# upper zone; middle lobe and lingula the middle zone; base, lower lobe and the retrocardiac lung the lower zone.
 
 
 NO_ABNORMALITY, INCREASED, DECREASED, MIXED = DEFAULT_CHAIN.steps[0].options
@@ -186,7 +179,6 @@ _RELATIVE = re.compile(
 )
 
 Site = tuple[frozenset[str], frozenset[str]]
-"""Zone and sides, each empty if not named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,10 +319,7 @@ class Lesion:
 
 
 def _explained(reading: Reading, chief: Mention) -> list[Mention]:
-    """Return the mentions that most likely describe the same lesion as the finding.
-
-    A granuloma at the site of a nodule is the nodule; a lesion outside the taxonomy matches lesions at its site.
-    """
+    """Return the mentions that most likely describe the same lesion as the finding."""
     site = _find_site(chief)
     if chief.sort == "lesion":
         lesions = [item for item in reading.mentions if item.sort == "lesion" and item.present]
@@ -363,7 +352,6 @@ def _find_sides(span: _Span) -> set[str]:
 
 
 def _near(mention: Mention) -> tuple[_Span, _Span]:
-    """Return the phrase and the clause of a finding."""
     text, (first, last) = mention.sentence.line, mention.clause
     about = (mention.start, mention.end)
     start = max((match.end() for match in _PHRASE.finditer(text, first, mention.start)), default=first)

@@ -29,7 +29,6 @@ HEADINGS: dict[Role, tuple[str, ...]] = {
         *("examination", "exam", "study", "views", "recommendation", "recommendations"),
     ),
 }
-"""Role of a section -> its headings, in lower case."""
 
 _ROLES = {name: role for role, names in HEADINGS.items() for name in names}
 # Headings are upper case anywhere, or any case at the start of a line; "; impression: mass" is no heading.
@@ -89,11 +88,7 @@ class Sentence:
 
 
 def find_sections(text: str) -> list[tuple[Role, int, int]]:
-    """Return role, start and end of each non-empty section; text outside any section counts as findings.
-
-    >>> [role for role, *_ in find_sections("INDICATION: cough. FINDINGS: Clear lungs.")]
-    ['context', 'findings']
-    """
+    """Return role, start and end of each non-empty section; text outside any section counts as findings."""
     headings = list(_HEADING.finditer(text))
     roles: list[Role] = ["findings", *(_ROLES[(match["capitals"] or match["line"]).lower()] for match in headings)]
     starts = [0, *(match.end() for match in headings)]
@@ -102,11 +97,7 @@ def find_sections(text: str) -> list[tuple[Role, int, int]]:
 
 
 def split_sentences(text: str) -> tuple[Sentence, ...]:
-    """Split findings and impression into sentences, in the report's order.
-
-    >>> [sentence.text for sentence in split_sentences("IMPRESSION: 1. A 2.0 cm mass. 2. No effusion.")]
-    ['A 2.0 cm mass.', 'No effusion.']
-    """
+    """Split findings and impression into sentences, in the report's order."""
     return tuple(
         Sentence(text[start:end], start, role)
         for role, first, last in find_sections(text)
@@ -337,7 +328,6 @@ class _Reach(NamedTuple):
 
 
 def _find_barriers(sentence: str) -> list[tuple[int, int]]:
-    """Return the character ranges that separate the clauses of a sentence."""
     barriers = [match.span() for match in _BARRIER.finditer(sentence)]
     barriers += [match.span("next") for match in _LIST_END.finditer(sentence)]
     for match in _AND.finditer(sentence):
@@ -465,11 +455,7 @@ class Reading:
 
 
 def read_report(text: str) -> Reading:
-    """Read findings and impression of a report.
-
-    >>> [(mention.finding, mention.status.name) for mention in read_report("Small effusion. No mass.").mentions]
-    [('Effusion', 'STATED'), ('Mass', 'ABSENT')]
-    """
+    """Read findings and impression of a report."""
     sentences = split_sentences(text)
     mentions = (mention for number, sentence in enumerate(sentences) for mention in _mentions(sentence, number))
     return Reading(sentences, tuple(mentions))
@@ -555,10 +541,7 @@ def _find_elided(mentions: list[Mention], line: str) -> list[Mention]:
 
 
 def _is_routine(text: str, named: list[tuple[str, int, int]]) -> bool:
-    """Return whether a sentence is a bare list such as "Pleural effusion or pneumothorax.", which continues a denial.
-
-    The two findings cannot be alternative readings of one shadow.
-    """
+    """Return whether a sentence is a bare list ("Pleural effusion or pneumothorax."), which continues a denial."""
     findings = {finding for finding, _, _ in named}
     if PNEUMOTHORAX not in findings or len(findings) < 2:
         return False

@@ -1,7 +1,4 @@
-"""The words by which a report names a finding: one table in order of precedence.
-
-A finding is a diagnosis of the chain, another lesion (opacity, granuloma, scar), or any other abnormality.
-"""
+"""The words by which a report names a finding: one table in order of precedence."""
 
 from stepcot_jax.chain import DIAGNOSIS_OPTIONS
 
@@ -15,11 +12,7 @@ _NUM_KEPT = 2
 
 
 def find_slips(word: str) -> frozenset[str]:
-    """Return every form of a word with one misspelling.
-
-    >>> sorted(find_slips("nodule"))[:4]
-    ['noddule', 'nodle', 'nodlue', 'nodue']
-    """
+    """Return every form of a word with one misspelling."""
     slips = set()
     for index in range(_NUM_KEPT, len(word)):
         before, letter, after = word[:index], word[index], word[index + 1 :]
@@ -30,12 +23,7 @@ def find_slips(word: str) -> frozenset[str]:
 
 
 def match_slips(*words: str) -> str:
-    """Return a regular expression for the misspellings of words, factored by common prefixes.
-
-    >>> import re
-    >>> bool(re.fullmatch(match_slips("effusion"), "efusion"))
-    True
-    """
+    """Return a regular expression for the misspellings of words, factored by common prefixes."""
     return _factor(sorted(set().union(*map(find_slips, words)) - set(words)))
 
 
@@ -50,7 +38,6 @@ def _factor(words: list[str]) -> str:
 NORMAL, NODULE, ATELECTASIS, INFILTRATION, EFFUSION, PNEUMONIA, CARDIOMEGALY, MASS, PNEUMOTHORAX = DIAGNOSIS_OPTIONS
 
 LESIONS = ("Opacity", "Lucency", "Lesion", "Granuloma", "Scar", "Calcification", "Calcified node")
-"""Lesions that are not a diagnosis of the chain."""
 
 OPACITY, LUCENCY, LESION, GRANULOMA, SCAR, CALCIFICATION, CALCIFIED_NODE = LESIONS
 

@@ -1,7 +1,6 @@
 """One request against a real server on localhost that misbehaves: an answer in the end, or a clear error."""
 
 import asyncio
-import json
 import logging
 
 import pytest
@@ -67,12 +66,8 @@ def test_the_request_is_what_it_should_be():
     request, headers = server.requests[0], server.headers[0]
     assert request["messages"] == MESSAGES
     assert request["response_format"]["json_schema"] == {"name": "answer", "strict": True, "schema": PROMPT.schema}
-    assert {name: request[name] for name in ("model", "temperature", "seed", "max_tokens")} == {
-        "model": "some-model",
-        "temperature": 0.0,
-        "seed": 0,
-        "max_tokens": 2048,
-    }
+    settings = ("some-model", 0.0, 0, 2048)
+    assert tuple(request[name] for name in ("model", "temperature", "seed", "max_tokens")) == settings
     sent = {name.lower(): value for name, value in headers.items()}
     assert (sent["authorization"], sent["accept-encoding"]) == (f"Bearer {KEY}", "identity")
 
@@ -85,10 +80,8 @@ TRANSIENT = {
     "cut midway": ("cut_midway", None),
     "too slow": ("answer_slowly", 1.0),
     "drips": ("drip", 0.05),
-    "not JSON": ("body", b"<html>a page of a proxy</html>"),
     "not a completion": ("body", b'{"choices": []}'),
     "of other types": ("body", b'{"choices": [{"message": {"content": 7}}]}'),
-    "empty": ("body", b""),
     "not text": ("body", b"\xff\xfe"),
     "deep": ("body", b"[" * 100_000),
 }
@@ -147,26 +140,20 @@ def test_what_no_repetition_mends_is_said_at_once(behaviour, kind, words):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("behaviour", [("flood", (200, b" " * 4096)), ("body", b" " * 300_000)])
-def test_a_huge_response_is_not_read_to_its_end(behaviour):
-    with MisbehavingServer(lambda request, number: behaviour) as server:
-        (reply,), recorded = ask(server, max_response_bytes=100_000)
-    assert reply.answer is None
-    assert reply.problem == "the response exceeds 100000 bytes"
-    assert recorded == [reply]  # paid for, and as pointless to ask again as it was
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "words"),
-    [(("flood", (500, b" " * 4096)), "100000 bytes with HTTP 500"), (("compress", 1 << 24), "compressed")],
-)
-def test_neither_is_a_huge_error_nor_a_compressed_response(behaviour, words):
-    with MisbehavingServer(lambda request, number: behaviour) as server:
-        (error,), _ = ask(server, max_response_bytes=100_000, num_attempts=2)
-    assert isinstance(error, RequestFailed)
-    assert words in str(error)
-    assert len(server.requests) == 2
+def test_a_huge_response_or_error_and_a_compressed_one_are_not_read_to_their_end():
+    for behaviour in (("flood", (200, b" " * 4096)), ("body", b" " * 300_000)):
+        with MisbehavingServer(lambda request, number, found=behaviour: found) as server:
+            (reply,), recorded = ask(server, max_response_bytes=100_000)
+        assert (reply.answer, reply.problem) == (None, "the response exceeds 100000 bytes")
+        assert recorded == [reply]  # paid for, and as pointless to ask again as it was
+        assert len(server.requests) == 1
+    failures = {"100000 bytes with HTTP 500": ("flood", (500, b" " * 4096)), "compressed": ("compress", 1 << 24)}
+    for words, behaviour in failures.items():
+        with MisbehavingServer(lambda request, number, found=behaviour: found) as server:
+            (error,), _ = ask(server, max_response_bytes=100_000, num_attempts=2)
+        assert isinstance(error, RequestFailed)
+        assert words in str(error)
+        assert len(server.requests) == 2
 
 
 def test_retry_after_is_honoured():
@@ -177,31 +164,21 @@ def test_retry_after_is_honoured():
 
 
 @pytest.mark.parametrize("best", range(3))
-def test_the_strictest_form_that_the_endpoint_has_is_found(best):
+def test_the_strictest_form_and_the_name_of_the_token_limit_that_the_endpoint_has_are_found(best):
     def behave(request, number):
         form = request.get("response_format", {"type": "plain"})["type"]
         if FORMS.index(form) < best:
             return "status", (400, {"error": {"message": f"response_format {form} is unavailable"}}, {})
-        return None
-
-    with MisbehavingServer(behave) as server:
-        replies, recorded = ask(server, num_requests=3)
-        assert [reply.form for reply in replies] == [FORMS[best]] * 3
-        assert len(recorded) == 3
-        assert len(server.paid) == 3
-
-
-def test_the_newer_name_of_the_token_limit_is_used_where_it_is_asked_for():
-    def behave(request, number):
         if "max_tokens" in request:
             message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
             return "status", (400, {"error": {"message": message, "param": "max_tokens"}}, {})
         return None
 
     with MisbehavingServer(behave) as server:
-        (reply,), _ = ask(server)
-    assert reply.answer == GOOD
-    assert server.requests[1]["max_completion_tokens"] == 2048
+        replies, recorded = ask(server, num_requests=3)
+        assert [reply.form for reply in replies] == [FORMS[best]] * 3
+        assert len(recorded) == len(server.paid) == 3
+        assert {request["max_completion_tokens"] for request in server.paid} == {2048}
 
 
 def test_an_answer_without_a_count_is_counted_at_its_upper_bound():
@@ -211,12 +188,6 @@ def test_an_answer_without_a_count_is_counted_at_its_upper_bound():
     assert reply.prompt_tokens == bound_prompt_tokens(MESSAGES, PROMPT.schema)
     assert reply.prompt_tokens >= sum(len(message["content"]) for message in MESSAGES)
     assert len(GOOD) <= reply.answer_tokens <= 2048
-
-
-def test_a_key_in_an_answer_is_hidden():
-    with MisbehavingServer(lambda request, number: ("answer", f"Bearer {KEY}!")) as server:
-        (reply,), _ = ask(server)
-    assert reply.answer == "Bearer [key]!"
 
 
 def show_picture(messages, url):
@@ -285,14 +256,11 @@ def test_lost_requests_count_towards_the_cap():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": " "}, "--model"),
-        ({"model": "a\nb"}, "model"),
-        ({"base_url": "localhost:1234"}, "--base-url"),
+        ({"model": "a\nb"}, "--model"),
         ({"base_url": "file:///etc/passwd"}, "--base-url"),
         ({"base_url": "http://u:topsecret@h/v1"}, "user or a query"),
         ({"base_url": "http://h/v1?key=topsecret"}, "user or a query"),
         ({"base_url": "http://h:99999/v1"}, "--base-url"),
-        ({"timeout": 0}, "--timeout"),
         ({"num_attempts": -1}, "--attempts"),
         ({"temperature": -1}, "--temperature"),
         ({"max_answer_tokens": float("inf")}, "--max-answer-tokens"),
@@ -323,15 +291,12 @@ def test_a_403_is_about_the_key_until_there_was_an_answer():
             assert asyncio.run(run(server, answered_before=answered_before)) == [kind, RequestRefused]
 
 
-def test_without_a_key_variable_no_key_is_sent(monkeypatch):
+def test_keys(monkeypatch):
     with MisbehavingServer() as server:
         ask(server, key_variable="")
     assert KEY not in repr(server.headers)
     with pytest.raises(BadInput, match="key-variable="):
         read_key(Endpoint("m", key_variable=""))
-
-
-def test_keys(monkeypatch):
     local = Endpoint("m", "http://localhost:1/v1", key_variable="SOME_KEY")
     assert read_key(local) == "none"
     monkeypatch.setenv("SOME_KEY", " ollama \n")
@@ -344,11 +309,13 @@ def test_keys(monkeypatch):
     with pytest.raises(BadInput, match="OPENAI_API_KEY is required"):
         read_key(Endpoint("m"))
     assert hide_key("an ollama", "ollama") == "an ollama"
-    assert json.loads(hide_key(json.dumps({"a": KEY}), KEY)) == {"a": "[key]"}
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-marker")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-marker")
+    assert "marker" not in str(connect(local, "a key", None).default_headers)  # goes to no host
 
 
 EVERY = {
-    **TRANSIENT,
+    **{name: TRANSIENT[name] for name in ("rate limit", "hangs up", "too slow", "not a completion")},
     "wrong key": ("status", (401, {"error": {"message": f"wrong: {KEY}", "code": KEY}}, {"X-Key": KEY})),
     "no model": ("status", (404, {"error": {"message": f"wrong: {KEY}", "type": KEY}}, {"X-Key": KEY})),
     "moved": ("status", (302, KEY.encode(), {"Location": f"http://127.0.0.1:1/{KEY}"})),
@@ -370,11 +337,3 @@ def test_neither_key_nor_report_is_in_any_error_record_or_log(behaviour, caplog)
     for said in (repr(chained), str(outcome), repr(recorded), caplog.text):
         assert KEY not in said
         assert "Example" not in said
-
-
-def test_an_organisation_in_the_environment_goes_to_no_host(monkeypatch):
-    pytest.importorskip("openai", reason="needs the extra annotate")
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-marker")
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-marker")
-    sent = str(connect(Endpoint("m", "http://localhost:1/v1"), "a key", None).default_headers)
-    assert "marker" not in sent

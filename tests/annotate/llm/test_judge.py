@@ -8,13 +8,7 @@ import pytest
 from annotate.misbehaving_server import MisbehavingServer, read_data
 
 from stepcot_jax.annotate.llm.client import Endpoint
-from stepcot_jax.annotate.llm.judge import (
-    Exchange,
-    Judge,
-    judge_answers,
-    judge_stages,
-    label_steps,
-)
+from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.record import STAGE_NAMES
 from stepcot_jax.rewards.answers import Judged
@@ -54,29 +48,16 @@ def test_scores_come_in_order_and_are_paid_once(tmp_path):
         assert len(server.paid) == 11  # another reply of the same id is another request
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "no JSON",
-        '{"reason": "", "reference": 0, "reply": 5}',
-        '{"reason": "", "reference": 5, "reply": 11}',
-        '{"reason": "", "reference": 5, "reply": true}',
-        '{"reason": "", "reference": 5, "reply": "9"}',
-        '{"reason": "", "reference": 5, "reply": NaN}',
-        '{"reason": "", "reference": 5}',
-    ],
-)
-def test_an_unusable_answer_is_unscored_never_zero(tmp_path, bad):
-    def behave(request, number):
+def test_an_unusable_answer_a_refused_and_a_given_up_request_are_unscored_never_zero(tmp_path):
+    def misrate(request, number):
+        bad = '{"reason": "", "reference": 5, "reply": 11}'
         return ("answer", bad) if number_of(request) == 1 else rate(request, number)
 
-    with MisbehavingServer(behave) as server:
-        first, second, third = judge_answers(exchanges(3), make_judge(server, tmp_path, num_repairs=1))
-        assert (first, second, third) == (Judged(10.0, 1.0), None, Judged(10.0, 3.0))
+    with MisbehavingServer(misrate) as server:
+        found = judge_answers(exchanges(3), make_judge(server, tmp_path / "bad", num_repairs=1))
+        assert found == [Judged(10.0, 1.0), None, Judged(10.0, 3.0)]
         assert len(server.paid) == 4  # one repair
 
-
-def test_a_refused_and_a_given_up_request_are_unscored(tmp_path):
     def behave(request, number):
         wrong = {1: ("status", (400, {"error": {"code": "content_filter"}}, {})), 3: ("hang_up", None)}
         return wrong.get(number_of(request)) or rate(request, number)

@@ -1,6 +1,5 @@
 """Answers of a model: what is read, what is refused, and what the refusal says to it."""
 
-import copy
 import json
 
 import pytest
@@ -31,10 +30,15 @@ def read(text):
 
 
 def change(**steps):
-    answer = copy.deepcopy(ANSWER)
-    for name, entry in steps.items():
-        answer[name] = entry
-    return json.dumps(answer)
+    return json.dumps({**ANSWER, **steps})
+
+
+def answered(answer):
+    return change(step_7={"quote": "opacity", "answer": answer, "reasoning": "x"})
+
+
+def reasoned(reasoning):
+    return change(step_3={"quote": "opacity", "answer": "A", "reasoning": reasoning})
 
 
 @given(st.tuples(*(st.integers(0, step.num_answers - 1) for step in CHAIN.steps)))
@@ -61,7 +65,6 @@ def test_text_around_and_other_spellings_make_no_difference(text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON object"),
         ("I cannot do that.", "no JSON object"),
         (TEXT[:-10], "names"),
         (json.dumps({"step_1": ANSWER["step_1"]}), "step_2"),
@@ -71,19 +74,10 @@ def test_text_around_and_other_spellings_make_no_difference(text):
         (change(step_3="A"), "step_3: found 'A'"),
         (change(step_3={"quote": "opacity", "answer": "A"}), "step_3: found"),
         (change(step_3={"quote": "opacity", "answer": "A", "reasoning": "x", "confidence": 1}), "step_3: found"),
-        (change(step_3={"quote": "opacity", "answer": "A", "reasoning": " "}), "step_3.reasoning"),
-        (change(step_3={"quote": "opacity", "answer": "A", "reasoning": None}), "step_3.reasoning"),
-        (change(step_3={"quote": "opacity", "answer": "A", "reasoning": "x" * (MAX_REASONING + 1)}), "4001 characters"),
-        (
-            change(step_7={"quote": "opacity", "answer": "Z", "reasoning": "x"}),
-            "step_7.answer: found 'Z', accepted is one of A. Normal",
-        ),
-        (change(step_7={"quote": "opacity", "answer": "N/A", "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"quote": "opacity", "answer": "A. Mass", "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"quote": "opacity", "answer": "", "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"quote": "opacity", "answer": None, "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"quote": "opacity", "answer": 0, "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"quote": "opacity", "answer": ["A"], "reasoning": "x"}), "step_7.answer"),
+        *((reasoned(" "), "step_3.reasoning"), (reasoned(None), "step_3.reasoning")),
+        (reasoned("x" * (MAX_REASONING + 1)), "4001 characters"),
+        (answered("Z"), "step_7.answer: found 'Z', accepted is one of A. Normal"),
+        *((answered(answer), "step_7.answer") for answer in ("N/A", "A. Mass", "", None, 0, ["A"])),
     ],
 )
 def test_what_does_not_follow_the_schema_is_refused_and_named(text, words):
@@ -99,27 +93,26 @@ def test_any_text_is_read_or_refused(text):
         read(text)
 
 
-@pytest.mark.parametrize("text", ["{" * 300_000, '{"a":' * 300_000, "[" * 300_000, "<think>" * 50_000])
-def test_text_made_to_take_long_is_refused_at_once(text):
-    with pytest.raises(BadAnswer):
-        read(text)
+def test_text_made_to_take_long_is_refused_at_once():
+    for text in ("{" * 300_000, '{"a":' * 300_000, "[" * 300_000, "<think>" * 50_000):
+        with pytest.raises(BadAnswer):
+            read(text)
 
 
-@pytest.mark.parametrize("quote", ["hazy", "Opacity in\n the left\tbase", " findings: HAZY ", "base, 2 cm."])
-def test_a_quote_differs_from_the_report_in_case_and_white_space_alone(quote):
-    found = read(change(step_2={"quote": quote, "reasoning": "x", "answer": "A"}))
-    assert found.quotes[:3] == ("Opacity", " ".join(quote.split()), "Opacity")
+def test_a_quote_differs_from_the_report_in_case_and_white_space_alone():
+    for quote in ("hazy", "Opacity in\n the left\tbase", " findings: HAZY ", "base, 2 cm."):
+        found = read(change(step_2={"quote": quote, "reasoning": "x", "answer": "A"}))
+        assert found.quotes[:3] == ("Opacity", " ".join(quote.split()), "Opacity")
 
 
 @pytest.mark.parametrize(
     ("quote", "reason"),
     [
         *((quote, Reason.NO_ANSWER) for quote in ("", " ", "in", "2 cm", "...", None, 3, ["hazy opacity"])),
-        ("hazy opacity in the right base", Reason.REASONING_NOT_IN_REPORT),
-        ("hazy ... base", Reason.REASONING_NOT_IN_REPORT),
-        ('"hazy opacity"', Reason.REASONING_NOT_IN_REPORT),
-        ("left-base", Reason.REASONING_NOT_IN_REPORT),
-        ("Stated in the report.", Reason.REASONING_NOT_IN_REPORT),
+        *(
+            (quote, Reason.REASONING_NOT_IN_REPORT)
+            for quote in ("hazy opacity in the right base", "hazy ... base", '"hazy opacity"', "left-base")
+        ),
     ],
 )
 def test_a_quote_that_is_not_in_the_report_is_refused(quote, reason):
@@ -129,10 +122,8 @@ def test_a_quote_that_is_not_in_the_report_is_refused(quote, reason):
 
 
 def test_choices():
-    assert (
-        read_choice('so: {"reasoning": "", "trust": "Not  sure"}', field="trust", accepted=("yes", "not sure"))
-        == "not sure"
-    )
+    said = 'so: {"reasoning": "", "trust": "Not  sure"}'
+    assert read_choice(said, field="trust", accepted=("yes", "not sure")) == "not sure"
     for text in ('{"reasoning": "", "trust": "maybe"}', '{"trust": "yes"}', '{"reasoning": "", "trust": true}', "yes"):
         with pytest.raises(BadAnswer):
             read_choice(text, field="trust", accepted=("yes", "not sure"))
@@ -140,19 +131,11 @@ def test_choices():
 
 def test_texts_and_scores_are_read_or_refused():
     assert read_texts('Sure: {"a": " one\\n two ", "b": "x"}', names=["a", "b"]) == {"a": "one two", "b": "x"}
-    for text in (
-        '{"a": ""}',
-        '{"a": null}',
-        '{"a": ["x"]}',
-        '{"b": "x"}',
-        json.dumps({"a": "x" * (MAX_REASONING + 1)}),
-    ):
+    for text in ('{"a": ""}', '{"a": ["x"]}', '{"b": "x"}', json.dumps({"a": "x" * (MAX_REASONING + 1)})):
         with pytest.raises(BadAnswer, match="a"):
             read_texts(text, names=["a"])
-    assert read_scores('{"reason": "", "x": 4.5, "y": 1}', names=["x", "y"], least=1, greatest=5) == {
-        "x": 4.5,
-        "y": 1.0,
-    }
+    scores = read_scores('{"reason": "", "x": 4.5, "y": 1}', names=["x", "y"], least=1, greatest=5)
+    assert scores == {"x": 4.5, "y": 1.0}
     for value in ("0", "6", "true", '"3"', "null", "NaN", "Infinity"):
         with pytest.raises(BadAnswer, match="x: found"):
             read_scores(f'{{"reason": "", "x": {value}}}', names=["x"], least=1, greatest=5)

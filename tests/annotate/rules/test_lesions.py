@@ -1,18 +1,15 @@
 """What is said of a lesion, be it a diagnosis of the chain or not."""
 
 import pytest
+from annotate.rules.test_annotator import report
 
-from stepcot_jax.annotate.annotation import CannotAnnotate, Report
+from stepcot_jax.annotate.annotation import CannotAnnotate
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 
 
-def report(text):
-    return Report("1", "1", text, ("a.png",), "test")
-
-
-def described(text):
-    labels = describe_report(report(text)).labels
+def described(text, describe=describe_report):
+    labels = describe(report(text)).labels
     return [
         step.options[label] if label != NOT_ANNOTATED else None
         for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True)
@@ -35,17 +32,14 @@ def test_a_lesion_outside_the_taxonomy_can_be_described():
         ("FINDINGS: Calcified hilar lymph nodes. Patchy opacity in the right base.", 5, "Ill-defined"),
         ("FINDINGS: Calcified granulomas in the right upper lobe.", 2, "Focal"),
         ("FINDINGS: Calcified granulomas in the right lung.", 2, "Multifocal"),
-        ("FINDINGS: Calcified granulomas.", 2, "Multifocal"),
         ("FINDINGS: Scattered granulomas throughout both lungs.", 2, "Multifocal"),
         ("FINDINGS: Diffuse bilateral opacities. IMPRESSION: Bilateral opacities.", 2, "Diffuse"),
         ("FINDINGS: Opacities in the right middle lobe and the lingula.", 2, "Multifocal"),
         ("FINDINGS: Left base airspace disease.", 3, "Consolidation"),
         ("FINDINGS: Nodular infiltrate in the lingula.", 3, "Nodular"),
-        ("FINDINGS: Right upper lobe fibronodular infiltrate.", 3, "Nodular"),
         ("FINDINGS: Right middle and lower lobe opacities.", 2, "Multifocal"),
         ("FINDINGS: Left hilar and left lower lobe calcifications.", 2, "Multifocal"),
         ("FINDINGS: Opacity in the left base and lower lobe.", 2, "Focal"),
-        ("FINDINGS: Multiple granulomas throughout both lungs.", 2, "Multifocal"),
         ("FINDINGS: Calcified pleural plaques.", 4, "Pleura/Chest wall"),
         ("FINDINGS: Nodule in the left base which is calcified.", 5, "Calcified"),
         ("FINDINGS: Nodule in the left base which is new and calcified aorta.", 5, "N/A"),
@@ -57,6 +51,8 @@ def test_a_lesion_outside_the_taxonomy_can_be_described():
         ("FINDINGS: Opacity in the left base. Calcified granuloma in the left base.", 5, "Calcified"),
         ("FINDINGS: Calcified granulomas in lung and spleen.", 5, "Calcified"),
         ("FINDINGS: Calcified aortopulmonary window node.", 4, "Hilar/Mediastinal"),
+        ("FINDINGS: Nodule in the left base. Likely calcified.", 5, "Calcified"),
+        ("FINDINGS: Nodule in the left base. The aorta is calcified.", 5, "N/A"),
     ],
 )
 def test_how_a_lesion_is_described(text, step, expected):
@@ -66,13 +62,7 @@ def test_how_a_lesion_is_described(text, step, expected):
 def test_a_granuloma_at_the_place_of_a_nodule_is_the_nodule():
     same = "FINDINGS: Calcified granuloma in the right upper lobe. IMPRESSION: Right upper lobe nodule."
     other = "FINDINGS: Calcified granuloma in the left base. IMPRESSION: Right upper lobe nodule."
-    labels = [annotate_report(report(text)).labels[4] for text in (same, other)]
-    assert [DEFAULT_CHAIN.steps[4].options[label] for label in labels] == ["Calcified", "N/A"]
-
-
-def test_a_sentence_without_a_subject_goes_on_about_the_lesion():
-    assert described("FINDINGS: Nodule in the left base. Likely calcified.")[4] == "Calcified"
-    assert described("FINDINGS: Nodule in the left base. The aorta is calcified.")[4] == "N/A"
+    assert [described(text, annotate_report)[4] for text in (same, other)] == ["Calcified", "N/A"]
 
 
 def test_without_a_lesion_the_chest_is_described_as_annotated():

@@ -19,6 +19,7 @@ RECORD = Record(
 
 
 def write(folder, records, asides):
+    folder.mkdir()
     write_vqa_records(folder / "records.jsonl", records)
     lines = [json.dumps({"id": name, "reason": "r", "detail": ""}) for name in asides]
     (folder / "set_aside.jsonl").write_text("\n".join(lines) + "\n")
@@ -27,14 +28,11 @@ def write(folder, records, asides):
 
 @pytest.fixture
 def two(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
     change = msgspec.structs.replace
     other = change(RECORD, answer="air ", thinking="dark air **lung** ([1, 0, 3, 2])")
     closed = change(RECORD, id="b", kind="closed", answer="No", thinking="none")
-    write(tmp_path / "one", [RECORD, closed, change(RECORD, id="c")], ["d"])
-    write(tmp_path / "two", [other, change(closed, answer="Yes")], ["c", "d", "e"])
-    return tmp_path / "one", tmp_path / "two"
+    one = write(tmp_path / "one", [RECORD, closed, change(RECORD, id="c")], ["d"])
+    return one, write(tmp_path / "two", [other, change(closed, answer="Yes")], ["c", "d", "e"])
 
 
 def test_figures_by_hand(two):
@@ -63,9 +61,7 @@ def test_the_command_prints_and_writes(two, tmp_path, capsys):
 def test_nothing_in_common_is_refused_and_missing_asides_are_none(two, tmp_path):
     (two[1] / "set_aside.jsonl").unlink()
     assert math.isnan(compare_records(*two)[2])
-    other = tmp_path / "other"
-    other.mkdir()
-    write(other, [msgspec.structs.replace(RECORD, id="z")], [])
+    other = write(tmp_path / "other", [msgspec.structs.replace(RECORD, id="z")], [])
     with pytest.raises(BadInput, match="no record id in common"):
         compare_records(two[0], other)
     (two[0] / "set_aside.jsonl").write_text("{")

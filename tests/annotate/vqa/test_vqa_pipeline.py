@@ -75,7 +75,10 @@ def answer(known, request):
 
 
 def data_of(request):
-    data = read_data(request)
+    """The data of a request with or without a picture, whichever the attempt."""
+    content = request["messages"][1]["content"]
+    text = content if isinstance(content, str) else content[0]["text"]
+    data = read_data({"messages": [None, {"content": text}]})
     data.pop("attempt", None)
     return json.dumps(data, sort_keys=True)
 
@@ -103,20 +106,12 @@ def test_offline_records_are_complete_and_well_formed_in_their_dialect(task, tmp
         assert (record.thinking == "") == (task == "lvkc" or record.provenance.get("stage") == "hard")
         if task != "medclm":
             asked = source[record.provenance.get("question", record.id)]
-            assert (record.references, record.answer, record.image) == (
-                asked.references, asked.answer, asked.image,
-            )  # fmt: skip
+            assert all(getattr(record, name) == getattr(asked, name) for name in ("references", "answer", "image"))
     with (tmp_path / "funnel.csv").open(newline="") as file:
         funnel = {(row["stage"], row["what"]): int(row["number"]) for row in csv.DictReader(file)}
-    assert funnel["written", "records"] == len(records)
-    assert (
-        sum(number for (stage, _), number in funnel.items() if stage != "collected" and stage != "written")
-        == (funnel["collected", TASKS[task].units])
-    )
+    assert funnel.pop(("written", "records")) == len(records)
+    assert funnel.pop(("collected", TASKS[task].units)) == sum(funnel.values())
     assert f"{len(records)} records in" in capsys.readouterr().out
-    again = (tmp_path / "records.jsonl").read_bytes()
-    main(["vqa", str(phantom_folder()), f"--task={task}", f"--out={tmp_path}", "--overwrite"])
-    assert (tmp_path / "records.jsonl").read_bytes() == again
     with pytest.raises(BadInput, match="exists"):
         main(["vqa", str(phantom_folder()), f"--task={task}", f"--out={tmp_path}"])
 
@@ -158,7 +153,6 @@ def test_what_a_model_does_wrong_is_named_and_nothing_is_lost_or_paid_twice(tmp_
             6: ("answer", injected),
             7: ("status", (400, {"error": {"code": "content_filter"}}, {})),
             8: ("answer", "never JSON"),
-            9: ("answer", good.replace("I look at", "The report tells of")),
         }
         return wrong.get(who % 12, ("answer", good))
 
@@ -173,13 +167,8 @@ def test_what_a_model_does_wrong_is_named_and_nothing_is_lost_or_paid_twice(tmp_
     asides = {aside["id"]: aside["reason"] for aside in read_asides(tmp_path)}
     records = read_vqa_records(tmp_path).records
     assert len(records) + len(asides) == len(items) == 12
-    assert asides == {
-        items[5].id: Reason.WRONG_BOX,
-        items[6].id: Reason.SPEAKS_OF_REPORT,
-        items[7].id: Reason.NO_ANSWER,
-        items[8].id: Reason.NO_ANSWER,
-        items[9].id: Reason.SPEAKS_OF_REPORT,
-    }
+    reasons = (Reason.WRONG_BOX, Reason.SPEAKS_OF_REPORT, Reason.NO_ANSWER, Reason.NO_ANSWER)
+    assert asides == {item.id: reason for item, reason in zip(items[5:9], reasons, strict=True)}
     final = [entry for entry in read_entries(tmp_path) if entry.get("is_final", True)]
     late = 1  # an answer that came too late is paid for, and asked for again
     assert len(paid) == len(final) + late
@@ -208,14 +197,7 @@ def test_templates_of_a_region_share_its_localisation_and_visual_analysis(tmp_pa
 def test_pictures_are_sent_where_the_task_shows_them(tmp_path, few):
     for task, count in (("lvkc", 3), ("medclm", 2)):  # not with the rule of knowledge
         known = learn(task, few)
-
-        def behave(request, number, known=known):
-            content = request["messages"][1]["content"]
-            text = content if isinstance(content, str) else content[0]["text"]
-            plain = {"messages": [request["messages"][0], {"role": "user", "content": text}, *request["messages"][2:]]}
-            return "answer", answer(known, plain)
-
-        with MisbehavingServer(behave) as server:
+        with MisbehavingServer(lambda request, _, known=known: ("answer", answer(known, request))) as server:
             more = ["--send-images", "--voter=v", "--max-tokens=900000"]
             main(command(task, few, tmp_path / task, server, *more))
             contents = [request["messages"][1]["content"] for request in server.requests]
@@ -224,13 +206,19 @@ def test_pictures_are_sent_where_the_task_shows_them(tmp_path, few):
             assert len(server.paid) == paid
         shown = [content for content in contents if not isinstance(content, str)]
         assert len(shown) == count * len(list_items(task, few))
-        kinds = {tuple(np.asarray(open_url(content[1]["image_url"]["url"])).ravel()) for content in shown}
+        kinds = {tuple(read_url(content[1]["image_url"]["url"]).ravel()) for content in shown}
         # Of medclm with and without boxes (hard views are other mediums), of lvkc whole or cropped.
         crops = {(item.question.record.image, cut_by_hand(item)) for item in list_items("lvkc", few)}
         assert len(kinds) == (len(crops) if task == "lvkc" else 6)
     for more in (["--task=rmcot"], ["--task=lvkc", "--annotator=rules"]):
         with pytest.raises(BadInput, match="--send-images"):
             main(["vqa", str(few), f"--out={tmp_path / 'no'}", "--send-images", *more])
+
+
+def read_url(url):
+    head, _, body = url.partition(",")
+    assert head == "data:image/png;base64"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(body))))
 
 
 def cut_by_hand(item):
@@ -255,30 +243,22 @@ def test_a_source_that_gives_instructions_is_set_aside_before_anything_is_asked(
         assert len(server.paid) == len(lines) - 1
 
 
-def test_the_picture_is_cropped_to_the_region_of_interest(few):
+def test_the_picture_is_cropped_to_the_region_of_interest(few, tmp_path):
     items = list_items("lvkc", few, num_regions=4)
     assert {item.roi.variant for item in items} == {"given", "perturbed", "widened", "inner", "whole"}
     for item in items:
         with Image.open(few / item.question.record.image) as picture:
             whole = np.asarray(picture)
-        shown = np.asarray(open_url(TASKS["lvkc"].show(item, TaskSettings(root=few, folder=few))))
+        shown = read_url(TASKS["lvkc"].show(item, TaskSettings(root=few, folder=few)))
         x1, y1, x2, y2 = cut_by_hand(item)
         np.testing.assert_array_equal(shown, whole[y1:y2, x1:x2])
         assert (shown.shape == whole.shape) == (item.roi.variant == "whole")
-
-
-def test_a_crop_follows_the_size_of_the_file_and_has_a_pixel(tmp_path):
+    # A crop follows the size of the file and has a pixel.
     Image.fromarray(np.arange(200, dtype=np.uint8).reshape(10, 20)).save(tmp_path / "a.png")
     settings = TaskSettings(root=tmp_path, folder=tmp_path)
     for box, rows, columns in (((50, 20, 70, 30), slice(2, 3), slice(5, 7)), ((199.5, 99, 200, 100), [9], [19])):
-        shown = np.asarray(open_url(show_picture("a.png", settings, region=(box, (200, 100)))))
+        shown = read_url(show_picture("a.png", settings, region=(box, (200, 100))))
         np.testing.assert_array_equal(shown, np.arange(200).reshape(10, 20)[rows][:, columns])
-
-
-def open_url(url):
-    head, _, body = url.partition(",")
-    assert head == "data:image/png;base64"
-    return Image.open(io.BytesIO(base64.b64decode(body)))
 
 
 def test_what_a_voter_rejects_is_written_anew(tmp_path, few):
@@ -324,6 +304,7 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
         expected[edge] = (before[edge] + 255) / 2
         np.testing.assert_allclose(lines, expected, atol=1)
         assert hard.image != medium.image
+        assert hard.patient != medium.patient
         assert (hard.lesion, hard.modality, hard.split) == (medium.lesion, medium.modality, medium.split)
         assert (hard.references, hard.thinking) == ((), "")
 
@@ -334,10 +315,7 @@ def test_easy_views_have_their_boxes_drawn_and_hard_ones_are_other_cases(tmp_pat
         (["--images=none"], "--images=none"),
         (["--task=lvkc", "--num-templates=4"], "--num-templates: 4"),
         (["--num-templates=1"], "--num-templates requires --task=lvkc; got --task=medclm"),
-        (["--num-regions=0"], "--num-regions requires --task=lvkc"),
-        (["--task=rmcot", "--num-regions=2", "--num-templates=2"], "--num-regions, --num-templates requires"),
         (["--task=rmcot", "--host-organ=coverage"], "--host-organ requires --task=medclm"),
-        (["--task=lvkc", "--masks=."], "--masks requires --task=medclm; got --task=lvkc"),
         (["--masks=/nope"], "--masks: /nope is not a folder"),
         (["--regenerate=2"], "--regenerate requires"),
         (["--regenerate=-1"], "--regenerate: -1"),
@@ -379,14 +357,11 @@ def test_a_picture_or_mask_that_cannot_be_read_loses_its_own_views_alone(tmp_pat
     main(["vqa", str(source), "--task=medclm", f"--out={tmp_path / 'after'}"])
     after = read_vqa_records(tmp_path / "after", require_images=True).records
     assert len(after) > len(before) / 2
-    lost = {record.provenance.get("drawn from", record.image) for record in before.values()} - {
-        record.provenance.get("drawn from", record.image) for record in after
-    }
-    assert lost == {broken, unmasked}
+    source_of = lambda record: record.provenance.get("drawn from", record.image)  # noqa: E731
+    assert set(map(source_of, before.values())) - set(map(source_of, after)) == {broken, unmasked}
     details = [each["detail"] for each in read_asides(tmp_path / "after") if each["reason"] == Reason.UNREADABLE_RECORD]
-    assert {pathlib.Path(broken).name, "heart/" + pathlib.Path(unmasked).name} <= {
-        word.rstrip(":").rpartition("masks/")[2].rpartition("images/")[2] for text in details for word in text.split()
-    }
+    for path in (source / broken, source / "masks" / "heart" / pathlib.Path(unmasked).name):
+        assert any(str(path) in detail for detail in details)
 
 
 def test_the_released_boxes_are_made_into_records(shared, tmp_path):
@@ -394,10 +369,8 @@ def test_the_released_boxes_are_made_into_records(shared, tmp_path):
     records = read_vqa_records(tmp_path).records
     assert len(records) > 800
     assert all(record.thinking and record.references for record in records)
-    images = split_images(
-        read_detections(shared / "data" / "nih_chestxray8", layout="chestxray8", require_images=False), seed=0
-    )
-    expected = {image.image: image.split for image in images}
+    images = read_detections(shared / "data" / "nih_chestxray8", layout="chestxray8", require_images=False)
+    expected = {image.image: image.split for image in split_images(images, seed=0)}
     assert {record.image: record.split for record in records}.items() <= expected.items()
     assert {record.split for record in records} == {"train", "val", "test"}
     of_patient = collections.defaultdict(set)

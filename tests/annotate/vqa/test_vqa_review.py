@@ -60,37 +60,26 @@ def test_rejected_records_are_set_aside_and_others_say_who_confirmed_them(tmp_pa
         read(form, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("verdict", "words"),
-    [
+def test_a_verdict_that_cannot_be_an_altered_and_a_short_form_are_refused_by_record(tmp_path):
+    form = tmp_path / "form.csv"
+    rows = write_form(form)
+    for verdict, words in (
         (("", ""), "column 'review': is required"),
         (("maybe", ""), "'maybe' is not one of 'ok', 'reject'"),
         (("reject", " "), "column 'comment' is required"),
-    ],
-)
-def test_a_verdict_that_cannot_be_is_said_by_record_and_column(tmp_path, verdict, words):
-    form = tmp_path / "form.csv"
-    rows = write_form(form)
-    fill(form, rows, [("ok", "")] * 4 + [verdict] + [("ok", "")] * 7)
-    with pytest.raises(BadInput, match=words) as caught:
-        read(form, tmp_path / "out")
-    assert f"record 5 ({rows[5][1]})" in str(caught.value)
-
-
-def test_an_altered_or_short_form_is_refused(tmp_path):
-    form = tmp_path / "form.csv"
-    rows = write_form(form)
+    ):
+        fill(form, rows, [("ok", "")] * 4 + [verdict] + [("ok", "")] * 7)
+        with pytest.raises(BadInput, match=words) as caught:
+            read(form, tmp_path / "out")
+        assert f"record 5 ({rows[5][1]})" in str(caught.value)
     rows[3][6] = "another answer"
     fill(form, rows, [("ok", "")] * 12)
     with pytest.raises(BadInput, match=r"record 3 .*column 'answer' was altered"):
         read(form, tmp_path / "out")
     intact = write_form(tmp_path / "intact.csv")
     fill(form, [*intact[:3], *intact[4:]], [("ok", "")] * 11)
-    with pytest.raises(
-        BadInput, match=r"record 3 .*the row is missing, moved .* found row '4' with the id '"
-    ) as caught:
+    with pytest.raises(BadInput, match=rf"record 3 .*missing, moved .* found row '4' with the id '{intact[4][1]}"):
         read(form, tmp_path / "out")
-    assert intact[4][1] in str(caught.value)
     fill(form, rows[:2], [("ok", "")])
     with pytest.raises(BadInput, match=r"record 2 .*row is missing"):
         read(form, tmp_path / "out")
