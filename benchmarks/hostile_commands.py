@@ -79,7 +79,7 @@ def _upload(path: str, checkpoint: str) -> None:
     upload.parent.mkdir()
     uploads.add(str(upload))
     Path(path).rename(upload)
-    read_unresized(uploads.take(str(upload)), max_pixels=load(checkpoint).trained.max_pixels)
+    read_unresized(uploads.read_once(str(upload)), max_pixels=load(checkpoint).trained.max_pixels)
 
 
 def _show_examples(folder: str, checkpoint: str) -> None:

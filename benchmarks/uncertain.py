@@ -23,9 +23,9 @@ from stepcot_jax.evaluation.chains import bootstrap
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import run_tool
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.build import make_system
 from stepcot_jax.run.inputs import encode_prompts, load_cases
 from stepcot_jax.run.settings import Settings, load_settings
-from stepcot_jax.systems.step_cot import StepCoT
 
 CLEAN = "all certain and right"
 NETWORKS = ("teacher", "student")
@@ -112,7 +112,7 @@ def choose(members: Int[np.ndarray, " case"], number: int, generator: np.random.
 def train(dataset: Dataset, settings: Settings, *, seed: int, terminal: Terminal) -> list[str]:
     """Train both networks and return the mean step accuracy of each on the test split, with its interval."""
     batch_size = settings.training.batch_size
-    system = StepCoT.from_settings(settings, dataset.chain, None)
+    system = make_system(settings, dataset, None, batches_per_epoch=len(dataset.splits.train) // batch_size)
     text = encode_prompts(settings, pathlib.Path(), Terminal(silent=True), dataset.chain)
     shared = {"text_features": jax.device_put(text)}
     batches = training_batches(dataset, batch_size=batch_size, seed=seed)
