@@ -58,7 +58,7 @@ def report_changed(workdir, folder, *, facts=None, labels=None):
     run = shutil.copytree(workdir, folder / "run")
     split = read_test(run)
     predictions = dataclasses.replace(split.predictions, labels=split.predictions.labels if labels is None else labels)
-    changed = SplitPredictions(predictions, split.facts | (facts or {}))
+    changed = SplitPredictions(predictions, {**split.facts, **(facts or {})})
     write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
     if labels is not None:  # the operating points are of the labels as they were
         write_json(run / "statistics.json", {})

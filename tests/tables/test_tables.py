@@ -88,7 +88,8 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
     found = read_rows(written[0], "steps")
     assert len(found) == CHAIN.num_steps * (1 + 3 + 2)
     constant = [row for row in found if row["model"] == "most frequent answer"]
-    weights = np.concatenate(list(draw_weights(np.arange(NUM_CASES) // 2, num_resamples=60, seed=0)))
+    patients = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=60, seed=0)))
     for step, row in enumerate(constant):
         right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
         ends = np.quantile([np.repeat(right, counts).mean() for counts in weights.astype(int)], [0.025, 0.975])

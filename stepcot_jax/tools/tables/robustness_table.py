@@ -244,8 +244,9 @@ def _summarise(by_seed: Sequence[Sequence[Interval]]) -> Row:
         spread([interval.value for interval in of_seed[1:]], original=of_seed[0].value, std="population")
         for of_seed in by_seed
     ]
-    figures = [summarise(of_round) for of_round in zip(*by_seed, strict=True)]
-    return dict(zip(published.ROUNDS, figures, strict=True)) | {"std": mean_of_seeds(deviations)}
+    row: Row = {"std": mean_of_seeds(deviations)}
+    by_round = zip(published.ROUNDS, zip(*by_seed, strict=True), strict=True)
+    return row | {name: summarise(of_round) for name, of_round in by_round}
 
 
 _PUBLISHED_COLUMNS = (

@@ -271,7 +271,7 @@ def make_tables(plan: Plan) -> list[Table]:
 def _list_rows(
     name: str,
     comparison: AnswerComparison,
-    gains: Mapping[str, Mapping[str, Entry]],
+    gains: Mapping[str, dict[str, Entry]],
     published: tuple[int, int] | None,
 ) -> list[Row]:
     """Return the rows of one data set: each encoder's baseline without and with steps, then teacher and student."""
