@@ -13,6 +13,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.policy_gradient import PolicyGradient
 from stepcot_jax.policies.qwen_weights import qwen_shapes
 from stepcot_jax.rewards.presets import PRESETS
+from stepcot_jax.run.configs import load_config
 from stepcot_jax.run.policy_networks import make_policy
 from stepcot_jax.run.qwen_source import find_qwen
 from stepcot_jax.run.settings import load_settings
@@ -31,7 +32,7 @@ def test_the_numbers_are_the_published_ones(name):
     for section, values in table.items():
         assert {key: getattr(getattr(settings, section), key) for key in values} == pytest.approx(values), section
     with pytest.raises(BadInput, match=r"config.vqa.root: ''.*records.jsonl"):
-        load_settings(name)
+        load_settings(load_config(name))
 
 
 @pytest.mark.parametrize(("name", "preset"), REWARDS.items())
