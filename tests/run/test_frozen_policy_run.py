@@ -89,6 +89,13 @@ def test_resumed_equals_uninterrupted(encoder, workdir, tmp_path, monkeypatch):
     }
 
 
+def test_a_run_without_a_store_reads_the_same_patches(encoder, tmp_path):
+    tasks = [Run(frozen_settings(encoder, features__store=own), tmp_path / str(own)).task for own in (True, False)]
+    assert [(tmp_path / str(own) / "features").exists() for own in (True, False)] == [True, False]
+    pictures = tasks[0].dataset.load_images(np.arange(3))
+    np.testing.assert_allclose(*(np.asarray(task.see(pictures)) for task in tasks), rtol=0, atol=1e-4)
+
+
 def test_drawn_boxes_are_encoded_anew(encoder, tmp_path):
     changes = {"sft__pack_length": 0, "curriculum__schedule": "mixed", "curriculum__shares": (1.0, 0.0, 0.0)}
     settings = frozen_settings(encoder, job="sft", vqa__dialect="medclm", **changes)

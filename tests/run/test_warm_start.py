@@ -93,17 +93,6 @@ def test_a_run_whose_start_was_on_a_store_resumes_without_it(trained, tmp_path, 
     assert lost.task.start.notes[0].startswith(f"an earlier start cannot be read ({address}: holds no files")
 
 
-def test_a_resumed_run_no_longer_needs_the_start(trained, tmp_path, monkeypatch, capsys):
-    start = tmp_path / "start"
-    start.symlink_to(trained.workdir)
-    changes = {**CHANGES, "start__checkpoint": str(start)}
-    report = small_run(tmp_path / "warm", monkeypatch, **changes).execute()
-    start.unlink()
-    capsys.readouterr()
-    assert small_run(tmp_path / "warm", monkeypatch, **changes).execute()["test"] == report["test"]
-    assert "start:" not in capsys.readouterr().err
-
-
 def test_a_start_that_cannot_be_used_is_named(trained, tmp_path):
     def read(folder, **changes):
         return read_warm_start(small_settings(**{**CHANGES, **changes}, start__checkpoint=str(folder)))
@@ -132,8 +121,3 @@ def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path
     assert make("other images", data__split_seed=3, phantom__seed=1, start__checkpoint=start).task.start.notes == ()
     unknown = make("unknown", start__checkpoint=str(before.workdir)).task.start.notes
     assert [note.partition(" does not say")[0] for note in unknown] == [str(before.workdir)]
-
-
-def test_jobs_that_start_otherwise_say_how():
-    with pytest.raises(BadInput, match=r"must be '' with config.job='chain_grpo'; config.policy.start"):
-        small_settings(job="chain_grpo", start__checkpoint="x")

@@ -88,12 +88,10 @@ def test_a_logger_that_fails_is_named_once_and_the_others_go_on(tmp_path, opened
 
 
 def test_a_run_is_named_as_the_settings_say_or_as_its_workdir(tmp_path, opened):
-    found, _ = opened
-    settings = small_settings(loggers__names=("wandb",))
-    open_loggers(tmp_path, settings, say=print)
-    open_loggers(tmp_path, settings, name="of-a-store", say=print)
-    open_loggers(tmp_path, small_settings(loggers__names=("wandb",), loggers__run="own"), name="of-a-store", say=print)
-    assert [logger.title for logger in found] == [tmp_path.name, "of-a-store", "own"]
+    for run, name in (("", ""), ("", "of-a-store"), ("own", "of-a-store")):
+        settings = small_settings(loggers__names=("wandb",), loggers__run=run)
+        open_loggers(tmp_path, settings, name=name, say=print)
+    assert [logger.title for logger in opened[0]] == [tmp_path.name, "of-a-store", "own"]
 
 
 def test_a_logger_that_cannot_be_opened_leaves_the_run_alone(tmp_path, opened, monkeypatch):
@@ -120,14 +118,14 @@ def test_a_missing_package_is_named_before_anything_is_loaded(tmp_path, monkeypa
 
 
 def test_settings_are_told_without_paths_and_addresses():
-    settings = small_settings(
-        data__root="/secret/place", rewards__judge_url="http://user:hunter2@host/v1", features__folder="/secret/too"
-    )
-    told = describe_settings(settings)
-    assert told["training.joint_epochs"] == 3
-    assert told["data.source"] == "phantom"
+    private = {
+        "data__root": "/secret/place",
+        "rewards__judge_url": "http://user:secret@host",
+        "features__folder": "/secret",
+    }
+    told = describe_settings(small_settings(**private))
+    assert (told["training.joint_epochs"], told["data.source"]) == (3, "phantom")
     assert "secret" not in json.dumps(told)
-    assert "hunter2" not in json.dumps(told)
 
 
 def test_mlflow_goes_on_in_its_offline_store(tmp_path):
