@@ -31,9 +31,9 @@ class Records(Sequence[Record]):
       chain: steps and options of the answers; None for questions.
       set_aside: excluded records of the folder, each with the reason.
 
-    >>> records = Records([Record(image="a.png", patient="p", question="A mass?", answer="no")], root="data")
-    >>> len(records), records[0].answer, records.chain
-    (1, 'no', None)
+    >>> records = Records([Record(image="a.png", patient="p")], root="data")
+    >>> len(records), records[0].image, records.chain
+    (1, 'a.png', None)
     """
 
     def __init__(

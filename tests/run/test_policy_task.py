@@ -97,16 +97,16 @@ def test_a_split_without_records_is_refused(folder, tmp_path, splits):
 def of_a_folder(folder, tmp_path_factory):
     """The workdir of a finished run on a folder, with one validated question and mostly true replies."""
 
-    def reply(task, params, places):
-        del params
-        records = [task.dataset.records[place] for place in places]
+    def reply(task, params, indices, data):
+        del task, params
+        records = [data.dataset.records[index] for index in indices]
         texts = [write_reply(record, "gemex") for record in records]
         return [text[: len(text) // 2] if place % 3 == 0 else text for place, text in enumerate(texts)]
 
-    workdir, patch = tmp_path_factory.mktemp("run"), pytest.MonkeyPatch()
-    patch.setattr(policy_task.PolicyTask, "reply", reply)
-    Run(of_folder(folder), workdir).execute()
-    patch.undo()
+    workdir = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_task.PolicyTask, "reply", reply)
+        Run(of_folder(folder), workdir).execute()
     return workdir
 
 
