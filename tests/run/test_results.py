@@ -25,6 +25,8 @@ from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best, restore_params
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def splits(trained):

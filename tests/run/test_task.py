@@ -198,6 +198,7 @@ def test_the_reference_is_the_start_of_the_second_phase(finished):
         assert np.abs(params[step]["policy"]["w"] - params[6]["policy"]["w"]).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail_at", [1, 7])
 def test_a_run_resumes_within_either_phase(finished, tmp_path, monkeypatch, fail_at):
     first = make_run(tmp_path, monkeypatch, training__log_every=1)
@@ -209,6 +210,7 @@ def test_a_run_resumes_within_either_phase(finished, tmp_path, monkeypatch, fail
     assert again.task.calls == ["splits", "of the line"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_the_copied_reference_stays_on_all_devices(finished, tmp_path, monkeypatch, transform):
     run = make_run(tmp_path, monkeypatch, parallel__num_devices=4, parallel__transform=transform)

@@ -13,8 +13,10 @@ from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import loading
 from stepcot_jax.run.settings import write_settings
-from stepcot_jax.run.start import read_warm_start
+from stepcot_jax.run.start import read_warm_start, refuse_seen_cases
 from stepcot_jax.training.state import flatten
+
+pytestmark = pytest.mark.slow
 
 FRESH = 2
 """Place of the step that only the new chain has."""
@@ -104,6 +106,15 @@ def test_a_start_that_cannot_be_used_is_named(trained, tmp_path):
     write_settings(tmp_path / "settings.json", small_settings(job="baseline"))
     with pytest.raises(BadInput, match=r"trained no teacher \(config.job='baseline'\)"):
         read(tmp_path)
+
+
+def test_images_by_which_the_start_chose_its_weights_are_refused(trained):
+    settings = small_settings(**CHANGES, start__checkpoint=str(trained.workdir))
+    dataset = trained.run.task.open_test().inputs.dataset
+    val = dataset.splits.val
+    moved = dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, val=(), test=val))
+    with pytest.raises(BadInput, match=rf"has learnt from {len(val)} images of this run's test patients"):
+        refuse_seen_cases(read_warm_start(settings), settings, moved)
 
 
 def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path, monkeypatch):

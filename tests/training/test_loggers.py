@@ -43,6 +43,7 @@ def opened(monkeypatch):
     return found, options
 
 
+@pytest.mark.slow
 def test_a_run_logs_what_metrics_jsonl_has_and_resumes_the_same_run(tmp_path, monkeypatch, opened):
     found, _ = opened
     changes = {"loggers__names": ("wandb", "mlflow")}
