@@ -105,7 +105,7 @@ def test_passes_of_the_table_are_the_most_that_divide_the_batches(parsed):
     for num_devices, model_devices, name, num_passes in rows:
         sizes = [getattr(settings[name], section).batch_size for section in ("sft", "grpo")]
         devices = MeshDevices.__new__(MeshDevices)
-        devices.num_data = num_devices // model_devices
+        devices.num_shares = num_devices // model_devices
         devices.num_passes = num_passes
         for size in sizes:
             devices.check_batch_size(size)
