@@ -128,22 +128,6 @@ def test_the_optimal_matching_is_the_best_of_all(num_first, num_second, randomne
     assert overlaps[rows, columns].sum() == pytest.approx(tried_pairs(overlaps))
 
 
-def test_the_optimal_matching_is_that_of_networkx():
-    networkx = pytest.importorskip("networkx")
-    generator = np.random.default_rng(0)
-    for num_first, num_second in generator.integers(1, 9, (20, 2)):
-        overlaps = generator.random((num_first, num_second))
-        graph = networkx.Graph()
-        graph.add_weighted_edges_from(
-            (("first", row), ("second", column), overlaps[row, column])
-            for row in range(num_first)
-            for column in range(num_second)
-        )
-        pairs = networkx.max_weight_matching(graph, maxcardinality=True)
-        best = sum(graph.edges[pair]["weight"] for pair in pairs)
-        assert overlaps[match(overlaps)].sum() == pytest.approx(best)
-
-
 def test_the_greedy_choice_is_not_taken():
     overlaps = np.array([[0.9, 0.8], [0.8, 0.1]])  # greedy: 0.9 + 0.1
     assert overlaps[match(overlaps)].sum() == pytest.approx(1.6)
@@ -156,7 +140,6 @@ def test_the_greedy_choice_is_not_taken():
 
 
 def test_the_ordered_matching_goes_by_place():
-    assert [places.tolist() for places in match(np.ones((3, 2)), matching="ordered")] == [[0, 1], [0, 1]]
     boxes = [[0, 0, 2, 2], [5, 5, 9, 9]]
     assert mean_iou(boxes, boxes[::-1], matching="ordered") == 0
     assert mean_iou(boxes, boxes[::-1]) == 1
@@ -193,10 +176,9 @@ def test_no_boxes_on_either_side():
 
 
 @pytest.mark.parametrize("setting", ["matching", "unequal_counts", "empty_boxes"])
-@pytest.mark.parametrize(("predicted", "true"), [([], []), ([], WHOLE), (WHOLE, WHOLE), (HALF + FAR, WHOLE)])
-def test_another_setting_is_refused(setting, predicted, true):
+def test_another_setting_is_refused(setting):
     with pytest.raises(ValueError, match=f"{setting} must be one of"):
-        mean_iou(predicted, true, **{setting: "best"})
+        mean_iou([], WHOLE, **{setting: "best"})
 
 
 @given(first=box_lists, second=box_lists)

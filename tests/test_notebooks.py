@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+from run.small_run import SIZES
 
 pytestmark = pytest.mark.slow
 
@@ -13,12 +14,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain", "anatomy", "verifiable_rewards")
 
 CHANGES = {
-    "phantom.num_cases": 60,
-    "phantom.image_size": 32,
-    "image_encoder.image_size": 32,
+    **SIZES,
     "teacher.width": 16,
-    "teacher.num_layers": 1,
-    "teacher.num_heads": 2,
     "student.width": 16,
     "loss.projection_width": 8,
     "prompts.width": 16,
@@ -26,12 +23,9 @@ CHANGES = {
     "training.teacher_epochs": 0,
     "training.joint_epochs": 1,
     "evaluation.num_resamples": 20,
-    # The same sizes in all notebooks, so that their programs compile once.
-    "teacher.context_dropout": 0.1,
-    "teacher.head_dropout": 0.1,
-    "student.dropout": 0.1,
-    "training.teacher_learning_rate": 1e-3,
-    "training.student_learning_rate": 1e-3,
+    # The same in all notebooks, so that their programs compile once.
+    **dict.fromkeys(("teacher.context_dropout", "teacher.head_dropout", "student.dropout"), 0.1),
+    **dict.fromkeys(("training.teacher_learning_rate", "training.student_learning_rate"), 1e-3),
 }
 
 
@@ -67,14 +61,10 @@ def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
         assert "\r" not in printed, cell["id"]
         assert len(printed.splitlines()) <= 100, cell["id"]  # of 30 epochs two each: progress is one line that changed
         assert not re.search(r"(?<![\w.])/(tmp|home|root|Users|work)/", printed), cell["id"]
+        source = "".join(cell["source"])
+        assert "STEPCOT" not in source  # no scaffolding of this test
+        assert "environ" not in source
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 10**6
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_has_no_scaffolding_of_its_test(name):
-    source = "".join("".join(cell["source"]) for cell in read(name)["cells"])
-    assert "STEPCOT" not in source
-    assert "environ" not in source
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import tempfile
 import jax
 import numpy as np
 import pytest
+from run.small_run import SIZES, undot
 
-from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
@@ -22,7 +22,7 @@ from stepcot_jax.host.files import write_json
 from stepcot_jax.reading import trained_model
 from stepcot_jax.run import stored
 from stepcot_jax.run.networks import make_networks
-from stepcot_jax.run.settings import make_settings, write_settings
+from stepcot_jax.run.settings import load_settings, write_settings
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.systems.networks import init_params, read_moments
 from stepcot_jax.training.checkpoints import Best, Checkpoints
@@ -45,14 +45,7 @@ def tiny_encoder():
 
 def small_settings(**changes):
     """The quickstart settings with small images and narrow networks."""
-    config = quickstart.get_config()
-    config.phantom.num_cases = 60
-    config.phantom.image_size = config.image_encoder.image_size = SIDE
-    config.teacher.width = config.student.width = config.prompts.width = 8
-    config.teacher.num_layers, config.teacher.num_heads = 1, 2
-    config.loss.projection_width = 4
-    config.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
-    return make_settings(config)
+    return load_settings("quickstart", **SIZES, **undot(changes))
 
 
 def random_params(settings, *, seed):

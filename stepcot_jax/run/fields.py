@@ -1,5 +1,6 @@
 """Convert nested mappings to frozen dataclasses with msgspec; every error names the setting in full."""
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -14,6 +15,15 @@ from stepcot_jax.host.ranges import MOST
 from stepcot_jax.host.text import shorten
 
 Made = TypeVar("Made")
+
+
+@contextlib.contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Add the name of a setting to errors about its value."""
+    try:
+        yield
+    except BadInput as error:
+        raise type(error)(f"{key}: {error}") from None
 
 
 def make(cls: type[Made], config: Any, where: str) -> Made:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -37,6 +37,7 @@ from stepcot_jax.host.extras import MapBlocks
 from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.machine import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.fields import naming
 from stepcot_jax.run.loading import load_dataset, load_vqa_dataset
 from stepcot_jax.run.networks import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.run.settings import Settings, load_settings
@@ -60,7 +61,7 @@ def open_run_store(
         def say() -> None:
             terminal.say(f"{folder}: another process is downloading it")
 
-        with naming(), wait_for_lock(remote.folder / ".lock", say=say):
+        with naming("config.features.folder"), wait_for_lock(remote.folder / ".lock", say=say):
             remote.start()
 
     def wait(name: str) -> None:
@@ -68,7 +69,7 @@ def open_run_store(
         download()
 
     def send() -> None:
-        with naming():
+        with naming("config.features.folder"):
             remote.saved()
 
     download()
@@ -79,18 +80,6 @@ def open_run_store(
         yield store, dataclasses.replace(processes, wait=wait)
     finally:
         store.saved = None  # readers in other processes get a copy of the store
-
-
-@contextlib.contextmanager
-def naming() -> Iterator[None]:
-    """Add the name of the setting to errors about the address."""
-    try:
-        yield
-    except BadInput as error:
-        raise type(error)(f"config.features.folder: {error}") from error
-
-
-Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,19 +18,8 @@ from PIL import Image
 from stepcot_jax.data.images.drawn_boxes import PREDICTED, TRUE, draw_named_boxes
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.evaluation.replies import (
-    BASELINE,
-    Key,
-    ReplyScore,
-    Results,
-    ScoringSettings,
-    as_columns,
-    encode,
-    prepare_figures,
-    score_text,
-    summarise,
-    to_json,
-)
+from stepcot_jax.evaluation import replies
+from stepcot_jax.evaluation.replies import BASELINE, ReplyScore, Results, ScoringSettings
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole, writing_whole
@@ -41,8 +30,7 @@ from stepcot_jax.record import KINDS, Record
 from stepcot_jax.rewards.functions import RewardFunction
 from stepcot_jax.run.policy_build import make_policy_system
 from stepcot_jax.run.policy_data import PolicyData, load_policy_data
-from stepcot_jax.run.policy_networks import load_patches
-from stepcot_jax.run.qwen_source import find_qwen
+from stepcot_jax.run.policy_networks import find_qwen, load_patches
 from stepcot_jax.run.results import REPORT
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.run.settings import Settings
@@ -65,7 +53,7 @@ STATISTICS_FILE = "statistics.json"
 
 _NUM_EXAMPLES = 12
 _TILE = 256  # pixels
-_SHOWN: tuple[tuple[str, Key], ...] = (
+_SHOWN: tuple[tuple[str, replies.Key], ...] = (
     ("A", ("a_score", "mean")),
     *((f"A {kind}", ("a_score", kind)) for kind in KINDS),
     ("V", ("v_score", "all")),
@@ -100,7 +88,7 @@ def write_policy_results(
         write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", answers)
     records = next(iter(answered.values())).records
     baseline, remark = score_baseline(train, records, scoring)
-    results = summarise(
+    results = replies.summarise(
         records,
         {phase: answers.scores for phase, answers in answered.items()},
         scoring,
@@ -108,7 +96,7 @@ def write_policy_results(
         num_resamples=max(num_resamples, 1),
         notes=[remark],
     )
-    write_whole(workdir / STATISTICS_FILE, encode(to_json(results)))
+    write_whole(workdir / STATISTICS_FILE, replies.encode(replies.to_json(results)))
     notes = [_note_start(outcome.best["sft"].step, end_of_sft)] if end_of_sft and "sft" in outcome.best else []
     notes = [note for note in notes if note]
     report = {
@@ -120,7 +108,7 @@ def write_policy_results(
         "test": {phase: _figures(results, phase) for phase in answered},
         "notes": notes,
     }
-    write_whole(workdir / REPORT, msgspec.json.format(encode(report), indent=2) + b"\n")
+    write_whole(workdir / REPORT, msgspec.json.format(replies.encode(report), indent=2) + b"\n")
     print("\n".join(describe_results(results, with_intervals=num_resamples > 0) + notes))
     print(f"\n{report['wall_seconds']:.0f} s; written to {workdir / REPORT}")
     return report
@@ -195,7 +183,7 @@ def write_examples(
         pixels = load_image(record)
         for boxes, colour in ((record.references, TRUE), (score.boxes, PREDICTED)):
             tiles.append(Image.fromarray(draw_named_boxes(pixels, boxes, colour=colour, least_side=_TILE)))
-    write_whole(folder / f"{step:06}.jsonl", b"".join(encode(line) for line in lines))
+    write_whole(folder / f"{step:06}.jsonl", b"".join(replies.encode(line) for line in lines))
     sheet = Image.new("RGB", (4 * tiles[0].width, -(-len(tiles) // 4) * tiles[0].height))
     for index, tile in enumerate(tiles):
         sheet.paste(tile, (index % 4 * tile.width, index // 4 * tile.height))
@@ -354,7 +342,7 @@ class PolicyTask(Task):
         data = data or self.data
         texts, records = self.reply(params, indices, data), [data.dataset.records[index] for index in indices]
         scores: list[ReplyScore] = [
-            score_text(text, record, self.scoring) for text, record in zip(texts, records, strict=True)
+            replies.score_text(text, record, self.scoring) for text, record in zip(texts, records, strict=True)
         ]
         return Answered(records, texts, scores)
 
@@ -374,8 +362,8 @@ class PolicyTask(Task):
         step = int(jax.device_get(state.step))
         phase = self.system.phase_of(step)
         answered = self.answer(state.params, self.validated)
-        columns = as_columns(answered.records, answered.scores)
-        figures = prepare_figures(columns)(count_once(len(columns.patients)))
+        columns = replies.as_columns(answered.records, answered.scores)
+        figures = replies.prepare_figures(columns)(count_once(len(columns.patients)))
         a_score, v_score = (float(figures[key][0]) for key in (("a_score", "mean"), ("v_score", "all")))
         if is_first():
             write_examples(self.workdir, answered, step=step, load_image=self._load_image)

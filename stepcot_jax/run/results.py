@@ -9,25 +9,11 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.evaluation import consistency, operating_points
 from stepcot_jax.evaluation.calibration import Calibration, fit_calibration, write_calibration
 from stepcot_jax.evaluation.chains import evaluate
-from stepcot_jax.evaluation.consistency import (
-    Counts,
-    Rules,
-    count_pairs,
-    fit_pair_ratios,
-    make_rules,
-    write_pairs,
-)
 from stepcot_jax.evaluation.interventions import describe_reliance
-from stepcot_jax.evaluation.operating_points import (
-    OperatingPoints,
-    Rule,
-    Thresholds,
-    choose_thresholds,
-    describe_points,
-    measure_thresholds,
-)
+from stepcot_jax.evaluation.operating_points import Rule
 from stepcot_jax.evaluation.predictions import (
     FACTS,
     Predictions,
@@ -62,11 +48,11 @@ class Chosen:
     """Choices on training and validation cases, made before the test split is opened."""
 
     calibration: Calibration
-    counts: Counts
+    counts: consistency.Counts
     weights: Mapping[str, tuple[float, ...]]
-    rules: Rules
+    rules: consistency.Rules
     rule: Rule
-    thresholds: Thresholds
+    thresholds: operating_points.Thresholds
 
 
 def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSettings) -> Chosen:
@@ -80,18 +66,18 @@ def choose(dataset: Dataset, validated: Validated, evaluation: EvaluationSetting
         confidence=evaluation.coverage_confidence,
         patients=validation.facts["patient_id"],
     )
-    counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
+    counts = consistency.count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
     weights = {
-        name: fit_pair_ratios(
+        name: consistency.fit_pair_ratios(
             logits, counts=counts, labels=validated.labels, temperatures=calibration.temperatures[name], chain=chain
         ).weights
         for name, logits in reversed([*validated.given.items()])
     }
     rule = Rule(evaluation.operating_point, evaluation.operating_target, evaluation.miss_cost)
-    thresholds = choose_thresholds(
+    thresholds = operating_points.choose_thresholds(
         validation, chain, calibration=calibration, rule=rule, num_resamples=evaluation.num_resamples
     )
-    return Chosen(calibration, counts, weights, make_rules(chain, counts=counts), rule, thresholds)
+    return Chosen(calibration, counts, weights, consistency.make_rules(chain, counts=counts), rule, thresholds)
 
 
 _FIELDS = {"patient_id": "patient", "image_path": "image"}
@@ -131,7 +117,7 @@ def write_results(
     for split, answers in (("val", validated.answers), ("test", test)):
         write_predictions(folder / f"{split}.npz", answers, chain)
     write_calibration(workdir / CALIBRATION_FILE, chosen.calibration, chain)
-    write_pairs(workdir / PAIRS_FILE, chosen.counts, chain, weights=chosen.weights)
+    consistency.write_pairs(workdir / PAIRS_FILE, chosen.counts, chain, weights=chosen.weights)
     print("".join(f"consistency: {note}\n" for note in chosen.rules.notes), end="")
     statistics = _measure(test, chain, chosen, evaluation.num_resamples) | {"reliance": reliance or None}
     write_json(workdir / STATISTICS_FILE, statistics)
@@ -151,6 +137,10 @@ def _measure(test: SplitPredictions, chain: Chain, chosen: Chosen, num_resamples
     """Return the statistics of the test split, with the operating points that the validation split chose."""
     calibration = chosen.calibration
     statistics = summarise(test, chain, calibration=calibration, rules=chosen.rules, num_resamples=num_resamples)
-    points = measure_thresholds(chosen.thresholds, test, chain, calibration=calibration, num_resamples=num_resamples)
-    statistics["operating_points"] = as_plain(describe_points(OperatingPoints(chosen.rule, points)))
+    points = operating_points.measure_thresholds(
+        chosen.thresholds, test, chain, calibration=calibration, num_resamples=num_resamples
+    )
+    statistics["operating_points"] = as_plain(
+        operating_points.describe_points(operating_points.OperatingPoints(chosen.rule, points))
+    )
     return statistics

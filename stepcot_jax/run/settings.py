@@ -14,7 +14,7 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.ranges import Seed
 from stepcot_jax.run import sections
 from stepcot_jax.run.configs import load_config
-from stepcot_jax.run.fields import describe_key, make
+from stepcot_jax.run.fields import describe_key, make, naming
 from stepcot_jax.run.sections import list_unread
 from stepcot_jax.systems.options import CurriculumOptions, GrpoOptions, SelfCheckOptions, SftOptions
 
@@ -148,7 +148,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for key in PATH_KEYS:
-            _check_address(operator.attrgetter(key)(self).removeprefix(sections.TRANSFORMERS), key)
+            value = operator.attrgetter(key)(self).removeprefix(sections.TRANSFORMERS)
+            with naming(f"config.{key}"):
+                if is_address(value):
+                    check_scheme(value)  # before anything is read
         encoder, augment = self.image_encoder, self.data.augment
         if self.grpo.shuffle_rewards and self.self_check.enabled:
             raise BadInput(
@@ -219,15 +222,6 @@ class Settings:
                 f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.policy.weights (the image "
                 "stands in the prompt, so that a row is one question)"
             )
-
-
-def _check_address(value: str, key: str) -> None:
-    """Refuse an address of an unknown scheme before anything is read."""
-    try:
-        if is_address(value):
-            check_scheme(value)
-    except BadInput as error:
-        raise BadInput(f"config.{key}: {error}") from None
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:

@@ -27,7 +27,8 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.policy import AnyPolicy, start_coordinates
 from stepcot_jax.policies.policy_files import AnyTokenizer
-from stepcot_jax.run.qwen_source import QwenSource
+from stepcot_jax.run.fields import naming
+from stepcot_jax.run.policy_networks import QwenSource
 from stepcot_jax.run.settings import Settings, changed_keys, read_run_settings, read_settings
 from stepcot_jax.run.stored_policy import StoredPolicy, read_policy
 from stepcot_jax.run.stored_reading import StoredReading, read_reading
@@ -160,15 +161,6 @@ _SPLITS = (
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """Add the setting to errors about the run that it names."""
-    try:
-        yield
-    except BadInput as error:
-        raise BadInput(f"{key}: {error}") from None
-
-
 def _find_run(source: str, key: str) -> pathlib.Path:
     workdir = find_path(source, key)
     if not workdir.is_dir():
@@ -193,7 +185,7 @@ def _have_same_source(one: Settings, other: Settings, section: str) -> bool:
 def read_start(source: str, settings: Settings) -> Params:
     """Return the parameters of a run's best teacher, on the same data, and of the image encoder trained with it."""
     workdir = _find_run(source, _POLICY_KEY)
-    with _naming(_POLICY_KEY):
+    with naming(_POLICY_KEY):
         changed = _list_changed(read_settings(workdir / "settings.json"), settings, _SAME_CHAINS, _OTHER_CHAINS)
         if changed:
             raise BadInput(
@@ -257,7 +249,7 @@ def read_warm_start(settings: Settings) -> WarmStart:
     """Return the run that `start.checkpoint` names, without its weights; its data may differ."""
     source = settings.start.checkpoint
     workdir = _find_run(source, _KEY)
-    with _naming(_KEY):
+    with naming(_KEY):
         before = read_settings(workdir / "settings.json")
         if not before.trains.parts:
             raise BadInput(f"{source} trained no teacher ({before.named_job})")
@@ -334,7 +326,7 @@ def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> 
     """
     workdir = settings.policy.start
     folder = find_path(workdir, _POLICY_KEY)
-    with _naming(_POLICY_KEY):
+    with naming(_POLICY_KEY):
         stored = read_policy(folder, for_training=True, patches=patches)
         before = stored.run.settings
         may_differ = _OTHER_POLICIES if patches is None else (*_OTHER_POLICIES, *_OF_OWN_ENCODER)
@@ -424,5 +416,5 @@ def smooth_start(policy: AnyPolicy, tokenizer: AnyTokenizer, *, largest: int) ->
 def naming_start(settings: Settings) -> Iterator[None]:
     """Add `policy.start` to a `BadInput` about a word that is not in its vocabulary."""
     start = settings.policy.start
-    with _naming(f"{_POLICY_KEY}: {start} cannot write these records") if start else contextlib.nullcontext():
+    with naming(f"{_POLICY_KEY}: {start} cannot write these records") if start else contextlib.nullcontext():
         yield

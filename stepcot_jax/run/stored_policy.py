@@ -17,6 +17,7 @@ from stepcot_jax.host.files import read_json
 from stepcot_jax.policies.policy import AnyPolicy, policy_params, split_parts
 from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
 from stepcot_jax.run.policy_networks import (
+    QwenSource,
     choose_policy,
     load_patches,
     make_normalise,
@@ -24,7 +25,6 @@ from stepcot_jax.run.policy_networks import (
     read_source,
     read_tokenizer,
 )
-from stepcot_jax.run.qwen_source import QwenSource
 from stepcot_jax.run.settings import Settings, read_run_settings
 from stepcot_jax.run.stored import StoredRun
 from stepcot_jax.training.checkpoints import MOST_BYTES, read_best, restore_params

@@ -120,7 +120,12 @@ def _digest_networks(workdir: pathlib.Path, inputs: Sequence[int]) -> str:
 
 
 def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step width"]:
-    content = _read(path, most=_MOST_TEXT_BYTES)
+    try:
+        content = read_file(path, max_bytes=_MOST_TEXT_BYTES)
+    except BadInput as error:
+        raise BadInput(f"{error}; {_WAY_OUT}") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}); {_WAY_OUT}") from None
     accepted = f"expected finite float32 numbers of shape [{chain.num_steps}, width] ({_WAY_OUT})"
     try:
         # Refuses pickled objects, and a header that declares more than the file holds.
@@ -133,12 +138,3 @@ def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step widt
     if len(features) != chain.num_steps or not np.isfinite(features).all():
         raise BadInput(f"{path} has {len(features)} vectors, or numbers that are not finite; {accepted}")
     return features
-
-
-def _read(path: pathlib.Path, *, most: int) -> bytes:
-    try:
-        return read_file(path, max_bytes=most)
-    except BadInput as error:
-        raise BadInput(f"{error}; {_WAY_OUT}") from None
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); {_WAY_OUT}") from None

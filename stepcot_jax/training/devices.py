@@ -94,6 +94,9 @@ Transform = Literal["pmap", "shard_map"]
 class Devices:
     """The devices of a run, of all its processes."""
 
+    row_axis = AXIS
+    named_mesh: Mesh | None = None  # over which parameters are divided; None where they are replicated
+
     def __init__(
         self,
         *,
@@ -114,33 +117,23 @@ class Devices:
             raise BadInput(f"config.parallel.num_devices: {num_devices} is not {expected}")
         self.devices = devices[: num_devices or len(devices)]
         self.transform, self.num_passes, self.shared = transform, num_passes, shared
-        self.num_devices = len(self.devices)
+        self.num_devices = self.num_shares = len(self.devices)  # shares: equal parts of a batch
         # Not by `jax.make_mesh`: on TPUs it reorders the devices into a ring, in which processes alternate.
         self.mesh = make_mesh(self.devices, {AXIS: self.num_devices})
 
     @property
     def replicated(self) -> jax.sharding.Sharding:
         """The sharding of a replicated array."""
-        if self.num_devices == 1:
+        if self.num_devices == 1 and self.named_mesh is None:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def by_row(self) -> jax.sharding.Sharding:
         """The sharding of an array whose rows are divided among the devices."""
-        if self.num_devices == 1:
+        if self.num_devices == 1 and self.named_mesh is None:
             return self.replicated
-        return NamedSharding(self.mesh, PartitionSpec(AXIS))
-
-    @property
-    def named_mesh(self) -> jax.sharding.Mesh | None:
-        """The mesh over which parameters are divided; None, as they are replicated."""
-        return None
-
-    @property
-    def num_shares(self) -> int:
-        """Number of equal shares of a batch."""
-        return self.num_devices
+        return NamedSharding(self.mesh, PartitionSpec(self.row_axis))
 
     def shardings(self, tree: Any) -> Any:
         """Return the sharding of each array of a state."""
@@ -304,7 +297,9 @@ DATA, MODEL = "data", "model"
 
 
 class MeshDevices(Devices):
-    """The devices of a run as a mesh."""
+    """The devices of a run as a mesh, of which `model_devices` of a process divide the parameters alone."""
+
+    row_axis = DATA
 
     def __init__(
         self,
@@ -321,29 +316,9 @@ class MeshDevices(Devices):
             raise BadInput(
                 f"config.parallel.model_devices: {model_devices} is not a divisor of {local}, the devices of a process"
             )
-        self.num_data = self.num_devices // model_devices
-        self.mesh = make_mesh(self.devices, {DATA: self.num_data, MODEL: model_devices})
-        self._make_shardings = make_shardings
-
-    @property
-    def replicated(self) -> jax.sharding.Sharding:
-        """The sharding of a replicated array."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
-    @property
-    def by_row(self) -> jax.sharding.Sharding:
-        """The sharding of an array whose rows are divided along `data`."""
-        return NamedSharding(self.mesh, PartitionSpec(DATA))
-
-    @property
-    def named_mesh(self) -> Mesh | None:
-        """The mesh over which parameters are divided."""
-        return self.mesh
-
-    @property
-    def num_shares(self) -> int:
-        """Number of equal shares of a batch."""
-        return self.num_data
+        self.num_shares = self.num_devices // model_devices
+        self.mesh = self.named_mesh = make_mesh(self.devices, {DATA: self.num_shares, MODEL: model_devices})
+        self._make_shardings = make_shardings  # (tree, mesh) -> the sharding of each array
 
     def shardings(self, tree: Any) -> Any:
         """Return the sharding of each array of a state."""

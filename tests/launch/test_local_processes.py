@@ -80,11 +80,9 @@ if me == {failing}:
     assert logs(tmp_path)[other] == "saved\n"
 
 
-def test_of_two_that_fail_at_once_the_one_that_says_why_counts(run, python):
+def test_of_two_that_fail_at_once_one_says_why(run, python):
     program = python(READ + "sys.exit(2) if me else os.kill(os.getpid(), signal.SIGABRT)")
     assert run("local_processes.sh", "2", **RUN, PYTHON=program)[0] in (2, 134)
-    program = python(READ + "sys.exit(2)")
-    assert run("local_processes.sh", "2", **RUN, PYTHON=program)[0] == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -133,9 +131,3 @@ time.sleep(60)
     for path in paths:
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
-
-
-def test_a_free_port_is_found_each_time(run, python):
-    program = python(READ + "print(flags['coordinator'])")
-    ports = {run("local_processes.sh", "1", **RUN, PYTHON=program)[1] for _ in range(2)}
-    assert all(1024 < int(port.rpartition(":")[2]) < 65536 for port in ports)

@@ -84,8 +84,10 @@ def test_slurm_gives_up_after_so_many_times(run, python, cluster):
     assert "requeued 3 times already" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-@pytest.mark.parametrize(("code", "requeued"), [(75, ["requeue 71"]), (137, ["requeue 71"]), (3, []), (0, [])])
+@pytest.mark.parametrize(
+    ("number", "code", "requeued"),
+    [(signal.SIGUSR1, 75, ["requeue 71"]), (signal.SIGTERM, 137, ["requeue 71"]), (signal.SIGTERM, 3, [])],
+)
 def test_slurm_passes_a_notice_on(launch, python, cluster, tmp_path, wait_for, number, code, requeued):
     process = launch("slurm.sbatch", **SLURM, PYTHON=python(WAIT.format(code=code)))
     wait_for(lambda: starts(tmp_path))

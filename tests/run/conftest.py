@@ -18,14 +18,7 @@ def standard_promotion():
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """A finished run whose best weights are not its last.
-
-    Attributes:
-      run: the run.
-      workdir: its folder.
-      report: what it returned.
-      states: params by update, as they were at each validation.
-    """
+    """A finished run whose best weights are not its last, with its params at each validation, by update."""
 
     run: object
     workdir: pathlib.Path

@@ -11,7 +11,7 @@ import pytest
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen_policy import param_shardings
-from stepcot_jax.run.qwen_source import find_qwen
+from stepcot_jax.run.policy_networks import find_qwen
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.training.devices import MeshDevices
 
@@ -105,7 +105,7 @@ def test_passes_of_the_table_are_the_most_that_divide_the_batches(parsed):
     for num_devices, model_devices, name, num_passes in rows:
         sizes = [getattr(settings[name], section).batch_size for section in ("sft", "grpo")]
         devices = MeshDevices.__new__(MeshDevices)
-        devices.num_data = num_devices // model_devices
+        devices.num_shares = num_devices // model_devices
         devices.num_passes = num_passes
         for size in sizes:
             devices.check_batch_size(size)
@@ -114,20 +114,9 @@ def test_passes_of_the_table_are_the_most_that_divide_the_batches(parsed):
             devices.check_batch_size(min(sizes))
 
 
-def test_headers_of_scripts_name_passes_of_the_table():
-    rows, slurm, tpu = read_passes(), *((ROOT / "launch" / name).read_text() for name in ("slurm.sbatch", "tpu_pod.sh"))
-    of_slurm = [number for *where, _, number in rows if where == [16, 1]]
-    assert "{}, {} and {} on 16 GPUs".format(*of_slurm) in slurm
-    of_tpu = {name: number for *where, name, number in rows if where == [16, 4]}
-    assert (of_tpu["gemex"], of_tpu["medsage"]) == (32, of_tpu["medsage_released"])
-    assert f"--config.parallel.model_devices=4 --config.parallel.num_passes={of_tpu['medsage']}" in tpu
-
-
 def test_dry_runs_find_their_network(parsed):
-    for _, _, settings in parsed:
-        if settings.policy.random:
-            source = find_qwen(settings)
-            assert (source.grid, source.config.sizes.width) == (4, 3584 // 8)
+    sources = [find_qwen(settings) for _, _, settings in parsed if settings.policy.random]
+    assert [(source.grid, source.config.sizes.width) for source in sources] == [(4, 3584 // 8)] * 3
 
 
 def test_the_logits_of_a_pass_are_small(parsed):

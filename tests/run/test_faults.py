@@ -4,7 +4,7 @@ import errno
 import signal
 
 import pytest
-from run.small_run import small_run, small_settings
+from run.small_run import small_run, small_settings, stop_at
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.locks import lock_folder
@@ -42,20 +42,12 @@ def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkey
 
 
 def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
-    close, validate = training_run.Checkpoints.close, chain_task.ChainTask.validate
-
-    def signal_and_close(checkpoints):
-        signal.raise_signal(signal.SIGTERM)
-        close(checkpoints)
-
-    def signal_and_validate(task, state):
-        signal.raise_signal(signal.SIGTERM)
-        return validate(task, state)
-
-    monkeypatch.setattr(training_run.Checkpoints, "close", signal_and_close)
-    monkeypatch.setattr(chain_task.ChainTask, "validate", signal_and_validate)
+    run, close = small_run(tmp_path, monkeypatch, **SHORT), training_run.Checkpoints.close
+    terminate = lambda *_: signal.raise_signal(signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr(training_run.Checkpoints, "close", lambda checkpoints: (terminate(), close(checkpoints)))
+    stop_at(run.task, "validate", 1, monkeypatch, stop=terminate)
     with pytest.raises(Preempted):
-        small_run(tmp_path, monkeypatch, **SHORT).execute()
+        run.execute()
     assert saved_steps(tmp_path / "checkpoints") == [5]
 
 
@@ -75,22 +67,23 @@ def test_a_run_that_is_refused_leaves_what_another_is_writing(tmp_path, monkeypa
     assert half.is_dir()
 
 
-@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only file system")])
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, number, words):
-    def fail(path, *_):
-        raise OSError(number, words, str(path))
-
-    monkeypatch.setattr(training_run, "write_settings", fail)
-    with pytest.raises(RunStopped, match=rf"settings\.json: the disk failed \({words}\).* the same command"):
-        small_run(tmp_path, monkeypatch, **SHORT).execute()
-
-
-def test_other_errors_stay_what_they_are(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left", "settings.json"),
+            RunStopped,
+            r"settings\.json: the disk failed \(No sp",
+        ),
+        (FileNotFoundError(errno.ENOENT, "no such file", "x"), FileNotFoundError, "no such file"),
+    ],
+)
+def test_an_error_of_the_disk_is_one_line_and_others_stay_what_they_are(tmp_path, monkeypatch, error, expected, words):
     def fail(*_):
-        raise FileNotFoundError(errno.ENOENT, "no such file", "x")
+        raise error
 
     monkeypatch.setattr(training_run, "write_settings", fail)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(expected, match=words):
         small_run(tmp_path, monkeypatch, **SHORT).execute()
 
 
@@ -108,15 +101,9 @@ def test_a_checkpoint_that_cannot_be_written_says_what_is_left(tmp_path, monkeyp
 
 
 def test_a_folder_that_is_gone_is_told_before_orbax_is_asked(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch, **SHORT)
-    validate, asked = run.task.validate, []
-
-    def validate_and_lose(state):
-        scores = validate(state)
-        (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
-        return scores
-
-    monkeypatch.setattr(run.task, "validate", validate_and_lose)
+    run, asked = small_run(tmp_path, monkeypatch, **SHORT), []
+    lose = lambda: (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")  # noqa: E731
+    stop_at(run.task, "validate", 1, monkeypatch, stop=lose)
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", lambda *_, **__: asked.append(1))
     with pytest.raises(RunStopped, match=r"step 5 could not be written \(FileNotFoundError"):
         run.execute()

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from run.small_run import LinearEncoder
+from run.small_run import Killed, LinearEncoder, assert_same, last_params, read_log
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.checkpoints import restore_params
 from stepcot_jax.training.state import apply_gradients
 
 pytestmark = pytest.mark.slow
@@ -48,21 +47,13 @@ def make_system(data, *, encoder=None, **changes):
     return sc.StepCoT(data.chain, **(values | changes))
 
 
-def numbers_of(workdir):
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "train"]
-
-
-class Killed(Exception):
-    """Ends a run from within."""
-
-
 class Killer:
+    """Kills a run from a logger."""
+
     def __init__(self, after):
-        self.after, self.num = after, 0
+        self.after = after
 
     def write(self, numbers, *, step):
-        self.num += 1
         if step >= self.after:
             raise Killed
 
@@ -79,21 +70,16 @@ def whole(data, tmp_path_factory):
 
 
 def test_a_callers_part_is_logged_and_changes_what_is_learnt(whole, data, tmp_path):
-    logged = [line for line in numbers_of(whole.workdir) if "student/agree" in line]
+    logged = [line for line in read_log(whole.workdir, "train") if "student/agree" in line]
     assert logged
     assert all(0 < line["student/agree"] < 2 for line in logged)
     plain = sc.fit(make_system(data), data, workdir=tmp_path / "plain", batch_size=8, seed=3, **FURTHER)
-    ours, theirs = (flat(last_params(run)["student"]) for run in (whole, plain))
+    ours, theirs = (flat(last_params(run.workdir)["student"]) for run in (whole, plain))
     assert np.abs(ours - theirs).max() > 1e-5
 
 
 def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def last_params(run):
-    folder = run.workdir / "checkpoints"
-    return restore_params(folder, max(int(path.name) for path in folder.iterdir() if path.name.isdigit()))
 
 
 def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path):
@@ -108,7 +94,7 @@ def test_killed_and_resumed_equals_uninterrupted(whole, data, tmp_path):
         with pytest.raises(BadInput, match=words):
             sc.fit(make_system(data, parts=parts), data, **arguments)
     run = sc.fit(make_system(data, parts={"agree": (agree, 0.5)}), data, **arguments)
-    jax.tree.map(np.testing.assert_array_equal, last_params(run), last_params(whole))
+    assert_same(last_params(run.workdir), last_params(whole.workdir))
     assert run.report["test"] == whole.report["test"]
 
 
@@ -134,7 +120,7 @@ def test_values_that_settings_can_name_are_those_of_the_config(tmp_path):
     data = sc.load_dataset("base", **pictures)
     system = make_system(data, encoder=sc.make_resnet(settings.image_encoder.name), joint_epochs=1)
     run = sc.fit(system, data, workdir=tmp_path / "fit", batch_size=8, seed=settings.seed, **FURTHER)
-    jax.tree.map(np.testing.assert_array_equal, last_params(run), last_params(by_config))
+    assert_same(last_params(run.workdir), last_params(by_config.workdir))
     assert not (run.workdir / "given.json").exists()
     assert sc.load(run.workdir).read(np.zeros((32, 32), np.uint8)).answers
     same = dataclasses.asdict(run.settings)
@@ -189,7 +175,7 @@ def test_a_system_of_the_caller_trains_is_resumed_and_reported(data, tmp_path):
     assert 0 <= run.report["test"]["mine"]["mean_accuracy"] <= 1
     assert json.loads((run.workdir / "given.json").read_text())["system"].endswith("Mine")
     longer = sc.fit(Mine(data.chain, epochs=3), data, **arguments)
-    assert numbers_of(longer.workdir)[-1]["step"] > numbers_of(run.workdir)[0]["step"]
+    assert read_log(longer.workdir, "train")[-1]["step"] > read_log(run.workdir, "train")[0]["step"]
     with pytest.raises(BadInput, match=r"the run started with .*Mine, now those of settings"):
         sc.fit(make_system(data), data, **arguments)
     with pytest.raises(BadInput, match=r"sc.load\(workdir, system=...\) reads it"):

@@ -2,15 +2,13 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 from policies.policy_workdir import SIZES
+from run.small_run import Killed, assert_same, last_params, read_log
 
 import stepcot_jax as sc
-from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
 pytestmark = pytest.mark.slow
 
@@ -54,23 +52,13 @@ def whole(data, tuned, tmp_path_factory):
     return optimise(data, tuned, tmp_path_factory.mktemp("grpo") / "run")
 
 
-def last_params(run):
-    folder = run.workdir / "checkpoints"
-    return restore_params(folder, saved_steps(folder)[-1])
-
-
-def test_datasets_of_configs_that_train_policies_are_of_questions(data):
-    assert isinstance(data, VqaDataset)
-
-
 def test_the_callers_rewards_are_called_with_training_records_and_logged(whole, data):
     train = {data.records[place].id for place in data.splits["train"]}
     assert SEEN
     for number, ids in SEEN:
         assert number == 12
         assert ids <= train
-    lines = [json.loads(line) for line in (whole.workdir / "metrics.jsonl").read_text().splitlines()]
-    logged = [line for line in lines if "rollouts/reward/odd" in line]
+    logged = [line for line in read_log(whole.workdir) if "rollouts/reward/odd" in line]
     assert logged
     for line in logged:
         total = 0.5 * line["rollouts/reward/odd"] + line["rollouts/reward/well_formed"]
@@ -80,11 +68,9 @@ def test_the_callers_rewards_are_called_with_training_records_and_logged(whole, 
     assert "sft" not in whole.report["test"]
 
 
-class Killed(Exception):
-    """Ends a run from within."""
-
-
 class Killer:
+    """Kills a run from a logger."""
+
     def write(self, numbers, *, step):
         if step >= 2:
             raise Killed
@@ -104,7 +90,7 @@ def test_killed_and_resumed_equals_uninterrupted(whole, data, tuned, tmp_path):
         with pytest.raises(BadInput, match=words):
             optimise(data, tuned, folder, rewards)
     run = optimise(data, tuned, folder)
-    jax.tree.map(np.testing.assert_array_equal, last_params(run), last_params(whole))
+    assert_same(last_params(run.workdir), last_params(whole.workdir))
     assert run.report["test"] == whole.report["test"]
 
 

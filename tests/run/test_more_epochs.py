@@ -18,6 +18,7 @@ def started(tmp_path, **changes):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_more_epochs_equal_a_run_that_had_them_from_the_start_kills_included(tmp_path, monkeypatch, capsys):
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     report, state, best = final_state(small_run(whole, monkeypatch, training__joint_epochs=3), monkeypatch)
@@ -48,6 +49,7 @@ def test_more_epochs_equal_a_run_that_had_them_from_the_start_kills_included(tmp
         small_run(longer, monkeypatch, training__joint_epochs=1)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_ended_training_is_named(tmp_path, monkeypatch, capsys):
     changes = {"job": "teacher", "training__plateau_stop": 1}
     run = small_run(tmp_path, monkeypatch, **changes, training__teacher_job_epochs=9)

@@ -18,6 +18,8 @@ from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import restore_params, saved_steps
 
+pytestmark = pytest.mark.slow
+
 SFT_UPDATES, UPDATES = 4, 10
 """Updates of fine-tuning, and of the run: two epochs of 2, then two of 3."""
 

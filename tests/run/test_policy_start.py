@@ -46,6 +46,7 @@ def start_from(folder, **changes):
     return load_settings("base", **{**TINY, "policy.start": str(folder), **changes})
 
 
+@pytest.mark.slow
 def test_grpo_starts_from_the_last_phases_best_and_measures_from_there(before, tmp_path):
     folder, params = before
     report = Run(start_from(folder, **{"sft.epochs": 0}), tmp_path / "run").execute()
@@ -104,13 +105,15 @@ def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
     refuse_seen_patients(settings, dataset)  # a run of an earlier version does not say
     write_patients(folder, dataset)
     refuse_seen_patients(settings, dataset)
-    moved = dataclasses.replace(dataset, splits={**dataset.splits, "test": dataset.splits["train"]})
-    of_test = {dataset.records[place].patient for place in dataset.splits["train"]}
-    number = len(of_test)
-    found = rf"^config\.policy\.start: .*run has learnt from {number} of the {number} patients of this run's test split"
-    with pytest.raises(BadInput, match=found) as caught:
-        refuse_seen_patients(settings, moved)
-    assert not [patient for patient in of_test if patient in str(caught.value)]
+    for split in ("val", "train"):
+        moved = dataclasses.replace(dataset, splits={**dataset.splits, "test": dataset.splits[split]})
+        of_test = {dataset.records[place].patient for place in dataset.splits[split]}
+        found = (
+            rf"^config\.policy\.start: .*run has learnt from {len(of_test)} of the {len(of_test)} patients of this run"
+        )
+        with pytest.raises(BadInput, match=found) as caught:
+            refuse_seen_patients(settings, moved)
+        assert not [patient for patient in of_test if patient in str(caught.value)]
     refuse_seen_patients(start_from(folder, **{"phantom.seed": 1}), moved)  # other phantoms
     # Neither may a run that starts from it.
     later = tmp_path / "later"

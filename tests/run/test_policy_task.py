@@ -1,5 +1,6 @@
 """What a policy's run refuses, and what it says: wrong settings, records and tokenizers, and other data on resuming."""
 
+import dataclasses
 import json
 import shutil
 
@@ -64,6 +65,16 @@ def test_a_pack_longer_than_the_setting_is_a_row_alone(tmp_path):
     assert task.row_length == max(lengths.values())
     batch = next(iter_batches(task))
     assert batch["tokens"].shape == (16, task.row_length)
+
+
+def test_no_word_of_a_held_out_answer_is_in_the_vocabulary(tmp_path):
+    task = Run(small_settings(**BRIEF, vqa__with_thinking=True), tmp_path).task
+    counted = policy_data.count_vocabulary(task.settings, task.dataset)
+    for split, is_same in (("val", True), ("test", True), ("train", False)):
+        records, index = list(task.dataset.records), task.dataset.splits[split][0]
+        records[index] = msgspec.structs.replace(records[index], thinking=40 * "Zygomycosis ")
+        other = policy_data.count_vocabulary(task.settings, dataclasses.replace(task.dataset, records=tuple(records)))
+        assert (vars(other) == vars(counted)) == is_same, split
 
 
 def iter_batches(task):

@@ -18,6 +18,8 @@ from stepcot_jax.run.training_run import Run
 from stepcot_jax.systems.grpo import Rollouts
 from stepcot_jax.training.checkpoints import Checkpoints, restore_params, saved_steps
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tiny_config(tmp_path_factory):

@@ -13,6 +13,8 @@ from stepcot_jax.contrib.cloud.stores import StoreError
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.run import training_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from run.small_run import small_settings
+from run.small_run import Killed, read_log, small_settings, stop_at
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import chain_task, training_run
@@ -148,11 +148,6 @@ def make_run(workdir, monkeypatch, **changes):
     return training_run.Run(small_settings(training__checkpoint_minutes=1e-9, **changes), workdir)
 
 
-def read_log(workdir):
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: number for name, number in line.items() if name != "cases_per_second"} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     patch, workdir = pytest.MonkeyPatch(), tmp_path_factory.mktemp("lines")
@@ -203,25 +198,19 @@ def test_the_reference_is_the_start_of_the_second_phase(finished):
         assert np.abs(params[step]["policy"]["w"] - params[6]["policy"]["w"]).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail_at", [1, 7])
 def test_a_run_resumes_within_either_phase(finished, tmp_path, monkeypatch, fail_at):
     first = make_run(tmp_path, monkeypatch, training__log_every=1)
-    prepare, calls = first.task.prepare, []
-
-    def prepare_or_fail(batch):
-        calls.append(1)
-        if len(calls) == fail_at + 1:
-            raise KeyboardInterrupt
-        return prepare(batch)
-
-    monkeypatch.setattr(first.task, "prepare", prepare_or_fail)
-    with pytest.raises(KeyboardInterrupt):
+    stop_at(first.task, "prepare", fail_at + 1, monkeypatch)
+    with pytest.raises(Killed):
         first.execute()
     again = make_run(tmp_path, monkeypatch)
     assert again.execute() == finished[1]
     assert again.task.calls == ["splits", "of the line"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_the_copied_reference_stays_on_all_devices(finished, tmp_path, monkeypatch, transform):
     run = make_run(tmp_path, monkeypatch, parallel__num_devices=4, parallel__transform=transform)
@@ -241,17 +230,21 @@ def test_the_copied_reference_stays_on_all_devices(finished, tmp_path, monkeypat
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), run.task.validated[step], params)
 
 
-def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [({"parallel__num_devices": 3}, "training"), ({"job": "chain_grpo", "grpo__batch_size": 9}, "grpo")],
+)
+def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, monkeypatch, changes, setting):
     monkeypatch.setattr(chain_task, "load_inputs", None)
-    with pytest.raises(BadInput, match=r"config.training.batch_size: 8 is not a multiple of 3"):
-        training_run.Run(small_settings(parallel__num_devices=3), tmp_path)
+    with pytest.raises(BadInput, match=rf"config.{setting}.batch_size: [89] is not a multiple of [23]"):
+        training_run.Run(small_settings(**{"parallel__num_devices": 2, **changes}), tmp_path)
 
 
 @pytest.mark.parametrize("job", [name for name in JOBS if name != "own"])
 def test_the_job_decides_the_task(monkeypatch, tmp_path, job):
     made = []
-    make_chains = lambda settings, **rest: made.append(("chains", str(settings.trains), rest))  # noqa: E731
-    make_policy = lambda settings, **rest: made.append(("policy", str(settings.trains), rest))  # noqa: E731
+    make_chains = lambda settings, **rest: made.append(("chains", settings.job, rest))  # noqa: E731
+    make_policy = lambda settings, **rest: made.append(("policy", settings.job, rest))  # noqa: E731
     monkeypatch.setattr(chain_task, "load_chain_task", make_chains)
     monkeypatch.setitem(sys.modules, "stepcot_jax.run.policy_task", types.SimpleNamespace(PolicyTask=make_policy))
     rest = {"workdir": tmp_path, "devices": None, "terminal": None}

@@ -7,29 +7,20 @@ import subprocess
 import sys
 
 import pytest
+from run.small_run import SIZES, read_log
 
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SMALL = {
-    "phantom.num_cases": 60,
-    "phantom.image_size": 32,
-    "image_encoder.image_size": 32,
-    "teacher.width": 8,
-    "teacher.num_heads": 2,
-    "teacher.num_layers": 1,
-    "student.width": 8,
-    "loss.projection_width": 4,
-    "prompts.width": 8,
-    "training.batch_size": 8,
-    "training.teacher_epochs": 1,
-    "training.log_every": 1,
-    "evaluation.num_resamples": 20,
-}
+SMALL = SIZES | {"training.batch_size": 8, "training.teacher_epochs": 1, "training.log_every": 1}
 
 
 def launch(workdir, num_processes, *, joint_epochs, transform="pmap"):
-    settings = SMALL | {"training.joint_epochs": joint_epochs, "parallel.transform": transform}
+    settings = SMALL | {
+        "evaluation.num_resamples": 20,
+        "training.joint_epochs": joint_epochs,
+        "parallel.transform": transform,
+    }
     flags = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
     environment = os.environ | {
         "CONFIG": "configs/quickstart.py",
@@ -46,11 +37,6 @@ def launch(workdir, num_processes, *, joint_epochs, transform="pmap"):
     return found.stdout + found.stderr
 
 
-def numbers(workdir, kind):
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "cases_per_second"} for line in lines if line["kind"] == kind]
-
-
 def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     launch(one, 1, joint_epochs=1)
@@ -58,7 +44,7 @@ def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
     printed = launch(two, 2, joint_epochs=1, transform="shard_map")  # resumes with another transform
     assert "resuming from step 5" in printed
     for kind in ("train", "val", "test"):
-        found, expected = numbers(two, kind), numbers(one, kind)
+        found, expected = read_log(two, kind), read_log(one, kind)
         if kind == "test":
             found = found[-1:]
         assert len(found) == len(expected) > 0, kind

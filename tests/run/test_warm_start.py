@@ -13,8 +13,10 @@ from stepcot_jax.contrib.cloud.stores import StoreFolder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import loading
 from stepcot_jax.run.settings import write_settings
-from stepcot_jax.run.start import read_warm_start
+from stepcot_jax.run.start import read_warm_start, refuse_seen_cases
 from stepcot_jax.training.state import flatten
+
+pytestmark = pytest.mark.slow
 
 FRESH = 2
 """Place of the step that only the new chain has."""
@@ -93,17 +95,6 @@ def test_a_run_whose_start_was_on_a_store_resumes_without_it(trained, tmp_path, 
     assert lost.task.start.notes[0].startswith(f"an earlier start cannot be read ({address}: holds no files")
 
 
-def test_a_resumed_run_no_longer_needs_the_start(trained, tmp_path, monkeypatch, capsys):
-    start = tmp_path / "start"
-    start.symlink_to(trained.workdir)
-    changes = {**CHANGES, "start__checkpoint": str(start)}
-    report = small_run(tmp_path / "warm", monkeypatch, **changes).execute()
-    start.unlink()
-    capsys.readouterr()
-    assert small_run(tmp_path / "warm", monkeypatch, **changes).execute()["test"] == report["test"]
-    assert "start:" not in capsys.readouterr().err
-
-
 def test_a_start_that_cannot_be_used_is_named(trained, tmp_path):
     def read(folder, **changes):
         return read_warm_start(small_settings(**{**CHANGES, **changes}, start__checkpoint=str(folder)))
@@ -115,6 +106,15 @@ def test_a_start_that_cannot_be_used_is_named(trained, tmp_path):
     write_settings(tmp_path / "settings.json", small_settings(job="baseline"))
     with pytest.raises(BadInput, match=r"trained no teacher \(config.job='baseline'\)"):
         read(tmp_path)
+
+
+def test_images_by_which_the_start_chose_its_weights_are_refused(trained):
+    settings = small_settings(**CHANGES, start__checkpoint=str(trained.workdir))
+    dataset = trained.run.task.open_test().inputs.dataset
+    val = dataset.splits.val
+    moved = dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, val=(), test=val))
+    with pytest.raises(BadInput, match=rf"has learnt from {len(val)} images of this run's test patients"):
+        refuse_seen_cases(read_warm_start(settings), settings, moved)
 
 
 def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path, monkeypatch):
@@ -132,8 +132,3 @@ def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path
     assert make("other images", data__split_seed=3, phantom__seed=1, start__checkpoint=start).task.start.notes == ()
     unknown = make("unknown", start__checkpoint=str(before.workdir)).task.start.notes
     assert [note.partition(" does not say")[0] for note in unknown] == [str(before.workdir)]
-
-
-def test_jobs_that_start_otherwise_say_how():
-    with pytest.raises(BadInput, match=r"must be '' with config.job='chain_grpo'; config.policy.start"):
-        small_settings(job="chain_grpo", start__checkpoint="x")

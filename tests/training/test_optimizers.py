@@ -101,29 +101,25 @@ def follow(scores, **settings):
     return seen
 
 
-def test_rate_is_halved_after_two_epochs_without_a_better_score_and_training_stops_after_three():
-    assert follow([0.5, 0.4, 0.5, 0.3, 0.9]) == [(1.0, False), (1.0, False), (0.5, False), (1.0, True)]
+NAN, KEPT, HALVED, STOPPED = float("nan"), (1.0, False), (0.5, False), (1.0, True)
 
 
-def test_a_better_score_starts_the_count_again():
-    assert follow([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.7, 0.8]) == [
-        *[(1.0, False)] * 2,
-        (0.5, False),
-        *[(1.0, False)] * 2,
-        (0.5, False),
-        *[(1.0, False)] * 2,
-    ]
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([0.5, 0.4, 0.5, 0.3, 0.9], [KEPT, KEPT, HALVED, STOPPED]),
+        ([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.7, 0.8], [KEPT, KEPT, HALVED, KEPT, KEPT, HALVED, KEPT, KEPT]),
+        ([NAN, NAN, NAN, 1.0], [KEPT, HALVED, STOPPED]),  # not a number is not better
+        ([0.5, NAN, 0.4, NAN], [KEPT, KEPT, HALVED, STOPPED]),
+    ],
+)
+def test_rate_is_halved_after_two_epochs_without_a_better_score_and_training_stops_after_three(scores, expected):
+    assert follow(scores) == expected
 
 
-def test_a_score_that_is_not_a_number_is_not_better():
-    nan = float("nan")
-    assert follow([nan, nan, nan, 1.0]) == [(1.0, False), (0.5, False), (1.0, True)]
-    assert follow([0.5, nan, 0.4, nan]) == [(1.0, False), (1.0, False), (0.5, False), (1.0, True)]
-    assert Plateau().after_epoch(nan).after_epoch(-1.0).best == -1.0
-
-
-def test_patience_counts_again_after_a_cut():
+def test_patience_counts_again_after_a_cut_and_a_score_follows_nan():
     assert [factor for factor, _ in follow([1.0] * 6, stop_after=9, factor=0.1)] == [1.0, 1.0, 0.1, 1.0, 0.1, 1.0]
+    assert Plateau().after_epoch(NAN).after_epoch(-1.0).best == -1.0
 
 
 def test_plateau_is_restored_from_what_a_checkpoint_keeps():

@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run.settings import load_settings
 from stepcot_jax.training.loop import Profiler
 
 
@@ -44,9 +42,3 @@ def test_what_was_asked_for_is_traced(tmp_path, updates, steps, written_before_t
     count, said = run(tmp_path, updates, steps=steps)
     assert (count, len(traces(tmp_path)), len(said)) == (written_before_the_end, written, written)
     assert all(f"xprof --logdir={tmp_path}" in line for line in said)
-
-
-@pytest.mark.parametrize("updates", [(3,), (3, 2), (1, 2, 3)])
-def test_the_setting_is_two_numbers_in_order(updates):
-    with pytest.raises(BadInput, match="profile_updates"):
-        load_settings("base", **{"training.profile_updates": updates})
