@@ -41,7 +41,7 @@ def test_the_command_names_the_variants():
     assert __main__._VARIANTS == VARIANTS
 
 
-@pytest.mark.parametrize("text", ["8", "-1", "", "1,,2", "a", "1000000", "²"])
+@pytest.mark.parametrize("text", ["8", "-1", "1,,2", "1000000", "²"])
 def test_levels_that_are_none(text):
     with pytest.raises(BadInput, match=r"--levels: .* is not a list of levels from 0 to 7"):
         choose_levels(text, 7)

@@ -136,10 +136,6 @@ def test_each_item_comes_once_before_any_repeats_and_in_another_order():
     assert orders[0] != orders[1]
 
 
-def test_a_batch_may_be_larger_than_the_number_of_items():
-    batches = draw_batches(3, batch_size=5, seed=3, make=lambda _, numbers: numbers.tolist())
-    counts = np.bincount([number for place in range(3) for number in batches[place]], minlength=3)
-    assert counts.tolist() == [5, 5, 5]
 
 
 def test_the_rate_rises_and_falls_to_zero():
