@@ -12,10 +12,12 @@ from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, canonical
 from stepcot_jax.data.statistics import find_majorities
 from stepcot_jax.record import Record
 
+NUM_IMAGES = 900
+
 
 @pytest.fixture(scope="module")
 def images():
-    return [ground_phantom(index, seed=1, size=32)[0] for index in range(1500)]
+    return [ground_phantom(index, seed=1, size=32)[0] for index in range(NUM_IMAGES)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
 
 def test_closed_questions_are_half_yes(records):
     answers = collections.Counter(record.answer for record in records if record.kind == "closed")
-    assert abs(answers["Yes"] - 750) < 4 * (1500 * 0.25) ** 0.5
+    assert abs(answers["Yes"] - NUM_IMAGES / 2) < 4 * (NUM_IMAGES * 0.25) ** 0.5
 
 
 def test_no_topic_is_settled_by_its_majority_answer(records):
