@@ -119,3 +119,14 @@ def test_several_labels_of_one_finding_are_one_option():
         *_, single, multi = ask_questions(msgspec.structs.replace(image, id=f"image {number}"), seed=0)
         for record in (single, multi):
             assert sorted(record.options) == ["edema", "lung mass", "pleural effusion", "pulmonary infiltrate"]
+
+
+def test_the_lung_beside_a_hilar_lesion_is_not_called_clear():
+    places = {"right lung": (5, 5, 40, 70), "left lung": (60, 5, 95, 70), "left hilar structures": (60, 25, 70, 45)}
+    mass = Box("Mass", (61, 30, 66, 40), region="left hilar structures")
+    regions = tuple(Box(name, corners) for name, corners in places.items())
+    image = _image([mass], ["Nodule", "Effusion", "Edema"], regions=regions, facts={"diagnosis": "Mass"})
+    asked = [ask_questions(msgspec.structs.replace(image, id=str(number)), seed=0) for number in range(30)]
+    options = {option for records in asked for record in records for option in record.options}
+    assert "clear left lung" in options
+    assert "clear right lung" not in options
