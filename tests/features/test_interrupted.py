@@ -13,6 +13,8 @@ from features.fake_encoders import FakeImageEncoder, make_items
 from stepcot_jax.features.encode import encode_images
 from stepcot_jax.features.store import FeatureStore, describe_image_store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def happened(tmp_path_factory):

@@ -12,10 +12,12 @@ from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, canonical
 from stepcot_jax.data.statistics import find_majorities
 from stepcot_jax.record import Record
 
+NUM_IMAGES = 900
+
 
 @pytest.fixture(scope="module")
 def images():
-    return [ground_phantom(index, seed=1, size=32)[0] for index in range(1500)]
+    return [ground_phantom(index, seed=1, size=32)[0] for index in range(NUM_IMAGES)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
 
 def test_closed_questions_are_half_yes(records):
     answers = collections.Counter(record.answer for record in records if record.kind == "closed")
-    assert abs(answers["Yes"] - 750) < 4 * (1500 * 0.25) ** 0.5
+    assert abs(answers["Yes"] - NUM_IMAGES / 2) < 4 * (NUM_IMAGES * 0.25) ** 0.5
 
 
 def test_no_topic_is_settled_by_its_majority_answer(records):
@@ -117,3 +119,14 @@ def test_several_labels_of_one_finding_are_one_option():
         *_, single, multi = ask_questions(msgspec.structs.replace(image, id=f"image {number}"), seed=0)
         for record in (single, multi):
             assert sorted(record.options) == ["edema", "lung mass", "pleural effusion", "pulmonary infiltrate"]
+
+
+def test_the_lung_beside_a_hilar_lesion_is_not_called_clear():
+    places = {"right lung": (5, 5, 40, 70), "left lung": (60, 5, 95, 70), "left hilar structures": (60, 25, 70, 45)}
+    mass = Box("Mass", (61, 30, 66, 40), region="left hilar structures")
+    regions = tuple(Box(name, corners) for name, corners in places.items())
+    image = _image([mass], ["Nodule", "Effusion", "Edema"], regions=regions, facts={"diagnosis": "Mass"})
+    asked = [ask_questions(msgspec.structs.replace(image, id=str(number)), seed=0) for number in range(30)]
+    options = {option for records in asked for record in records for option in record.options}
+    assert "clear left lung" in options
+    assert "clear right lung" not in options

@@ -20,6 +20,8 @@ from stepcot_jax.data.questions.questions import ask_questions
 from stepcot_jax.evaluation.stage_claims import find_claims
 from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 
+pytestmark = pytest.mark.slow
+
 NUM_CASES, SIZE, SEED = 400, 64, 5
 FOUND = {  # what a finding is called, and the labels whose boxes show it
     "pulmonary nodule": {"Nodule"},

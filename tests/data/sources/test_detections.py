@@ -199,6 +199,7 @@ def test_sentences_regions_and_denied_labels_of_padchest(tmp_path):
         sentence("No nodules.", ["nodule"]),
         sentence("Normal heart.", ["Normal"]),
         sentence("No other effusion.", ["Pleural effusion"]),
+        sentence("A mass.", ["mass"], abnormal=True),  # without a box, and present
     )
     (image,) = read_detections(tmp_path)
     assert boxes(image) == [(name, pytest.approx((20, 50, 80, 90))) for name in ("pleural effusion", "atelectasis")]

@@ -88,6 +88,7 @@ def test_prefixes_rich_text_phonetic_text_and_missing_places_are_read(tmp_path):
         ('<c t="s"><v>1</v></c>', "row 1 names shared string 1 of 1"),
         ('<c t="s"><v>-1</v></c>', "row 1 names shared string -1 of 1"),
         ('<c r="1A"><v>1</v></c>', "'1A' is not the place of a cell"),
+        ('<c r="XFE1"><v>1</v></c>', "row 1 has a cell in column 16385"),
     ],
 )
 def test_cells_that_name_nothing_are_refused(tmp_path, cell, found):

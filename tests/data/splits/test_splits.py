@@ -142,6 +142,10 @@ def test_refuses_some_tables_without_the_others(tmp_path, names):
             [["patient_id", "image_path"], ["0020", ""], ["", "images/c.png"]],
             "a case that an earlier row of the table names: val.csv: row 3 (image_path 'images/c.png')",
         ),
+        (
+            [["patient_id", "image_path"], ["", "images/c.png"], ["0020", ""]],
+            "names: val.csv: row 3 (patient_id '0020'",
+        ),
         ([["image_path"], ["images/y.png"], ["images/z.png"], ["x"]], "3 rows name an image_path"),
     ],
 )
