@@ -141,7 +141,6 @@ _ATTRIBUTES = {"": "value", " low": "low", " high": "high", " deviation": "devia
 
 
 def _find_suffixes(entries: Sequence[Entry]) -> list[str]:
-    """Return the suffixes of the CSV columns that a column becomes."""
     figures = [entry for entry in entries if isinstance(entry, Interval)]
     ends = [" low", " high"] if any(figure.is_bootstrapped for figure in figures) else []
     return ["", *ends, *([" deviation"] if any(figure.deviation is not None for figure in figures) else [])]

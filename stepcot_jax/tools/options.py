@@ -75,7 +75,6 @@ def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
 
 
 def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
-    """Return the positions and values of the arguments that name a config."""
     configs = []
     for position, argument in enumerate(arguments[1:], start=1):
         flag, separator, value = argument.lstrip("-").partition("=")
@@ -88,7 +87,6 @@ def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
 
 
 def _resolve_configs(arguments: list[str]) -> list[str]:
-    """Return the arguments with the absolute path of each config instead of its name."""
     from stepcot_jax.run.configs import find_config, load_config
 
     resolved = list(arguments)

@@ -86,7 +86,6 @@ def _read_and_write(
     given: "Given",
     has_rows: bool,
 ) -> None:
-    """Read the images and print or write their readings."""
     from stepcot_jax.reading.answer_sheet import in_order, write_sheet
     from stepcot_jax.reading.asking import ask_in_turn
     from stepcot_jax.reading.corrections import check_accepts_answers

@@ -238,7 +238,6 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as keyword arguments of `layouts.read_source`."""
     names = ("layout", "on_bad_record", "single_label", "labels_from")
     return {"step_names": tuple(options.step_names)} | {name: getattr(options, name) for name in names}
 

@@ -93,7 +93,6 @@ def _draw_cell(
 
 
 def _share(counts: Int64[np.ndarray, "row range"]) -> Float64[np.ndarray, "row range"]:
-    """Return the shares of each row's reasonings; zeros for a row without any."""
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
@@ -112,7 +111,6 @@ def _draw_histogram(
 
 
 def _draw_legend(axes: Axes, height: float) -> None:
-    """Draw the colours of the ranges, and a line about the picture."""
     axes.text(0.2, height - 0.65, "words:", fontsize=9, va="center")
     for index, (name, colour) in enumerate(zip(list_ranges(), _COLOURS, strict=True)):
         left = 1.1 + index
@@ -229,7 +227,6 @@ def draw_origins_diagnoses(statistics: Statistics) -> Figure:
 
 
 def _draw_bars(axes: Axes, names: Sequence[str], values: Sequence[int], colours: Sequence[str]) -> None:
-    """Draw bars with their counts, the first on top."""
     axes.barh(range(len(names)), values, color=list(colours))
     largest, total = max(max(values, default=0), 1), max(sum(values), 1)
     for row, value in enumerate(values):

@@ -141,7 +141,6 @@ def _align(table: Table) -> str:
 
 
 def _find_numeric(rows: list[list[str]]) -> list[bool]:
-    """Return for each column whether all its cells are numbers."""
     return [
         all(cell.replace(",", "").isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)
     ]
@@ -163,7 +162,6 @@ def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
 
 
 def _list_tables_of_questions(facts: dict[str, Any]) -> list[Table]:
-    """Return the facts as tables of printable cells."""
     names = ("records", "set_aside", "patients", "pictures", "boxes", "with_thinking", "with_stages")
     spread = ("texts", "percentile_5", "median", "percentile_95", "longest")
     splits = [name for name in (*SPLIT_NAMES, "") if facts["splits"].get(name)]

@@ -281,7 +281,6 @@ def _draw_boxes(axes: Axes, record: Record) -> None:
 
 
 def _list_lines(record: Record) -> list[str]:
-    """Return question, options and answer as lines."""
     choices = "; ".join(f"{letter}: {text}" for letter, text in zip(record.letters, record.options, strict=True))
     given = ", ".join(record.answer) if record.options else ""
     answer = f"{given} ({answer_in_words(record)})" if given else answer_in_words(record)

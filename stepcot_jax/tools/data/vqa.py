@@ -92,7 +92,6 @@ def _make_vqa(options: argparse.Namespace) -> None:
 
 
 def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str) -> None:
-    """Refuse options that the source would ignore."""
     for name in names:
         if getattr(options, name) not in (None, False):
             raise BadInput(f"--{name.replace('_', '-')} has no effect on --source={source}; leave it out")
@@ -114,7 +113,6 @@ def _filling(out: pathlib.Path) -> Iterator[None]:
 
 
 def _read_vqa_source(options: argparse.Namespace) -> "list[Record]":
-    """Read the folder of --source, copy its images to OUT and return the records."""
     from stepcot_jax.data.questions.making import copy_images, make_folder_records
     from stepcot_jax.data.sources.layouts import DETECTION_LAYOUTS, detect_vqa_layout, read_detections, read_vqa_source
     from stepcot_jax.record import SetAside

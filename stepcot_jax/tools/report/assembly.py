@@ -134,7 +134,6 @@ def _make_maps(
     answers: Int[np.ndarray, "case step"],
     progress: Progress,
 ) -> list[Float[np.ndarray, "step row column"]]:
-    """Return the maps of each case."""
     from stepcot_jax.reading.explain import Explainer
 
     try:
@@ -278,7 +277,6 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
 
 
 def _name_mean(metrics: Mapping[str, ModelMetrics]) -> str:
-    """Return the name of the mean over steps, with the number of steps that it covers."""
     steps = next(iter(metrics.values())).steps
     num_left_out = sum(step.has_one_answer for step in steps)
     return f"mean of {len(steps) - num_left_out} of {len(steps)} steps" if num_left_out else "mean of the steps"

@@ -55,7 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _write_networks(options: argparse.Namespace, out: pathlib.Path) -> int:
-    """Write the page of a run of networks; return its size in bytes."""
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.reading.finished import read_run
@@ -78,7 +77,6 @@ def _write_networks(options: argparse.Namespace, out: pathlib.Path) -> int:
 
 
 def _write_policy(options: argparse.Namespace, out: pathlib.Path) -> int:
-    """Write the page of a policy's run; return its size in bytes."""
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tools.report.policy_page import read_policy_run, write_policy_page
 

@@ -98,7 +98,6 @@ def describe_text(prompts: PromptSettings) -> str:
 
 
 def _judge(comparison: AnswerComparison) -> dict[str, str]:
-    """Return by ablation the verdict on the mean accuracy without it."""
     questions = [(variant, base, "mean_accuracy", None) for variant, base in VARIANTS.items()]
     return dict(zip(VARIANTS, comparison.verdicts(questions), strict=True))
 

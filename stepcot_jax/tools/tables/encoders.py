@@ -273,7 +273,6 @@ def _count_equation(equation: Any, used: Sequence[bool]) -> int:
 
 
 def _jaxprs(value: Any) -> list[Any]:
-    """Return the programs in parameters of an equation."""
     if isinstance(value, tuple | list):
         return [jaxpr for part in value for jaxpr in _jaxprs(part)]
     if hasattr(value, "jaxpr"):

@@ -144,7 +144,6 @@ def _records_path(path: pathlib.Path) -> pathlib.Path:
 
 
 def _is_answered(path: pathlib.Path, records: Sequence[Record]) -> bool:
-    """Return whether the file has replies to these records."""
     written = _records_path(path)
     return path.is_file() and written.is_file() and list(read_vqa_records(written).records) == list(records)
 
@@ -233,7 +232,6 @@ def _measure_constant(plan: Plan, asked: PerturbedReplies) -> Mapping[str, Seque
 
 
 def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str, list[Interval]]:
-    """Return the A-scores of each perturbed kind of question, in the original and the rounds."""
     intervals = score_models(scored, num_resamples=plan.num_resamples)
     return {kind: [intervals[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
 

@@ -90,7 +90,6 @@ def make_tables(plan: Plan | None) -> list[Table]:
 
 
 def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> Row:
-    """Return the figures of `SHOWN` and the rates of a row."""
     row: Row = {heading: comparison.figure(name, *key) for heading, key in SHOWN}
     if name in ALPHAS:
         of_seeds = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]

@@ -87,7 +87,6 @@ def _tabulate_ours(plan: Plan) -> Table:
 
 
 def _score(plan: Plan, cell: Cell, records: Sequence[Record]) -> dict[Key, Interval]:
-    """Return the quality of the stages of a cell's replies, with intervals by patient."""
     scores = score_cell(plan, cell, records)
     labels = np.array([score.stages for score in scores], np.float64)
     patients = np.array([record.patient for record in records])

@@ -111,7 +111,6 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
 
 
 def _load(settings: Settings) -> Dataset:
-    """Return the dataset of a run with the settings, with its splits."""
     if settings.data.on_bad_record == "stop":  # else images that cannot be decoded change the splits
         settings = vary(settings, {"data.check_images": "on_use"})
     dataset = load_dataset(
@@ -218,7 +217,6 @@ def _baselines(plan: Plan, seed: int) -> dict[str, Cell]:
 
 
 def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
-    """Return by target the settings of a source's cell with the target's data."""
     if plan.target is not None:
         name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
         return {name: dataclasses.replace(settings, data=plan.target.data, phantom=plan.target.phantom)}
@@ -292,7 +290,6 @@ def _published(sample: tuple[int, int] | None) -> dict[str, Entry]:
 
 
 def _list_classes(comparison: AnswerComparison) -> list[str]:
-    """Return the texts of the answers that the cases have."""
     answers = np.unique(comparison.splits[0].predictions.labels)
     return [comparison.chain.steps[0].options[label] for label in answers.tolist() if label >= 0]
 
