@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Result(Generic[Record]):
     """Collects the outcomes of all items and writes them."""
 
-    def __init__(self, make: Callable[[Outcome[Any, Any]], list[Record]], *, units: str, written: str) -> None:
+    def __init__(self, make: Callable[[Any], list[Record]], *, units: str, written: str) -> None:
         self._make, self.units, self._written = make, units, written
         self.num_kept = 0
         self.records: list[Record] = []

@@ -239,8 +239,8 @@ def test_hostile_lengths_take_no_more_than_their_share_of_time(unit):
             annotate_report(report(unit * (length // len(unit))))
         return time.process_time() - start
 
-    seconds(2_000)
-    assert seconds(40_000) < 2.0
+    seconds(1_000)
+    assert seconds(20_000) < 3 * 8 * max(seconds(2_500), 0.01)  # 8 times the length, whatever the machine's load
 
 
 def test_phantom_reports_give_their_answers_back():
