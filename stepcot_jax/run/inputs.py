@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -80,6 +80,9 @@ def open_run_store(
         yield store, dataclasses.replace(processes, wait=wait)
     finally:
         store.saved = None  # readers in other processes get a copy of the store
+
+
+Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from stepcot_jax.data.splits.splits import read_members
 from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.download import find_path, name_source
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.files import read_json, write_json, write_whole
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.policy import AnyPolicy, start_coordinates
 from stepcot_jax.policies.policy_files import AnyTokenizer
@@ -242,7 +242,7 @@ class WarmStart:
             "does_not_fit": list(matched.misfits),
             "notes": list(self.notes),
         }
-        write_whole(workdir / START_FILE, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        write_json(workdir / START_FILE, content)
 
 
 def read_warm_start(settings: Settings) -> WarmStart:

@@ -10,7 +10,8 @@ import time
 
 import pytest
 from cloud.s3_server import BUCKET, s3_server
-from run.test_two_process_run import SMALL, numbers
+from run.small_run import read_log
+from run.test_two_process_run import SMALL
 
 from stepcot_jax.contrib.cloud.copies import MANIFEST, download
 from stepcot_jax.contrib.cloud.stores import StoreFolder
@@ -89,6 +90,6 @@ def check_killed(tmp_path, server, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = download(address)
     for kind in ("train", "val", "test"):
-        assert numbers(found, kind) == numbers(tmp_path / "local", kind) != []
+        assert read_log(found, kind) == read_log(tmp_path / "local", kind) != []
     reports = [json.loads((folder / "report.json").read_text())["test"] for folder in (found, tmp_path / "local")]
     assert reports[0] == reports[1]

@@ -12,7 +12,7 @@ import pytest
 from encoders.test_weights import write_clip
 from oracles.random_params import randomise
 from run.small_policy_run import read_results, reward_tokens, small_settings
-from run.small_run import read_log
+from run.small_run import Killed, read_log, stop_at
 
 import stepcot_jax as sc
 from stepcot_jax.encoders.load import ImageEncoder

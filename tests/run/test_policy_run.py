@@ -173,22 +173,10 @@ def test_without_a_penalty_no_reference_is_kept(tmp_path):
     assert {entry["step"] for entry in read_log(tmp_path / "whole") if "grpo/loss" in entry}
 
 
-def test_the_job_sft_fine_tunes_alone(whole, tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch, job="sft")
-    report = run.execute()
-    assert report["best"].keys() == report["test"].keys() == {"sft"}
-    params = restore_params(tmp_path / "checkpoints", SFT_UPDATES)
-    assert params.keys() == {"policy"}
-    assert norm(params["policy"], whole[1][SFT_UPDATES]["policy"]) == 0
-    assert not (tmp_path / "replies" / "grpo_test.jsonl").exists()
-
-
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_more_epochs_of_grpo_equal_a_run_that_had_them_from_the_start(whole, tmp_path, monkeypatch, capsys, epochs):
-    small_run(tmp_path, monkeypatch, grpo__epochs=epochs).execute()
-    small_run(tmp_path, monkeypatch, grpo__epochs=2).execute()
-    assert f"config.grpo.epochs was raised from {epochs} to 2: the run goes on" in capsys.readouterr().err
-    assert read_results(tmp_path) == whole[2]
+def test_epochs_of_grpo_after_fine_tuning_alone_equal_a_run_that_had_them_from_the_start(whole, tmp_path, capsys):
+    finish(tmp_path, grpo__epochs=0)
+    assert finish(tmp_path, grpo__epochs=2) == whole[2]
+    assert "config.grpo.epochs was raised from 0 to 2: the run goes on" in capsys.readouterr().err
 
 
 def test_each_phase_compiles_one_update_and_one_sampler(tmp_path, monkeypatch):

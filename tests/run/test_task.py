@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +12,7 @@ from run.small_run import Killed, read_log, small_settings, stop_at
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import chain_task, training_run
-from stepcot_jax.run.settings import JOBS
 from stepcot_jax.run.task import Task
-from stepcot_jax.run.training_run import make_task
 from stepcot_jax.training.state import TrainState, apply_gradients
 from stepcot_jax.training.system import COLLECTED_NUMBERS, Phase, Stream, System
 
@@ -238,15 +234,3 @@ def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, 
     monkeypatch.setattr(chain_task, "load_inputs", None)
     with pytest.raises(BadInput, match=rf"config.{setting}.batch_size: [89] is not a multiple of [23]"):
         training_run.Run(small_settings(**{"parallel__num_devices": 2, **changes}), tmp_path)
-
-
-@pytest.mark.parametrize("job", [name for name in JOBS if name != "own"])
-def test_the_job_decides_the_task(monkeypatch, tmp_path, job):
-    made = []
-    make_chains = lambda settings, **rest: made.append(("chains", settings.job, rest))  # noqa: E731
-    make_policy = lambda settings, **rest: made.append(("policy", settings.job, rest))  # noqa: E731
-    monkeypatch.setattr(chain_task, "load_chain_task", make_chains)
-    monkeypatch.setitem(sys.modules, "stepcot_jax.run.policy_task", types.SimpleNamespace(PolicyTask=make_policy))
-    rest = {"workdir": tmp_path, "devices": None, "terminal": None}
-    make_task(small_settings(job=job), **rest)
-    assert made == [("policy" if JOBS[job].is_policy else "chains", job, rest)]

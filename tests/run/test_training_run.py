@@ -153,13 +153,6 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
     assert saved_steps(tmp_path / "checkpoints") == [5]
 
 
-def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch, training__teacher_learning_rate=1e6)
-    with pytest.raises(RunStopped, match=r"step [23]: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
-        run.execute()
-    assert not saved_steps(tmp_path / "checkpoints")
-
-
 def test_settings_made_before_may_be_overridden(tmp_path, monkeypatch):
     monkeypatch.setattr(training_run.Run, "_load", lambda run: None)
     run = training_run.Run(small_settings(), tmp_path, **{"training.joint_epochs": 7})
@@ -274,13 +267,6 @@ def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterr
     assert said.startswith("step 11: saved after SIGTERM")
     assert signal.getsignal(signal.SIGTERM) is before
     assert saved_steps(tmp_path / "checkpoints")[-1] == 11
-    check_resumed(uninterrupted, tmp_path, monkeypatch)
-
-
-def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch, training__checkpoint_minutes=1e-9)
-    stop(run, monkeypatch, "prepare", 14)
-    assert saved_steps(tmp_path / "checkpoints")[-1] == 12
     check_resumed(uninterrupted, tmp_path, monkeypatch)
 
 

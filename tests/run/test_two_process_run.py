@@ -12,15 +12,16 @@ from run.small_run import SIZES, read_log
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SMALL = SIZES | {"training.batch_size": 8, "training.teacher_epochs": 1, "training.log_every": 1}
+SMALL = SIZES | {
+    "training.batch_size": 8,
+    "training.teacher_epochs": 1,
+    "training.log_every": 1,
+    "evaluation.num_resamples": 20,
+}
 
 
 def launch(workdir, num_processes, *, joint_epochs, transform="pmap"):
-    settings = SMALL | {
-        "evaluation.num_resamples": 20,
-        "training.joint_epochs": joint_epochs,
-        "parallel.transform": transform,
-    }
+    settings = SMALL | {"training.joint_epochs": joint_epochs, "parallel.transform": transform}
     flags = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
     environment = os.environ | {
         "CONFIG": "configs/quickstart.py",

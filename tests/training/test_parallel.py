@@ -76,39 +76,26 @@ def test_rows_lie_in_the_order_of_the_batch(transform, shape):
     ("settings", "batch_size", "message"),
     [
         ({"num_devices": 9}, 18, r"config\.parallel\.num_devices: 9 "),
-        ({"num_devices": 8}, 12, r"batch_size: 12 is not a multiple of 8"),
+        ({"num_devices": 8}, 12, r"^config.sft.batch_size: 12 is not a multiple of 8"),
         ({"num_devices": 2, "num_passes": 4}, 12, "12 is not a multiple of 8"),
     ],
 )
 def test_batches_and_devices_that_do_not_fit_are_refused(settings, batch_size, message):
     with pytest.raises(BadInput, match=message):
-        Devices(**settings).check_batch_size(batch_size)
+        Devices(**settings).check_batch_size(batch_size, setting="config.sft.batch_size")
 
 
-def test_the_setting_of_a_batch_size_is_named():
-    with pytest.raises(BadInput, match=r"^config.sft.batch_size: 7 is not a multiple of 2"):
-        Devices(num_devices=2).check_batch_size(7, setting="config.sft.batch_size")
-
-
-def free_port():
+def run_two_processes(*arguments, num_devices):
+    """Run two_processes.py in two processes, with so many devices each."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
-def run_two_processes(script, *arguments, num_devices):
-    """Run a script of this folder in two processes, with so many devices each."""
-    port, path = free_port(), pathlib.Path(__file__).with_name(script)
+        port, path = str(probe.getsockname()[1]), pathlib.Path(__file__).with_name("two_processes.py")
     flags = f"--xla_force_host_platform_device_count={num_devices} " + " ".join(
         flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag
     )
+    command, environment = [sys.executable, path, port], {**os.environ, "XLA_FLAGS": flags}
     processes = [
-        subprocess.Popen(
-            [sys.executable, path, str(port), str(index), *arguments],
-            env={**os.environ, "XLA_FLAGS": flags},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*command, str(index), *arguments], env=environment, stderr=subprocess.PIPE, text=True)
         for index in range(2)
     ]
     outputs = [process.communicate(timeout=240)[1] for process in processes]
@@ -116,12 +103,12 @@ def run_two_processes(script, *arguments, num_devices):
 
 
 def test_a_tree_that_two_processes_divide_is_gathered_on_the_first_alone():
-    run_two_processes("gathering_processes.py", num_devices=2)
+    run_two_processes("gather", num_devices=2)
 
 
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp_path):
-    run_two_processes("two_processes.py", transform, tmp_path / "found", num_devices=4)
+    run_two_processes("step", transform, str(tmp_path / "found"), num_devices=4)
     expected = run()[:2]
     for index in range(2):
         with np.load(tmp_path / f"found.{index}.npz") as found:

@@ -1,6 +1,6 @@
-"""One of two test processes: a joint update on its rows of the batch.
+"""One of two test processes: a joint update on its rows of the batch, or a divided tree that the first gathers.
 
-python two_processes.py step PORT PROCESS TRANSFORM OUT
+python two_processes.py PORT PROCESS step TRANSFORM OUT | gather
 """
 
 import pathlib
@@ -9,11 +9,10 @@ import sys
 here = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(here), str(here.parent)]
 
+from stepcot_jax.training.processes import any_process, gather_on_first, is_first, join_processes
 
-def main(port, process, transform, out):
-    from stepcot_jax.training.processes import any_process, is_first, join_processes
 
-    join_processes(coordinator=f"localhost:{port}", num_processes=2, process_id=int(process))
+def step(process, transform, out):
     import jax
     import numpy as np
     from training import parallel_step
@@ -28,5 +27,29 @@ def main(port, process, transform, out):
     np.savez(f"{out}.{process}.npz", *leaves)
 
 
+def gather(process):
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.make_mesh((4,), ("data",))
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+    def place(spec):
+        return jax.make_array_from_callback(whole.shape, NamedSharding(mesh, spec), lambda index: whole[index])
+
+    tree = {"divided": place(PartitionSpec("data")), "same": place(PartitionSpec()), "own": np.float32(3)}
+    found = gather_on_first(tree)
+    if process == "1":
+        assert found is None
+        return
+    np.testing.assert_array_equal(found["divided"], whole)
+    np.testing.assert_array_equal(found["same"], whole)
+    assert found["own"] == 3
+    assert not any(isinstance(leaf, jax.Array) for leaf in found.values())
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    port, process, mode, *rest = sys.argv[1:]
+    join_processes(coordinator=f"localhost:{port}", num_processes=2, process_id=int(process))
+    {"step": step, "gather": gather}[mode](process, *rest)
