@@ -61,7 +61,7 @@ PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair(
 )  # Table 5: A-score by kind and row of Table 4
 PERTURBED_STD: dict[tuple[str, str], float] = _by_pair("perturbed_std")  # Table 5: Std. of the three rounds
 QUESTION_KINDS = tuple(next(iter(A_SCORES.values())))
-*_, PLAIN, THINKING, THINKING_RFT = A_SCORES
+PLAIN, THINKING, THINKING_RFT = list(A_SCORES)[-3:]
 ROUNDS = tuple(next(iter(PERTURBED.values())))
 
 # MEDSAGE. InternVL3-8B has no accuracy on MMMU-Med; four averages of Table 1 and all of Table 2 are not the mean of

@@ -191,11 +191,11 @@ def write(path, points):
 
 
 @pytest.mark.parametrize(
-    ("rule", "num_resamples", "skills"),
-    [(RULES[3], 0, (2.0, 1.0)), (RULES[3], 30, (2.0, 1.0)), (Rule("cost", miss_cost=1e-6), 20, (-5.0, -5.0))],
+    ("rule", "num_resamples", "val"),
+    [(RULES[3], 0, VAL), (RULES[3], 30, VAL), (Rule("cost", miss_cost=1e-6), 20, make_split(5, skills=(-5.0, -5.0)))],
 )
-def test_what_is_written_comes_back_thresholds_of_what_is_never_called_too(tmp_path, rule, num_resamples, skills):
-    found = choose(rule, val=make_split(3, num_cases=120, num_patients=70, skills=skills), num_resamples=num_resamples)
+def test_what_is_written_comes_back_thresholds_of_what_is_never_called_too(tmp_path, rule, num_resamples, val):
+    found = choose(rule, val=val, num_resamples=num_resamples)
     never = [point for point in found.values() if math.isinf(point.threshold.value)]
     assert (len(never) > 9) == (rule.name == "cost")
     assert all((point.sensitivity.value, point.specificity.value) == (0, 1) for point in never)
@@ -204,7 +204,10 @@ def test_what_is_written_comes_back_thresholds_of_what_is_never_called_too(tmp_p
     assert (back.rule, back.points.keys()) == (rule, found.keys())
     for finding, point in found.items():
         for name, value in dataclasses.asdict(point).items():
-            assert dataclasses.asdict(back.points[finding])[name] == pytest.approx(value, nan_ok=True)
+            if name == "threshold" and point in never:
+                assert back.points[finding].threshold.value == math.inf
+            else:
+                assert dataclasses.asdict(back.points[finding])[name] == pytest.approx(value, nan_ok=True)
     assert set(back.of_step("student", "Detection")) == {"No", "Yes"}
     assert back.of_step("student", "Other") == {}
 
