@@ -6,6 +6,7 @@ differ from those of GPUs and TPUs.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -30,10 +31,10 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
     import jax.numpy as jnp
     import optax
 
-    from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
+    from stepcot_jax.losses.sequence import sequence_loss
+    from stepcot_jax.models.low_rank import LowRankSettings, adapt_layers, init_low_rank
     from stepcot_jax.models.qwen import QwenImages, QwenPrompts, QwenVl
-    from stepcot_jax.policies import qwen_policy as qwen_sharding
-    from stepcot_jax.policies import qwen_policy as qwen_tuning
+    from stepcot_jax.policies import qwen_policy
     from stepcot_jax.policies.qwen_weights import published_config, qwen_shapes
     from stepcot_jax.training.devices import make_mesh
 
@@ -43,41 +44,51 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
     network = QwenVl(decoder, vision, jnp.bfloat16, remat=True)
     mesh = make_mesh(jax.devices()[: data * model], {"data": data, "model": model})
     settings, shapes = LowRankSettings(), qwen_shapes(decoder, vision)
-    trained = qwen_tuning.PROJECTOR if low_rank else qwen_tuning.DECODER_AND_PROJECTOR
-    chosen, frozen = jax.eval_shape(
-        lambda: qwen_tuning.split_params(jax.tree.map(_blank(jnp.bfloat16), shapes), trained)
+    trained = qwen_policy.PROJECTOR if low_rank else qwen_policy.DECODER_AND_PROJECTOR
+    chosen, frozen = qwen_policy.divide_params(shapes, trained)
+    chosen, frozen = (
+        {path: jax.ShapeDtypeStruct(leaf.shape, dtype) for path, leaf in part.items()}
+        for part, dtype in ((chosen, jnp.float32), (frozen, jnp.bfloat16))
     )
     adapted = jax.eval_shape(lambda: init_low_rank(jax.random.key(0), shapes, settings)) if low_rank else {}
-    tuned = qwen_tuning.Tuned(chosen, adapted)
+    tuned = {"params": chosen, "low_rank": adapted}
     optimizer = optax.adamw(1e-5)
     state = jax.eval_shape(optimizer.init, tuned)
     patches = (data, windows, (vision.window_units * vision.merge_size) ** 2)
     whole = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     row = whole((data, tokens))
-    rows = qwen_tuning.TuningRows(
-        QwenImages(
-            jax.ShapeDtypeStruct((*patches, vision.num_features), jnp.float32),
-            whole((2, *patches)),
-            jax.ShapeDtypeStruct(patches, jnp.bool_),
-        ),
-        QwenPrompts(row, whole((3, data, tokens)), row),
-        row,
-        row,
+    images = QwenImages(
+        jax.ShapeDtypeStruct((*patches, vision.num_features), jnp.float32),
+        whole((2, *patches)),
+        jax.ShapeDtypeStruct(patches, jnp.bool_),
     )
-    shardings = [qwen_sharding.param_shardings(tree, mesh) for tree in (tuned, state, frozen)]
+    rows = (images, QwenPrompts(row, whole((3, data, tokens)), row), row, row)
+
+    def shard_row(path: Any, leaf: Any) -> Any:
+        names = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
+        axis = 1 if names & {"positions", "coordinates"} else 0
+        divided = None if leaf.shape[axis] % data else qwen_policy.DATA
+        return jax.NamedSharding(mesh, jax.P(*[None] * axis, divided))
+
+    def compute_loss(tuned: Any, frozen: Any, rows: Any) -> Any:
+        images, texts, targets, parts = rows
+        context = adapt_layers(tuned["low_rank"], settings) if low_rank else contextlib.nullcontext()
+        with context, qwen_policy.divide_cases(mesh):
+            params = qwen_policy.join_params(tuned["params"], frozen)
+            logits: Any = network.apply({"params": params}, images, texts, method="score_texts")
+        return sequence_loss(logits=logits, tokens=targets, parts=parts, part_weights=jnp.ones((parts.shape[0], 1)))
+
+    def update(tuned: Any, state: Any, frozen: Any, rows: Any) -> Any:
+        loss, gradients = jax.value_and_grad(compute_loss)(tuned, frozen, rows)
+        updates, state = optimizer.update(gradients, state, tuned)
+        return optax.apply_updates(tuned, updates), state, loss
+
+    shardings = [qwen_policy.param_shardings(tree, mesh) for tree in (tuned, state, frozen)]
+    of_rows = jax.tree_util.tree_map_with_path(shard_row, rows)
     given = [
         jax.tree.map(lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), tree, to)
-        for tree, to in zip(
-            (tuned, state, frozen, rows), (*shardings, qwen_sharding.row_shardings(rows, mesh)), strict=True
-        )
+        for tree, to in zip((tuned, state, frozen, rows), (*shardings, of_rows), strict=True)
     ]
-    update = functools.partial(
-        qwen_tuning.tuning_update,
-        network=network,
-        optimizer=optimizer,
-        low_rank=settings if low_rank else None,
-        mesh=mesh,
-    )
     start = time.perf_counter()
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=(*shardings[:2], None)).lower(*given).compile()
     memory: Any = compiled.memory_analysis()
@@ -87,12 +98,6 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
         "not_reused_outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
         "compile_seconds": time.perf_counter() - start,
     }
-
-
-def _blank(dtype: Any) -> Any:
-    import jax.numpy as jnp
-
-    return lambda leaf: jnp.zeros(leaf.shape, dtype)
 
 
 def main() -> None:

@@ -22,11 +22,7 @@ Params = dict[str, Any]
 
 
 class PatchMap(nn.Module):
-    """Patch vectors of a frozen encoder, each divided by its root mean square, as the feature map of a policy.
-
-    Attributes:
-      grid: cells on a side, to which neighbouring patches are averaged; at most the patches on a side.
-    """
+    """Patch vectors of a frozen encoder, each divided by its root mean square, as the feature map of a policy."""
 
     grid: int
 

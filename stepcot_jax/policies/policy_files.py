@@ -21,14 +21,7 @@ _TOKENIZER = "config.policy.tokenizer"
 
 
 class PolicyLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Sizes that a run settles when it counts its training records, and the encoder that it found.
-
-    Attributes:
-      prompt_length: tokens that prompts are padded to.
-      reply_length: tokens that are sampled at most, the stop token included.
-      largest_coordinate: largest coordinate that is a token.
-      image_encoder: digest of the frozen encoder whose patches the policy reads; "" of one that trains its own.
-    """
+    """Sizes that a run settles when it counts its training records, and the encoder that it found."""
 
     prompt_length: int
     reply_length: int

@@ -34,11 +34,7 @@ _LONGEST_TEXT = 2**17
 
 
 class Turn(NamedTuple):
-    """A turn of a chat.
-
-    Attributes:
-      images: uint8 [height, width, 3] each, before the text.
-    """
+    """A turn of a chat; its images come before its text."""
 
     role: str
     text: str
@@ -46,13 +42,7 @@ class Turn(NamedTuple):
 
 
 class ChatReply(NamedTuple):
-    """A reply.
-
-    Attributes:
-      num_prompt: tokens of the prompt, of images included.
-      num_tokens: tokens of the reply, a stop token included.
-      is_cut: whether it reached the longest length without a stop token.
-    """
+    """A reply; `is_cut` if it reached the longest length without a stop token. Tokens of images and stop count."""
 
     text: str
     num_prompt: int
@@ -62,12 +52,7 @@ class ChatReply(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenReader:
-    """A model with its tokenizer and its preprocessing; made by `load_qwen_reader`.
-
-    Attributes:
-      model: the network and its parameters, on the device.
-      preprocessing: of images; None for a text model.
-    """
+    """A model with its tokenizer and its preprocessing; made by `load_qwen_reader`."""
 
     model: Qwen
     tokenizer: Any

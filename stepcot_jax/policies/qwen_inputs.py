@@ -25,16 +25,7 @@ MOST_ASPECT = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenPreprocessing:
-    """Input format of the vision tower.
-
-    Attributes:
-      patch_size: height and width of a patch, px.
-      merge_size: sides of an image are multiples of merge_size patches.
-      min_pixels: of an image; a smaller one is enlarged.
-      max_pixels: of an image; a larger one is shrunk. Published files allow 12,845,056, or 16,384 tokens.
-      mean: of red, green and blue in [0, 1], subtracted.
-      std: of red, green and blue, > 0, divided by.
-    """
+    """Input format of the vision tower."""
 
     patch_size: int = 14
     merge_size: int = 2
@@ -154,12 +145,7 @@ def cut_image(
 
 
 class QwenPrompt(NamedTuple):
-    """A prompt.
-
-    Attributes:
-      tokens: with one image token for each image.
-      images: in the order of their tokens.
-    """
+    """A prompt, with one image token for each image."""
 
     tokens: Sequence[int]
     images: Sequence[CutImage] = ()
@@ -246,11 +232,7 @@ def rope_positions(
 def pack_images(
     images: Sequence[CutImage], vision: VisionSizes, *, num_images: int = 0, num_windows: int = 0
 ) -> tuple[QwenImages, list[np.ndarray]]:
-    """Return images in windows, padded to one size.
-
-    Returns:
-      The images; and of each the places of its units, row by row, among the units of all images with their padding.
-    """
+    """Return images in windows, padded to one size, and the places of each one's units among those of all images."""
     side, joined = vision.window_units, vision.merge_size**2
     counts = [-(-image.num_rows // side) * -(-image.num_columns // side) for image in images]
     num_windows = bucket_size(max(num_windows, *counts))
@@ -306,11 +288,7 @@ def write_turns(
     *,
     system: str = SYSTEM,
 ) -> list[int]:
-    """Return the tokens of a chat in the format of the published template, up to where the reply starts.
-
-    Args:
-      turns: of the chat; without a first turn of the role "system" that of the template is added.
-    """
+    """Return the tokens of a chat in the format of the published template, up to where the reply starts."""
     turns = turns if turns and turns[0].role == "system" else [WrittenTurn("system", system), *turns]
     start, end = (control[name] for name in TURN)
     newline, tokens = encode("\n"), list[int]()
@@ -342,11 +320,7 @@ def refuse_control(text: str, tokens: list[int], control: Mapping[str, int]) -> 
 
 
 class ChatTokenizer:
-    """Any tokenizer with the control tokens of Qwen's chats; `policies.tokenizers.Tokenizer` lists the methods.
-
-    Args:
-      stops: tokens that end a reply beside the one that ends a turn, such as those of generation_config.json.
-    """
+    """Any tokenizer with the control tokens of Qwen's chats; `policies.tokenizers.Tokenizer` lists the methods."""
 
     def __init__(
         self,

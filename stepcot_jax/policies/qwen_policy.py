@@ -5,26 +5,22 @@
 
 import contextlib
 import dataclasses
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import flax.linen as nn
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
-from stepcot_jax.losses.sequence import NO_PART, sequence_loss
 from stepcot_jax.models.decoder import Decoder, DecoderBlock, DecoderSizes
 from stepcot_jax.models.low_rank import LowRank, LowRankSettings, adapt_layers, init_low_rank, merge_low_rank
-from stepcot_jax.models.qwen import QwenImages, QwenPrompts, QwenVl, SquareQwen, VisionBlock, VisionSizes
-from stepcot_jax.policies.qwen_inputs import QwenPrompt, lay_out_prompts
+from stepcot_jax.models.qwen import QwenVl, SquareQwen, VisionBlock
 from stepcot_jax.policies.qwen_weights import draw_params, qwen_shapes
 
 # Divide Qwen2.5-VL among devices: named shardings of parameters, optimizer state and batches over (data, model).
@@ -75,11 +71,7 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
 
 
 def param_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Return the sharding of each array of a tree of parameters, flat or nested, or of an optimizer's state.
-
-    Args:
-      tree: arrays or shapes; the keys of its dictionaries, joined, are the paths of the parameters.
-    """
+    """Return the sharding of each array of a tree of parameters, flat or nested, or of an optimizer's state."""
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, spec_of(_join(path), tuple(leaf.shape), dict(mesh.shape)))
@@ -90,18 +82,6 @@ def param_shardings(tree: Any, mesh: Mesh) -> Any:
 def _join(path: Any) -> str:
     # An optimizer's state has the parameters' dictionaries inside its tuples.
     return "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
-
-
-def row_shardings(rows: Any, mesh: Mesh) -> Any:
-    """Return the sharding of a batch, such as `qwen_tuning.TuningRows`: cases and images are divided along `data`."""
-
-    def place(path: Any, leaf: Any) -> NamedSharding:
-        names = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
-        axis = 1 if names & {"positions", "coordinates"} else 0
-        spec = [None] * axis + [None if leaf.shape[axis] % mesh.shape[DATA] else DATA]
-        return NamedSharding(mesh, PartitionSpec(*spec))
-
-    return jax.tree_util.tree_map_with_path(place, rows)
 
 
 @contextlib.contextmanager
@@ -131,20 +111,6 @@ def _divide(rows: Array, mesh: Any, last: str | None) -> Array:
     return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
-def bytes_on_a_device(shapes: Any, mesh_shape: Mapping[str, int], *, width: Any) -> int:
-    """Return the bytes of a tree of parameters on each device.
-
-    Args:
-      width: path -> bytes of an element, with all that is kept beside it, such as moments.
-    """
-    total = 0
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        path = _join(keys)
-        divided = math.prod(mesh_shape[axis] for axis in spec_of(path, tuple(leaf.shape), mesh_shape) if axis)
-        total += math.prod(leaf.shape) // divided * width(path)
-    return total
-
-
 # Fine-tune Qwen2.5-VL as GEMeX and MEDSAGE do: projector and decoder train, the vision tower is frozen.
 
 
@@ -153,108 +119,16 @@ PROJECTOR = r"tower/merger_.*"
 """Parameters that train, as regular expressions of whole '/'-joined paths."""
 
 
-class TuningRows(NamedTuple):
-    """A batch of prompts with their replies.
-
-    Attributes:
-      images: of all prompts; None for none.
-      texts: prompts, each followed by its reply.
-      targets: [case, token], the token after each.
-      parts: [case, token], 0 where the token after is one of the reply, else `losses.sequence.NO_PART`.
-    """
-
-    images: QwenImages | None
-    texts: QwenPrompts
-    targets: Int[Array, "case token"]
-    parts: Int[Array, "case token"]
-
-
-def lay_out_replies(
-    prompts: Sequence[QwenPrompt],
-    replies: Sequence[Sequence[int]],
-    *,
-    image_token: int = -1,
-    vision: VisionSizes | None = None,
-    num_tokens: int = 0,
-) -> TuningRows:
-    """Return a batch of fine-tuning."""
-    joined = [
-        QwenPrompt([*prompt.tokens, *reply], prompt.images) for prompt, reply in zip(prompts, replies, strict=True)
-    ]
-    images, texts, ends = lay_out_prompts(joined, image_token=image_token, vision=vision, num_tokens=num_tokens)
-    targets: Any = np.roll(np.asarray(texts.tokens), -1, axis=1)
-    places, lengths = np.arange(targets.shape[1])[None], np.asarray(ends.lengths)[:, None]
-    first = lengths - np.array([len(reply) for reply in replies])[:, None]
-    parts: Any = np.where((places >= first - 1) & (places < lengths - 1), 0, NO_PART).astype(np.int32)
-    return TuningRows(images, texts, targets, parts)
-
-
-def split_params(params: Any, trained: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters that train, in float32, and those that do not, flat, by '/'-joined path.
-
-    In bfloat16 an update of less than 1/256 of a parameter would be lost.
-    """
-    chosen, frozen = divide_params(params, trained)
-    return {path: leaf.astype(jnp.float32) for path, leaf in chosen.items()}, frozen
-
-
 def divide_params(params: Any, trained: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As `split_params`, but all arrays stay as they are."""
+    """Return the parameters that train and those that do not, flat, by '/'-joined path."""
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     chosen = {path: leaf for path, leaf in flat.items() if re.fullmatch(trained, path)}
     return chosen, {path: leaf for path, leaf in flat.items() if path not in chosen}
 
 
 def join_params(trained: dict[str, Any], frozen: dict[str, Any]) -> Any:
-    """Undo `split_params`."""
+    """Undo `divide_params`."""
     return flax.traverse_util.unflatten_dict({**frozen, **trained}, sep="/")
-
-
-class Tuned(NamedTuple):
-    """What an update changes."""
-
-    params: dict[str, Array]
-    low_rank: dict[str, dict[str, Array]]
-
-
-def tuning_loss(
-    tuned: Tuned,
-    frozen: dict[str, Array],
-    rows: TuningRows,
-    *,
-    network: QwenVl,
-    low_rank: LowRankSettings | None = None,
-    mesh: Mesh | None = None,
-) -> Float[Array, ""]:
-    """Return the mean cross-entropy of the replies' tokens in nats (MEDSAGE: Eq. 7)."""
-    adapted = contextlib.nullcontext() if low_rank is None else adapt_layers(tuned.low_rank, low_rank)
-    with adapted, divide_cases(mesh):
-        params = join_params(tuned.params, frozen)
-        logits: Any = network.apply({"params": params}, rows.images, rows.texts, method="score_texts")
-    return sequence_loss(
-        logits=logits, tokens=rows.targets, parts=rows.parts, part_weights=jnp.ones((rows.parts.shape[0], 1))
-    )
-
-
-def tuning_update(
-    tuned: Tuned,
-    state: Any,
-    frozen: dict[str, Array],
-    rows: TuningRows,
-    *,
-    network: QwenVl,
-    optimizer: optax.GradientTransformation,
-    low_rank: LowRankSettings | None = None,
-    mesh: Mesh | None = None,
-) -> tuple[Tuned, Any, Float[Array, ""]]:
-    """Return what trains and the optimizer's state after an update, and the loss before it.
-
-    Gradients and the optimizer's state exist for `tuned` alone.
-    """
-    differentiate = jax.value_and_grad(tuning_loss)
-    loss, gradients = differentiate(tuned, frozen, rows, network=network, low_rank=low_rank, mesh=mesh)
-    updates, state = optimizer.update(gradients, state, tuned)
-    return optax.apply_updates(tuned, updates), state, loss
 
 
 TRAINED, FROZEN = "trained", "frozen"
@@ -268,13 +142,7 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class QwenPolicy:
-    """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`.
-
-    Attributes:
-      low_rank: LoRA of the decoder, whose own parameters are then frozen; None: decoder and projector train.
-      mesh: over which the arrays are divided, see `qwen_sharding`; None for whole arrays.
-      is_given: the first parameters are given later; `init` returns zeros for them.
-    """
+    """A network with the division of its parameters; used as a Flax module is, through `init` and `apply`."""
 
     is_large = True
     """Matrices are kept in the compute dtype, and optimizers do not pack them."""

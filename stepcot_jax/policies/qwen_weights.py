@@ -32,13 +32,7 @@ _MOST_WORDS = 2**24
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenConfig:
-    """What the config files of a checkpoint say.
-
-    Attributes:
-      stops: tokens that end a reply.
-      vision: of the vision tower, None for a text model.
-      image_token: stands for an image's vectors in a prompt; -1 for a text model.
-    """
+    """Sizes and tokens of a checkpoint; without `vision` it is a text model."""
 
     sizes: DecoderSizes
     stops: tuple[int, ...]
@@ -233,12 +227,7 @@ def vision_table(sizes: VisionSizes, *, prefix: str) -> dict[str, Slot]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen:
-    """A loaded model.
-
-    Attributes:
-      params: its parameters, NumPy arrays or `assignment.Deferred`.
-      folder: of the checkpoint, with its tokenizer.
-    """
+    """A loaded model; `params` are NumPy arrays, or `weights.Deferred`, which are read when they are asked for."""
 
     config: QwenConfig
     network: QwenVl
@@ -249,13 +238,7 @@ class Qwen:
 def load_qwen(
     source: str, *, dtype: DTypeLike = jnp.bfloat16, param_dtype: DTypeLike | Literal["stored"] | None = None
 ) -> Qwen:
-    """Load a model; every tensor is used exactly once.
-
-    Args:
-      source: a folder or a Hugging Face id, with config.json and safetensors, in shards or not.
-      param_dtype: of the parameters, None for `dtype`; "stored" for that of each tensor in its file, where it is read
-        when its values are asked for.
-    """
+    """Load a model; every tensor is used exactly once. "stored" tensors are read when their values are asked for."""
     folder = resolve(source)
     if not folder.is_dir():
         raise BadInput(f"{source}: is a file; expected a folder with config.json and *.safetensors")
@@ -270,11 +253,7 @@ def load_qwen(
 def assign_qwen(
     tensors: Mapping[str, np.ndarray], network: QwenVl, *, source: str, dtype: DTypeLike | None = jnp.float32
 ) -> dict[str, Any]:
-    """Return a network's parameters from named tensors, each used exactly once.
-
-    Args:
-      dtype: of the parameters; None for that of each tensor, which is then read when its values are asked for.
-    """
+    """Return a network's parameters from named tensors, each used exactly once; without `dtype` they are read later."""
     table = qwen_table(tensors, network.sizes, network.vision)
     unused: tuple[str, ...] = ()
     if network.sizes.is_tied and "lm_head.weight" in tensors:

@@ -21,12 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class EncodedRecord:
-    """A record as tokens.
-
-    Attributes:
-      target: tokens of the reply, the stop token included.
-      parts: `ANSWER` or `REASONING` for each token of `target`.
-    """
+    """A record as tokens; `parts` has `ANSWER` or `REASONING` for each one of `target`, whose last is the stop."""
 
     prompt: tuple[int, ...]
     target: tuple[int, ...]
@@ -40,11 +35,7 @@ class EncodedRecord:
 
 @dataclasses.dataclass(frozen=True)
 class RecordEncoder:
-    """Writes records in a dialect and encodes them.
-
-    Attributes:
-      with_thinking: whether replies have their part before the answer, where the dialect lets it be left out.
-    """
+    """Writes records in a dialect and encodes them."""
 
     tokenizer: Tokenizer
     dialect: str

@@ -48,13 +48,7 @@ class Sampling:
 
 
 class Replies(NamedTuple):
-    """Sampled replies.
-
-    Attributes:
-      tokens: [rollout, token]; `stop` after the end.
-      log_probs: [rollout, token], of the sampled tokens at the temperature, float32; 0 after the end.
-      counted: [rollout, token], up to the stop token, which counts.
-    """
+    """Sampled replies: `stop` and log-probability 0 after the end; the first stop token counts."""
 
     tokens: Int[Array, "rollout token"]
     log_probs: Float[Array, "rollout token"]
@@ -75,11 +69,7 @@ def sample_replies(
     sampling: Sampling,
     skipped: Bool[Array, "rollout"] | None = None,
 ) -> Replies:
-    """Draw replies; ends when all have ended.
-
-    Args:
-      scores: [rollout, word], of the first token.
-    """
+    """Draw replies; ends when all have ended."""
     number = scores.shape[0]
     shape = (number, sampling.longest)
     uniform = jax.vmap(lambda key: _uniform(key, sampling.longest), out_axes=1)(keys)
@@ -167,13 +157,7 @@ def reply_in_batches(
     tokenizer: Tokenizer,
     watch: Callable[[range], Iterable[int]] = iter,
 ) -> list[str]:
-    """Return the replies to prompts 0 to `number` - 1 in order.
-
-    Every batch has the same size, so that one program answers all; the last is filled up with the last prompt.
-
-    Args:
-      ask: from the places of a batch's prompts to the tokens of their replies, int [case, token].
-    """
+    """Return the replies to prompts 0 to `number` - 1; all batches have one size, so that one program answers all."""
     texts = list[str]()
     for first in watch(range(0, number, batch_size)):
         chosen = [min(first + row, number - 1) for row in range(batch_size)]
@@ -196,12 +180,7 @@ def generate(
     keys: UInt32[Array, "rollout 2"],
     skipped: Bool[Array, "rollout"] | None = None,
 ) -> Replies:
-    """Sample replies; every prompt is read once, however many replies it gets.
-
-    Args:
-      images: [case, height, width, 3], normalised; of a `QwenVl` `QwenImages`, or None.
-      prompts: [case, token], padded on the right; of a `QwenVl` `QwenPrompts`.
-    """
+    """Sample replies; every prompt is read once, however many replies it gets."""
     num_cases = len(jax.tree.leaves(lengths)[0])
     each, left = divmod(len(keys), num_cases)
     if left or not each:

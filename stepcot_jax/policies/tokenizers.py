@@ -29,39 +29,31 @@ class Tokenizer(Protocol):
     @property
     def num_words(self) -> int:
         """Size of the vocabulary."""
-        ...
 
     @property
     def pad(self) -> int:
         """Token of padding."""
-        ...
 
     @property
     def stop(self) -> int:
         """Token that ends a reply."""
-        ...
 
     @property
     def more_stops(self) -> tuple[int, ...]:
         """Further tokens that end a reply when it is sampled."""
-        ...
 
     @property
     def closed(self) -> "Vocabulary | None":
         """The closed vocabulary of texts; None if any text has tokens."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens, without padding and stop."""
-        ...
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the tokens of a prompt, with those that stand around its text, such as a chat's."""
-        ...
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first stop, without padding."""
-        ...
 
 
 def cut_at_stop(tokens: Sequence[int], tokenizer: Tokenizer) -> list[int]:
@@ -109,11 +101,7 @@ class Vocabulary:
     def count(
         cls, texts: Iterable[str], *, largest: int, num_merges: int = 0, least_count: int = _LEAST_COUNT
     ) -> "Vocabulary":
-        """Return the vocabulary of texts, with brackets, commas and every coordinate from 0 to `largest`.
-
-        Args:
-          num_merges: most phrases that become one token; a base piece that they leave unused stays.
-        """
+        """Return the vocabulary of texts, with brackets, commas and every coordinate from 0 to `largest`."""
         split = [split_pieces(text) for text in texts]
         found = {piece for pieces in split for piece in pieces}
         found |= {f"{before}{number}" for number in range(largest + 1) for before in ("", " ", ", ")}

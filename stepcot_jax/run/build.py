@@ -24,9 +24,7 @@ from stepcot_jax.run.networks import make_networks
 from stepcot_jax.run.sections import LossSettings, RewardsSettings
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
-from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards, ChainRollouts
-from stepcot_jax.systems.grpo import make_objective
-from stepcot_jax.systems.options import GrpoOptions
+from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
 from stepcot_jax.training.checkpoints import read_best, restore_params
@@ -154,7 +152,7 @@ def _make_chain_grpo(
     return ChainGrpo(
         chain,
         rewards=make_chain_rewards(settings.rewards, make_rules(chain, counts=counts)),
-        rollouts=make_chain_rollouts(grpo),
+        rollouts=grpo,  # `mask_truncated` has no effect, as every chain has all steps
         refining=make_baseline_optimizer(
             learning_rate=grpo.learning_rate,
             schedule=grpo.schedule,
@@ -175,12 +173,6 @@ def _make_chain_grpo(
 def make_chain_rewards(rewards: RewardsSettings, rules: Rules) -> ChainRewards:
     """Return the rewards of a chain."""
     return ChainRewards(rules, rewards.diagnosis_weight, rewards.steps_weight, rewards.chain_weight)
-
-
-def make_chain_rollouts(grpo: GrpoOptions) -> ChainRollouts:
-    """Return how chains are sampled; `grpo.mask_truncated` has no effect, as every chain has all steps."""
-    names = {field.name for field in dataclasses.fields(ChainRollouts)} - {"objective"}
-    return ChainRollouts(objective=make_objective(grpo), **{name: getattr(grpo, name) for name in names})
 
 
 def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:

@@ -1,7 +1,6 @@
 """The baseline: a perceptron on pooled image and prompt embeddings (paper: the encoders of Table 3)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -23,15 +22,8 @@ from stepcot_jax.systems.networks import (
     predict_logits,
     read_as_baseline,
 )
-from stepcot_jax.systems.updates import (
-    SHARED,
-    Metrics,
-    describe_losses,
-    differentiate_batch,
-    named_numbers,
-    split_shared,
-)
-from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
+from stepcot_jax.systems.updates import SHARED, Metrics, describe_losses, named_numbers, split_shared
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm, make_optimizer
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, System
@@ -109,8 +101,7 @@ class BaselineSystem(System):
         rows, text_features = split_shared(batch)
         totals = global_batch.add_up(batch_totals(rows["labels"], self.answer_weights, rows.get("targets")))
 
-        def loss(params: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
-            del first_case  # there is no dropout
+        def loss(params: Params, rows: Batch) -> tuple[Array, LossParts]:
             features = encode_images(self.networks, params, rows)
             logits = read_as_baseline(self.networks, params, features, text_features)
             parts = teacher_objective(
@@ -120,9 +111,9 @@ class BaselineSystem(System):
                 answer_weights=self.answer_weights,
                 totals=totals,
             )
-            return parts.total, (parts, features)
+            return parts.total, parts
 
-        parts, _, gradients = differentiate_batch(loss, state.params, rows, global_batch)
+        parts, gradients = differentiate(loss, state.params, rows, global_batch)
         state = apply_gradients(state, NAME, self.optimizer, gradients)
         metrics = Metrics(losses={NAME: parts}, gradient_norms={NAME: global_norm(gradients)})
         return state.replace(step=state.step + 1), metrics

@@ -21,14 +21,15 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.consistency import Rules
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.losses.policy_gradient import PolicyGradient, Scale, advantages, aggregate_weight, policy_gradient_loss
+from stepcot_jax.losses.policy_gradient import advantages, aggregate_weight, policy_gradient_loss
 from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.policies.sampling import rollout_keys
-from stepcot_jax.systems.grpo import REFERENCE, RewardSignal
+from stepcot_jax.systems.grpo import REFERENCE, RewardSignal, make_objective
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, predict_logits, read_as_teacher
+from stepcot_jax.systems.options import GrpoOptions
 from stepcot_jax.systems.step_cot import StepCoT
-from stepcot_jax.systems.updates import certain_labels, differentiate_batch, split_shared, teacher_part
-from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch
+from stepcot_jax.systems.updates import certain_labels, split_shared, teacher_part
+from stepcot_jax.training.devices import ONE_DEVICE, GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, Stream, Update
@@ -82,14 +83,7 @@ def _fold(key: UInt32[Array, "2"], step: Int[Array, ""]) -> Array:
 
 
 class RewardParts(flax.struct.PyTreeNode):
-    """Rewards of chains and their parts, 0 to 1; NaN where a part is undefined.
-
-    Attributes:
-      total: [*chain], the weighted sum of the parts; NaN where a part with a weight above 0 is undefined.
-      diagnosis: [*chain], 1 if the last step is right; NaN where it is not annotated.
-      steps: [*chain], share of the annotated steps that are right; NaN where none is annotated.
-      consistent: [*chain], 1 if the chain has no forbidden pair of answers; needs no label.
-    """
+    """Rewards of chains and their parts, 0 to 1; NaN where a part is undefined."""
 
     total: Array
     diagnosis: Array
@@ -159,27 +153,6 @@ OPTIMIZER = "chain_grpo"
 _SHUFFLE = 0x5F  # folded into the update's random key; the rollouts use other streams
 
 
-@dataclasses.dataclass(frozen=True)
-class ChainRollouts:
-    """How chains are sampled and compared within their group.
-
-    Attributes:
-      group_size: chains of a case, 2 or more.
-      num_updates: passes over the sampled chains.
-      temperature: of sampling and of every log-probability.
-      shuffle_rewards: exchange the rewards among the scored chains of the batch, a control that must not learn.
-    """
-
-    objective: PolicyGradient = dataclasses.field(default_factory=PolicyGradient)
-    group_size: int = 8
-    num_updates: int = 1
-    temperature: float = 1.0
-    std_ddof: int = 1
-    std_epsilon: float = 1e-6
-    scale: Scale = "group"
-    shuffle_rewards: bool = False
-
-
 class ChainMetrics(flax.struct.PyTreeNode):
     """The metrics of an update by name; scalars of the global batch."""
 
@@ -187,12 +160,11 @@ class ChainMetrics(flax.struct.PyTreeNode):
 
 
 def make_chain_update(
-    networks: Networks, rewards: ChainRewards, rollouts: ChainRollouts, optimizer: optax.GradientTransformation
+    networks: Networks, rewards: ChainRewards, rollouts: GrpoOptions, optimizer: optax.GradientTransformation
 ) -> Update:
-    """Return one device's update: (state, batch) -> (state, metrics); it trains `updates.teacher_part`.
-
-    Dropout is off, in sampling and in every log-probability: the ratio of the first pass is 1.
-    """
+    """Return one device's update: (state, batch) -> (state, metrics); it trains `updates.teacher_part`."""
+    # Dropout is off, in sampling and in every log-probability: the ratio of the first pass is 1.
+    objective = make_objective(rollouts)
 
     def update(
         state: TrainState, batch: Batch, global_batch: GlobalBatch = ONE_DEVICE
@@ -200,10 +172,9 @@ def make_chain_update(
         rows, text_features = split_shared(batch)
         sampled, numbers = sample_rollouts(networks, rewards, rollouts, state, rows, text_features, global_batch)
         counted = _flat(jnp.broadcast_to(sampled["scored"][..., None], sampled["chains"].shape))
-        total = global_batch.add_up(aggregate_weight(counted, rollouts.objective))
+        total = global_batch.add_up(aggregate_weight(counted, objective))
 
-        def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[dict[str, Array], Array]]:
-            del first_case  # there is no dropout
+        def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
             features = encode_images(networks, trained, rows)
             read = _make_reader(networks, trained["teacher"], features, text_features, rollouts.group_size)
             flat = {name: _flat(rows[name]) for name in ("chains", "old", "reference", "advantage", "scored")}
@@ -213,15 +184,13 @@ def make_chain_update(
                 reference_log_probs=flat["reference"],
                 advantage=flat["advantage"][:, None],
                 counted=jnp.broadcast_to(flat["scored"][:, None], flat["chains"].shape),
-                settings=rollouts.objective,
+                settings=objective,
                 divisor=total,
             )
-            return losses.total, ({"total": losses.total, "kl": losses.divergence, "clipped": losses.clipped}, features)
+            return losses.total, {"total": losses.total, "kl": losses.divergence, "clipped": losses.clipped}
 
         def one_pass(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
-            parts, _features, gradients = differentiate_batch(
-                loss, teacher_part(state.params), {**rows, **sampled}, global_batch
-            )
+            parts, gradients = differentiate(loss, teacher_part(state.params), {**rows, **sampled}, global_batch)
             state = apply_gradients(state, OPTIMIZER, optimizer, gradients)
             return state, {**parts, "gradient_norm": global_norm(gradients)}
 
@@ -235,18 +204,13 @@ def make_chain_update(
 def sample_rollouts(
     networks: Networks,
     rewards: ChainRewards,
-    rollouts: ChainRollouts,
+    rollouts: GrpoOptions,
     state: TrainState,
     rows: Batch,
     text_features: Array | None,
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[Batch, dict[str, Array]]:
-    """Sample chains of a device's cases with the update's key, and score them.
-
-    Returns:
-      By name, [case, rollout, ...]: "chains" and the log-probabilities "old" and "reference" [case, rollout, step],
-      "advantage" and "scored" [case, rollout]; and numbers of the global batch.
-    """
+    """Return sampled chains of a device's cases by name, [case, rollout, ...], and numbers of the global batch."""
     labels, size = certain_labels(rows), rollouts.group_size
     num_cases, num_steps = labels.shape
     read, read_reference = (
@@ -374,7 +338,7 @@ class ChainGrpo(StepCoT):
         chain: Chain,
         *,
         rewards: ChainRewards,
-        rollouts: ChainRollouts,
+        rollouts: GrpoOptions,
         refining: optax.GradientTransformation,
         grpo_epochs: int,
         grpo_stream: Stream | None = None,

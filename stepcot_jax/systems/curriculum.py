@@ -6,7 +6,6 @@ a7cca74), since our copy of the paper prints none. A domain is a lesion with a m
 
 import collections
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -28,14 +27,12 @@ from stepcot_jax.data.questions.stage_views import (
 )
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.losses.sequence import sequence_loss
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import EncodedRecord, RecordEncoder, lay_out_pack, stack_rows, write_texts
 from stepcot_jax.systems.options import CurriculumOptions, SftOptions
-from stepcot_jax.systems.sft import NAME, POLICY, Batch, See, SftUpdate
-from stepcot_jax.training.devices import GlobalBatch, differentiate
-from stepcot_jax.training.optimizers import global_norm
-from stepcot_jax.training.state import Params, TrainState, apply_gradients
+from stepcot_jax.systems.sft import NAME, Batch, See, SftUpdate
+from stepcot_jax.training.devices import GlobalBatch
+from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
 
 _STREAM = 4  # of the random numbers that draw stages
@@ -46,15 +43,7 @@ Losses = Mapping[tuple[str, Stage], float]
 
 @dataclasses.dataclass(frozen=True)
 class CurriculumState:
-    """The state of a schedule; JSON-able, so that a checkpoint can hold it.
-
-    Attributes:
-      easy: running mean of the easy loss of each domain that had one.
-      medium: the same of the medium loss.
-      overall: running mean of the mean loss over domains and stages.
-      history: the last values of `overall`, oldest first, as many as a plateau needs.
-      hard_share: lambda, the probability of the hard stage once it has begun.
-    """
+    """The state of a schedule: running means of losses by domain and overall, oldest of `history` first."""
 
     epoch: int = 0
     easy: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -68,20 +57,15 @@ class CurriculumState:
         """Return the state before the first epoch."""
         return cls(overall=settings.first_overall)
 
-    def to_json(self) -> str:
-        """Return the state as JSON, with every bit of its numbers."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "CurriculumState":
-        """Return the state that `to_json` wrote."""
-        read: dict[str, Any] = json.loads(text)
-        return cls(**{**read, "history": tuple(read["history"])})
-
     def gap(self, domain: str, settings: CurriculumOptions) -> float:
         """Return (easy - medium) / (easy + least_loss) of a domain's running means; 0 if easy is below least_loss."""
         easy, medium = (means.get(domain, settings.first_loss) for means in (self.easy, self.medium))
         return 0.0 if easy < settings.least_loss else (easy - medium) / (easy + settings.least_loss)
+
+    def median_gap(self, settings: CurriculumOptions) -> float | None:
+        """Return the median over the domains that had a loss in any epoch; None without any."""
+        gaps = [self.gap(domain, settings) for domain in sorted({*self.easy, *self.medium})]
+        return statistics.median(gaps) if gaps else None
 
 
 def medium_probability(state: CurriculumState, settings: CurriculumOptions, domain: str) -> float:
@@ -179,11 +163,10 @@ def after_epoch(state: CurriculumState, settings: CurriculumOptions, losses: Los
 
 def _adapt_hard_share(state: CurriculumState, settings: CurriculumOptions) -> float:
     steps = np.diff(state.history[-settings.plateau_values :])
-    is_plateau = len(state.history) >= settings.plateau_values and bool(
-        np.all(np.abs(steps) <= settings.plateau_tolerance)
-    )
-    gaps = [state.gap(domain, settings) for domain in sorted({*state.easy, *state.medium})]
-    if is_plateau and gaps and statistics.median(gaps) >= settings.hard_gap:
+    is_long = len(state.history) >= settings.plateau_values
+    is_plateau = is_long and bool(np.all(np.abs(steps) <= settings.plateau_tolerance))
+    gap = state.median_gap(settings)
+    if is_plateau and gap is not None and gap >= settings.hard_gap:
         return min(state.hard_share + settings.hard_increase, settings.most_hard)
     is_rise = len(state.history) >= 2 and state.history[-1] - state.history[-2] >= settings.rise
     return state.hard_share * settings.hard_factor if is_rise else state.hard_share
@@ -207,11 +190,7 @@ _SUMS, _COUNTS = "sums", "counts"
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """The schedule of a run, and its state as arrays.
-
-    Attributes:
-      domains: of the training records, see `stage_views.domain_of`; distinct, without "".
-    """
+    """The schedule of a run, and its state as arrays."""
 
     settings: CurriculumOptions
     num_epochs: int
@@ -274,36 +253,24 @@ class Curriculum:
         """Return the numbers of "adaptive" for the log: median gap over the domains with a loss, and the hard share."""
         if self.settings.schedule != "adaptive":
             return {}
-        gaps = [state.gap(domain, self.settings) for domain in sorted({*state.easy, *state.medium})]
-        gap = statistics.median(gaps) if gaps else 0.0
-        return {f"{CURRICULUM}/median_gap": gap, f"{CURRICULUM}/hard_share": state.hard_share}
+        gap = state.median_gap(self.settings)
+        return {f"{CURRICULUM}/median_gap": gap or 0.0, f"{CURRICULUM}/hard_share": state.hard_share}
 
 
 @dataclasses.dataclass(frozen=True)
 class StagedSftUpdate(SftUpdate):
-    """One device's update of fine-tuning on rows of several stages.
-
-    Batches have, besides the entries of `SftUpdate`, "domains" and "stages" int32 [row]: numbers of the domain,
-    `NO_DOMAIN` for none, and of the stage shown.
-    """
+    """One device's update of fine-tuning on rows with numbers of their "domains" and "stages", int32 [row]."""
 
     num_domains: int
 
-    def add_up_losses(self, logits: Float[Array, "row token word"], rows: Batch) -> dict[str, Array]:
+    def measure(self, logits: Float[Array, "row token word"], rows: Batch) -> dict[str, Array]:
         """Return sums of the rows' losses and their counts, float32 [domain, stage]."""
 
-        def of_row(logits: Array, row: Batch) -> Array:
-            one = jax.tree.map(lambda values: values[None], row)
-            return sequence_loss(
-                logits=logits[None],
-                tokens=one["targets"],
-                parts=one["parts"],
-                part_weights=one["part_weights"],
-                reduction=self.settings.reduction,
-            )
+        def loss_of_row(logits: Array, row: Batch) -> Array:
+            return self.loss_of(*jax.tree.map(lambda values: values[None], (logits, row)))
 
         inputs = {name: rows[name] for name in ("targets", "parts", "part_weights")}
-        losses = jax.lax.stop_gradient(jax.vmap(of_row)(logits, inputs))
+        losses = jax.lax.stop_gradient(jax.vmap(loss_of_row)(logits, inputs))
         of_domain = jax.nn.one_hot(rows["domains"], self.num_domains, dtype=jnp.float32)
         of_stage = jax.nn.one_hot(rows["stages"], len(STAGES), dtype=jnp.float32)
         return {
@@ -311,30 +278,14 @@ class StagedSftUpdate(SftUpdate):
             _COUNTS: jnp.einsum("rd,rs->ds", of_domain, of_stage),
         }
 
-    def gradients(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> tuple[dict[str, Array], Params]:
-        """Return the loss of the global batch with sums and counts [domain, stage], and its gradients."""
-        divisor = self.divisor(batch, global_batch)
-
-        def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
-            logits = self.score({**params, **trained}, rows)
-            value = self.loss_of(logits, rows, divisor)
-            return value, {"loss": value, **self.add_up_losses(logits, rows)}
-
-        return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
-
     def __call__(
         self, state: TrainState, batch: Batch, global_batch: GlobalBatch
     ) -> tuple[TrainState, dict[str, Array]]:
         """Return the state after the update, its sums included, and the loss and gradient norm before it."""
-        numbers, gradients = self.gradients(state.params, batch, global_batch)
-        state = apply_gradients(state, NAME, self.optimizer, gradients)
+        state, numbers = super().__call__(state, batch, global_batch)
         kept = state.optimizers[CURRICULUM]
-        added = {name: kept[name] + numbers[name] for name in (_SUMS, _COUNTS)}
-        optimizers = {**state.optimizers, CURRICULUM: {**kept, **added}}
-        logged = {"loss": numbers["loss"], "gradient_norm": global_norm(gradients)}
-        return state.replace(step=state.step + jnp.int32(1), optimizers=optimizers), {
-            f"{NAME}/{name}": number for name, number in logged.items()
-        }
+        added = {name: kept[name] + numbers.pop(f"{NAME}/{name}") for name in (_SUMS, _COUNTS)}
+        return state.replace(optimizers={**state.optimizers, CURRICULUM: {**kept, **added}}), numbers
 
 
 # Rows of fine-tuning with a curriculum: the stage of each row is drawn, then its picture, prompt and target.
@@ -349,15 +300,7 @@ _Shown = tuple[int, bool]  # index of a record, and whether its view is hard; th
 
 @dataclasses.dataclass
 class StagedRows:
-    """Rows of a fine-tuning batch; `read` is for reading ahead, the call is the phase's `collect`.
-
-    Attributes:
-      indices: of the records that are drawn from.
-      encoded: tokens of each view, by its record's index and whether it is hard.
-      part_weights: of answer and reasoning, at the stages easy and medium.
-      rows: rows of a global batch that this process loads.
-      see: applied to their pictures after boxes are drawn.
-    """
+    """Rows of a fine-tuning batch; `read` is for reading ahead, the call is the phase's `collect`."""
 
     dataset: VqaDataset
     indices: Sequence[int]
@@ -467,12 +410,7 @@ def make_staged_rows(
     rows: slice,
     see: See,
 ) -> StagedRows:
-    """Return the rows of a run's fine-tuning.
-
-    Args:
-      encoded: tokens of the training split by record index, as the stages easy and medium show them.
-      indices: of the records that are drawn from.
-    """
+    """Return the rows of a run's fine-tuning."""
     views = make_views(options, dataset, dialect=dialect, with_thinking=with_thinking)
     encoder = RecordEncoder(tokenizer, dialect, with_thinking=False)
     shown = {

@@ -68,11 +68,7 @@ _OLD, _FROZEN = "old_log_probs", "reference_log_probs"
 
 @dataclasses.dataclass(frozen=True)
 class GrpoUpdate:
-    """One device's update on its prompts with their groups of completions.
-
-    Attributes:
-      self_check: options of the self-check's term, where batches have one.
-    """
+    """One device's update on its prompts with their groups of completions."""
 
     policy: AnyPolicy
     normalise: Normalise
@@ -101,12 +97,7 @@ class GrpoUpdate:
     def gradients(
         self, params: Params, batch: Batch, global_batch: GlobalBatch, *, is_first: Bool[Array, ""] | None = None
     ) -> tuple[dict[str, Array], Params]:
-        """Return the numbers of the global batch and the gradients of its loss.
-
-        Args:
-          is_first: whether this is the first pass over the batch, whose ratios are then exactly 1; None: all ratios are
-            those to the batch's old log-probabilities.
-        """
+        """Return the numbers of the global batch and the gradients of its loss; ratios are exactly 1 if `is_first`."""
         objective = make_objective(self.settings)
         divisor = global_batch.add_up(aggregate_weight(_flat(batch["counted"]), objective))
         num_completions = global_batch.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
@@ -200,15 +191,7 @@ def _flat(rows: Array) -> Array:
 
 @dataclasses.dataclass
 class RewardSignal:
-    """Counts updates by rewards, and those without a signal, since the last start of the run.
-
-    Attributes:
-      units: what is rewarded, such as "the replies to a prompt".
-      num_equal: updates whose rewards were equal within every group.
-      num_unscored: updates without any reward.
-      num_in_a_row: consecutive latest updates without a signal.
-      mean: mean reward of the last update that had rewards.
-    """
+    """Counts updates by rewards, and those without a signal, since the last start of the run."""
 
     units: str
     num_updates: int = 0
@@ -253,7 +236,6 @@ class Rating(Protocol):
 
     def __call__(self, replies: Iterable[tuple[Record, Reply]]) -> list[Judged | None]:
         """Return the rating of each reply; collective."""
-        ...
 
     def close(self) -> None:
         """Close connections and files."""
@@ -261,17 +243,7 @@ class Rating(Protocol):
 
 @dataclasses.dataclass
 class Rollouts:
-    """Makes the batch of a GRPO update from prompts; a function of the state and the prompts.
-
-    Attributes:
-      dialect: format of the replies.
-      with_thinking: whether replies must have reasoning before the answer.
-      records: all records; a prompt's "index" is the position of its record.
-      longest: most tokens of a sampled reply.
-      self_check: tries wrong first attempts again; None for none.
-      judge: of open answers; None if `rewards.open_answer` is not "judge".
-      functions: rewards by name with their weights, used instead of `rewards` unless empty.
-    """
+    """Makes the batch of a GRPO update from prompts; a function of the state and the prompts."""
 
     policy: AnyPolicy
     normalise: Normalise
@@ -285,6 +257,7 @@ class Rollouts:
     longest: int
     self_check: SelfCheck | None = None
     judge: Rating | None = None
+    # Used instead of `rewards`, unless empty.
     functions: Mapping[str, tuple[RewardFunction, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -316,24 +289,41 @@ class Rollouts:
     def __call__(self, state: TrainState, batch: Batch) -> Batch:
         """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log."""
         number, group = len(batch["index"]), self.settings.group_size
-        first = jax.process_index() * number
-        replies = jax.tree.map(
-            lambda rows: rows.reshape(-1, group, rows.shape[-1])[first : first + number], self.sample(state, batch)
+        local = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
+        replies: Replies = jax.tree.map(
+            lambda rows: rows.reshape(-1, group, rows.shape[-1])[local], self.sample(state, batch)
         )
         parts = self._reward_all(np.asarray(replies.tokens), batch["index"])
+        made: Replies | Attempts = replies
+        checked: dict[str, np.ndarray] = {}
         if self.self_check is not None:
-            return self._check_all(self.self_check, state, batch, replies, parts)
+            wrong = parts["answer"] < 1  # NaN, an unscored answer, is not tried again
+            made = self.self_check.try_again(state, batch, replies, wrong)
+            again, first = self._reward_all(made.last, batch["index"], wrong), parts
+            parts = {name: np.where(wrong, again[name], part) for name, part in first.items()}
+            success = wrong & (parts["answer"] == 1)
+            checked = self.devices.gather_rows({"wrong": wrong, "success": success, "first": first["answer"]})
         gathered = self.devices.gather_rows(parts)
         relative = self.compare(gathered["total"], step=int(jax.device_get(state.step)))
-        counted = self._counted(replies, parts["total"])
-        return {
+        made_batch: Batch = {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
-            "completions": replies.tokens,
-            "counted": counted,
-            "old_log_probs": replies.log_probs,
-            "advantages": relative[first : first + number, :, None],
-            COLLECTED_NUMBERS: self._describe(gathered, relative, replies),
+            "completions": made.tokens,
+            "counted": self._counted(made, parts["total"]),
+            "old_log_probs": made.log_probs,
+            "advantages": relative[local, :, None],
+            COLLECTED_NUMBERS: self._describe(gathered, relative, made),
         }
+        if self.self_check is not None and isinstance(made, Attempts):
+            settings = self.self_check.settings
+            made_batch["advantages"] = token_advantages(
+                relative[local], kinds=made.kinds, wrong=wrong, settings=settings
+            )
+            made_batch[COLLECTED_NUMBERS] |= describe_checks(**checked)
+            if self.self_check.hides_check:
+                made_batch["hidden"] = made.kinds == CHECK
+            if settings.alpha:
+                made_batch |= {"check": made.checks & made_batch["counted"], "check_success": success}
+        return made_batch
 
     def _reward_all(
         self, tokens: np.ndarray, indices: Sequence[int], chosen: np.ndarray | None = None
@@ -351,36 +341,6 @@ class Rollouts:
         for name, part in parts.items():
             part[chosen] = rewards[name]
         return parts
-
-    def _check_all(
-        self, self_check: SelfCheck, state: TrainState, batch: Batch, replies: Replies, parts: dict[str, np.ndarray]
-    ) -> Batch:
-        """Return the batch with checks and second attempts; `parts` are the rewards of first attempts."""
-        number = len(batch["index"])
-        local = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
-        wrong = parts["answer"] < 1  # an unscored answer, NaN, is not tried again
-        tried = self_check.try_again(state, batch, replies, wrong)
-        again = self._reward_all(tried.last, batch["index"], wrong)
-        last = {name: np.where(wrong, again[name], part) for name, part in parts.items()}
-        success = wrong & (last["answer"] == 1)
-        gathered = self.devices.gather_rows({**last, "wrong": wrong, "success": success, "first": parts["answer"]})
-        checked = {name: gathered.pop(name) for name in ("wrong", "success", "first")}
-        relative = self.compare(gathered["total"], step=int(jax.device_get(state.step)))
-        counted = self._counted(tried, last["total"])
-        settings = self_check.settings
-        checked_batch = {
-            **{name: batch[name] for name in ("images", "prompts", "lengths")},
-            "completions": tried.tokens,
-            "counted": counted,
-            "old_log_probs": tried.log_probs,
-            "advantages": token_advantages(relative[local], kinds=tried.kinds, wrong=wrong, settings=settings),
-            COLLECTED_NUMBERS: {**self._describe(gathered, relative, tried), **describe_checks(**checked)},
-        }
-        if self_check.hides_check:
-            checked_batch["hidden"] = tried.kinds == CHECK
-        if settings.alpha:
-            checked_batch |= {"check": tried.checks & counted, "check_success": success}
-        return checked_batch
 
     def reward_all(self, replies: Sequence[tuple[Record, np.ndarray]]) -> list[Rewards]:
         """Return the rewards of the tokens of this process's replies, each with its record."""

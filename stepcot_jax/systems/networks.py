@@ -20,14 +20,7 @@ Batch = dict[str, Array]
 
 
 class Networks(flax.struct.PyTreeNode):
-    """The modules of a run; all static.
-
-    Attributes:
-      image_encoder: images -> features, trained with the teacher; None if batches carry features.
-      projection_width: width of the space in which channel alignment compares teacher and student.
-      remat: compute the image encoder's activations again in the backward pass instead of keeping them.
-      baseline: the perceptron on pooled embeddings; None if the run trains none.
-    """
+    """The modules of a run; all static."""
 
     teacher: Teacher = flax.struct.field(pytree_node=False)
     student: Student = flax.struct.field(pytree_node=False)
@@ -39,15 +32,8 @@ class Networks(flax.struct.PyTreeNode):
 
 @functools.partial(jax.jit, static_argnames="networks")
 def init_params(networks: Networks, *, key: Array, batch: Batch, text_features: Array | None) -> Params:
-    """Return random parameters of teacher, student and projections for batches of the given shapes.
-
-    Compiled as one program: operation by operation it takes about 1.7 times as long, for the same bits.
-
-    Args:
-      batch: an example with "image_features" [case, width], or "images" [case, height, width, 3] if there is an image
-        encoder; only its shape matters.
-      text_features: [step, width] or [case, step, width]; None without text.
-    """
+    """Return random parameters of teacher, student and projections for batches of the given shapes."""
+    # Compiled as one program: operation by operation it takes about 1.7 times as long, for the same bits.
     encoder_key, teacher_key, student_key, *projection_keys = jax.random.split(key, 5)
     params, features = init_encoder(networks, key=encoder_key, batch=batch)
     if text_features is not None and text_features.ndim == 3:
@@ -153,12 +139,7 @@ def read_as_teacher(
 
 
 def predict_logits(networks: Networks, names: Sequence[str], params: Params, batch: Batch) -> dict[str, Array]:
-    """Return padded logits [case, step, answer] of the named networks, without dropout.
-
-    Args:
-      batch: "images" or "image_features" [case, width], "text_features" [step, width] for a teacher with text and for
-        the baseline, and "given_answers" (`models.layers`) if any are given to teacher and student.
-    """
+    """Return padded logits [case, step, answer] of the named networks, without dropout."""
     features, text_features = encode_images(networks, params, batch), batch.get("text_features")
     given, logits = batch.get("given_answers"), {}
     if "teacher" in names:
@@ -206,14 +187,7 @@ def make_read_given(
     *,
     num_at_once: int = 4096,
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function from given answers to logits of fixed cases, whose images are encoded once.
-
-    Args:
-      text_features: [step, width]; None without text.
-
-    Returns:
-      Given answers float32 [variant, case, step, answer] (zeros to predict) -> padded logits of the same shape.
-    """
+    """Return a function from given answers [variant, case, step, answer], 0 to predict, to logits of fixed cases."""
     num_cases = len(image_features)
     plain = networks.replace(image_encoder=None)
     shared = {} if text_features is None else {"text_features": text_features}

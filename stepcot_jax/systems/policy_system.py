@@ -25,23 +25,7 @@ Schedule = optax.Schedule
 
 @dataclasses.dataclass
 class PolicySystem(System):
-    """The phases "sft" and "grpo" of one policy.
-
-    Attributes:
-      sampling: of greedy replies, for evaluation.
-      fine_tuning: options of the phase "sft", which is left out with 0 epochs.
-      optimising: options of the phase "grpo"; None for fine-tuning alone.
-      checking: options of the self-check's term in GRPO.
-      sft_updates: updates in an epoch of fine-tuning.
-      grpo_updates: updates in an epoch of GRPO.
-      rollouts: host part of a GRPO update; None without one.
-      start: loads all or some of the parameters to start from, as `apply` takes them; None for those of `init`.
-      begin: applied to random parameters, such as `policies.policy.start_coordinates`.
-      staged: rows of fine-tuning with a curriculum; None without one.
-      streams: of the phases by name; to be set before `phases` is called.
-      epsilon: of AdamW.
-      clip_norm: largest global gradient norm.
-    """
+    """The phases "sft" and "grpo" of one policy."""
 
     policy: AnyPolicy
     normalise: Normalise
@@ -80,10 +64,7 @@ class PolicySystem(System):
         )
 
     def init(self, key: Array, example: Batch) -> TrainState:
-        """Return random parameters, which `fill` replaces by those of the start.
-
-        The reference is a copy of them. Only the penalty needs it, so there is none with `grpo.beta` 0.
-        """
+        """Return random parameters, which `fill` replaces by those of the start."""
         init_key, run_key = jax.random.split(key)
         params = self.policy.init(
             init_key,
@@ -93,6 +74,7 @@ class PolicySystem(System):
             jnp.zeros((len(example["prompts"]), 2), jnp.int32),
         )["params"]
         parts = split_parts(params if self.begin is None else self.begin(params), POLICY)
+        # Only the penalty needs the reference, a copy of the parameters.
         is_compared = self.optimising is not None and self.optimising.beta > 0
         reference = {REFERENCE: copy_frozen(self.policy, parts[POLICY])} if is_compared else {}
         # Moments take twice the memory of the trained parameters. Only the last phase can get epochs after the start.

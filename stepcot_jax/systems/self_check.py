@@ -25,14 +25,7 @@ NOTHING, FIRST, GIVEN, CHECK, CLOSE, SECOND = range(6)
 
 
 class Attempts(NamedTuple):
-    """Completions with checks, of the prompts of this process.
-
-    Attributes:
-      tokens: int32 [row, rollout, token], padded with the stop token.
-      log_probs: float32 [row, rollout, token], of sampled tokens; 0 elsewhere.
-      last: int32 [row, rollout, token], the last attempt alone, padded with the stop token; empty without one.
-      ended: bool [row, rollout], whether the last attempt was not cut.
-    """
+    """Completions with checks, of the prompts of this process; `last` is the last attempt alone, empty without one."""
 
     tokens: Int[np.ndarray, "row rollout token"]
     log_probs: Float[np.ndarray, "row rollout token"]
@@ -88,11 +81,7 @@ _AFTER_CHECK, _AFTER_FIRST = 2**31 - 2, 2**31 - 3  # folded into a rollout's key
 
 @dataclasses.dataclass
 class SelfCheck:
-    """Samples checks and second attempts.
-
-    Attributes:
-      longest_check: most tokens of a check, without its marks.
-    """
+    """Samples checks and second attempts."""
 
     policy: AnyPolicy
     normalise: Normalise
@@ -136,12 +125,7 @@ class SelfCheck:
     def try_again(
         self, state: TrainState, batch: Batch, replies: Replies, wrong: Bool[np.ndarray, "row rollout"]
     ) -> Attempts:
-        """Return the completions of this process's prompts, with checks and second attempts after wrong first ones.
-
-        Args:
-          replies: first attempts, [row, rollout, token].
-          wrong: whether a first attempt is tried again; others get neither check nor second attempt.
-        """
+        """Return the completions of this process's prompts, with checks and second attempts after wrong first ones."""
         tokens, log_probs, counted = (np.asarray(values) for values in replies)
         rows = [
             _Row(tokens[index][counted[index]], log_probs[index][counted[index]]) for index in np.ndindex(wrong.shape)

@@ -35,13 +35,7 @@ See = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
-    """Rows of a fine-tuning batch from the numbers of their packs.
-
-    Attributes:
-      encoded: tokens of each record of the training split, by its index.
-      packs: record indices of each pack, all of one image.
-      rows: rows of a global batch that this process loads.
-    """
+    """Rows of a fine-tuning batch from the numbers of their packs."""
 
     dataset: VqaDataset
     encoded: Mapping[int, EncodedRecord]
@@ -110,8 +104,8 @@ class SftUpdate:
         )
         return logits
 
-    def loss_of(self, logits: Float[Array, "row token word"], rows: Batch, divisor: Array) -> Array:
-        """Return the share of these rows in the loss, whose divisor is that of the global batch."""
+    def loss_of(self, logits: Float[Array, "row token word"], rows: Batch, divisor: Array | None = None) -> Array:
+        """Return the share of these rows in the loss with the divisor of the global batch, or their own loss."""
         return sequence_loss(
             logits=logits,
             tokens=rows["targets"],
@@ -121,20 +115,21 @@ class SftUpdate:
             divisor=divisor,
         )
 
-    def divisor(self, batch: Batch, global_batch: GlobalBatch) -> Array:
-        """Return the divisor of the loss of the global batch."""
+    def measure(self, logits: Float[Array, "row token word"], rows: Batch) -> dict[str, Array]:  # noqa: ARG002
+        """Return further sums over rows, which are added up over all devices."""
+        return {}
+
+    def gradients(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> tuple[dict[str, Array], Params]:
+        """Return the loss of the global batch with the sums of `measure`, and its gradients."""
         share = sequence_weight(
             parts=batch["parts"], part_weights=batch["part_weights"], reduction=self.settings.reduction
         )
-        return global_batch.add_up(share)
-
-    def gradients(self, params: Params, batch: Batch, global_batch: GlobalBatch) -> tuple[dict[str, Array], Params]:
-        """Return the loss of the global batch and its gradients."""
-        divisor = self.divisor(batch, global_batch)
+        divisor = global_batch.add_up(share)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
-            value = self.loss_of(self.score({**params, **trained}, rows), rows, divisor)
-            return value, {"loss": value}
+            logits = self.score({**params, **trained}, rows)
+            value = self.loss_of(logits, rows, divisor)
+            return value, {"loss": value, **self.measure(logits, rows)}
 
         return differentiate(loss, {POLICY: params[POLICY]}, batch, global_batch)
 

@@ -97,12 +97,7 @@ AS_PUBLISHED = AnswerSchedule()
 
 
 class Metrics(flax.struct.PyTreeNode):
-    """The metrics of an update; they stay on the device until the loop reads them.
-
-    Attributes:
-      losses: loss parts of each network that the update trains, before its update.
-      gradient_norms: global norm before clipping, by network.
-    """
+    """The metrics of an update; they stay on the device until the loop reads them."""
 
     losses: dict[str, LossParts]
     gradient_norms: dict[str, Array]
@@ -161,16 +156,7 @@ def teacher_gradients(
     key: Array | None,
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Array, Params]:
-    """Return loss parts, image features and gradients of the teacher's part of `params`.
-
-    Args:
-      batch: "image_features" or "images", "labels" int [case, step], "targets" [case, step, answer] if some labels are
-        soft, and "given_answers" if any are given.
-      text_features: [step, width] or [case, step, width].
-
-    Returns:
-      Loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
-    """
+    """Return loss parts, image features and gradients of the teacher's part of `params`."""
     totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
 
     def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
@@ -193,24 +179,12 @@ def teacher_gradients(
         )
         return parts.total, (parts, features)
 
-    return differentiate_batch(loss, teacher_part(params), batch, global_batch)
-
-
-def differentiate_batch(
-    loss: Callable[..., Any], trained: Params, batch: Batch, global_batch: GlobalBatch
-) -> tuple[LossParts, Array, Params]:
-    """Return loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
-
-    Args:
-      loss: (parameters, rows, position of the first row in the batch) -> (this part's share of the loss, (loss parts,
-        image features)).
-    """
     differentiate = jax.grad(loss, has_aux=True)
     if global_batch.num_passes == 1:
         first_case = global_batch.first_case(len(batch["labels"]))
-        gradients, (parts, features) = differentiate(trained, batch, first_case)
+        gradients, (parts, features) = differentiate(teacher_part(params), batch, first_case)
     else:
-        gradients, parts, features = _pass_after_pass(differentiate, trained, *global_batch.split(batch))
+        gradients, parts, features = _pass_after_pass(differentiate, teacher_part(params), *global_batch.split(batch))
     parts, gradients = global_batch.add_up((parts, gradients))
     return parts, jax.lax.stop_gradient(features), gradients
 
@@ -241,11 +215,7 @@ def student_gradients(
     key: Array | None,
     global_batch: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Params]:
-    """Return loss parts and gradients of the student's part of `params`, for targets of a teacher.
-
-    Args:
-      batch: "labels" int [case, step], and as in `teacher_gradients` "targets" and "given_answers".
-    """
+    """Return loss parts and gradients of the student's part of `params`, for targets of a teacher."""
     totals = global_batch.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
 
     def loss(trained: Params) -> tuple[Array, LossParts]:

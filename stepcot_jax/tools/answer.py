@@ -1,14 +1,6 @@
 """Ask a trained policy about a radiograph: its reply, the answer in it, and its boxes drawn.
 
-    stepcot answer IMAGE "Is there a pleural effusion?" --checkpoint=runs/vqa --out=answer.png
-    stepcot answer IMAGE "Which finding is present?" --checkpoint=runs/vqa --choice Mass --choice Edema
-
-IMAGE is a PNG, JPEG or DICOM file. Boxes are printed in pixels of that image. In Python:
-
-    import stepcot_jax as sc
-    print(sc.load("runs/vqa").answer("image.png", "Is there a pleural effusion?"))
-
-For research; not a medical device.
+Boxes are printed in pixels of the image. For research; not a medical device.
 """
 
 import argparse

@@ -1,13 +1,6 @@
 """Export a trained model: StableHLO and safetensors, with a loader that needs only jax and numpy.
 
-    stepcot export --checkpoint=WORKDIR --out=DIR [--model=student,teacher] [--torch-names]
-    stepcot export --checkpoint=WORKDIR --out=DIR --format=onnx [--model=student,teacher]
-    stepcot export --checkpoint=WORKDIR --out=DIR --push-to-hub=OWNER/NAME [--private]
-    stepcot export push DIR OWNER/NAME [--private]
-
-DIR then holds the programs for any number of images on CPU, CUDA and TPU, the parameters, questions and answers, the
-preprocessing, a model card, and SHA256SUMS, with which the loader detects changed files. Of a policy's run it holds the
-programs of prefill and of one decoded token, and the loader generates replies.
+Of a policy's run the folder holds the programs of prefill and of one decoded token, and the loader generates replies.
 """
 
 import argparse

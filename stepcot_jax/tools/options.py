@@ -40,10 +40,7 @@ def define_flags() -> None:
 
 
 def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
-    """Parse the command line with absl and return the positional arguments, program name first.
-
-    A wrong flag prints one line and exits with 2; `--help` exits with 0.
-    """
+    """Parse the command line with absl and return the positional arguments, program name first."""
     from absl import flags
 
     from stepcot_jax.run.configs import configs_importable, find_config

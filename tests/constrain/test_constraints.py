@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import plan_case
 from stepcot_jax.tools.constrain.constraints import (
     KINDS,
     MAX_CHARACTERS,
     find_option,
-    list_constraints,
     loose_forms,
     verify,
 )
@@ -101,13 +100,6 @@ def test_the_schema_names_both_texts_once_and_in_order(entry):
     assert broken(twice, direct) == {"schema"}
 
 
-def test_a_name_that_occurs_twice_breaks_the_schema():
-    direct = make_dialogue(("constraints", 0), answers={}, truth=TRUTH, chain=DEFAULT_CHAIN)
-    entry = '"diagnosis": {"reasoning": "Seen.", "answer": "B. Nodule"}'
-    assert broken(f"{{{entry}}}", direct) == set()
-    assert broken(f"{{{entry}, {entry}}}", direct) == {"schema"}
-
-
 def test_at_the_last_level_step_and_diagnosis_agree():
     last = make_dialogue(("true", 7), answers={}, truth=TRUTH, chain=DEFAULT_CHAIN)
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "B. Nodule"}), last) == set()
@@ -144,15 +136,6 @@ def test_true_chains_of_phantoms_are_consistent_at_every_level():
                 for at in [position_of(field, 7)]
             }
             assert broken(write(answers), dialogue) == set()
-
-
-def test_a_chain_without_the_rule_has_no_consistency_below_the_last_level():
-    chain = Chain((Step("Size", "How large?", ("Small", "Large")), Step("Kind", "Which?", ("Cat", "Dog"))))
-    kinds = [
-        {each.kind for each in list_constraints(chain, Dialogue("constraints", level, tuple(range(level))))}
-        for level in (1, 2)
-    ]
-    assert ["consistent" in each for each in kinds] == [False, True]
 
 
 def test_the_last_object_with_a_name_asked_for_is_read():

@@ -36,15 +36,6 @@ def test_the_shape_is_the_one_that_is_verified(variant):
         assert ("in this order" in text) == ("order" in kinds)
 
 
-def test_constraints_do_not_depend_on_the_truth_and_own_only_on_own_answers():
-    other = (0, 3, 5, 6, 4, 6, 0)
-    for level in range(8):
-        assert prompt_of("constraints", level)[1] == prompt_of("constraints", level, truth=other)[1]
-        own = {0: 2, 1: 1}
-        assert prompt_of("own", level, own=own)[1] == prompt_of("own", level, own=own, truth=other)[1]
-    assert prompt_of("true", 2)[1] != prompt_of("true", 2, truth=other)[1]
-
-
 def test_given_answers_are_quoted_data_with_their_questions():
     _, text, _ = prompt_of("true", 3)
     start = text.index("{", text.index("as data:"))

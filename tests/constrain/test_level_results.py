@@ -10,9 +10,7 @@ from PIL import Image
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.constrain.asking_levels import AskedCase, Asking
-from stepcot_jax.tools.constrain.levels import list_keys
+from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.models import Reply, ShownImage
 from stepcot_jax.tools.constrain.results import choose_shown, list_lines, make_tables, summarise_levels, to_text
 
@@ -102,14 +100,6 @@ def test_following_by_hand(found):
     assert one.right["broken"].value == pytest.approx(0.0)
 
 
-def test_the_area_is_the_mean_of_sensitivity_and_specificity():
-    cases = [AskedCase(str(place), f"P{place}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH[:4])]
-    asking = Asking(CHAIN, tuple(list_keys(("constraints",), (0,))))
-    level = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5).levels[0]
-    figures = level.diagnosis
-    assert figures["auc"].value == pytest.approx((figures["sensitivity"].value + figures["specificity"].value) / 2)
-
-
 def test_equal_dialogues_are_asked_once_and_own_answers_are_given():
     cases = [AskedCase("0", "P", TRUTH[0], NO_IMAGE)]
     model = Scripted(lambda request: answer(request).replace("step_1", request.dialogue.fields[0]))
@@ -150,12 +140,6 @@ def test_shown_cases_change_first(asked):
     assert choose_shown(cases, replies, 3)[:1] == [1]  # wrong at level 0, right at level 1
     assert sorted(choose_shown(cases, replies, 100)) == list(range(6))
     assert choose_shown(cases, replies, 0) == []
-
-
-def test_own_answers_need_every_lower_level():
-    with pytest.raises(BadInput, match="must be every level up to 7"):
-        make_asking(levels=(0, 7))
-    assert make_asking(variants=("true",), levels=(0, 7)).keys == (("constraints", 0), ("true", 7))
 
 
 def test_without_any_diagnosis_figures_are_undefined():

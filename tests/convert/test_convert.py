@@ -5,7 +5,7 @@ import pytest
 import safetensors.numpy
 
 from stepcot_jax.export import authors as named_tensors
-from stepcot_jax.export.authors import NETWORKS, entries
+from stepcot_jax.export.authors import entries
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.convert import command as convert
 from stepcot_jax.training import state as parameter_paths
@@ -96,11 +96,6 @@ def test_refusals_name_the_source(theirs, tmp_path):
     assert run(theirs, ours, "--to", "jax", "--force") == 0
 
 
-def test_a_folder_without_checkpoints_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="no checkpoints"):
-        run(tmp_path, tmp_path / "a.safetensors", "--to", "torch")
-
-
 def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):
     import jax.numpy as jnp
     import orbax.checkpoint as ocp
@@ -127,10 +122,6 @@ def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):
     assert "student: from the checkpoint of step 4" in capsys.readouterr().err
     for name, array in tensors_of("student").items():
         np.testing.assert_array_equal(safetensors.numpy.load_file(dest)[name], array + np.float32(4))
-
-
-def test_every_network_has_a_name_of_ours():
-    assert set(NETWORKS) == {"teacher", "student", "proj_t", "proj_s"}
 
 
 def test_names_that_nest_too_deeply_or_in_one_another_are_refused():

@@ -1,9 +1,7 @@
 import builtins
-import pathlib
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.convert.converted_workdir import read_tensors, write_tensors
@@ -30,32 +28,6 @@ def test_what_is_written_is_read(tmp_path, suffix):
 def test_a_transposed_array_is_written_as_it_reads(tmp_path):
     write_tensors(tmp_path / "a.safetensors", {"a": TENSORS["student/a.weight"].T})
     assert_same(read_tensors(tmp_path / "a.safetensors"), {"a": TENSORS["student/a.weight"].T})
-
-
-def test_a_file_is_replaced_only_when_asked(tmp_path):
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(b"precious")
-    with pytest.raises(BadInput, match="--force"):
-        write_tensors(path, TENSORS)
-    assert path.read_bytes() == b"precious"
-    write_tensors(path, TENSORS, overwrite=True)
-    assert_same(read_tensors(path), TENSORS)
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "a.safetensors"
-    write_tensors(path, TENSORS)
-    before = path.read_bytes()
-
-    def fail(tensors, target):
-        pathlib.Path(target).write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_tensors(path, {}, overwrite=True)
-    assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10\x00\x00\x00\x00\x00\x00\x00{broken", b"text"])

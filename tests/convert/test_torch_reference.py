@@ -3,7 +3,6 @@ import pytest
 
 from stepcot_jax.export.authors import (
     NETWORKS,
-    check_numbers,
     entries,
     find_sizes,
     flatten,
@@ -52,12 +51,6 @@ def test_both_ways_give_every_tensor_back_exactly(memory):
     assert_same(to_torch_networks(params), tensors)
     assert_same(from_torch_networks(to_torch_networks(params)), params)
     assert sum(leaf.size for leaf in flatten(params).values()) == sum(leaf.size for leaf in flatten(tensors).values())
-
-
-def test_one_network_alone():
-    tensors = make_tensors()
-    for network, found in tensors.items():
-        assert_same(to_torch_networks(from_torch_networks({network: found})), {network: found})
 
 
 def test_sizes_are_found():
@@ -115,10 +108,7 @@ def test_missing_and_left_over_tensors_are_all_listed():
     ("network", "name", "shape", "expected"),
     [
         ("teacher", "fusion_proj.0.weight", (6, 13), (6, 12)),
-        ("teacher", "step_models.0.img_proj.0.weight", (6, 9), (6, 7)),
         ("teacher", "memory_gat.layers.1.a_dst", (3, 2), (2, 3)),
-        ("teacher", "mem_gru.weight_hh", (6, 18), (18, 6)),
-        ("teacher", "memory_init", (6,), (1, 6)),
         ("student", "step_heads.2.bias", (3,), (4,)),
         ("proj_t", "weight", (4, 5), (4, 6)),
     ],
@@ -132,15 +122,6 @@ def test_a_shape_that_contradicts_the_others_is_refused(network, name, shape, ex
     assert str(refused.value).count("shape") == 1  # no other tensor is blamed
 
 
-def test_heads_that_do_not_share_the_width_are_refused():
-    tensors = make_tensors()
-    for layer in range(2):
-        for name in ("a_src", "a_dst"):
-            tensors["teacher"][f"memory_gat.layers.{layer}.{name}"] = np.zeros((2, 4), np.float32)
-    with pytest.raises(BadInput, match=r"a_src has shape \[2, 4\]; expected \[2, 3\]"):
-        from_torch_networks(tensors)
-
-
 def test_networks_with_different_numbers_of_steps_are_refused():
     tensors = make_tensors()
     tensors["student"] = {
@@ -148,13 +129,6 @@ def test_networks_with_different_numbers_of_steps_are_refused():
     }
     with pytest.raises(BadInput, match="teacher has 3 steps and student 2"):
         from_torch_networks(tensors)
-
-
-def test_our_misshapen_parameters_are_refused():
-    params = from_torch_networks(make_tensors())
-    params["teacher"]["heads"]["fusion_1"]["linear"]["kernel"] = np.zeros((2, 6, 6), np.float32)
-    with pytest.raises(BadInput, match=r"teacher/heads/fusion_1/linear/kernel has shape \[2, 6, 6\]"):
-        to_torch_networks(params)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +144,6 @@ def test_what_no_parameter_can_be_is_refused_by_name(value, words):
     tensors["student"]["step_heads.2.bias"] = value
     with pytest.raises(BadInput, match=rf"student/step_heads\.2\.bias \(.*{words}"):
         from_torch_networks(tensors)
-
-
-def test_objects_are_refused_by_name():
-    with pytest.raises(BadInput, match=r"epoch \(int\)"):
-        check_numbers({"epoch": 3, "weight": np.zeros(2, np.float16)})
 
 
 def test_half_precision_becomes_float32_exactly():

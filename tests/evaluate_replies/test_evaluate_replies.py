@@ -4,10 +4,8 @@ import csv
 import json
 import os
 import pathlib
-import random
 import subprocess
 import sys
-import time
 
 import msgspec
 import pytest
@@ -117,16 +115,6 @@ def test_several_files_are_compared_with_the_first(folder):
     table = (folder / "out" / "differences.md").read_text()
     assert "second" in table
     assert "+50.0" in table
-
-
-def test_the_order_of_lines_changes_nothing(folder):
-    path = write_replies(folder / "a.jsonl", RECORDS, change=lambda text, place: text if place % 3 else "?")
-    lines = path.read_text().splitlines(keepends=True)
-    random.Random(0).shuffle(lines)  # noqa: S311
-    (folder / "b.jsonl").write_text("".join(lines))
-    run(folder, path, folder / "b.jsonl", "--out", folder / "out", "--num-resamples", 20)
-    models = read(folder / "out")["models"]
-    assert models["a"]["figures"] == models["b"]["figures"]
 
 
 def test_missing_replies_are_wrong_skipped_or_refused(folder, capsys):
@@ -263,18 +251,6 @@ def test_a_file_name_that_is_not_utf_8(folder):
     assert read(folder / "out")["models"]["a\\xff"]["file"]["path"].endswith("a\\xff.jsonl")
 
 
-def test_all_splits_and_a_kind_without_training_records(tmp_path):
-    records = [record for record in RECORDS if record.split == "test" or record.kind != "open"]
-    folder = write_folder(tmp_path, records)
-    flags = ["--split", "all", "--num-resamples", 20, "--without-pictures"]
-    run(folder, write_replies(folder / "mine.jsonl", records), "--out", folder / "out", *flags)
-    found = read(folder / "out")
-    baseline = found["models"]["majority answer + constant box"]["figures"]["a_score"]
-    assert baseline["open"]["value"] is None
-    assert found["models"]["mine"]["counts"]["all"]["missing"] == 24
-    assert "Training records are among those scored" in " ".join(found["notes"])
-
-
 def test_it_needs_neither_jax_nor_flax_and_helps_at_once(folder):
     path = write_replies(folder / "mine.jsonl", RECORDS)
     command = [str(folder), str(path), "--out", str(folder / "out"), "--num-resamples", "20"]
@@ -286,13 +262,10 @@ def test_it_needs_neither_jax_nor_flax_and_helps_at_once(folder):
     shared = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "check": True}
     result = subprocess.run([sys.executable, "-c", script], **shared)
     assert result.stdout.splitlines()[-1] == "[]"
-    started = time.monotonic()
-    result = subprocess.run([sys.executable, "-m", "stepcot_jax", "evaluate_replies", "--help"], **shared)
-    assert time.monotonic() - started < 5  # 0.07 s on an idle machine
-    assert "--reading" in result.stdout
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "stepcot_jax", "evaluate_replies", "-h"], **shared
     )
+    assert "--reading" in result.stdout
     assert "numpy" not in result.stderr
 
 

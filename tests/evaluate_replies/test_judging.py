@@ -76,19 +76,6 @@ def test_answers_without_a_usable_score_take_no_part(folder):
     assert found["figures"]["v_score"]["open"]["value"] == 1
 
 
-def test_a_note_says_how_many_answers_an_open_score_rests_on(folder):
-    def behave(request, number):
-        return "answer", json.dumps({"reason": "?", "reference": 11, "reply": 0})
-
-    replies = write_replies(folder / "mine.jsonl", RECORDS, change=lambda text, place: text if place != 8 else "?")
-    with MisbehavingServer(behave) as server:
-        found = score(folder, replies, server)
-    assert found["counts"]["open"]["unscored"] == 3
-    assert found["figures"]["a_score"]["open"]["value"] == 0  # of the reply that could not be read
-    note = "mine: open A rests on the 0 of 4 answers that the judge scored and 1 that could not be read or are missing"
-    assert note in (folder / "out" / "table.md").read_text()
-
-
 def test_a_cap_stops_the_run_and_a_larger_one_resumes(folder):
     replies = write_replies(folder / "mine.jsonl", RECORDS)
     with MisbehavingServer(judge) as server:

@@ -9,7 +9,8 @@ import pytest
 from oracles import reference_numpy as oracle
 from oracles.random_params import assert_close, normal, random_labels
 
-from stepcot_jax.losses.step_cot import LinearMap, Objective, student_objective, teacher_objective
+from stepcot_jax.losses.step_cot import LinearMap, Objective, batch_totals, student_objective, teacher_objective
+from stepcot_jax.training.devices import GlobalBatch
 
 CASES, COUNTS, STUDENT, TEACHER, PROJECTED = 6, (4, 2, 3), 5, 7, 4
 LABELS = random_labels(1, CASES, COUNTS)
@@ -127,17 +128,6 @@ def test_alignment_reaches_the_students_features_in_the_paper_alone(by_features,
     assert_close(by_projection["student_logits"], by_features["student_logits"], 1e-6)
 
 
-def test_gradients_of_cases_without_annotation_are_zero(by_features):
-    hidden = LABELS < 0
-    assert hidden.any()
-    assert not np.asarray(by_features["student_logits"])[hidden].any()
-
-
-def test_absent_answers_get_no_gradient(by_features):
-    absent = np.arange(4) >= np.array(COUNTS)[:, None]
-    assert not np.asarray(by_features["student_logits"])[:, absent].any()
-
-
 def test_feature_gradient_agrees_with_finite_differences_of_the_oracle(by_features):
     step, features = 1e-6, INPUTS["student_features"]
     for index in [(0, 0), (2, 3), (5, 1), (4, 4)]:
@@ -152,15 +142,6 @@ def test_feature_gradient_agrees_with_finite_differences_of_the_oracle(by_featur
         assert float(by_features["student_features"][index]) == pytest.approx(numeric, abs=2e-5, rel=2e-5)
 
 
-def test_bfloat16_features_give_float32_losses():
-    halves = jax.tree.map(lambda leaf: leaf, INPUTS)
-    for name in ("student_features", "teacher_features"):
-        halves[name] = jnp.asarray(INPUTS[name], jnp.bfloat16)
-    found = jax.jit(lambda inputs: run(inputs, LABELS))(halves)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-    assert_close(found.total, expect()["total"], 0.05)
-
-
 def test_bad_settings_are_refused_by_name():
     untyped = inspect.unwrap(student_objective)  # users have no run-time type checks
     arrays = {name: jnp.asarray(value) for name, value in INPUTS.items() if not isinstance(value, dict)}
@@ -173,6 +154,43 @@ def test_bad_settings_are_refused_by_name():
         object.__setattr__(objective, name, value)
         with pytest.raises(ValueError, match=words):
             untyped(**arrays, **maps, labels=jnp.asarray(LABELS), objective=objective)
+
+
+SOFT = (LABELS[..., None] == np.arange(4)).astype(np.float32)
+ONE_HOT = SOFT.copy()
+SOFT[0, 0], SOFT[4, 2] = (0.7, 0, 0, 0.3), (0.25, 0, 0.75, 0)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_targets_take_the_place_of_labels_in_cross_entropy_alone(weights):
+    weights = None if weights is None else jnp.asarray(weights)
+    compute = jax.jit(lambda inputs, targets: run(inputs, LABELS, targets=targets, answer_weights=weights))
+    plain, one_hot, soft = (compute(INPUTS, targets) for targets in (None, ONE_HOT, SOFT))
+    jax.tree.map(lambda one, other: assert_close(one, other, 1e-6), one_hot, plain)
+    assert not np.allclose(soft.hard_label, plain.hard_label)
+    np.testing.assert_array_equal(soft.soft_label, plain.soft_label)
+    np.testing.assert_array_equal(soft.channel_alignment, plain.channel_alignment)
+
+
+@pytest.mark.parametrize("targets", [None, SOFT], ids=["labels", "targets"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_shares_of_two_devices_add_up_to_the_whole_batch(weights, targets):
+    objective = Objective(answer_weights=None if weights is None else jnp.asarray(weights), parts={"a": (agree, 0.3)})
+    projections = ("student_projection", "teacher_projection")
+    maps = {name: LinearMap(**jax.tree.map(jnp.asarray, INPUTS[name])) for name in projections}
+    rows = {name: jnp.asarray(array) for name, array in INPUTS.items() if name not in projections}
+    rows |= {"labels": jnp.asarray(LABELS)} | ({} if targets is None else {"targets": jnp.asarray(targets)})
+
+    def share(rows):
+        both = GlobalBatch("device")
+        totals = both.add_up(batch_totals(rows["labels"], objective.answer_weights, rows.get("targets")))
+        reductions = {"totals": totals, "gather": both.gather, "add_up": both.add_up}
+        return student_objective(**rows, **maps, objective=objective, **reductions)
+
+    halves = {name: array.reshape(2, CASES // 2, *array.shape[1:]) for name, array in rows.items()}
+    shares = jax.jit(jax.vmap(share, axis_name="device"))(halves)
+    whole = student_objective(**rows, **maps, objective=objective)
+    jax.tree.map(lambda parts, one: assert_close(parts.sum(axis=0), one, 1e-5), shares, whole)
 
 
 def agree(*, teacher, student, labels, annotated):
@@ -197,25 +215,6 @@ def test_a_part_of_the_caller_trains_the_student_alone():
     assert np.abs(with_part["student_logits"] - alone["student_logits"]).max() > 1e-3
     assert not np.asarray(with_part["teacher_logits"]).any()
     assert not np.asarray(with_part["student_logits"])[LABELS < 0].any()
-
-
-def test_shares_of_a_part_add_up_to_that_of_the_whole_batch():
-    """Of two halves, as devices see them: `add_up` gives each the number of cases of both."""
-    parts = {"agree": (agree, 0.3)}
-    whole = jax.jit(lambda inputs: run(inputs, LABELS, parts=parts).further["agree"])(INPUTS)
-    projections = ("student_projection", "teacher_projection")
-    rows = ("student_features", "teacher_features", "student_logits", "teacher_logits")
-    halves = [
-        student_objective(
-            **{name: jnp.asarray(INPUTS[name][half]) for name in rows},
-            **{name: LinearMap(**jax.tree.map(jnp.asarray, INPUTS[name])) for name in projections},
-            labels=jnp.asarray(LABELS[half]),
-            objective=Objective(parts=parts),
-            add_up=lambda number: jnp.float32((LABELS >= 0).sum()),
-        ).further["agree"]
-        for half in (slice(0, 2), slice(2, None))
-    ]
-    assert_close(sum(halves), whole, 1e-6)
 
 
 @pytest.mark.parametrize(

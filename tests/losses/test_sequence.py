@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.random_params import assert_close, normal
+from oracles.random_params import assert_close, normal, with_arrays
 
 from stepcot_jax.losses import sequence as tested
 from stepcot_jax.losses.sequence import NO_PART
@@ -15,21 +15,9 @@ from stepcot_jax.losses.sequence import NO_PART
 CASES, TOKENS, WORDS, PARTS = 4, 6, 5, 2
 
 
-def as_array(value):
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
-
-
-def sequence_loss(*args, **named):
-    return tested.sequence_loss(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
-
-
-def sequence_weight(*args, **named):
-    return tested.sequence_weight(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
-
-
-def token_log_probs(*args, **named):
-    return tested.token_log_probs(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
-
+sequence_loss = with_arrays(tested.sequence_loss)
+sequence_weight = with_arrays(tested.sequence_weight)
+token_log_probs = with_arrays(tested.token_log_probs)
 
 parts_of = st.lists(
     st.lists(st.integers(NO_PART, PARTS - 1), min_size=TOKENS, max_size=TOKENS), min_size=CASES, max_size=CASES

@@ -111,13 +111,6 @@ def test_kernel_gradients_are_not_summed_from_step_to_step():
     assert (7,) in shapes[scan_steps]
 
 
-def test_no_steps_leave_the_carry():
-    none = jax.tree.map(lambda leaf: leaf[:0], INPUTS)
-    last, outputs = scan_steps(step, PARAMS, CARRY, none)
-    np.testing.assert_array_equal(last, CARRY)
-    assert outputs["sum"].shape == (0, CASES, WIDTH)
-
-
 def test_bfloat16_layers_sum_in_float32():
     class Low(nn.Module):
         @nn.compact

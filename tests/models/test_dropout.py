@@ -17,15 +17,6 @@ def keeps():
     return jax.tree.map(np.asarray, draw_keeps(jax.random.key(3), cases=CASES, leading=(20,), sites=SITES))
 
 
-def test_masks_have_the_asked_axes(keeps):
-    assert {name: keep.shape for name, keep in keeps.items()} == {
-        "a": (20, 10, 50),
-        "b": (20, 10, 5, 10),
-        "none": (20, 10, 20),
-        "all": (20, 10, 20),
-    }
-
-
 def test_share_that_is_dropped_is_the_rate(keeps):
     for name, (_, rate) in SITES.items():
         spread = 4 * np.sqrt(rate * (1 - rate) / keeps[name].size)
@@ -58,12 +49,6 @@ def test_expectation_is_preserved(keeps):
     kept = np.asarray(dropped)[keeps["a"]]
     np.testing.assert_allclose(kept, np.asarray(values)[keeps["a"]] / 0.7, rtol=1e-6)
     assert not np.asarray(dropped)[~keeps["a"]].any()
-
-
-def test_no_mask_or_rate_zero_leaves_values_alone():
-    values, keep = jnp.asarray(normal(6, 4)), jnp.zeros(4, bool)
-    assert (drop(values, keep=None, rate=0.3) == values).all()
-    assert (drop(values, keep=keep, rate=0.0) == values).all()
 
 
 def test_rate_one_gives_zeros_and_finite_gradients():

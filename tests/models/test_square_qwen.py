@@ -5,32 +5,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
-from oracles.random_params import assert_close, randomise
-from policies.qwen.tiny_qwen import IMAGE, IMAGES, write_config
+from oracles.random_params import assert_close
+from policies.qwen.tiny_qwen import IMAGE, PREPROCESSING, tiny
 
 from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.models.qwen import QwenVl, SquareQwen, cut_squares
-from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, QwenPrompt, cut_image, lay_out_prompts, pack_images
-from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
+from stepcot_jax.policies.qwen_inputs import QwenPrompt, cut_image, lay_out_prompts, pack_images
 
 GRID, SIDE = 3, 12  # 3 units of 4 px: the third row and column stand in windows of their own
-PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
 TEXTS = [([3], [4, 5]), ([6, 7, 8], [9])]
 COMPLETIONS = np.array([[10, 11, 57], [12, IMAGE, 13], [14, 57, 57], [15, 16, 17]], np.int32)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
+def case():
     """Config and random parameters, pictures, and prompts with an image token a unit."""
-    config = read_qwen_config(write_config(tmp_path_factory.mktemp("tiny"), IMAGES))
-    params = randomise(qwen_shapes(config.sizes, config.vision), seed=3)
     pictures = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), np.uint8)
     prompts = np.zeros((2, 16), np.int32)
     lengths = np.zeros(2, np.int32)
     for row, (before, after) in enumerate(TEXTS):
         tokens = [*before, *[IMAGE] * GRID**2, *after]
         prompts[row, : len(tokens)], lengths[row] = tokens, len(tokens)
-    return config, params, pictures, prompts, lengths
+    return *tiny(), pictures, prompts, lengths
 
 
 def normalise(pictures):
@@ -49,8 +45,8 @@ def lay_out(config, pictures, texts):
     return jax.tree.map(jnp.asarray, lay_out_prompts(prompts, image_token=IMAGE, vision=config.vision))
 
 
-def test_patches_are_those_of_the_host(tiny):
-    config, _, pictures, _, _ = tiny
+def test_patches_are_those_of_the_host(case):
+    config, _, pictures, _, _ = case
     expected, _ = pack_images([cut_image(picture, PREPROCESSING) for picture in pictures], config.vision)
     found = cut_squares(jnp.asarray(normalise(pictures)), config.vision)
     np.testing.assert_array_equal(found.is_real, expected.is_real)
@@ -58,8 +54,8 @@ def test_patches_are_those_of_the_host(tiny):
     assert_close(found.patches, expected.patches, 1e-6)
 
 
-def test_replies_and_texts_are_scored_as_by_the_plain_network(tiny):
-    config, params, pictures, prompts, lengths = tiny
+def test_replies_and_texts_are_scored_as_by_the_plain_network(case):
+    config, params, pictures, prompts, lengths = case
     square, plain = networks(config)
     images = jnp.asarray(normalise(pictures))
     score = quick_jit(lambda *given: square.apply({"params": params}, *given))
@@ -76,8 +72,8 @@ def test_replies_and_texts_are_scored_as_by_the_plain_network(tiny):
     assert np.abs(found - score(images[::-1], prompts, lengths, COMPLETIONS)).max() > 1e-2
 
 
-def test_tokens_from_the_cache_are_those_of_the_full_pass(tiny):
-    config, params, pictures, prompts, lengths = tiny
+def test_tokens_from_the_cache_are_those_of_the_full_pass(case):
+    config, params, pictures, prompts, lengths = case
     square, _ = networks(config)
     images = jnp.asarray(normalise(pictures))
     variables = {"params": params}
@@ -97,8 +93,8 @@ def test_tokens_from_the_cache_are_those_of_the_full_pass(tiny):
         assert_close(scores, expected[:, place + 1], 1e-5)
 
 
-def test_a_tower_is_needed(tiny):
-    config, params, _, prompts, lengths = tiny
+def test_a_tower_is_needed(case):
+    config, params, _, prompts, lengths = case
     square = SquareQwen(config.sizes, None, grid=GRID, image_token=IMAGE)
     with pytest.raises(ValueError, match="vision: None"):
         square.apply(

@@ -8,7 +8,7 @@ from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
 
-from stepcot_jax.models.student import ABSENT_LOGIT, Student, pad_answers
+from stepcot_jax.models.student import Student
 
 IMAGES = normal(1, 4, 7)
 
@@ -62,13 +62,6 @@ def test_soft_answer_of_equal_shares_passes_on_nothing():
     assert_close(reading.logits[:, 1, : ANSWERS[2][1]], expected, 1e-4)
 
 
-def test_permuting_cases_permutes_outputs():
-    student, params = make(ANSWERS[3])
-    order = np.array([2, 0, 3, 1])
-    read = quick_jit(lambda images: student.apply({"params": params}, image_features=images, deterministic=True))
-    assert_close(read(IMAGES[order]).logits, read(IMAGES).logits[order], 1e-6)
-
-
 def test_dropout_acts_on_the_image_projection_alone():
     student, params = make(ANSWERS[2], dropout_rate=0.5)
     read = quick_jit(
@@ -90,23 +83,6 @@ def test_dropout_acts_on_the_image_projection_alone():
     assert (read(jax.random.key(0)).logits == reading.logits).all()
 
 
-def test_dropout_of_rate_zero_equals_deterministic():
-    student, params = make(ANSWERS[2], dropout_rate=0.0)
-    rngs = {"dropout": jax.random.key(0)}
-    training = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=False, rngs=rngs)
-    assert_close(
-        training.logits,
-        student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True).logits,
-        0,
-    )
-
-
-def test_training_without_a_key_is_refused():
-    student, params = make(ANSWERS[2])
-    with pytest.raises(Exception, match="dropout"):
-        student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=False)
-
-
 def test_bfloat16_keeps_float32_parameters_and_logits():
     student = Student(answers_per_step=ANSWERS[3], width=6, dtype=jnp.bfloat16)
     with jax.numpy_dtype_promotion("standard"):  # Flax's LayerNorm promotes dtypes
@@ -117,16 +93,3 @@ def test_bfloat16_keeps_float32_parameters_and_logits():
     expected = oracle.student(oracle.as_float64(params), IMAGES)["logits"]
     assert_logits(reading.logits, expected, 0.1)
     assert np.abs(np.asarray(reading.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # shows that it computed in bfloat16
-
-
-def test_padding_adds_absent_answers_with_probability_zero_and_no_gradient():
-    logits = jnp.asarray(normal(2, 3, 4))
-    padded = pad_answers(logits, 6)
-    assert padded.shape == (3, 6)
-    assert (padded[:, :4] == logits).all()
-    assert (padded[:, 4:] == ABSENT_LOGIT).all()
-    assert not jax.nn.softmax(padded)[:, 4:].any()
-    gradient = jax.grad(lambda x: -jnp.sum(jax.nn.log_softmax(x)[:, 1]))(padded)
-    assert not gradient[:, 4:].any()
-    assert gradient[:, :4].all()
-    assert (pad_answers(logits, 4) == logits).all()

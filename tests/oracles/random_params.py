@@ -38,6 +38,18 @@ def normal(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def with_arrays(function):
+    """The function with NumPy arguments as JAX arrays, which the run-time type checks require."""
+
+    def as_array(value):
+        return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+    def call(*args, **named):
+        return function(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
+
+    return call
+
+
 def random_labels(seed, num_cases, answers, missing=0.3):
     """int32 labels [case, step]; -100 where not annotated."""
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ import pytest
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.images.preprocessing import normalise as normalise_on_host
 from stepcot_jax.models.prefix_vlm import sinusoids
-from stepcot_jax.policies.policy import PatchMap, normalise, rotary_sections, start_coordinates
+from stepcot_jax.policies.policy import PatchMap, normalise, start_coordinates
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.policy_networks import make_policy
 from stepcot_jax.run.settings import load_settings
@@ -51,11 +51,6 @@ def test_the_compute_dtype_is_the_settings_and_scores_stay_float32():
         shapes_of(policy, 7)
 
 
-@pytest.mark.parametrize(("width", "expected"), [(2, (1, 0, 0)), (4, (0, 1, 1)), (6, (1, 1, 1)), (32, (4, 6, 6))])
-def test_sections_add_up_to_half_a_head(width, expected):
-    assert rotary_sections(width) == expected
-
-
 def test_pictures_are_normalised_as_on_the_host():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 5, 3)).astype(np.uint8)
     of = settings().image_encoder
@@ -89,18 +84,6 @@ def test_coordinates_start_near_their_neighbours_and_words_stay_random():
     )
     assert started["rows"] is params["rows"]
     assert started["decoder"]["norm"] is params["decoder"]["norm"]
-
-
-def test_a_tokenizer_without_coordinates_leaves_the_parameters_as_they_are():
-    params = {"decoder": {"embedding": {"embedding": jnp.ones((256, 4))}}}
-    assert start_coordinates(params, NoWords(), largest=3) is params
-
-
-class NoWords:
-    """A tokenizer that needs two tokens for everything."""
-
-    def encode(self, text):
-        return [1, 2]
 
 
 @pytest.mark.parametrize("grid", [4, 3, 2, 1])

@@ -26,13 +26,6 @@ def test_texts_of_the_vocabulary_come_back(texts):
         assert vocabulary.decode([vocabulary.pad, *tokens, vocabulary.pad]) == text
 
 
-def test_a_coordinate_is_one_token_and_a_box_four_of_them():
-    vocabulary = Vocabulary.count(["<box></box>"], largest=64)
-    tokens = vocabulary.encode("<box>[0, 7, 64, 33]</box>")
-    pieces = [vocabulary.pieces[token - 2] for token in tokens]
-    assert pieces == ["<box>", "[", "0", ", 7", ", 64", ", 33", "]", "</box>"]
-
-
 @given(st.lists(st.text(st.sampled_from("ab 12.,<x>/[]\n")), min_size=1, max_size=6), st.integers(0, 12))
 def test_merged_texts_come_back_in_fewer_tokens(texts, num_merges):
     plain = Vocabulary.count(texts, largest=3)

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import math
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -26,7 +24,7 @@ from readers.reader_samples import (
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.cases import open_data, open_run
+from stepcot_jax.reading.cases import open_run
 from stepcot_jax.tools.readers import command as tool
 from stepcot_jax.tools.readers.forms import (
     check_names,
@@ -35,7 +33,6 @@ from stepcot_jax.tools.readers.forms import (
     read_key,
     share_out,
     shuffle,
-    write_sample,
 )
 
 
@@ -59,18 +56,6 @@ def test_shares_are_off_by_less_than_one_and_add_up(sizes, data):
     for stratum, size in sizes.items():
         assert abs(parts[stratum] - total * size / whole) < 1
         assert 0 <= parts[stratum] <= size
-
-
-def test_published_diagnoses_are_drawn_in_proportion():
-    published = (1019, 129, 111, 109, 66, 42, 21, 14, 7)  # the paper's test split
-    parts = share_out(dict(enumerate(published)), 200)
-    shares = [200 * size / 1518 for size in published]
-    by_remainder = sorted(range(9), key=lambda label: shares[label] - math.floor(shares[label]), reverse=True)
-    expected = [math.floor(share) for share in shares]
-    for label in by_remainder[: 200 - sum(expected)]:
-        expected[label] += 1
-    assert list(parts.values()) == expected
-    assert expected == [134, 17, 15, 14, 9, 5, 3, 2, 1]
 
 
 def test_the_draw_depends_on_seed_and_names_alone():
@@ -125,16 +110,6 @@ def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
     assert given.max() - given.min() > 200
     assert MARKERS
     assert not [value for value in MARKERS.values() if str(value).encode() in content]
-
-
-def test_the_real_sample_becomes_forms(shared, tmp_path):
-    source = open_data(shared / "data" / "nih_sample", max_pixels=10_000_000)
-    key = write_sample(tmp_path / "out", source, readers=["Ann"], num_cases=6)
-    given = tmp_path / "out" / "Ann"
-    assert len(list((given / "images").iterdir())) == 6
-    text = (given / "form.csv").read_text(encoding="utf-8-sig")
-    assert not [case.image_path for case in key.cases if Path(case.image_path).stem in text]
-    assert all(case.labels[-1] != NOT_ANNOTATED for case in key.cases)
 
 
 def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, root):
@@ -206,9 +181,6 @@ def test_a_form_has_a_row_a_question_with_every_option_and_no_formula(sample):
 def test_names_that_are_no_folders_are_refused(name):
     with pytest.raises(BadInput, match="--readers"):
         check_names([name])
-
-
-def test_names_must_differ_on_every_computer():
     check_names(["Dr. Größe", "reader_2", "x"])
     with pytest.raises(BadInput, match="not distinct"):
         check_names(["Ann", "ann"])
@@ -225,17 +197,14 @@ def test_a_sample_needs_a_new_folder_and_enough_cases(sample, root, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda key: key.update(version=2), "'version': 2 is not 1"),
+        (lambda key: key.update(version=2), "$.version"),
         (lambda key: key["cases"].pop(0), "not 1, 2, 3"),
-        (lambda key: key["cases"][3].update(labels=[0] * 6), "case 4: its labels"),
         (lambda key: key["cases"][3]["labels"].__setitem__(6, 9), "case 4: its labels"),
-        (lambda key: key["cases"][3].update(sha256="x"), "case 4: its labels"),
+        (lambda key: key["cases"][3].update(sha256="x"), "$.cases[3].sha256"),
         (lambda key: key["readers"][0].update(order=[1]), "reader 'Ann': the order"),
         (lambda key: key["readers"][0].update(name="../x"), "--readers: '../x'"),
-        (lambda key: key["readers"][0].update(file="../x"), "'../x' is not form.csv"),
-        (lambda key: key["readers"][0].update(file="form.html"), "reader 'Ann': 'form.html' is not form.csv"),
+        (lambda key: key["readers"][0].update(file="../x"), "$.readers[0].file"),
         (lambda key: key["steps"][0].update(options=["a", "a"]), "'Detection': options ['a', 'a']"),
-        (lambda key: key.pop("cases"), "missing required field `cases`"),
     ],
 )
 def test_a_key_that_is_not_as_it_was_written_is_refused(sample, tmp_path, change, words):
@@ -284,16 +253,6 @@ def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):
         open_run(other, "test").picture(1)
 
 
-def test_images_may_be_in_shards(tmp_path):
-    from stepcot_jax.tools.data.command import main
-
-    root = write_folder(tmp_path / "root")
-    main(["shards", str(root), "--out", str(tmp_path / "shards")])
-    plain, sharded = (open_data(place, max_pixels=10_000) for place in (root, tmp_path / "shards"))
-    assert sharded.cases == plain.cases
-    np.testing.assert_array_equal(np.asarray(sharded.picture(5)), np.asarray(plain.picture(5)))
-
-
 def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_path, capsys):
     run = write_run(tmp_path / "run", make_cases(), data__source="folder", data__root=str(root))
     out = tmp_path / "out"
@@ -308,8 +267,6 @@ def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_p
         ([str(root), "--split", "val"], "--split='val' is accepted only with --workdir"),
         (["--workdir", str(run), "--layout", "csv"], "--layout='csv' is accepted only without --workdir"),
         (["--workdir", str(tmp_path / "no")], "is not the workdir of a run (no such folder)"),
-        ([str(root), "--layout", "no"], "'no'"),
-        ([str(root), "--step-names", "a", "b"], "7"),
         ([str(root), "--max-megapixels", "1e-5"], "10 pixels"),
         ([str(root), "--format", "html"], "--format='html' is not csv; every form is a CSV, NAME/form.csv"),
     ):

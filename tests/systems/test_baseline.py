@@ -9,7 +9,7 @@ import optax
 import pytest
 from oracles.quick_jit import quick_jit
 from oracles.random_params import normal, random_labels
-from run.small_run import leaves, small_run, small_settings
+from run.small_run import small_run, small_settings
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
@@ -17,8 +17,6 @@ from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.networks import Networks, read_as_baseline
-from stepcot_jax.training.checkpoints import restore_params
-from stepcot_jax.training.devices import GlobalBatch
 
 COUNTS, RATE = (3, 2), 0.1
 TEXT = normal(3, 2, 4)
@@ -102,16 +100,6 @@ def test_what_is_missing_is_named(stepped):
         system.predict(start.params, {"image_features": jnp.asarray(BATCH["image_features"])})
 
 
-def test_several_passes_find_the_same_gradients(stepped):
-    start, run = stepped
-    system = BaselineSystem(CHAIN, NETWORKS.baseline, optimizer=optax.sgd(RATE))
-    found, metrics = quick_jit(lambda state, batch: system.update(state, batch, GlobalBatch(None, 5)))(start, BATCH)
-    expected, whole = run(BATCH["labels"])
-    for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected.params), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert float(metrics.losses["baseline"].total) == pytest.approx(float(whole.losses["baseline"].total), rel=1e-5)
-
-
 # Whole runs
 
 CHANGES = {
@@ -145,34 +133,6 @@ def test_a_run_reports_the_baseline_on_every_step(finished):
     assert any("baseline/hard_label/Diagnosis" in line for line in lines)
 
 
-def test_a_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
-    _, _, report = finished
-    first = small_run(tmp_path, monkeypatch, **CHANGES)
-    validate, calls = first.task.validate, []
-
-    class Killed(Exception):
-        pass
-
-    def die_in_the_second_epoch(state):
-        calls.append(1)
-        if len(calls) == 2:
-            raise Killed
-        return validate(state)
-
-    monkeypatch.setattr(first.task, "validate", die_in_the_second_epoch)
-    with pytest.raises(Killed):
-        first.execute()
-    assert small_run(tmp_path, monkeypatch, **CHANGES).execute()["test"] == report["test"]
-
-
-def test_the_encoder_trained_along_moves(finished):
-    _, run, _ = finished
-    start = run._init().params["image_encoder"]
-    last = restore_params(run.workdir / "checkpoints", 10)["image_encoder"]
-    moved = [np.abs(a - b).max() for a, b in zip(leaves(last), leaves(start), strict=True)]
-    assert max(moved) > 0
-
-
 def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_path, monkeypatch, capsys):
     run = small_run(tmp_path, monkeypatch, **CHANGES, baseline__steps="last")
     report = run.execute()["test"]["baseline"]
@@ -185,26 +145,6 @@ def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_
     assert (run.task.open_test().inputs.dataset.labels[:, -1] >= 0).all()
 
 
-def test_the_baseline_has_a_batch_size_of_its_own():
-    assert small_settings(job="baseline", baseline__batch_size=5).training.batch_size == 5
-    assert small_settings(baseline__batch_size=5).training.batch_size == 8
-
-
 def test_a_baseline_without_prompts_is_refused():
     with pytest.raises(BadInput, match=r"config.teacher.text: .*config.job='baseline'"):
         small_settings(job="baseline", teacher__text=False)
-
-
-def test_a_baseline_is_not_initialised_without_prompts():
-    system = BaselineSystem(CHAIN, NETWORKS, optimizer=optax.sgd(RATE))
-    with pytest.raises(ValueError, match=r"example\['text_features'\] is required"):
-        system.init(jax.random.key(0), {"image_features": BATCH["image_features"]})
-
-
-def test_origins_leave_cases_of_others_out(tmp_path, monkeypatch):
-    run = small_run(tmp_path, monkeypatch, **CHANGES, phantom__num_cases=120, data__origins=("Phantom B",))
-    members = [index for indices in run.task.dataset.splits.by_name().values() for index in indices]
-    assert {run.task.dataset.cases[index].origin for index in members} == {"Phantom B"}
-    assert 20 < len(members) < 60
-    with pytest.raises(BadInput, match=r"config.data.origins: 'Elsewhere' is not one of 'Phantom A'"):
-        small_run(tmp_path / "other", monkeypatch, **CHANGES, data__origins=("Elsewhere",))

@@ -194,14 +194,6 @@ def test_what_is_not_counted_reaches_no_gradient(batch):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found, expected)
 
 
-def test_a_batch_without_a_counted_reply_has_no_gradient(batch):
-    gradients, numbers = descend(
-        Devices(num_devices=1), make_update(beta=0.1), {**batch, "counted": np.zeros_like(batch["counted"])}
-    )
-    assert numbers["loss"] == 0
-    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) == 0
-
-
 def test_the_rate_counts_passes():
     settings = dataclasses.replace(SETTINGS.grpo, epochs=2, num_updates=3, learning_rate=0.5, schedule="cosine")
     rate = grpo_schedule(settings, 5)

@@ -75,12 +75,6 @@ def test_an_unscored_reply_takes_no_part():
     assert batch["counted"][~unscored].any(axis=-1).all()
 
 
-def test_rollouts_are_a_function_of_the_update():
-    first, again, later = (collect(make_rollouts(ONE), update)[0] for update in (0, 0, 1))
-    np.testing.assert_array_equal(first["completions"], again["completions"])
-    assert (first["completions"] != later["completions"]).any()
-
-
 def test_tokens_are_counted_up_to_the_stop_token():
     batch, numbers = sample()
     tokens, scored = batch["completions"], ~np.isnan(rewards_of(batch))
@@ -112,16 +106,6 @@ def test_shuffled_rewards_are_those_of_the_batch_elsewhere():
     np.testing.assert_array_equal(again["advantages"], batch["advantages"])
 
 
-def test_the_deviation_of_the_batch_divides_every_group():
-    batch, _ = roll(ONE, start(), scale="batch")
-    rewards = rewards_of(batch)
-    centred = rewards - np.nanmean(rewards, axis=1, keepdims=True)
-    known = rewards[~np.isnan(rewards)]
-    is_equal = np.nanmax(rewards, axis=1) == np.nanmin(rewards, axis=1)
-    expected = np.where(np.isnan(rewards) | is_equal[:, None], 0.0, centred / (known.std(ddof=1) + 1e-6))
-    np.testing.assert_allclose(batch["advantages"][..., 0], expected, atol=1e-5)
-
-
 class Constant(Rollouts):
     """Every reply earns `worth`."""
 
@@ -146,15 +130,6 @@ def test_rewards_that_are_equal_for_twenty_updates_stop_the_run():
     )
     with pytest.raises(RunStopped, match=message):
         collect(rollouts, 19)
-
-
-def test_an_update_with_a_signal_starts_the_count_again():
-    rollouts = make_rollouts(ONE)
-    equal, unequal = np.ones((2, 3), np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
-    for step in range(40):
-        rollouts.compare(unequal if step == 19 else equal, step=step) if step < 39 else None
-    with pytest.raises(RunStopped, match="step 39"):
-        rollouts.compare(equal, step=39)
 
 
 def test_a_batch_without_a_scored_reply_stops_the_run_at_once():

@@ -136,19 +136,6 @@ def test_an_endpoint_that_dies_is_named_though_each_update_asks_about_one_reply(
         judge.close()
 
 
-def test_an_answer_ends_the_count_of_failures(tmp_path):
-    replies = [(record, true_reply(record)) for record in OPEN]
-    with MisbehavingServer(rate) as server:
-        judge = judged(server, tmp_path)
-        for place in range(3):
-            server.behave = lambda request, _: ("status", (503, {}, {}))
-            for _ in range(2):
-                assert judge([replies[place]]) == [None]
-            server.behave = rate
-            assert judge([replies[place]]) == [Judged(10, 9)]
-        judge.close()
-
-
 def test_the_judge_of_the_settings(tmp_path):
     judge = make_judge(settings_with(judge_cap=500), tmp_path)
     assert (judge.endpoint.model, judge.endpoint.base_url) == ("j", "http://localhost:1/v1")

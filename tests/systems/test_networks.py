@@ -34,7 +34,7 @@ def params():
 
 
 @pytest.mark.parametrize("name", ["teacher", "student"])
-@pytest.mark.parametrize("num_at_once", [4096, 7, 5, 1])
+@pytest.mark.parametrize("num_at_once", [4096, 5])
 def test_variants_are_read_as_one_by_one(params, name, num_at_once):
     rng = np.random.default_rng(0)
     labels = np.stack([rng.integers(-1, count, (4, CASES)) for count in COUNTS], axis=-1)

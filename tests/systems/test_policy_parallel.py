@@ -9,14 +9,12 @@ import sys
 import jax
 import numpy as np
 import pytest
-from systems.policy_step import GROUP, PROMPTS, run, sample
+from systems.policy_step import run, sample
 from systems.two_policy_processes import CHOICES
 
 SPREAD = {
-    "2 devices": {"num_devices": 2},
     "pmap": {"num_devices": 8},
     "shard_map": {"transform": "shard_map", "num_devices": 8},
-    "passes": {"num_passes": 4},
     "devices and passes": {"transform": "shard_map", "num_devices": 2, "num_passes": 2},
 }
 NAMED = {"sft": {"reduction": "parts", "pack_length": 0}, "grpo": {"scale": "batch", "length_norm": "token_mean"}}
@@ -50,9 +48,8 @@ def test_other_reductions_span_the_global_batch(job):
 
 
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
-@pytest.mark.parametrize("num_devices", [2, 8])
-def test_rollouts_are_those_of_one_device(transform, num_devices):
-    batch, numbers = sample(transform, num_devices)
+def test_rollouts_are_those_of_one_device(transform):
+    batch, numbers = sample(transform, 8)
     expected, wanted = sample()
     for name in ("completions", "counted", "advantages", "prompts", "lengths", "images"):
         np.testing.assert_array_equal(batch[name], expected[name])
@@ -60,15 +57,7 @@ def test_rollouts_are_those_of_one_device(transform, num_devices):
     assert numbers == pytest.approx(wanted, rel=1e-5)
 
 
-def test_rollouts_of_the_test_differ_in_length_and_reward():
-    batch, numbers = sample()
-    assert batch["advantages"].shape == (PROMPTS, GROUP, 1)
-    assert np.unique(batch["advantages"]).size > PROMPTS
-    assert len({row.tobytes() for row in batch["completions"].reshape(PROMPTS * GROUP, -1)}) > PROMPTS
-    assert 0.1 < batch["counted"].mean() < 1
-    assert numbers["rollouts/length"] > batch["counted"].sum(axis=-1).mean()  # replies that were not scored are sampled
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_two_processes_roll_out_and_learn_as_one_device_does(transform, tmp_path):
     with socket.socket() as probe:

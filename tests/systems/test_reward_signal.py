@@ -25,11 +25,6 @@ def test_updates_without_a_signal_are_counted_in_a_row():
     assert (signal.num_updates, signal.num_equal, signal.num_unscored, signal.num_in_a_row) == (4, 2, 1, 2)
 
 
-@pytest.mark.parametrize("updates", [(), ((0.5, True),), ((0.5, False), (0.5, True), (NAN, False))])
-def test_a_phase_with_a_signal_or_without_an_update_ends_without_a_warning(updates):
-    assert count(*updates).warn("grpo") == ""
-
-
 @pytest.mark.parametrize(
     ("updates", "found"),
     [

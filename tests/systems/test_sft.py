@@ -22,7 +22,6 @@ from policies.tiny_policy import (
 from systems.policy_step import PACKS, SETTINGS, descend, make_params, make_update, start
 
 from stepcot_jax.losses.sequence import NO_PART
-from stepcot_jax.policies.records import ANSWER, EncodedRecord
 from stepcot_jax.systems.policy_system import sft_schedule
 from stepcot_jax.systems.sft import POLICY, PackedRows, draw_batches, pack_split
 from stepcot_jax.training.devices import ONE_DEVICE, Devices
@@ -77,20 +76,6 @@ def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, pac
         np.testing.assert_allclose(leaf, wanted, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
 
 
-def test_the_gradient_is_the_slope_of_the_loss(params):
-    batch = lay_out(PACKS, LENGTH, weights=WEIGHTS)
-    gradients, _ = descend(Devices(num_devices=1), make_update("sft"), batch)
-    leaves = jax.tree.leaves(gradients)
-    length = np.sqrt(sum(float((leaf.astype(np.float64) ** 2).sum()) for leaf in leaves))
-    step = 3e-3
-    sides = [
-        jax.tree.map(lambda old, slope, side=side: old + np.float32(side * step / length) * slope, params, gradients)
-        for side in (+1, -1)
-    ]
-    rise = [loss_alone(moved, batch["images"], PACKS, weights=WEIGHTS) for moved in sides]
-    assert (rise[0] - rise[1]) / (2 * step) == pytest.approx(length, rel=2e-3)
-
-
 def test_the_length_of_a_row_and_its_padding_do_not_matter(params):
     del params
     devices, update = Devices(num_devices=1), make_update("sft")
@@ -142,13 +127,6 @@ def test_rows_of_a_process_are_its_packs_about_their_pictures():
         assert found["tokens"][row][own].tolist() == [*records[place].prompt, *records[place].target]
 
 
-def test_a_record_above_the_pack_length_is_a_row_alone_and_sets_the_length_of_rows():
-    dataset = make_dataset([0, 0, 0, 0, 0])
-    target = lambda number: EncodedRecord((2,), (3,) * number, (ANSWER,) * number)  # noqa: E731
-    encoded = {0: target(2), 1: target(2), 3: target(9), 4: target(1)}
-    assert pack_split(dataset, encoded, pack_length=6) == ([(0, 1), (3,), (4,)], 10)
-
-
 def test_each_item_comes_once_before_any_repeats_and_in_another_order():
     batches = draw_batches(6, batch_size=2, seed=3, make=lambda update, numbers: (update, numbers.tolist()))
     drawn = [batches[place] for place in range(6)]
@@ -158,10 +136,6 @@ def test_each_item_comes_once_before_any_repeats_and_in_another_order():
     assert orders[0] != orders[1]
 
 
-def test_a_batch_may_be_larger_than_the_number_of_items():
-    batches = draw_batches(3, batch_size=5, seed=3, make=lambda _, numbers: numbers.tolist())
-    counts = np.bincount([number for place in range(3) for number in batches[place]], minlength=3)
-    assert counts.tolist() == [5, 5, 5]
 
 
 def test_the_rate_rises_and_falls_to_zero():

@@ -1,16 +1,6 @@
 """Agreement of the rules annotator with the experts' coding of IU X-Ray, per step and half of the reports.
 
-stepcot annotate coding NLMCXR_reports.tgz
-
-A hash of the id assigns each report to a half. The rules were tuned on "tuning". Of "held out" one report was read, for
-its file layout (CXR2199, without a coded diagnosis), and the totals were seen about fourteen times while general
-wordings were added, so its figures are slightly optimistic.
-
-The diagnosis is evaluated on reports whose coding names exactly one of the nine. Distribution, pattern, location and
-morphology are evaluated twice: with `annotate_report` on those reports, and with `describe_report` on all reports whose
-coding has exactly one answer of the step ("Calcified Granuloma/lung/lower lobe/left" names no diagnosis). A report set
-aside or not answered is a disagreement. Normal chests count for the diagnosis only. Entries without findings and
-impression, all coded "normal", are left out; the accuracy with them as disagreements is printed too.
+A hash of the id assigns each report to a half; the rules were tuned on one (docs/results/annotation.md).
 """
 
 import argparse

@@ -1,13 +1,6 @@
 """Make chains from radiology reports and reasoning from boxes, compare annotators, and review the records.
 
-stepcot annotate REPORTS --out DIR [--annotator=rules|llm --model NAME --base-url URL] [--shard I/N]
-stepcot annotate merge SHARD ... --out DIR
-stepcot annotate vqa SOURCE --task=rmcot|lvkc|medclm --out DIR [--annotator=rules|llm ...]
-stepcot annotate requests REPORTS --out DIR --model NAME [...]    (also: requests vqa SOURCE ...)
-stepcot annotate replies DIR FILE ...
-stepcot annotate agree A B ... [--out DIR]
-stepcot annotate review-out A [B ...] --out FORM.csv
-stepcot annotate review-in FORM.csv A [B ...] --reviewer NAME --out DIR
+Also the commands vqa, requests, replies, merge, agree, review-out, review-in and coding, each with a --help.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.networks import Networks, read_as_teacher
 from stepcot_jax.systems.updates import make_joint_update, start_state, student_gradients, teacher_gradients
-from stepcot_jax.tools.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS
+from stepcot_jax.tools.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Meta
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState
 
@@ -28,31 +28,31 @@ Numbers = dict[str, Any]
 class Computation:
     """The compiled computations of all golden files with the same `meta`."""
 
-    def __init__(self, meta: dict[str, Any]) -> None:
+    def __init__(self, meta: Meta) -> None:
         self.meta = meta
-        answers = tuple(meta["step_num_classes"])
+        answers = meta.step_num_classes
         self.networks = Networks(
             teacher=Teacher(
                 answers_per_step=answers,
-                width=meta["teacher_dim"],
-                num_layers=meta["gat_layers"],
-                num_heads=meta["gat_heads"],
-                negative_slope=meta["negative_slope"],
+                width=meta.teacher_dim,
+                num_layers=meta.gat_layers,
+                num_heads=meta.gat_heads,
+                negative_slope=meta.negative_slope,
                 attention_dropout_rate=0.0,
                 context_dropout_rate=0.0,
                 head_dropout_rate=0.0,
             ),
-            student=Student(answers_per_step=answers, width=meta["student_dim"], dropout_rate=0.0),
-            projection_width=meta["proj_dim"],
+            student=Student(answers_per_step=answers, width=meta.student_dim, dropout_rate=0.0),
+            projection_width=meta.proj_dim,
         )
         self.optimizers = {
             network: make_optimizer(
-                learning_rate=meta[f"{network}_lr"],
-                weight_decay=meta["weight_decay"],
-                epsilon=meta["adam_eps"],
-                clip_norm=meta["grad_clip"],
+                learning_rate=rate,
+                weight_decay=meta.weight_decay,
+                epsilon=meta.adam_eps,
+                clip_norm=meta.grad_clip,
             )
-            for network in ("teacher", "student")
+            for network, rate in (("teacher", meta.teacher_lr), ("student", meta.student_lr))
         }
         self.evaluate = jax.jit(self._evaluate)
         self.start = jax.jit(self._start)
@@ -61,9 +61,9 @@ class Computation:
     def objective(self, variant: str) -> Objective:
         """Return the loss settings of a variant."""
         return Objective(
-            temperature=self.meta["temperature"],
-            soft_label_scale=self.meta["alpha_kd"],
-            channel_alignment_scale=self.meta["alpha_ch"],
+            temperature=self.meta.temperature,
+            soft_label_scale=self.meta.alpha_kd,
+            channel_alignment_scale=self.meta.alpha_ch,
             **_SETTINGS[variant],
         )
 
@@ -77,7 +77,7 @@ class Computation:
         numbers = self._evaluate_parts(params["teacher"], inputs)
         targets = read_as_teacher(self.networks, params["teacher"], images, texts, key=None)
         reading = self.networks.student.apply({"params": params["student"]}, image_features=images, deterministic=True)
-        for step, answers in enumerate(self.meta["step_num_classes"]):
+        for step, answers in enumerate(self.meta.step_num_classes):
             numbers[f"teacher/logits_{step}"] = targets.logits[:, step, :answers]
             numbers[f"teacher/image_feature_{step}"] = targets.image_features[:, step]
             numbers[f"student/logits_{step}"] = reading.logits[:, step, :answers]
@@ -112,7 +112,7 @@ class Computation:
         """Train jointly; returns losses [update, (teacher, student)] and the final weights."""
         batch = {name: inputs[f"inputs/{name}"] for name in ("image_features", "labels", "text_features")}
         state, losses = self.start(params), []
-        for _ in range(self.meta["train_steps"]):
+        for _ in range(self.meta.train_steps):
             state, metrics = self.update(state, batch)
             losses.append([metrics.losses["teacher"].total, metrics.losses["student"].total])
         return {"train/losses": np.asarray(losses), "train/params_after": state.params}

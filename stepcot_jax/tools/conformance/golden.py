@@ -3,19 +3,19 @@
 The format is an .npz with the keys of `INPUTS` and `groups`, weights under `params/`, and a JSON `meta`.
 """
 
-import json
-import math
 import pathlib
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stepcot_jax.export.authors import NETWORKS, find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import one_line, shorten
+from stepcot_jax.host.ranges import Count, Number, Positive
+from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_archive, read_limits
 
 VARIANTS = ("reference", "paper", "paper_trace")
@@ -27,16 +27,41 @@ FORWARD, LOSSES, TRAINED = 2e-5, 1e-4, 2e-3
 """Tolerances of forward passes and gradients, of losses, and of weights after training."""
 
 _TREES = ("grads_", "train_params_after")
-_COUNTS = (
-    "batch", "teacher_dim", "student_dim", "image_dim", "gat_heads", "gat_layers", "gat_head_dim", "proj_dim",
-    "train_steps",
-)  # fmt: skip
-_REAL = (
-    "temperature", "alpha_kd", "alpha_ch", "teacher_lr", "student_lr", "weight_decay", "adam_eps", "grad_clip",
-    "negative_slope", "layer_norm_eps",
-)  # fmt: skip
-
 _LAYER_NORM_EPSILON = 1e-5
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and settings of a golden file, under the names of its JSON."""
+
+    batch: Count
+    teacher_dim: Count
+    student_dim: Count
+    image_dim: Count
+    gat_heads: Count
+    gat_layers: Count
+    gat_head_dim: Count
+    proj_dim: Count
+    train_steps: Count
+    step_num_classes: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    temperature: Positive
+    alpha_kd: Number
+    alpha_ch: Number
+    teacher_lr: Number
+    student_lr: Number
+    weight_decay: Number
+    adam_eps: Number
+    grad_clip: Number
+    negative_slope: Number
+    layer_norm_eps: Number
+
+    def __post_init__(self) -> None:
+        if self.layer_norm_eps != _LAYER_NORM_EPSILON:
+            raise ValueError(f"layer_norm_eps: {self.layer_norm_eps} is not {_LAYER_NORM_EPSILON}")
+        if self.teacher_dim != self.gat_heads * self.gat_head_dim:
+            raise ValueError(
+                f"teacher_dim: {self.teacher_dim} is not {self.gat_heads} * {self.gat_head_dim}, the heads"
+            )
+
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "inputs/image_features": ("batch", "image_dim"),
@@ -52,12 +77,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 
 
 class Golden:
-    """One file of golden numbers.
-
-    Attributes:
-      arrays: all arrays of the file, by key.
-      params: Flax parameters of all networks, by our names, float32.
-    """
+    """One file of golden numbers."""
 
     def __init__(self, path: str) -> None:
         """Read a file."""
@@ -95,9 +115,8 @@ class Golden:
         return inputs
 
     def _check_inputs(self) -> None:
-        sizes = {name: self.meta[name] for name in _COUNTS}
-        sizes["steps"] = len(self.meta["step_num_classes"])
-        sizes["nodes"] = sizes["steps"] + 1
+        num_steps = len(self.meta.step_num_classes)
+        sizes = {**msgspec.structs.asdict(self.meta), "steps": num_steps, "nodes": num_steps + 1}
         for name, axes in INPUTS.items():
             expected = tuple(sizes[axis] for axis in axes)
             array = self.arrays[name]
@@ -111,15 +130,15 @@ class Golden:
         """Require the sizes of meta in the weights."""
         meta = self.meta
         expected = {
-            "teacher_width": meta["teacher_dim"],
-            "student_width": meta["student_dim"],
-            "image_width": meta["image_dim"],
-            "num_heads": meta["gat_heads"],
-            "head_width": meta["gat_head_dim"],
-            "num_layers": meta["gat_layers"],
-            "projection_width": meta["proj_dim"],
-            "num_steps": len(meta["step_num_classes"]),
-            **{f"answers_{step}": answers for step, answers in enumerate(meta["step_num_classes"])},
+            "teacher_width": meta.teacher_dim,
+            "student_width": meta.student_dim,
+            "image_width": meta.image_dim,
+            "num_heads": meta.gat_heads,
+            "head_width": meta.gat_head_dim,
+            "num_layers": meta.gat_layers,
+            "projection_width": meta.proj_dim,
+            "num_steps": len(meta.step_num_classes),
+            **{f"answers_{step}": answers for step, answers in enumerate(meta.step_num_classes)},
         }
         for name, size in expected.items():
             if sizes[name] != size:
@@ -154,45 +173,18 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
         raise BadInput(f"{path} is not a readable .npz without pickled objects ({one_line(error)})") from None
 
 
-def _read_meta(path: str, encoded: np.ndarray) -> dict[str, Any]:
+def _read_meta(path: str, encoded: np.ndarray) -> Meta:
     try:
-        meta = json.loads(encoded.tobytes())
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}, meta is not JSON in uint8 ({error})") from None
-    if not isinstance(meta, dict):
-        raise BadInput(f"{path}, meta is a {type(meta).__name__}; expected a JSON object")
-
-    def require(name: str, expected: str, good: Any) -> None:
-        if name not in meta:
-            raise BadInput(f"{path}, meta: {name!r} is required ({expected})")
-        if not good(meta[name]):
-            raise BadInput(f"{path}, meta, {name!r}: {shorten(repr(meta[name]))} is not {expected}")
-
-    for name in _COUNTS:
-        require(name, "a whole number of at least 1", _is_count)
-    for name in _REAL:
-        require(name, "a number", lambda value: type(value) in (int, float) and math.isfinite(value))
-    require(
-        "step_num_classes",
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and value and all(map(_is_count, value)),
-    )
-    require("layer_norm_eps", f"{_LAYER_NORM_EPSILON}", lambda value: value == _LAYER_NORM_EPSILON)
-    require("temperature", "a number above 0", lambda value: value > 0)
-    width = f"gat_heads * gat_head_dim, {meta['gat_heads']} * {meta['gat_head_dim']}"
-    require("teacher_dim", width, lambda value: value == meta["gat_heads"] * meta["gat_head_dim"])
-    return meta
+        return msgspec.json.decode(encoded.tobytes(), type=Meta)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{path}, meta: {one_line(error)}") from None
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
-
-
-def groups(meta: Mapping[str, Any]) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+def groups(meta: Meta) -> Iterator[tuple[str, float, tuple[str, ...]]]:
     """Yield name, tolerance and keys of every group; keys of gradients and trained weights are prefixes."""
 
     def of_steps(prefix: str) -> tuple[str, ...]:
-        return tuple(f"{prefix}_{step}" for step in range(len(meta["step_num_classes"])))
+        return tuple(f"{prefix}_{step}" for step in range(len(meta.step_num_classes)))
 
     yield "gat", FORWARD, ("gat/nodes_out", "gat/attention_layer0", "gat/nodes_out_masked")
     yield "gru", FORWARD, ("gru/out",)

@@ -27,11 +27,7 @@ REPLIES_NAME = "replies.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class AskedCase:
-    """A case to ask about.
-
-    Attributes:
-      id: its image path, which names it in ledgers and files.
-    """
+    """A case to ask about."""
 
     id: str
     patient_id: str
@@ -58,13 +54,7 @@ CaseReplies = Mapping[Key, Answered]
 
 @dataclasses.dataclass(frozen=True)
 class Asking:
-    """The dialogues to ask about each case.
-
-    Attributes:
-      keys: variants and levels, in order.
-      lists_diagnoses: whether the options of the diagnosis are listed below the last level.
-      concurrency: number of cases in flight.
-    """
+    """The dialogues to ask about each case."""
 
     chain: Chain
     keys: tuple[Key, ...]

@@ -1,10 +1,5 @@
 """Put a large vision-language model through the steps, one more verifiable constraint at a time (paper: Section 4.2).
 
-stepcot constrain --out DIR                        a simulated model reads phantoms, offline
-stepcot constrain DATA --endpoint URL --model NAME --out DIR
-stepcot constrain DATA --local FOLDER --out DIR    a Qwen2.5-VL on this machine
-stepcot constrain --workdir RUN --split test --endpoint URL --model NAME --out DIR
-
 Pictures are sent to the endpoint that --endpoint names, and nowhere else. For research; not a medical device.
 """
 

@@ -46,13 +46,7 @@ class Constraint:
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """The verification of a reply.
-
-    Attributes:
-      strict: whether the reply as it is follows each constraint.
-      loose: whether one of the reply's forms follows each constraint.
-      labels: label of each field whose answer is one of the options, in the first form that has one.
-    """
+    """The verification of a reply."""
 
     constraints: tuple[Constraint, ...]
     strict: tuple[bool, ...]
@@ -88,12 +82,7 @@ def list_constraints(chain: Chain, dialogue: Dialogue, *, lists_diagnoses: bool 
 
 
 def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnoses: bool = True) -> Verified:
-    """Verify every constraint of a dialogue, and read the answers.
-
-    Args:
-      lists_diagnoses: as in `list_constraints`; if False, the diagnosis may be in other words below the last level and
-        counts as the one option that it mentions.
-    """
+    """Verify every constraint of a dialogue, and read the answers."""
     constraints = list_constraints(chain, dialogue, lists_diagnoses=lists_diagnoses)
     if text is None:
         nothing = (False,) * len(constraints)

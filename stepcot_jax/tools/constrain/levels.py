@@ -32,14 +32,7 @@ Key: TypeAlias = tuple[Variant, int]
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-    """One dialogue about one case.
-
-    Attributes:
-      variant: where earlier answers come from.
-      level: number of steps that are constraints, 0 to the chain's.
-      asked: positions of the steps that the reply must answer, before the diagnosis.
-      given: position and label of each earlier answer that the prompt states.
-    """
+    """One dialogue about one case."""
 
     variant: Variant
     level: int
@@ -98,13 +91,7 @@ def choose_levels(text: str | None, num_steps: int) -> tuple[int, ...]:
 
 
 def make_dialogue(key: Key, *, answers: Mapping[int, int], truth: Sequence[int], chain: Chain) -> Dialogue:
-    """Return the dialogue of a variant and level about one case.
-
-    The true answer to the last step is never given: no level gives the step that it asks.
-
-    Args:
-      answers: the model's readable answers to steps at lower levels of this variant, by position.
-    """
+    """Return the dialogue of a variant and level about one case."""
     variant, level = key
     if not 0 <= level <= chain.num_steps:
         raise ValueError(f"level must be 0 to {chain.num_steps}; got {level}")
@@ -176,22 +163,14 @@ The shape of the reply:
 
 
 def write_prompt(chain: Chain, *, lists_diagnoses: bool = True) -> Prompt:
-    """Return the fixed texts as one prompt; its digest separates the ledgers of different texts and chains.
-
-    It requests no JSON of the endpoint (no schema): whether a model follows the instructions is what is measured.
-    """
+    """Return the fixed texts as one prompt; its digest separates the ledgers of different texts and chains."""
     texts = (_DIRECT, _STEPS, _GIVEN, _RULES, _LETTERS, _LETTERS_OF_STEPS, _CLEAR, _SAME, _SHAPE)
     asked = [[step.name, step.question, list(step.lettered_options)] for step in chain.steps]
     return Prompt(TASK, SYSTEM, json.dumps([texts, asked, lists_diagnoses]), "", "", {}, PROMPT_VERSION)
 
 
 def write_messages(chain: Chain, dialogue: Dialogue, *, lists_diagnoses: bool = True) -> list[Message]:
-    """Return the messages of a dialogue, as text; the model adds the picture.
-
-    Args:
-      lists_diagnoses: whether the options of the diagnosis are listed below the last level too. Otherwise the model
-        answers in its own words there.
-    """
+    """Return the messages of a dialogue, as text; the model adds the picture."""
     last, is_listed = chain.steps[-1], lists_diagnoses or dialogue.level == chain.num_steps
     parts = [_open(chain, dialogue)]
     if dialogue.asked:

@@ -88,23 +88,16 @@ class Reply:
 
 
 class Model(Protocol):
-    """Answers dialogues.
-
-    Attributes:
-      name: of its rows in tables.
-      about: how it was asked, in words, for the page.
-    """
+    """Answers dialogues."""
 
     name: str
     about: str
 
     async def reply(self, request: Request) -> Reply:
         """Answer one dialogue."""
-        ...
 
     async def close(self) -> None:
         """Free what the model holds."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,10 +234,7 @@ def write_turns(messages: Sequence[Message], pictures: Sequence[UInt8[np.ndarray
 
 
 def _digest_checkpoint(folder: Path) -> str:
-    """Return a digest of weights, config, preprocessing, tokenizer and chat template.
-
-    Another checkpoint, or the same one with another of these files, never answers from this one's ledger.
-    """
+    """Return a digest of weights, config, preprocessing, tokenizer and chat template."""
     small = [folder / name for name in COPIED if (folder / name).is_file()]
     paths = sorted([*folder.glob("*.safetensors"), *small])
     return digest_text(" ".join(f"{path.name} {digest_file(path)}" for path in paths))
@@ -261,15 +251,7 @@ def _digest_checkpoint(folder: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """How often a reply breaks constraints.
-
-    Attributes:
-      cut: share of the replies that are cut in half.
-      fenced: share in a code fence.
-      chatty: share with a sentence before the object.
-      bare: share of the answers that are a letter alone.
-      mismatched: share with another option's letter; such an answer is none of the options.
-    """
+    """How often a reply breaks constraints."""
 
     cut: float = 0.02
     fenced: float = 0.10
@@ -303,14 +285,7 @@ class Faults:
 
 @dataclasses.dataclass(frozen=True)
 class Skill:
-    """Accuracies of a simulated model.
-
-    Attributes:
-      accuracy: probability of reading each step before the last right.
-      direct: probability of the right diagnosis at level 0.
-      gains: what a right answer to each of these steps adds to it.
-      losses: what a wrong one takes away.
-    """
+    """Accuracies of a simulated model."""
 
     accuracy: tuple[float, ...]
     direct: float
@@ -342,11 +317,7 @@ class Skill:
 
 
 class SimulatedModel:
-    """Answers from a noisy copy of the true answers; the same request always has the same reply.
-
-    Args:
-      truth: true labels by case; of an unannotated step any answer is drawn, and it changes nothing.
-    """
+    """Answers from a noisy copy of the true answers; the same request always has the same reply."""
 
     def __init__(
         self,

@@ -60,12 +60,7 @@ def summarise_levels(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Constrained:
-    """Compute all results.
-
-    Args:
-      about: the fields of `Constrained` that describe the measurement: model, about, source, prompt, lists_diagnoses.
-      expected: of a simulated model, from variant, level and true labels to the expected accuracy.
-    """
+    """Compute all results."""
     truth = np.array([case.truth for case in cases], np.int64)
     patients = np.array([case.patient_id for case in cases], np.str_)
     columns = {key: [of_case[key] for of_case in replies] for key in replies[0]}
@@ -97,11 +92,7 @@ def summarise_levels(
 def prepare_figures(
     columns: Mapping[Key, Sequence[Answered]], truth: npt.NDArray[np.int64], chain: Chain
 ) -> Callable[[Weights], dict[_Name, npt.NDArray[np.float64]]]:
-    """Return a function from weights [resample, case] to the figures of every variant and level.
-
-    Returns:
-      Figures [resample, name] by variant and level, and by the name of the field, or "followed", "right" and "kinds".
-    """
+    """Return a function from weights [resample, case] to the figures of every variant and level."""
     known = truth[:, -1] != NOT_ANNOTATED
     last = chain.num_steps - 1
     fields = {key: {DIAGNOSIS: last, **{name_step(at): at for at in column[0].dialogue.asked}}
@@ -223,6 +214,8 @@ TABLE_NAMES = ("levels", "level_following", "level_steps", "level_constraints")
 VARIANT_WORDS = {"constraints": "constraints alone", "own": "own earlier answers", "true": "true earlier answers"}
 
 _HEADINGS = {"auc": "mAUC", "f1": "F1"}
+_KEY = (*columns("text", "earlier answers"), *columns("number", "level"))
+_HEAD = (*_KEY, *columns("text", "step added"))
 _OTHERS = FIGURES[1:]
 _COUNTED = (
     "Figures of the diagnosis, which every level asks for in the same words. A reply without a readable answer is "
@@ -274,9 +267,7 @@ def _tabulate_levels(results: Constrained) -> Table:
             )
         )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
-        *columns("text", "step added"),
+        *_HEAD,
         *columns("percent", "accuracy", *(["expected"] if is_simulated else [])),
         *columns("points", "difference from level 0"),
         *columns("number", "p"),
@@ -329,9 +320,7 @@ def _tabulate_following(results: Constrained) -> Table:
         for level in results.levels
     )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
-        *columns("text", "step added"),
+        *_HEAD,
         *columns("percent", *(f"{name.replace('_', 's, ')}" for name in FOLLOWED[:-1])),
         *columns("percent", "accuracy where all were followed", "accuracy where not"),
     )
@@ -346,8 +335,7 @@ def _tabulate_steps(results: Constrained) -> Table:
         for step, estimates in level.steps.items()
     )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
+        *_KEY,
         *columns("text", "step"),
         *columns("percent", *(_HEADINGS.get(name, name) for name in FIGURES)),
     )
@@ -363,8 +351,7 @@ def _tabulate_kinds(results: Constrained) -> Table:
         if kind in KINDS
     )
     heads = (
-        *columns("text", "earlier answers"),
-        *columns("number", "level"),
+        *_KEY,
         *columns("text", "constraint", "what is verified"),
         *columns("percent", "strict", "loose"),
     )
@@ -463,11 +450,7 @@ def write_level_page(
     num_shown: int,
     with_pictures: bool = True,
 ) -> int:
-    """Write `index.html`, which loads nothing, and return its size in bytes.
-
-    Args:
-      num_shown: most cases with their dialogues; those whose diagnosis changed with the level come first.
-    """
+    """Write `index.html`, which loads nothing, and return its size in bytes."""
     chosen = choose_shown(cases, replies, num_shown)
     style = read_part("page.css") + (_HERE / "levels.css").read_text("utf-8")
     content = render_page(

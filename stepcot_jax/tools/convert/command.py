@@ -1,19 +1,6 @@
 """Convert parameters between the authors' PyTorch names and layouts and ours, either way.
 
-    stepcot convert SOURCE DEST --to {jax,torch}
-    stepcot convert SOURCE FOLDER --to jax --chain DATA --image-encoder WEIGHTS --text-encoder WEIGHTS
-
-The authors' side is a .safetensors or, with torch installed, a .pt or .pth: tensors named NETWORK/NAME or
-NETWORK.NAME (NETWORK: teacher, student, proj_t or proj_s), nested mappings of them, or with --network the bare
-state_dict of one network. Ours is a .safetensors of '/'-joined Flax paths such as
-teacher/heads/fusion_0/linear/kernel. With --to torch, SOURCE may be the workdir of a run: the best weights of each
-network are converted.
-
-SOURCE and --chain may be on gs:// or s3://.
-
-With --to jax, a DEST without a suffix becomes a workdir, which predict, demo, explain, export and
-config.start.checkpoint read like that of a run. The authors' file holds neither the questions nor the frozen encoders,
-so these are named: --chain is the data folder, or a chain.json with name, question and options of each step.
+With --to jax, a DEST without a suffix becomes a workdir, which other commands read like that of a run.
 """
 
 import argparse

@@ -33,15 +33,7 @@ _Tensors = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Settings that a checkpoint of the authors' code lacks.
-
-    Attributes:
-      config: name or path of the config of its training, for settings such as the template of the prompts.
-      chain: the steps in the order of training: a `chain.json`, or the data folder.
-      root: the data folder, or that of `chain.json`, as the workdir names it: a path or an address.
-      image_encoder: weights of the frozen image encoder; "" if the config names them.
-      text_encoder: weights of the frozen text encoder; "" if the config names them.
-    """
+    """Settings that a checkpoint of the authors' code lacks."""
 
     config: str
     chain: pathlib.Path
@@ -174,11 +166,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, overwrite: bool = False) -> None:
-    """Write named tensors atomically.
-
-    Args:
-      path: a .safetensors, or a .pt or .pth, which maps each network to its state_dict.
-    """
+    """Write named tensors atomically."""
     check_destination(path, overwrite=overwrite)
     with writing_whole(path) as file:
         if path.suffix in TORCH_SUFFIXES:

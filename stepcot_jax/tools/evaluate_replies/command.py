@@ -1,9 +1,5 @@
 """Score replies that any model of any framework wrote: metrics, tables and a page to look through.
 
-stepcot evaluate_replies RECORDS REPLIES.jsonl [MORE.jsonl ...] --out DIR [--dialect=gemex] [--split=test]
-stepcot evaluate_replies prompts RECORDS --out FILE.jsonl [--split=test]
-stepcot evaluate_replies perturb RECORDS --out DIR [--rounds=3] [--seed=0]
-
 REPLIES are JSON lines with `id` (of a record) and `reply` (what the model wrote); further fields are ignored.
 """
 

@@ -48,10 +48,7 @@ def write_rounds(
     dialect: str,
     with_thinking: bool = True,
 ) -> list[Path]:
-    """Write the closed and single-choice records of each round, their prompts, and the digest of the source file.
-
-    Image paths of the records stay relative to the folder of the original ones; prompts have absolute paths.
-    """
+    """Write the closed and single-choice records of each round, their prompts, and the digest of the source file."""
     written = []
     write_whole(folder / _SOURCE, msgspec.json.encode({"sha256": digest_file(collection.path)[1]}))
     for number in range(1, num_rounds + 1):
@@ -74,10 +71,7 @@ def read_source(folder: Path) -> str:
 def write_prompts(
     path: Path, records: Sequence[Record], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
-    """Write the prompts of records: JSON lines with `id`, `image` (a path), `image_size` and `prompt`.
-
-    `image_size` is that of the record: boxes in pixels refer to it, and the file may have another size.
-    """
+    """Write the prompts of records: JSON lines with `id`, `image` (a path), `image_size` and `prompt`."""
     with writing_whole(path) as file:
         for record in records:
             line = {

@@ -138,10 +138,7 @@ def judge_all_stages(
     settings: ScoringSettings,
     judge: Judge,
 ) -> list[ReplyScore]:
-    """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts.
-
-    Without facts, the stages of a reply that could not be read, or is missing and counts, are worth 0.
-    """
+    """Return the scores with the judge's stage scores from 1 to 5, and its labels where a record has no facts."""
     exchanges = [exchange for exchange in _exchange(records, replies, settings) if exchange.stages]
     asked = {exchange.id for exchange in exchanges}
     rated = _ask(judge_stages, exchanges, judge)

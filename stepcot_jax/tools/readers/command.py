@@ -1,9 +1,4 @@
-"""Draw cases for human readers, write forms, and compare the answers with the models'.
-
-stepcot readers sample DATA --readers NAME,NAME --out DIR [--num-cases 200]
-stepcot readers sample --workdir RUN --split test --readers NAME,NAME --out DIR
-stepcot readers score DIR FORM... --out DIR2 [--predictions RUN/predictions/test.npz]
-"""
+"""Draw cases for human readers, write forms, and compare the answers with the models'."""
 
 import argparse
 import pathlib
@@ -67,7 +62,7 @@ def score(options: argparse.Namespace) -> None:
     """Read filled forms and compare."""
     from stepcot_jax.pages.sheets import to_markdown
     from stepcot_jax.tools.readers.forms import read_forms, read_key
-    from stepcot_jax.tools.readers.scores import compare_readers, tabulate_accuracy, write_comparison
+    from stepcot_jax.tools.readers.scores import compare_readers, tabulate_figure, write_comparison
 
     folder = find_path(options.sample, "DIR")
     key = read_key(folder)
@@ -76,7 +71,7 @@ def score(options: argparse.Namespace) -> None:
     predictions = options.predictions and find_path(options.predictions, "--predictions")
     comparison = compare_readers(key, forms, predictions, num_resamples=options.num_resamples, seed=options.seed)
     names = write_comparison(options.out, comparison)
-    print(to_markdown(tabulate_accuracy(comparison)), end="")
+    print(to_markdown(tabulate_figure(comparison, "accuracy")), end="")
     absent = [reader.name for reader in key.readers if reader.name not in {form.reader for form in forms}]
     if absent:
         print(f"without the forms of {', '.join(absent)}")

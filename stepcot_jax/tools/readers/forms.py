@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,8 +34,7 @@ KEY_NAME = "key.json"
 FORM_NAME = "form.csv"
 IMAGE_FOLDER = "images"
 
-_VERSION = 1
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _READER = re.compile(r"\w(?:[\w .-]{0,38}\w)?")
 # Names that Windows, which a reader may use, refuses for folders.
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
@@ -48,7 +47,7 @@ class KeyCase(msgspec.Struct, frozen=True, kw_only=True):
     image_path: str
     patient_id: str
     labels: tuple[int, ...]
-    sha256: str
+    sha256: Digest
 
     @property
     def image(self) -> str:
@@ -60,15 +59,15 @@ class KeyReader(msgspec.Struct, frozen=True, kw_only=True):
     """One reader: the form, its digest, and the order of the case numbers in it."""
 
     name: str
-    file: str
-    sha256: str
+    file: Literal["form.csv"]
+    sha256: Digest
     order: tuple[int, ...]
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """A sample of cases; their numbers ascend from 1."""
 
-    version: int = _VERSION
+    version: Literal[1] = 1
     source: str
     seed: int
     steps: tuple[Step, ...]
@@ -93,10 +92,7 @@ class FormRow(NamedTuple):
 
 
 def identify_form(key: Key, *, name: str, order: Sequence[int]) -> str:
-    """Return the id of a form, which differs for every reader, order, question, option and image.
-
-    It is a digest of what the reader sees and reveals nothing else.
-    """
+    """Return the id of a form, which differs for every reader, order, question, option and image."""
     content = [key.version, name, list(order), [[step.question, list(step.options)] for step in key.steps]]
     content.append([[case.number, case.sha256] for case in key.cases])
     # The prefix keeps spreadsheets from reading a number.
@@ -136,8 +132,6 @@ def read_key(folder: Path) -> Key:
     path = folder / KEY_NAME
     expected = "expected the key of `stepcot readers sample`"
     key = read_json(path, Key, accepted=expected)
-    if key.version != _VERSION:
-        raise BadInput(f"{path}, 'version': {key.version} is not {_VERSION}")
     try:
         check_names([reader.name for reader in key.readers])
         problem = _find_problem(key)
@@ -154,17 +148,12 @@ def _find_problem(key: Key) -> str:
         return "cases: the numbers are not 1, 2, 3 and so on"
     answers = key.chain.answers_per_step
     for case in key.cases:
-        fits = len(case.labels) == len(answers) and all(
+        if len(case.labels) != len(answers) or not all(
             label == NOT_ANNOTATED or 0 <= label < number for label, number in zip(case.labels, answers, strict=True)
-        )
-        if not fits or not _DIGEST.fullmatch(case.sha256):
-            return f"case {case.number}: its labels or its digest are impossible"
-    for reader in key.readers:
-        if sorted(reader.order) != numbers or not _DIGEST.fullmatch(reader.sha256):
-            return f"reader {reader.name!r}: the order or the digest is impossible"
-        if reader.file != FORM_NAME:
-            return f"reader {reader.name!r}: {reader.file[:60]!r} is not {FORM_NAME}"
-    return ""
+        ):
+            return f"case {case.number}: its labels are impossible"
+    wrong = next((reader.name for reader in key.readers if sorted(reader.order) != numbers), None)
+    return "" if wrong is None else f"reader {wrong!r}: the order is impossible"
 
 
 COLUMNS = (*FormRow._fields, "answer")
@@ -180,11 +169,7 @@ def write_sample(
     with_undiagnosed: bool = False,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Key:
-    """Write the readers' folders and then the key; a folder without a key is no sample.
-
-    Args:
-      with_undiagnosed: draw cases whose last step is unannotated too, as a stratum of their own.
-    """
+    """Write the readers' folders and then the key; a folder without a key is no sample."""
     check_names(readers)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; expected a new or empty folder")
@@ -232,7 +217,7 @@ def _write_form(key: Key, folder: Path, name: str) -> KeyReader:
     order = [order[index] for index in shuffle(range(len(order)), list(map(str, order)), seed=f"{key.seed}:{name}")]
     content = encode_form(key, name=name, order=order)
     write_whole(folder / name / FORM_NAME, content)
-    return KeyReader(name=name, file=FORM_NAME, sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
+    return KeyReader(name=name, file="form.csv", sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
 
 
 def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases: int, seed: int) -> tuple[int, ...]:
@@ -296,11 +281,7 @@ _NUM_SHOWN = 60
 
 @dataclasses.dataclass(frozen=True)
 class FilledForm:
-    """One reader's answers.
-
-    Attributes:
-      labels: int32 [case, step], in the order of the key's cases; all questions are answered.
-    """
+    """One reader's answers."""
 
     reader: str
     path: Path

@@ -39,14 +39,7 @@ Answers = dict[str, Int32[np.ndarray, "case step"]]
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Agreement of two readers, a reader and a model, or all readers at a step.
-
-    Attributes:
-      kind: of the kappa: "Fleiss" of all readers, "Cohen" of two.
-      num_cases: cases that all of them have answered, with or without a known true answer.
-      share: of these cases, those with the same answer from all.
-      kappa: NaN where only one answer occurs.
-    """
+    """Agreement of two readers, a reader and a model, or all readers at a step."""
 
     names: tuple[str, ...]
     kind: str
@@ -57,17 +50,7 @@ class Agreement:
 
 @dataclasses.dataclass(frozen=True)
 class StepScores:
-    """One step of the comparison.
-
-    Attributes:
-      num_cases: cases whose true answer is known; accuracy counts no others.
-      accuracy: of all readers together, each reader and each model, in 0..1; NaN without such cases.
-      sensitivity: macro recall over the answers that occur as true ones, of the same; NaN likewise.
-      f1: macro F1 over these answers, of the same.
-      gains: each model's accuracy less that of all readers together.
-      p_values: of each gain, by `statistics.flip_signs`.
-      agreements: of all readers, of each two, and of each reader with each model, on all cases.
-    """
+    """One step of the comparison."""
 
     step: str
     num_cases: int
@@ -82,12 +65,7 @@ class StepScores:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Readers and models on the cases of a sample.
-
-    Attributes:
-      readers: their names as in `StepScores.accuracy`.
-      models: their names as in `StepScores.accuracy`.
-    """
+    """Readers and models on the cases of a sample."""
 
     readers: tuple[str, ...]
     models: tuple[str, ...]
@@ -98,14 +76,7 @@ class Comparison:
 def compare_readers(
     key: Key, forms: Sequence[FilledForm], predictions: Path | None = None, *, num_resamples: int = 1000, seed: int = 0
 ) -> Comparison:
-    """Compare readers with the true answers, with each other and with the models.
-
-    Intervals come from resampling patients: they show how the figures of these readers vary with the cases, not how
-    those of other readers would differ.
-
-    Args:
-      predictions: predictions file of a run that has all cases of the sample; None for no models.
-    """
+    """Compare readers with the true answers, with each other and with the models."""
     if not forms:
         raise BadInput("FORM is required (the filled forms of one or more readers)")
     for name, number, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
@@ -179,11 +150,7 @@ def _are_answered(answers: Answers, index: int) -> npt.NDArray[np.bool_]:
 def _prepare(
     key: Key, people: Answers, models: Answers, agreed: Sequence[tuple[str, Answers]]
 ) -> Callable[[Weights], dict[tuple[str, str], npt.NDArray[np.float64]]]:
-    """Return a function from weights [resample, case] to figures [resample, step] by figure and name.
-
-    Accuracy, macro sensitivity and macro F1 are of all readers together (the means of theirs), each reader and each
-    model; the gain is each model's. An agreement is [resample, step, share and kappa].
-    """
+    """Return a function from weights [resample, case] to figures [resample, step] by figure and name."""
     truth = np.array([case.labels for case in key.cases], np.int32)
     correct = {name: answers == truth for name, answers in (people | models).items()}
     correct[ALL_READERS] = np.mean([correct[name] for name in people], axis=0)
@@ -226,11 +193,7 @@ def _agree(weights: Weights, kind: str, answers: Answers, index: int, chain: Cha
 
 
 def compare_signs(key: Key, people: Answers, models: Answers) -> tuple[list[int], dict[str, list[float]]]:
-    """Count the patients with a known answer by step, and test each model's gain over all readers together.
-
-    Returns:
-      Numbers of patients by step, and by model the p of each step by `flip_signs`.
-    """
+    """Count the patients with a known answer by step, and test each model's gain over all readers together."""
     truth = np.array([case.labels for case in key.cases], np.int32)
     patients = name_patients(np.array([case.patient_id for case in key.cases], np.str_))
     names, member = np.unique(patients, return_inverse=True)
@@ -275,55 +238,35 @@ _WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly diffe
 def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
     """Write the tables of a comparison and return the file names."""
     make_workdir(folder)
-    tables = [
-        tabulate_accuracy(comparison),
-        tabulate_sensitivity(comparison),
-        tabulate_f1(comparison),
-        tabulate_agreement(comparison),
-    ]
+    tables = [*(tabulate_figure(comparison, figure) for figure in _FIGURES), tabulate_agreement(comparison)]
     if comparison.models:
         tables.append(tabulate_gains(comparison))
     return [name for table in tables for name in write_table(folder, table)]
 
 
-def tabulate_accuracy(comparison: Comparison) -> Table:
-    """Make the table of the accuracy of all readers, each reader and each model by step (paper: Tables 5 and 10)."""
-    together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
-    accuracy = [step.accuracy for step in comparison.steps]
-    return _tabulate("readers", "Accuracy", comparison, accuracy, READER_ACCURACY, (together,))
+_FIGURES = {
+    "accuracy": ("readers", "Accuracy", READER_ACCURACY),
+    "sensitivity": ("readers_sensitivity", "Sensitivity", READER_SENSITIVITY),
+    "f1": ("readers_f1", "F1", READER_F1),
+}
 
 
-def tabulate_sensitivity(comparison: Comparison) -> Table:
-    """Make the table of their macro sensitivity by step (paper: Table 10)."""
-    sensitivity = [step.sensitivity for step in comparison.steps]
-    return _tabulate("readers_sensitivity", "Sensitivity", comparison, sensitivity, READER_SENSITIVITY, _MACRO)
-
-
-def tabulate_f1(comparison: Comparison) -> Table:
-    """Make the table of their macro F1 by step (paper: Table 10)."""
-    return _tabulate("readers_f1", "F1", comparison, [step.f1 for step in comparison.steps], READER_F1, _MACRO)
-
-
-def _tabulate(
-    name: str,
-    what: str,
-    comparison: Comparison,
-    of_steps: Sequence[Mapping[str, Interval]],
-    published: Mapping[str, Mapping[str, float]],
-    notes: tuple[str, ...],
-) -> Table:
-    """Return the table of a figure of all readers and models by step, with the published figures."""
+def tabulate_figure(comparison: Comparison, figure: str) -> Table:
+    """Make the table of a figure of all readers, each reader and each model by step (paper: Tables 5 and 10)."""
+    name, what, published = _FIGURES[figure]
     ours = (ALL_READERS, *comparison.readers, *comparison.models)
     rows: list[tuple[Entry, ...]] = []
-    for step, intervals in zip(comparison.steps, of_steps, strict=True):
+    for step in comparison.steps:
         known = (figures.get(step.step) for figures in published.values())
-        rows.append((step.step, step.num_cases, *(intervals[who] for who in ours), *known))
+        rows.append((step.step, step.num_cases, *(getattr(step, figure)[who] for who in ours), *known))
     headings = (
         *columns("text", "step"),
         *columns("number", "cases"),
         *columns("percent", *ours),
         *columns("percent", *published, published=True),
     )
+    together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
+    notes = (together,) if figure == "accuracy" else _MACRO
     title = f"{what} of {len(comparison.readers)} readers and {len(comparison.models)} models"
     return Table(name, title, headings, tuple(rows), (*notes, _INTERVALS, _PUBLISHED))
 

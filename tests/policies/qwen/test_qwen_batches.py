@@ -2,19 +2,16 @@
 
 import dataclasses
 import json
-import pathlib
-import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.quick_jit import quick_jit
-from oracles.random_params import randomise
-from policies.qwen.tiny_qwen import IMAGE, IMAGES, VISION, write_config
+from policies.qwen.tiny_qwen import IMAGE, PREPROCESSING, VISION, cut_pictures, picture, tiny
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.qwen import QwenVl, VisionTower
+from stepcot_jax.models.qwen import VisionTower
 from stepcot_jax.policies.qwen_inputs import (
     QwenPreprocessing,
     QwenPrompt,
@@ -25,27 +22,13 @@ from stepcot_jax.policies.qwen_inputs import (
     read_qwen_preprocessing,
     rope_positions,
 )
-from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
-
-PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The tiny model's config and random parameters."""
-    config = read_qwen_config(write_config(tmp_path_factory.mktemp("tiny"), IMAGES))
-    return config, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
-
-
-def picture(seed, height, width):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def test_padding_changes_nothing(tiny):
-    config, params = tiny
+def test_padding_changes_nothing():
+    config, params = tiny()
     tower = VisionTower(config.vision)
     run = quick_jit(lambda params, images: tower.apply({"params": params}, images))
-    cut = [cut_image(picture(seed, *size), PREPROCESSING) for seed, size in enumerate([(12, 20), (4, 4), (36, 8)])]
+    cut = cut_pictures((12, 20), (4, 4), (36, 8))
 
     def encode(images, *, noise=0.0, **sizes):
         packed, units = pack_images(images, config.vision, **sizes)
@@ -65,8 +48,8 @@ def test_padding_changes_nothing(tiny):
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_a_patch_sees_its_window_or_its_image(tiny):
-    config, params = tiny
+def test_a_patch_sees_its_window_or_its_image():
+    config, params = tiny()
     cut = cut_image(picture(0, 16, 8), PREPROCESSING)
     packed, (units,) = pack_images([cut], config.vision)
     assert packed.is_real.all()
@@ -84,23 +67,6 @@ def test_a_patch_sees_its_window_or_its_image(tiny):
         assert reaches or np.array_equal(first[:half], second[:half])
 
 
-def test_text_of_a_prompt_does_not_depend_on_its_batch(tiny):
-    config, params = tiny
-    network = QwenVl(config.sizes, config.vision)
-    score = quick_jit(lambda params, *given: network.apply({"params": params}, *given, method="score_texts"))
-    cut = [cut_image(picture(seed, *size), PREPROCESSING) for seed, size in enumerate([(12, 20), (36, 8)])]
-    prompts = [QwenPrompt([3, IMAGE, 4, 5], cut[:1]), QwenPrompt([6, 7]), QwenPrompt([IMAGE, 8], cut[1:])]
-
-    def scores(prompts, **sizes):
-        images, laid, ends = lay_out_prompts(prompts, image_token=IMAGE, vision=config.vision, **sizes)
-        found = score(params, *jax.tree.map(jnp.asarray, (images, laid)))
-        return [np.asarray(row)[:length] for row, length in zip(found, ends.lengths, strict=True)]
-
-    together = scores(prompts)
-    for prompt, expected in zip(prompts, together, strict=True):
-        np.testing.assert_allclose(scores([prompt], num_tokens=24)[0], expected, atol=1e-5)
-
-
 def test_positions():
     tokens = [1, *[IMAGE] * 6, 2, 3, *[IMAGE] * 2, 4]
     found, start = rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
@@ -113,22 +79,6 @@ def test_positions():
     assert rope_positions([5, 6], [], image_token=IMAGE)[0].tolist() == [[0, 1]] * 3
 
 
-def test_units_of_windows():
-    vision = read_qwen_vision()
-    cut = cut_image(np.zeros((12, 20, 3), np.uint8), PREPROCESSING)
-    packed, (units,) = pack_images([cut], vision)
-    assert (cut.num_rows, cut.num_columns, vision.window_units) == (3, 5, 2)
-    assert packed.is_real.shape == (1, 6, 16)
-    assert units.tolist() == [0, 1, 4, 5, 8, 2, 3, 6, 7, 10, 12, 13, 16, 17, 20]
-    assert packed.is_real.sum() == 60
-    assert packed.coordinates[:, 0, 1, 2].tolist() == [1, 4]  # third patch of the second window's first unit
-
-
-def read_qwen_vision():
-    with tempfile.TemporaryDirectory() as folder:
-        return read_qwen_config(write_config(pathlib.Path(folder), IMAGES)).vision
-
-
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -139,7 +89,7 @@ def read_qwen_vision():
 )
 def test_prompts_that_do_not_fit_their_images(prompt, message):
     with pytest.raises(BadInput, match=message):
-        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE, vision=read_qwen_vision())
+        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE, vision=tiny()[0].vision)
     with pytest.raises(BadInput, match=r"the model has no vision tower|prompt 2"):
         lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE)
 
@@ -161,21 +111,16 @@ def test_sizes_of_images():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"patch_size": 14}, "patch_size: 14 is not one of 2"),
         ({"resample": 2}, "resample: 2 is not one of 3"),
-        ({"do_resize": False}, "do_resize: False is not one of True"),
         ({"rescale_factor": 1}, "rescale_factor: 1.0 is not 1/255"),
         ({"image_std": [0, 1, 1]}, r"std \(0\.0, 1\.0, 1\.0\) are not finite numbers"),
-        ({"min_pixels": 0}, "min_pixels: 0 is not a whole number"),
         ({"max_pixels": 20}, "min_pixels 100 and max_pixels 20"),
         ({"max_pixels": None}, "size.longest_edge: None is not a whole number"),
-        ({"max_pixels": None, "size": {"longest_edge": 0}}, "size.longest_edge: 0 is not a whole number"),
-        ({"do_convert_rgb": False}, "do_convert_rgb: False is not one of True"),
     ],
 )
 def test_bad_preprocessing(tmp_path, change, message):
     given = {"patch_size": VISION["patch_size"], "merge_size": 2, "min_pixels": 100, "max_pixels": 1000}
-    vision = read_qwen_vision()
+    vision = tiny()[0].vision
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
     assert read_qwen_preprocessing(tmp_path, vision).max_pixels == 1000
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given | change))
@@ -189,8 +134,6 @@ def test_bad_preprocessing(tmp_path, change, message):
     ("limits", "expected"),
     [
         ({"min_pixels": None, "max_pixels": None}, (64, 640)),
-        ({"min_pixels": 100, "max_pixels": None}, (100, 640)),
-        ({"max_pixels": 1000}, (64, 1000)),
         ({"do_convert_rgb": None, "do_resize": None, "rescale_factor": None, "image_mean": None}, (64, 640)),
         ({"min_pixels": 100, "max_pixels": 1000, "size": None}, (100, 1000)),
     ],
@@ -199,13 +142,13 @@ def test_null_and_missing_limits_are_those_of_size(tmp_path, limits, expected):
     size = {"shortest_edge": 64, "longest_edge": 640}
     given = {"patch_size": VISION["patch_size"], "size": size, **limits}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
-    found = read_qwen_preprocessing(tmp_path, read_qwen_vision())
+    found = read_qwen_preprocessing(tmp_path, tiny()[0].vision)
     assert (found.min_pixels, found.max_pixels) == expected
 
 
 def test_preprocessing_inside_processor_config(tmp_path):
     """As transformers 5 saves a processor."""
-    vision = read_qwen_vision()
+    vision = tiny()[0].vision
     own = {"patch_size": VISION["patch_size"], "size": {"shortest_edge": 64, "longest_edge": 640}, "resample": 3}
     inside = {"processor_class": "Qwen2_5_VLProcessor", "image_processor": own | {"image_mean": [0.1, 0.2, 0.3]}}
     (tmp_path / "processor_config.json").write_text(json.dumps(inside))

@@ -7,32 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.random_params import assert_close, randomise
-from policies.qwen.tiny_qwen import IMAGE, IMAGES, TEXT, write_config
+from policies.qwen.tiny_qwen import IMAGE, TEXT, cut_pictures, tiny, write_config
 
 from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.models.qwen import QwenVl
-from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, QwenPrompt, cut_image, lay_out_prompts
+from stepcot_jax.policies.qwen_inputs import QwenPrompt, lay_out_prompts
 from stepcot_jax.policies.qwen_weights import qwen_shapes, read_qwen_config
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
 
 LONGEST = 6
-PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
-CUT = [
-    cut_image(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8), PREPROCESSING)
-    for seed, size in enumerate([(12, 20), (36, 8), (8, 8)])
-]
+CUT = cut_pictures((12, 20), (36, 8), (8, 8))
 PROMPTS = [
     QwenPrompt([3, IMAGE, 4, 5, 6, 7], CUT[:1]),
     QwenPrompt([6]),
     QwenPrompt([IMAGE, 8, IMAGE, 9], CUT[1:]),
 ]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A tiny Qwen2.5-VL's config and random parameters."""
-    config = read_qwen_config(write_config(tmp_path_factory.mktemp("tiny"), IMAGES))
-    return config, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
 
 
 def lay_out(config, prompts):
@@ -51,8 +40,8 @@ def full_pass(network, params, batch, completions):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_greedy_replies_are_the_likeliest_tokens_of_a_full_pass(tiny, dtype):
-    config, params = tiny
+def test_greedy_replies_are_the_likeliest_tokens_of_a_full_pass(dtype):
+    config, params = tiny()
     network, batch = QwenVl(config.sizes, config.vision, dtype), lay_out(config, PROMPTS)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     found = roll(network, params, batch, greedy=True)
@@ -66,8 +55,8 @@ def test_greedy_replies_are_the_likeliest_tokens_of_a_full_pass(tiny, dtype):
     assert behind.max() <= (0 if dtype == jnp.float32 else 0.05)
 
 
-def test_a_reply_does_not_depend_on_its_batch(tiny):
-    config, params = tiny
+def test_a_reply_does_not_depend_on_its_batch():
+    config, params = tiny()
     network = QwenVl(config.sizes, config.vision)
     together = roll(network, params, lay_out(config, PROMPTS), greedy=True)
     for row, prompt in enumerate(PROMPTS):
@@ -76,8 +65,8 @@ def test_a_reply_does_not_depend_on_its_batch(tiny):
         assert_close(alone.log_probs[0], together.log_probs[row], 1e-4)
 
 
-def test_several_replies_to_each_prompt_share_its_pass(tiny):
-    config, params = tiny
+def test_several_replies_to_each_prompt_share_its_pass():
+    config, params = tiny()
     network, batch = QwenVl(config.sizes, config.vision), lay_out(config, PROMPTS)
     found = roll(network, params, batch, each=2)
     assert found.tokens.shape == (2 * len(PROMPTS), LONGEST)

@@ -148,8 +148,6 @@ def test_all_stop_tokens_of_the_checkpoint_end_a_reply(folder, tmp_path):
     [
         (r"model\.layers.*q_proj", "'model.*q_proj' matches no layer"),
         (r"tower/layer_\d+/qkv", "'tower.*' matches tower/layer_0/qkv, which is not of the decoder"),
-        (r".*/(qkv|query|merger_out)", "matches tower/layer_0/qkv, which is not of the decoder"),
-        ("tower/merger_out", "matches tower/merger_out, which is not of the decoder"),
     ],
 )
 def test_targets_outside_the_decoder_are_refused(folder, targets, words):
@@ -196,16 +194,11 @@ def test_what_is_refused(folder, tmp_path):
     ("changes", "message"),
     [
         ({"policy.weights": "", "policy.random": True}, r"policy.random: True needs config.policy.weights"),
-        ({"policy.shrink": 2}, r"policy.shrink: 2 needs config.policy.random=True"),
         ({"policy.low_rank_targets": "("}, r"low_rank_targets: '\(' is not a regular expression"),
         ({"policy.low_rank_alpha": 16.0}, r"low_rank_alpha: 16.0 needs config.policy.low_rank above 0"),
-        ({"policy.low_rank_targets": "decoder/head"}, r"low_rank_targets: 'decoder/head' needs config.policy.low_rank"),
-        ({"policy.num_merges": 10}, r"policy.num_merges: 10 has no effect with config.policy.weights"),
         ({"policy.width": 32}, r"policy.width: 32 has no effect with config.policy.weights"),
-        ({"sft.pack_length": 256}, r"sft.pack_length: 256 must be 0 with config.policy.weights"),
         ({"job": "distill"}, r"policy.weights: .* needs the job 'sft' or 'grpo'"),
         ({"policy.weights": "", "parallel.transform": "mesh"}, r"transform: 'mesh' needs config.policy.weights"),
-        ({"parallel.model_devices": 2}, r"model_devices: 2 needs config.parallel.transform='mesh'"),
     ],
 )
 def test_settings_that_contradict(changes, message):

@@ -1,7 +1,6 @@
 """Qwen2.5 and Qwen2.5-VL against transformers' PyTorch classes, with random weights in every tensor."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -12,9 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from encoders.torch_checkpoints import largest_difference
-from policies.qwen.tiny_qwen import IMAGE
+from policies.qwen.tiny_qwen import IMAGE, picture
 from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
 
+from stepcot_jax.losses.sequence import NO_PART, sequence_loss
 from stepcot_jax.policies.qwen_inputs import (
     QwenPreprocessing,
     QwenPrompt,
@@ -22,22 +22,10 @@ from stepcot_jax.policies.qwen_inputs import (
     lay_out_prompts,
     pack_images,
     read_qwen_preprocessing,
-    rope_positions,
 )
-from stepcot_jax.policies.qwen_policy import (
-    DECODER_AND_PROJECTOR,
-    Tuned,
-    join_params,
-    lay_out_replies,
-    split_params,
-    tuning_loss,
-)
+from stepcot_jax.policies.qwen_policy import DECODER_AND_PROJECTOR, divide_params, join_params
 from stepcot_jax.policies.qwen_weights import load_qwen, name_tensors, write_qwen
 from stepcot_jax.policies.sampling import Sampling, generate, rollout_keys
-
-
-def picture(seed, height, width):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
 def words(seed, number):
@@ -120,17 +108,6 @@ def test_a_tied_head_with_images(tmp_path):
     again = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "out")
     with torch.inference_mode():
         assert torch.equal(again(**inputs).logits[0], expected)
-
-
-def test_positions_of_two_images():
-    tokens = [1, *[IMAGE] * 6, 2, 3, *[IMAGE] * 2, 4]
-    found, start = rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
-    assert found.tolist() == [
-        [0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 6, 8],
-        [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 8],
-        [0, 1, 2, 1, 2, 1, 2, 4, 5, 6, 7, 8],
-    ]
-    assert start == 9
 
 
 def test_vision_tower(vl):
@@ -235,23 +212,31 @@ def test_transformers_reads_what_we_write(vl, tmp_path):
 
 def test_loss_and_gradients_of_a_reply(vl):
     model, ours, preprocessing = vl
-    prompt = QwenPrompt([1, IMAGE, 2, 3], [cut_image(picture(1, 20, 12), preprocessing)])
     reply = [8, 9, 10, 57]
-    rows = lay_out_replies([prompt], [reply], image_token=IMAGE, vision=ours.config.vision)
-    texts = rows.texts.tokens[0]
-    inputs = torch_inputs(texts[: 3 + 15 + len(reply)].tolist(), prompt.images)
+    prompt = QwenPrompt([1, IMAGE, 2, 3, *reply], [cut_image(picture(1, 20, 12), preprocessing)])
+    images, texts, ends = lay_out_prompts([prompt], image_token=IMAGE, vision=ours.config.vision)
+    length = int(ends.lengths[0])
+    inputs = torch_inputs(texts.tokens[0][:length].tolist(), prompt.images)
     labels = inputs["input_ids"].clone()
     labels[:, : -len(reply)] = -100
     model.zero_grad()
     expected = model(**inputs, labels=labels).loss
     expected.backward()
-    chosen, frozen = split_params(ours.params, DECODER_AND_PROJECTOR)
-    run = jax.jit(jax.value_and_grad(functools.partial(tuning_loss, network=ours.network)))
-    loss, gradients = run(Tuned(chosen, {}), frozen, jax.tree.map(jnp.asarray, rows))
-    assert abs(float(loss) - expected.item()) <= 1e-4
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
-    found = name_tensors(join_params(gradients.params, frozen), ours.network, prefix="model.language_model.")
+    chosen, frozen = divide_params(ours.params, DECODER_AND_PROJECTOR)
+    parts = np.full_like(texts.tokens, NO_PART)
+    parts[0, length - 1 - len(reply) : length - 1] = 0
+    given = jax.tree.map(jnp.asarray, (images, texts, np.roll(texts.tokens, -1, axis=1), parts))
+
+    def compute(chosen, images, texts, tokens, parts):
+        params = join_params(chosen, frozen)
+        logits = ours.network.apply({"params": params}, images, texts, method="score_texts")
+        return sequence_loss(logits=logits, tokens=tokens, parts=parts, part_weights=jnp.ones((1, 1)))
+
+    loss, gradients = jax.jit(jax.value_and_grad(compute))(chosen, *given)
+    assert abs(float(loss) - expected.item()) <= 1e-4
+    found = name_tensors(join_params(gradients, frozen), ours.network, prefix="model.language_model.")
     trained = [name for name in found if ".visual." not in name or ".merger." in name]
     assert len(trained) == len(chosen)
     for name in trained:

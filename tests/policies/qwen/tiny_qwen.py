@@ -1,12 +1,17 @@
 """Checkpoints of tiny Qwen2.5 and Qwen2.5-VL models with random weights, without torch, and published configs."""
 
+import functools
 import json
+import pathlib
+import tempfile
 
 import ml_dtypes
+import numpy as np
 from oracles.random_params import randomise
 from safetensors.numpy import save_file
 
 from stepcot_jax.models.qwen import QwenVl
+from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, cut_image
 from stepcot_jax.policies.qwen_weights import NEW_TEXT, OLD_TEXT, name_tensors, qwen_shapes, read_qwen_config
 
 WORDS, IMAGE, STOPS = 60, 55, (57, 58)
@@ -25,6 +30,8 @@ IMAGES = TEXT | {
     "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]}, "image_token_id": IMAGE,
     "vision_config": VISION, "tie_word_embeddings": False,
 }  # fmt: skip
+
+PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
 
 TOWER = {
     "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
@@ -52,6 +59,22 @@ def write_config(folder, config, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | changes))
     return folder
+
+
+@functools.cache
+def tiny():
+    """Config and random parameters of the model with images."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = read_qwen_config(write_config(pathlib.Path(folder), IMAGES))
+    return config, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
+
+
+def picture(seed, height, width):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def cut_pictures(*sizes):
+    return [cut_image(picture(seed, *size), PREPROCESSING) for seed, size in enumerate(sizes)]
 
 
 def draw_tensors(config, *, is_new=False, seed=0):

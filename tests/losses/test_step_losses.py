@@ -1,0 +1,368 @@
+"""Losses of one step against NumPy and PyTorch: cross-entropy, distributions, distillation, channel alignment."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from oracles import reference_numpy as oracle
+from oracles.quick_jit import quick_jit
+from oracles.random_params import assert_close, normal
+
+from stepcot_jax.losses.step_cot import (
+    alignment_weight,
+    channel_alignment_loss,
+    distribution_loss,
+    divergence,
+    hard_label_loss,
+    inverse_frequency_weights,
+    masked_center,
+    masked_mean,
+    soft_label_loss,
+)
+
+CASES, ANSWERS = 6, 4
+EVERY = np.ones(CASES, bool)
+SOME = np.array([1, 1, 0, 1, 0, 1], bool)
+WEIGHTS = np.array([0.5, 1, 2, 0.1], np.float32)
+NORMALISERS = ["cka", "trace"]
+masks = st.lists(st.booleans(), min_size=CASES, max_size=CASES).map(np.array)
+seeds = st.integers(0, 10**6)
+
+
+def distribution_oracle(targets, logits, annotated, weights=1.0):
+    terms = np.where(annotated[:, None], targets * weights, 0)
+    return -(terms * oracle.log_softmax(np.float64(logits))).sum() / max(terms.sum(), 1e-300)
+
+
+def align(fixed, moving, annotated, normaliser="cka"):
+    return channel_alignment_loss(
+        teacher_projection=fixed,
+        student_projection=moving,
+        annotated=annotated,
+        temperature=2.0,
+        normaliser=normaliser,
+    )
+
+
+def hard(labels, logits, annotated, weights=None):
+    return hard_label_loss(logits=logits, labels=labels, annotated=annotated, answer_weights=weights)
+
+
+def distribution(targets, logits, annotated, weights=None):
+    return distribution_loss(logits=logits, targets=targets, annotated=annotated, answer_weights=weights)
+
+
+def soft(teacher, student, annotated, temperature=2.0):
+    return soft_label_loss(teacher_logits=teacher, student_logits=student, annotated=annotated, temperature=temperature)
+
+
+LOSSES = {
+    "hard": (hard, lambda labels, logits, kept: oracle.cross_entropy(logits, labels, kept)),
+    "hard weighted": (
+        lambda *inputs: hard(*inputs, jnp.asarray(WEIGHTS)),
+        lambda labels, logits, kept: oracle.cross_entropy(logits, labels, kept, WEIGHTS),
+    ),
+    "distribution": (distribution, distribution_oracle),
+    "distribution weighted": (
+        lambda *inputs: distribution(*inputs, jnp.asarray(WEIGHTS)),
+        lambda *inputs: distribution_oracle(*inputs, np.float64(WEIGHTS)),
+    ),
+    "soft": (soft, oracle.distillation),
+    "alignment": (lambda *inputs: align(*inputs).loss, lambda *inputs: oracle.channel_alignment(*inputs)[0]),
+    "alignment trace": (
+        lambda *inputs: align(*inputs, "trace").loss,
+        lambda *inputs: oracle.channel_alignment(*inputs, normaliser="trace")[0],
+    ),
+}
+OF_LABELS = [kind for kind in LOSSES if "alignment" not in kind]
+LEAST = {kind: 1 if kind in OF_LABELS else 2 for kind in LOSSES}  # cases without which a loss is 0
+
+
+@functools.cache
+def compiled(kind):
+    """Value, and gradient by the logits: (labels, targets or teacher; logits; annotated)."""
+    return quick_jit(jax.value_and_grad(LOSSES[kind][0], argnums=1))
+
+
+def draw(kind, seed, scale=2.0):
+    rng = np.random.default_rng(seed)
+    if kind.startswith("hard"):
+        fixed = rng.integers(0, ANSWERS, CASES).astype(np.int32)
+    elif kind.startswith("distribution"):
+        fixed = rng.dirichlet(np.ones(ANSWERS), CASES).astype(np.float32)
+    else:
+        fixed = scale * normal(seed + 10**7, CASES, ANSWERS)
+    return fixed, scale * normal(seed, CASES, ANSWERS)
+
+
+def hide(fixed, moving, annotated):
+    """Rows that are not annotated hold any numbers."""
+    rows = annotated.reshape(-1, *[1] * (fixed.ndim - 1))
+    return np.where(rows, fixed, fixed.dtype.type(-100)), np.where(annotated[:, None], moving, np.float32(50))
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@given(seeds, masks, st.sampled_from([0.1, 2.0, 8.0]))
+def test_masked_rows_equal_dropped_rows_and_get_no_gradient(kind, seed, annotated, scale):
+    fixed, moving = draw(kind, seed, scale)
+    value, gradient = compiled(kind)(*hide(fixed, moving, annotated), annotated)
+    is_enough = annotated.sum() >= LEAST[kind]
+    expected = LOSSES[kind][1](fixed, moving, annotated) if is_enough else 0.0
+    assert_close(value, expected, 2e-5 if kind in OF_LABELS else 1e-4)
+    assert np.isfinite(gradient).all()
+    assert not np.asarray(gradient)[~annotated].any()
+    if is_enough and scale == 2.0:
+        assert np.asarray(gradient)[annotated].any(axis=1).all()
+
+
+@pytest.mark.parametrize("kind", OF_LABELS)
+@given(seeds, masks)
+def test_absent_answers_change_nothing(kind, seed, annotated):
+    fixed, moving = draw(kind, seed)
+    pad = {"hard": 0, "soft": -1e9}.get(kind, 0)
+    wide = np.pad(fixed, ((0, 0), (0, 2)), constant_values=pad) if fixed.ndim == 2 else fixed
+    if "weighted" in kind:
+        return  # the weights have no absent answers
+    value, gradient = compiled(kind)(wide, np.pad(moving, ((0, 0), (0, 2)), constant_values=-1e9), annotated)
+    plain, slope = compiled(kind)(fixed, moving, annotated)
+    assert_close(value, plain, 1e-6)
+    assert_close(gradient, np.pad(slope, ((0, 0), (0, 2))), 1e-6)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_gradient_agrees_with_finite_differences(kind):
+    fixed, moving = draw(kind, 2, scale=1.0)
+    loss = jax.jit(LOSSES[kind][0])
+    jax.test_util.check_grads(
+        lambda moving: loss(fixed, moving, SOME),
+        (jnp.asarray(moving),),
+        order=1,
+        modes=["rev"],
+        atol=1e-2,
+        rtol=1e-2,
+        eps=1e-2,
+    )
+
+
+@pytest.mark.parametrize("kind", OF_LABELS)
+def test_large_logits_stay_finite_and_bfloat16_gives_float32(kind):
+    fixed, moving = draw(kind, 3)
+    value, gradient = compiled(kind)(fixed, 1e4 * moving, EVERY)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+    half = jnp.asarray(moving, jnp.bfloat16)
+    found, _ = compiled(kind)(fixed, half, EVERY)
+    assert found.dtype == jnp.float32
+    assert_close(found, LOSSES[kind][1](fixed, np.asarray(half, np.float64), EVERY))
+
+
+# Means
+
+
+mean_and_slope = quick_jit(
+    jax.value_and_grad(lambda values, counted, weights: masked_mean(values=values, counted=counted, weights=weights))
+)
+centre = quick_jit(lambda rows, counted: masked_center(rows=rows, counted=counted))
+
+
+@given(masks, seeds)
+def test_mean_and_centre_are_those_of_the_rows_that_count(counted, seed):
+    values, weights, rows = normal(seed, 6), np.abs(normal(seed + 1, 6)), normal(seed + 2, 6, 3)
+    plain = values[counted].mean(dtype=np.float64) if counted.any() else 0.0
+    weighted = np.average(np.float64(values[counted]), weights=weights[counted]) if counted.any() else 0.0
+    values[~counted], weights[~counted], rows[~counted] = np.nan, np.inf, np.nan
+    for given_weights, expected in ((None, plain), (weights, weighted)):
+        value, slope = mean_and_slope(values, counted, given_weights)
+        assert_close(value, expected)
+        assert np.isfinite(slope).all()
+        assert not np.asarray(slope)[~counted].any()
+    found = np.asarray(centre(rows, counted))
+    assert (found[~counted] == 0).all()
+    if counted.any():
+        assert_close(found[counted], rows[counted] - rows[counted].mean(axis=0, dtype=np.float64))
+
+
+def test_weights_that_sum_to_zero_give_zero_and_a_mean_is_float32():
+    every = jnp.ones(2, bool)
+    assert float(masked_mean(values=jnp.ones(2), counted=every, weights=jnp.zeros(2))) == 0.0
+    values = jnp.asarray([1.0, 1.0 / 3], jnp.bfloat16)
+    found = masked_mean(values=values, counted=every)
+    assert found.dtype == jnp.float32
+    assert float(found) == float(values.astype(jnp.float32).mean())
+
+
+# Cross-entropy
+
+
+def test_loss_by_hand():
+    logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]] * CASES, np.float32))
+    labels, annotated = np.array([0, 1, 2, 3, 3, 3], np.int32), np.array([1, 1, 1, 0, 0, 0], bool)
+    inputs = tuple(map(jnp.asarray, (labels, logits, annotated)))
+    assert_close(hard(*inputs), np.log(2) * (1 + 2 + 3) / 3, 1e-6)
+    assert_close(hard(*inputs, jnp.array([1.0, 2, 1, 9])), np.log(2) * (1 + 2 * 2 + 3) / 4, 1e-6)
+
+
+def test_losses_agree_with_torch():
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    labels, logits = draw("hard", 4)
+    labels[2] = -100
+    expected = functional.cross_entropy(
+        torch.tensor(logits), torch.tensor(labels).long(), torch.tensor(WEIGHTS), ignore_index=-100
+    )
+    assert_close(compiled("hard weighted")(labels, logits, labels >= 0)[0], expected.numpy())
+    teacher, student = draw("soft", 6)
+    expected = 4 * functional.kl_div(
+        functional.log_softmax(torch.tensor(student) / 2, dim=-1),
+        functional.softmax(torch.tensor(teacher) / 2, dim=-1),
+        reduction="batchmean",
+    )
+    assert_close(compiled("soft")(teacher, student, EVERY)[0], expected.numpy())
+
+
+@pytest.mark.parametrize("weighted", ["", " weighted"])
+def test_certain_targets_are_hard_labels(weighted):
+    labels, logits = draw("hard", 3)
+    targets = (labels[:, None] == np.arange(ANSWERS)).astype(np.float32)
+    of_targets = compiled(f"distribution{weighted}")(targets, logits, SOME)
+    of_labels = compiled(f"hard{weighted}")(labels, logits, SOME)
+    jax.tree.map(lambda one, other: assert_close(one, other, 1e-6), of_targets, of_labels)
+
+
+def test_weights_are_inverse_frequencies_of_mean_one():
+    labels = np.array([[0, 0], [0, 1], [1, -100], [-100, 1], [0, 1]], np.int32)
+    found = inverse_frequency_weights(labels=labels, answers_per_step=(3, 2))
+    # Step 1 has counts 3, 1 and none (counted as 1); step 2 has 1 and 3.
+    expected = [np.array([1 / 3, 1, 1]) * 3 / (7 / 3), [*np.array([1, 1 / 3]) * 2 / (4 / 3), 0]]
+    assert_close(found, expected, 1e-6)
+    assert found.dtype == np.float32
+    nothing = inverse_frequency_weights(labels=np.full((3, 1), -100), answers_per_step=(4,))
+    assert nothing.tolist() == [[1, 1, 1, 1]]
+
+
+def test_class_weights_count_expected_answers():
+    labels = np.array([[0], [0], [1], [-100]])
+    spread = np.array([[[1, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]], [[0, 0, 0]]], np.float32)
+    found = inverse_frequency_weights(labels=labels, answers_per_step=(3,), distributions=spread)
+    inverse = np.array([1 / 1.5, 1 / 1.5, 1])
+    assert_close(found[0], inverse / inverse.mean(), 1e-6)
+
+
+# Distillation
+
+
+def test_divergence_by_hand():
+    target, estimate = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    found = divergence(
+        target_logits=jnp.asarray(target, jnp.float32), logits=jnp.asarray(estimate, jnp.float32), temperature=1.0
+    )
+    assert_close(found, [0.5 * np.log(2) + 0.5 * np.log(2 / 3)], 1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_temperature_enters_squared(temperature):
+    teacher, student = draw("soft", 1)
+    found = soft(*map(jnp.asarray, (teacher, student, EVERY)), temperature)
+    assert_close(found, oracle.distillation(teacher, student, EVERY, temperature))
+    assert_close(found, temperature**2 * oracle.kullback_leibler(teacher, student, temperature).mean())
+
+
+def test_distillation_sends_no_gradient_to_the_teacher():
+    teacher, student = map(jnp.asarray, draw("soft", 2))
+    assert not jax.grad(soft)(teacher, student, jnp.asarray(EVERY)).any()
+    value, slope = compiled("soft")(teacher, teacher, EVERY)
+    assert_close(value, 0.0, 1e-6)
+    assert_close(slope, np.zeros_like(teacher), 1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_bad_temperature_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        soft(*map(jnp.asarray, (*draw("soft", 5), EVERY)), temperature)
+
+
+# Channel alignment
+
+
+@functools.partial(quick_jit, static_argnames="normaliser")
+def weight(u, v, annotated, normaliser="cka"):
+    return alignment_weight(teacher=u, student=v, annotated=annotated, normaliser=normaliser)
+
+
+def test_weight_by_hand():
+    # Centred rows are +-1/2 and +-1: Gram matrices G and 4 G.
+    u, v = np.array([[0.0], [1.0]], np.float32), np.array([[5.0], [3.0]], np.float32)
+    both = np.ones(2, bool)
+    assert_close(weight(u, v, both), 1.0, 1e-6)
+    assert_close(weight(u, v, both, "trace"), 1.0, 1e-6)
+    assert_close(weight(3 * u, v, both, "trace"), 3.0, 1e-6)  # the weight of eq. 21 grows with the spread
+    # Independent directions over four cases.
+    u, v = np.array([[0.0], [0.0], [1.0], [1.0]], np.float32), np.array([[0.0], [1.0], [0.0], [1.0]], np.float32)
+    assert_close(weight(u, v, np.ones(4, bool)), 0.0, 1e-6)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+@given(seeds, masks)
+def test_weight_of_masked_rows_equals_that_of_dropped_rows(normaliser, seed, annotated):
+    u, v = draw("alignment", seed)
+    expected = oracle.alignment_weight(u[annotated], v[annotated], normaliser)
+    u[~annotated], v[~annotated] = 1e6, np.nan
+    assert_close(weight(u, v, annotated, normaliser), expected, 1e-4)
+
+
+@given(seeds, masks, st.floats(-3, 3), st.floats(-3, 3))
+def test_cka_is_a_share_that_ignores_scale_shift_and_rotation(seed, annotated, log_scale, shift):
+    u, v = draw("alignment", seed)
+    plain = weight(u, v, annotated)
+    assert 0 <= float(plain) <= 1 + 1e-5
+    assert (float(plain) > 0) == (annotated.sum() >= 2)
+    assume(annotated.sum() >= 2)
+    rotation, _ = np.linalg.qr(normal(seed, ANSWERS, ANSWERS))
+    for changed in (np.float32(10**log_scale) * u, u + np.float32(shift), u @ rotation):
+        assert_close(weight(changed, v, annotated), plain, 1e-4)
+    assert_close(weight(v, u, annotated), plain, 1e-5)
+    assert_close(weight(u, u, annotated), 1.0, 1e-5)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_weight_is_zero_where_a_side_is_constant_and_exact_where_it_nearly_is(normaliser):
+    u, v = draw("alignment", 3)
+    # The weight takes softmax rows: constant rows are equal probabilities in every case.
+    constant = np.tile(oracle.softmax(np.float64(u[:1])).astype(np.float32), (CASES, 1))
+    for pair in ((constant, v), (v, constant), (constant, constant)):
+        assert_close(weight(*pair, EVERY, normaliser), 0.0, 1e-6)
+        slopes = jax.grad(lambda *pair: align(*pair, jnp.asarray(EVERY), normaliser).loss, (0, 1))(
+            *map(jnp.asarray, pair)
+        )
+        assert all(np.isfinite(slope).all() for slope in slopes)
+    u, v = (np.float32(0.2 + 1e-3 * difference) for difference in (u, v))
+    assert_close(weight(u, v, EVERY, normaliser) / oracle.alignment_weight(u, v, normaliser), 1.0, 1e-3)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_gradient_agrees_with_finite_differences_of_the_oracle(normaliser):
+    u, v = draw("alignment", 6)
+    slopes = jax.grad(lambda *pair: align(*pair, jnp.asarray(SOME), normaliser).loss, (0, 1))(*map(jnp.asarray, (u, v)))
+    for side in (0, 1):
+        pair, step = [np.float64(u), np.float64(v)], 1e-6
+        for index in np.ndindex(CASES, ANSWERS):
+            kept, values = pair[side][index], []
+            for shift in (step, -step):
+                pair[side][index] = kept + shift
+                values.append(oracle.channel_alignment(*pair, SOME, normaliser=normaliser)[0])
+            pair[side][index] = kept
+            numeric = (values[0] - values[1]) / (2 * step)
+            assert float(slopes[side][index]) == pytest.approx(numeric, abs=2e-5, rel=2e-5)
+
+
+def test_unknown_normaliser_is_refused():
+    # Without the run-time type checks, which users do not have.
+    untyped = alignment_weight.__wrapped__
+    u, v = map(jnp.asarray, draw("alignment", 8))
+    with pytest.raises(ValueError, match="normaliser 'hsic' is not one of"):
+        untyped(teacher=u, student=v, annotated=jnp.asarray(EVERY), normaliser="hsic")

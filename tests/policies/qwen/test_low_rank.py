@@ -1,0 +1,59 @@
+"""LoRA of a tiny Qwen2.5-VL: fresh layers change nothing, trained ones are the merged network, every matrix learns."""
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.random_params import assert_close, normal
+from policies.qwen.tiny_qwen import IMAGE, tiny
+
+from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
+from stepcot_jax.models.qwen import SquareQwen
+from stepcot_jax.policies.qwen_policy import FROZEN, LOW_RANK, PLAIN, TRAINED, QwenPolicy
+
+LORA = LowRankSettings(rank=3, alpha=6.0)
+PROMPTS, LENGTHS = np.array([[3, *[IMAGE] * 4, 5]], np.int32), np.array([6], np.int32)
+COMPLETIONS = np.array([[8, 9, 57]], np.int32)
+
+
+def score(network, params):
+    def run(params):
+        given = map(jnp.asarray, (normal(0, 1, 8, 8, 3), PROMPTS, LENGTHS, COMPLETIONS))
+        return network.apply({"params": params}, *given)
+
+    return jax.jit(run)(params)
+
+
+def test_low_rank_layers():
+    config, params = tiny()
+    network = SquareQwen(config.sizes, config.vision, grid=2, image_token=IMAGE)
+    policy = QwenPolicy(network, LORA)
+    parts, fresh = policy.split(params), init_low_rank(jax.random.key(0), params, LORA)
+    assert len(fresh) == 2 * 7
+    assert fresh["decoder/layer_1/attention/out"]["down"].shape == (32, 3)
+    assert "decoder" not in parts[TRAINED][PLAIN]
+    parts[TRAINED][LOW_RANK] = flax.traverse_util.unflatten_dict(fresh, sep="/")
+    plain = score(network, params)
+    assert_close(score(policy, parts), plain, 1e-6)
+    rng = np.random.default_rng(0)
+    parts[TRAINED] |= {
+        LOW_RANK: jax.tree.map(
+            lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), parts[TRAINED][LOW_RANK]
+        )
+    }
+    adapted = score(policy, parts)
+    assert np.abs(adapted - plain).max() > 1e-2
+    assert_close(score(network, policy.merge(parts)), adapted, 1e-5)
+    gradients = jax.grad(lambda own: jnp.sum(jnp.sin(score(policy, {TRAINED: own, FROZEN: parts[FROZEN]}))))(
+        parts[TRAINED]
+    )
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients[LOW_RANK]))
+
+
+def test_settings_of_low_rank():
+    _, params = tiny()
+    with pytest.raises(ValueError, match="rank must be at least 1"):
+        LowRankSettings(rank=0)
+    with pytest.raises(ValueError, match="matches no layer; there are decoder/"):
+        init_low_rank(jax.random.key(0), params, LowRankSettings(targets="q_proj"))
