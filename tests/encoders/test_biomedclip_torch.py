@@ -138,6 +138,7 @@ def test_both_towers(tmp_path, file):
     check(tmp_path, save(tmp_path, file=file), 3)
 
 
+@pytest.mark.slow
 def test_both_towers_at_published_size(tmp_path):
     check(tmp_path, save(tmp_path, width=768, num_layers=12, image_size=224, patch_size=16), 1)
 
