@@ -128,7 +128,7 @@ class ChainTask(Task):
         self.system, self.start = make(self.inputs), start
         self.dataset: Dataset = self.inputs.dataset
         self.batches_per_epoch = batches_per_epoch(self.dataset, self.batch_size)
-        self.feed = Feed(settings, inputs, devices)
+        self.feed = Feed(settings, self.inputs, devices)
 
     @functools.cached_property
     def digest(self) -> str:
