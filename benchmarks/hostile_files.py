@@ -1,4 +1,4 @@
-"""Run commands on hostile files under limits: `python -m benchmarks.hostile_files [--factor=1] [WORD ...]`.
+"""Run commands on hostile files under limits: `python -m benchmarks.hostile_files [--factor=1] [--part=0/2] [WORD ..]`.
 
 Each command gets a process with 2 GB of address space beyond what Python's modules take, and 30 s. It must end by
 itself with an exit code of 0 to 2, without a traceback, and no line it prints may be longer than 2,000 characters.
@@ -130,11 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="of the files' names; default: all")
     parser.add_argument("--factor", type=float, default=1.0, help="of the files' sizes; default 1")
     parser.add_argument("--sample", action="store_true", help="and one kind of file of each command and file")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th of them from the I-th; default 0/1")
     parser.add_argument("--json", action="store_true", help="print a JSON line for each")
     options = parser.parse_args(arguments)
     chosen = sample() if options.sample else set[str]()
     starts = tuple(options.words) or (() if options.sample else ("",))
-    names = [name for name in MAKERS if name in chosen or name.startswith(starts)]
+    first, step = map(int, options.part.split("/"))
+    names = [name for name in MAKERS if name in chosen or name.startswith(starts)][first::step]
     num_bad = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:

@@ -33,6 +33,8 @@ hypothesis.settings.register_profile("suite", deadline=None, max_examples=25, de
 hypothesis.settings.load_profile("suite")
 
 LONGEST = (
+    "tests/cloud/test_s3_run.py",
+    "tests/annotate/test_ray_rules.py",
     "tests/test_notebooks.py",
     "tests/run/test_qwen_mesh.py",
     "tests/run/test_training_run.py",

@@ -38,8 +38,13 @@ class Place:
 
     @property
     def saved(self) -> Callable[[], None] | None:
-        """A function to call after each checkpoint is written; None if this process uploads nothing."""
-        return self._remote.saved if self._remote is not None and is_first() else None
+        """A function to call after each checkpoint is written, which uploads it from the first process; None without.
+
+        All processes have one at an address: there each has a folder of its own, and they write no checkpoint together.
+        """
+        if self._remote is None:
+            return None
+        return self._remote.saved if is_first() else lambda: None
 
     def check(self) -> None:
         """Refuse a workdir that is not the same in all processes; collective."""

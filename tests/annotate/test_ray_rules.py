@@ -17,6 +17,8 @@ from stepcot_jax.annotate.blocks import BLOCK_SIZE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.annotate.command import main
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray.data", reason="the extra ray")
 
 pytestmark = pytest.mark.slow

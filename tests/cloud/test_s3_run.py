@@ -16,6 +16,8 @@ from run.test_two_process_run import SMALL
 from stepcot_jax.contrib.cloud.copies import MANIFEST, download
 from stepcot_jax.contrib.cloud.stores import StoreFolder
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

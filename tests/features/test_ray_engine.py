@@ -18,6 +18,8 @@ from stepcot_jax.features.encode import encode_images, image_item
 from stepcot_jax.features.store import FeatureStore, describe_image_store
 from stepcot_jax.host.errors import BadInput
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray.data", reason="the extra ray")
 
 NUM_IMAGES = 70

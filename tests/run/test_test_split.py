@@ -11,6 +11,7 @@ import pytest
 from run import small_policy_run, small_run
 
 from stepcot_jax.box import Box
+from stepcot_jax.data.held_out import TestSplitClosed
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.rewards.presets import Rewards
 from stepcot_jax.run import chain_task, policy_data
@@ -176,3 +177,13 @@ def test_policies(tmp_path, monkeypatch, changes):
         lambda: monkeypatch.setattr(policy_data, "load_vqa_dataset", lambda *a, **k: with_noisy_records(load(*a, **k))),
     )
     assert {"vocabulary.json", "best"} <= found.keys()
+
+
+def test_the_feed_of_a_training_has_no_test_split(tmp_path, monkeypatch):
+    """Not even the rows: what fits or chooses asks the task's feed."""
+    task = small_run.small_run(tmp_path, monkeypatch, phantom__num_cases=60).task
+    assert task.feed.inputs is task.inputs
+    assert task.feed.sample_rows("val", 2)["labels"].shape[0] == 2
+    with pytest.raises(TestSplitClosed):
+        task.feed.sample_rows("test", 2)
+    assert task.open_test().sample_rows("test", 2)["labels"].shape[0] == 2
