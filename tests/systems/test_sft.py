@@ -136,8 +136,6 @@ def test_each_item_comes_once_before_any_repeats_and_in_another_order():
     assert orders[0] != orders[1]
 
 
-
-
 def test_the_rate_rises_and_falls_to_zero():
     settings = dataclasses.replace(
         SETTINGS.sft, epochs=4, warmup_epochs=1.0, learning_rate=0.5, first_learning_rate=0.1, schedule="cosine"
