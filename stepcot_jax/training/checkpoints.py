@@ -24,7 +24,15 @@ from orbax.checkpoint.checkpoint_managers import PreservationContext, Preservati
 
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.machine import release_freed_memory
-from stepcot_jax.training.digests import Changed, DigestedPath, check_digests, is_complete, make_registry
+from stepcot_jax.training.digests import (
+    Changed,
+    DigestedPath,
+    check_complete,
+    check_digests,
+    committed_steps,
+    is_complete,
+    make_registry,
+)
 from stepcot_jax.training.processes import all_agree, any_process, gather_on_first, is_first, wait_for_all
 from stepcot_jax.training.state import Params, TrainState, shapes_by_name
 
@@ -87,9 +95,7 @@ SMALL_BYTES = 2**26
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
     """Return the steps with a complete checkpoint below a folder, without reading their arrays."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and is_complete(path))
+    return [step for step in committed_steps(folder) if is_complete(folder / str(step))]
 
 
 def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
@@ -309,11 +315,12 @@ MOST_BYTES = 4 * 2**30
 
 def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
     """Return the latest saved step below a folder, and the best of each network until then."""
-    steps = saved_steps(folder)
+    steps = committed_steps(folder)
     if not steps:
         raise BadInput(f"{folder}: no checkpoints; expected the workdir of a run that has finished an epoch")
     latest = folder.resolve() / str(steps[-1])
     try:
+        check_complete(latest)
         check_digests(latest, below="progress")
         progress = ocp.JsonCheckpointHandler().restore(latest / "progress")
         best = {name: Best(float(entry["score"]), int(entry["step"])) for name, entry in progress["best"].items()}
@@ -331,7 +338,7 @@ def restore_params(
     most_bytes: int = MOST_BYTES,
 ) -> Params:
     """Return the parameters of a saved step, without the optimizer states."""
-    if step not in saved_steps(folder):
+    if step not in committed_steps(folder):
         raise BadInput(f"{folder}: there is no checkpoint {step}; found {saved_steps(folder)}")
     checkpoint = folder.resolve() / str(step)
     handler = ocp.PyTreeCheckpointHandler()

@@ -5,6 +5,7 @@ before, so that the first reads the others' digests instead of their arrays.
 """
 
 import asyncio
+import contextlib
 import functools
 import json
 import pathlib
@@ -127,14 +128,26 @@ def _note_missing(folder: pathlib.Path) -> None:
     print(f"note: {folder}: saved by an older version, without digests: damaged files are not noticed", file=sys.stderr)
 
 
+def committed_steps(folder: pathlib.Path) -> list[int]:
+    """Return the steps below a folder whose checkpoints were committed, files missing since then or not."""
+    marks = folder.glob("*/_CHECKPOINT_METADATA")
+    return sorted(int(mark.parent.name) for mark in marks if mark.parent.name.isdigit())
+
+
 def is_complete(checkpoint: pathlib.Path) -> bool:
     """Return whether a checkpoint was committed and no file is missing, without reading the arrays."""
-    if not all((checkpoint / name).exists() for name in ("_CHECKPOINT_METADATA", "state", "progress")):
-        return False
-    if not (checkpoint / DIGESTS).is_file():
-        return True
     try:
-        digests = json.loads((checkpoint / DIGESTS).read_bytes())
-    except (OSError, ValueError):
-        return True  # damaged, which the check on reading names
-    return all((checkpoint / name).is_file() for name in digests)
+        check_complete(checkpoint)
+    except Changed:
+        return False
+    return True
+
+
+def check_complete(checkpoint: pathlib.Path) -> None:
+    """Raise Changed if a checkpoint was not committed or a file is missing, without reading the arrays."""
+    names = ["_CHECKPOINT_METADATA", "state", "progress"]
+    with contextlib.suppress(OSError, ValueError):  # damaged digests are named by the check on reading
+        names += json.loads((checkpoint / DIGESTS).read_bytes())
+    for name in names:
+        if not (checkpoint / name).exists():
+            raise Changed(f"{name} is missing since it was saved")

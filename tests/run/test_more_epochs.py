@@ -13,7 +13,8 @@ from stepcot_jax.run.settings import load_settings, write_settings
 
 def started(tmp_path, **changes):
     """A workdir with a checkpoint of a run with these settings, and the settings."""
-    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    for name in ("_CHECKPOINT_METADATA", "state", "progress"):
+        (tmp_path / "checkpoints" / "1" / name).mkdir(parents=True)
     write_settings(tmp_path / "settings.json", small_settings(**changes))
     return tmp_path
 

@@ -167,7 +167,9 @@ def test_an_interrupted_run_says_where_it_goes_on(tmp_path, monkeypatch):
     run = make_run(tmp_path, monkeypatch)
     assert run.describe_resume() == "no checkpoint was saved yet: the same command starts over"
     for step in (5, 10):
-        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        for name in ("_CHECKPOINT_METADATA", "state", "progress"):
+            (tmp_path / "checkpoints" / str(step) / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "15").mkdir()  # not committed
     assert run.describe_resume() == "the same command goes on from checkpoint 10"
 
 
