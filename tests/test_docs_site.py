@@ -50,6 +50,7 @@ def test_docstrings_become_markdown(pages):
     assert to_markdown(">>> 1\n1").splitlines() == ["", "```pycon", ">>> 1", "1", "```"]
 
 
+@pytest.mark.slow
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     pytest.importorskip("mkdocstrings")
     pytest.importorskip("material")

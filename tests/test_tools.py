@@ -121,6 +121,7 @@ def assert_refused(result, words):
         assert word in result.stderr
 
 
+@pytest.mark.slow
 def test_no_module_imports_tensorflow_or_torch():
     script = """
 import importlib, pkgutil, sys

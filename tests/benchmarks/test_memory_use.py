@@ -97,6 +97,7 @@ def share(memory):
     return np.sqrt(memory.var(axis=0).sum() / (memory**2).sum(axis=1).mean())
 
 
+@pytest.mark.slow
 def test_the_table_is_what_the_equations_give(run, cases, expected, capsys):
     memory_use.main([str(run[0]), "--seed=3"])
     printed = capsys.readouterr().out

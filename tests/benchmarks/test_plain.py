@@ -44,6 +44,7 @@ def as_plain(params):
     }
 
 
+@pytest.mark.slow
 def test_plain_teacher_reads_as_ours():
     ours, plain = Teacher(ANSWERS, width=WIDTH, num_heads=HEADS), PlainTeacher(ANSWERS, width=WIDTH, num_heads=HEADS)
     params = randomise(declare(ours, **INPUTS, deterministic=True))

@@ -42,6 +42,7 @@ def sides():
     return ours, TorchSide(ours), ours.roll_out()
 
 
+@pytest.mark.slow
 def test_logits_agree():
     ours, theirs, replies = sides()
     expected = ours.policy.apply({"params": ours.params}, ours.images, ours.prompts, ours.lengths, replies.tokens)
@@ -89,6 +90,7 @@ def test_log_probs_of_the_cache_agree_with_ours():
     assert lengths.max() > 1
 
 
+@pytest.mark.slow
 def test_both_sides_are_measured_and_the_update_is_compiled_once():
     with jax.numpy_dtype_promotion("standard"):  # optax is not clean under the strict one
         numbers = measure_policy(1, SIZES)

@@ -228,6 +228,7 @@ def test_the_simulated_model_runs_by_default_and_writes_everything(tmp_path, cap
     assert all(level.expected is not None for level in found.levels)
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_on_the_page_and_print_opens_the_dialogues(tmp_path):
     few = ["--num-cases=3", "--levels=0,1", "--num-resamples=5", "--image-size=64", "--num-shown=2"]
     main([f"--out={tmp_path}", *few])

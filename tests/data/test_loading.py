@@ -91,6 +91,7 @@ def test_near_duplicates_stay_on_one_side(folder, tmp_path):
     assert "near-duplicates within 1 bits" in dataset.splits_source
 
 
+@pytest.mark.slow
 def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys):
     """A root that is a file and the folder that it is in are the same data, hence the same splits."""
     patients = [f"p{number}" for number in range(12)]

@@ -104,6 +104,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_features(tmp_path, name):
     make, width, num_parameters = MAKERS[name]
@@ -126,6 +127,7 @@ def test_features(tmp_path, name):
     assert largest_difference(pooled, encoder.encode(images)) <= 1e-5 * max(scale, 1)
 
 
+@pytest.mark.slow
 def test_densenet_with_the_names_of_old_files(tmp_path):
     model = randomise(DenseNet())
     torch.save(model.state_dict(), tmp_path / "densenet121.pth")

@@ -31,6 +31,7 @@ def images(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_pictures_and_numbers_are_written(workdir, images, tmp_path, capsys):
     bad, out = tmp_path / "bad.png", tmp_path / "out"
     bad.write_bytes(b"nothing")

@@ -111,6 +111,7 @@ def student(models):
     return models["student"]
 
 
+@pytest.mark.slow
 def test_temperatures_and_operating_points_are_those_of_the_run_and_stored_once(run, exported, models, images, copy):
     for name, model in models.items():
         above, shares = model.above(images[:3]), model(images[:3])

@@ -68,6 +68,7 @@ def exported(request, tmp_path_factory):
     return run, folder / "out"
 
 
+@pytest.mark.slow
 def test_another_process_with_numpy_and_onnxruntime_alone_gives_the_same_logits(exported, tmp_path):
     run, out = exported
     np.save(tmp_path / "images.npy", IMAGES)

@@ -66,6 +66,7 @@ def copy(run, tmp_path):
     return tmp_path / "copy"
 
 
+@pytest.mark.slow
 def test_another_process_with_jax_and_numpy_alone_gives_the_same_replies(run, tmp_path):
     workdir, out, records = run
     question = next(record.question for record in records if record.kind == "closed")

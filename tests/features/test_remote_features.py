@@ -98,6 +98,7 @@ def test_processes_that_share_no_folder_encode_a_share_each(load, tmp_path, monk
     assert 0 < shares[0] < 40
 
 
+@pytest.mark.slow
 def test_shards_of_an_engine_are_those_of_the_local_engine_and_a_bad_one_is_replaced(
     load, folder, tmp_path, monkeypatch
 ):

@@ -96,6 +96,7 @@ def test_logits_agree_with_the_oracle(is_tied):
     assert_close(found, oracle(params, tokens, np.asarray(positions[0]), sizes), 2e-4)
 
 
+@pytest.mark.slow
 def test_tokens_one_by_one_from_the_cache_agree_with_a_full_pass():
     """Prompts of 2 and 4 tokens, padded to 4; slots of padding hold rubbish that nothing sees."""
     decoder, params, run = make()

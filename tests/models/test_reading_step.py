@@ -11,6 +11,7 @@ IMAGES, TEXT, WIDTH = normal(1, 1, 5), normal(2, 3, 8), 8
 INPUTS = {"image_features": jnp.asarray(IMAGES), "text_features": jnp.asarray(TEXT), "deterministic": True}
 
 
+@pytest.mark.slow
 def test_split_heads_read_the_same_and_are_not_copied():
     def make(unroll):
         return Teacher(answers_per_step=ANSWERS[3], width=WIDTH, num_heads=2, unroll=unroll)

@@ -14,6 +14,7 @@ CASES, WIDTH = 4, 8
 IMAGES = normal(1, CASES, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "text_width", "shared"), [(7, WIDTH, True), (3, WIDTH, False), (2, 6, True)])
 def test_the_reference_gives_the_teachers_logits_and_gradients(steps, text_width, shared):
     counts = ANSWERS[steps]

@@ -109,6 +109,7 @@ def shown(page):
     return int(words[0])
 
 
+@pytest.mark.slow
 def test_filters_count_what_they_say(page, cases):
     assert shown(page) == NUM_CASES
     for judged in ("6", "0", "chain"):
@@ -231,6 +232,7 @@ def whole(tmp_path_factory):
     return f"file://{path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
 def test_axe_finds_nothing_and_heat_cells_can_be_read(browser, whole, width, scheme):
     with watch(browser, whole, width=width, scheme=scheme) as page:

@@ -56,6 +56,7 @@ def test_replies_with_true_and_predicted_boxes(run):
         assert len(shown["boxes"]) == len(record.references)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
 def test_axe_finds_nothing_and_the_page_can_be_filtered(run, width, scheme):
     folder, records, _ = run

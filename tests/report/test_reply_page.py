@@ -44,6 +44,7 @@ def write(tmp_path, *, num_images=20):
     return [record for record in records if record.split == "test"]
 
 
+@pytest.mark.slow
 def test_replies_can_be_looked_through(tmp_path, browser):
     records = write(tmp_path)
     with open_page(browser, tmp_path) as watched:
@@ -100,6 +101,7 @@ def test_replies_can_be_looked_through(tmp_path, browser):
         assert loaded == [f"file://{tmp_path}/out/index.html"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_axe_finds_nothing_filters_stay_and_print_is_whole(tmp_path, browser, width, scheme):
     records = write(tmp_path, num_images=8)

@@ -66,6 +66,7 @@ def report_changed(workdir, folder, *, facts=None, labels=None):
     return (run / "report.html").read_text(), changed
 
 
+@pytest.mark.slow
 def test_every_section_is_there(page):
     for name in ("results", "curves", "confusion", "confidence", "consistency", "cases", "corrections", "settings"):
         assert f'<section id="{name}"' in page

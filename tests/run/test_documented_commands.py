@@ -62,6 +62,7 @@ def parsed(tmp_path_factory):
     return [(*command, read_settings(folder / f"{number}.json")) for number, command in enumerate(commands)]
 
 
+@pytest.mark.slow
 def test_every_command_is_accepted(parsed):
     assert len(parsed) > 25
     assert {name for name, _, _ in parsed} >= {"qwen.md", "launch.md", "README.md", *(f"{name}.py" for name in LARGE)}

@@ -121,6 +121,7 @@ def of_a_folder(folder, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_the_command_that_scores_replies_gives_the_figures_of_the_run(of_a_folder, tmp_path, capsys):
     workdir = of_a_folder
     files = [str(workdir / "records" / "test.jsonl"), str(workdir / "replies" / "sft_test.jsonl")]

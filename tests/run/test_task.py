@@ -173,6 +173,7 @@ def test_an_interrupted_run_says_where_it_goes_on(tmp_path, monkeypatch):
     assert run.describe_resume() == "the same command goes on from checkpoint 10"
 
 
+@pytest.mark.slow
 def test_the_best_of_each_phase_is_reported(finished):
     run, report = finished
     for name, step in (("sft", 3), ("grpo", 8), ("of the last step", 10)):

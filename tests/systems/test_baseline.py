@@ -53,6 +53,7 @@ def stepped():
     return state, lambda labels: update(state, {**BATCH, "labels": labels})
 
 
+@pytest.mark.slow
 def test_a_step_goes_down_the_gradient_of_the_cross_entropy(stepped):
     start, run = stepped
     params = start.params
@@ -121,6 +122,7 @@ def finished(tmp_path_factory):
     return workdir, run, report
 
 
+@pytest.mark.slow
 def test_a_run_reports_the_baseline_on_every_step(finished):
     workdir, run, report = finished
     assert list(report["test"]) == ["baseline"]
@@ -133,6 +135,7 @@ def test_a_run_reports_the_baseline_on_every_step(finished):
     assert any("baseline/hard_label/Diagnosis" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_path, monkeypatch, capsys):
     run = small_run(tmp_path, monkeypatch, **CHANGES, baseline__steps="last")
     report = run.execute()["test"]["baseline"]

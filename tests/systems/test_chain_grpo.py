@@ -47,6 +47,7 @@ def finished(tmp_path_factory):
     return workdir, run, report
 
 
+@pytest.mark.slow
 def test_a_run_reports_the_teacher_and_its_start(finished):
     workdir, run, report = finished
     assert list(report["test"]) == ["teacher", "start"]
@@ -62,6 +63,7 @@ def test_a_run_reports_the_teacher_and_its_start(finished):
     assert scores[1] == scores[2] == max(scores[0], lines[-1].get("start/mean_reward", scores[1]))
 
 
+@pytest.mark.slow
 def test_grpo_moves_the_teacher_and_the_encoder_but_not_the_start(finished):
     workdir, run, _ = finished
     before, after = (restore_params(workdir / "checkpoints", step) for step in (run.checkpoints.latest_step - 5, 15))
@@ -88,6 +90,7 @@ def test_readers_load_the_refined_teacher(finished, tmp_path, monkeypatch):
         trained_model.load_trained(workdir, names=("student",))
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_an_epoch_of_rollouts_goes_on_to_the_same_bits(finished, tmp_path, monkeypatch):
     workdir, _, report = finished
     first = small_run(tmp_path, monkeypatch, **CHANGES, training__checkpoint_minutes=1e-9)

@@ -139,6 +139,7 @@ def fixed():
     return {"old": own, "reference": reference, "chains": chains}
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_are_those_of_the_equation():
     after, numbers = update_with(ROLLOUTS)
     teacher = oracle.as_float64(STATE.params["teacher"])
@@ -149,6 +150,7 @@ def test_loss_and_gradient_are_those_of_the_equation():
     assert int(after.step) == 4
 
 
+@pytest.mark.slow
 def test_numbers_are_means_over_scored_chains():
     _, numbers = update_with(ROLLOUTS)
     rewards, chains = rewards_of(sampled()), sampled()
@@ -166,6 +168,7 @@ def test_numbers_are_means_over_scored_chains():
     assert numbers["clipped"] == 0.0
 
 
+@pytest.mark.slow
 def test_later_passes_keep_the_log_probabilities_of_sampling():
     once, _ = update_with(ROLLOUTS)
     _, numbers = update_with(dataclasses.replace(ROLLOUTS, num_updates=2))
@@ -177,6 +180,7 @@ def test_later_passes_keep_the_log_probabilities_of_sampling():
     assert numbers["clipped"] > 0
 
 
+@pytest.mark.slow
 def test_cases_without_a_reward_take_no_part():
     fewer = {name: rows[:-2] for name, rows in BATCH.items()}
     found, expected = update_with(ROLLOUTS)[0].params, update_with(ROLLOUTS, fewer)[0].params
@@ -188,6 +192,7 @@ def test_cases_without_a_reward_take_no_part():
     assert all(np.isfinite(number) for number in numbers.values())
 
 
+@pytest.mark.slow
 def test_passes_over_parts_of_the_batch_find_the_same_gradients():
     found, numbers = update_with(ROLLOUTS, whole=GlobalBatch(None, 3))
     expected, wanted = update_with(ROLLOUTS)
@@ -226,6 +231,7 @@ def run_on(num_devices, transform="pmap", rollouts=ROLLOUTS):
     return gradients, found, np.asarray(chains)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_devices", "transform", "rollouts"),
     [(2, "shard_map", ROLLOUTS), (8, "pmap", ROLLOUTS), (8, "shard_map", ACROSS)],
@@ -275,12 +281,14 @@ def train(*, shuffled):
     return rewards[0], rewards[-10:].mean()
 
 
+@pytest.mark.slow
 def test_the_reward_rises():
     before, after = train(shuffled=False)
     assert before < 0.5
     assert after > 0.85
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_teach_nothing():
     _, after = train(shuffled=True)
     assert after < 0.6

@@ -72,6 +72,7 @@ def numbers_of(batch, **changes):
     return descend(Devices(num_devices=1), make_update(**changes), batch)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"beta": 0.1}, {"beta": 2.0, "length_norm": "token_mean"}])
 def test_the_loss_is_that_of_whole_texts(batch, changes):
     expected = oracle(batch, **changes)
@@ -91,6 +92,7 @@ def test_on_the_policy_that_sampled_nothing_is_clipped_and_ratios_are_one():
     assert numbers["loss"] == pytest.approx(-found["advantages"][..., 0][counted].mean(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_rounding_is_no_ratio(batch):
     policy = policy_step.NETWORK.clone(dtype=jnp.bfloat16)
     once = dataclasses.replace(make_update(beta=0.0), policy=policy)
@@ -104,6 +106,7 @@ def test_in_bfloat16_rounding_is_no_ratio(batch):
     np.testing.assert_allclose(found.reshape(-1, LONGEST), twice.log_probs(params[POLICY], rows), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_first_of_two_passes_has_ratios_of_one(batch, monkeypatch):
     """Even if full passes rounded so far apart that the second, which compares with one, has ratios near 0."""
     freeze = GrpoUpdate.freeze
@@ -144,6 +147,7 @@ def compiled(num_updates):
     return jax.jit(lambda state, batch: update(state, batch, ONE_DEVICE))
 
 
+@pytest.mark.slow
 def test_two_passes_are_two_steps_on_one_batch_with_the_old_probabilities(batch):
     once, numbers = compiled(1)(start(), batch)
     assert float(numbers["grpo/loss"]) == pytest.approx(oracle(batch, beta=0.1)["loss"], rel=2e-5, abs=1e-6)
@@ -166,6 +170,7 @@ def test_two_passes_are_two_steps_on_one_batch_with_the_old_probabilities(batch)
     assert squares > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["sum", "mean"])
 def test_self_checks_that_succeeded_add_their_term(batch, norm):
     checked = add_checks(batch)
@@ -180,6 +185,7 @@ def test_self_checks_that_succeeded_add_their_term(batch, norm):
     assert "self_check_loss" not in without
 
 
+@pytest.mark.slow
 def test_what_is_not_counted_reaches_no_gradient(batch):
     device, update = Devices(num_devices=1), make_update(beta=0.1)
     expected, wanted = descend(device, update, batch)

@@ -33,6 +33,7 @@ def params():
     return randomise(shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["teacher", "student"])
 @pytest.mark.parametrize("num_at_once", [4096, 5])
 def test_variants_are_read_as_one_by_one(params, name, num_at_once):
@@ -55,6 +56,7 @@ def test_variants_are_read_as_one_by_one(params, name, num_at_once):
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_score_of_training_with_given_answers_is_the_mean_of_both_accuracies(params):
     batch = {"image_features": jnp.asarray(FEATURES), "labels": jnp.asarray(LABELS), "text_features": TEXT}
     scores = {}

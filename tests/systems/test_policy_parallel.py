@@ -27,6 +27,7 @@ def assert_same(found, expected):
         assert np.linalg.norm(leaf - wanted) <= 1e-5 * norm, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["sft", "grpo"])
 @pytest.mark.parametrize("name", SPREAD)
 def test_raw_gradients_are_those_of_one_device(job, name):
@@ -38,6 +39,7 @@ def test_raw_gradients_are_those_of_one_device(job, name):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(leaves)) > 1e-3, part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["sft", "grpo"])
 def test_other_reductions_span_the_global_batch(job):
     gradients, numbers = run(job, num_devices=4, num_passes=2, **NAMED[job])

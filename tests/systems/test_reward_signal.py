@@ -43,6 +43,7 @@ def test_a_phase_without_a_signal_is_named(updates, found):
     assert "\n" not in warning
 
 
+@pytest.mark.slow
 def test_a_run_warns_at_the_end_of_a_short_phase_of_equal_rewards(tmp_path, monkeypatch, capsys):
     changes = {"sft__epochs": 0, "grpo__epochs": 2, "grpo__updates_per_epoch": 2}
     run = small_run(tmp_path, monkeypatch, **changes)

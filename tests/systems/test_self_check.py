@@ -167,6 +167,7 @@ def test_who_gets_what(first_attempt):
     np.testing.assert_array_equal(found, np.array([expected], np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["check", "first"])
 def test_a_completion_is_attempt_check_and_attempt(context):
     wrong = np.random.default_rng(0).random((PROMPTS, GROUP)) < 0.7
@@ -204,6 +205,7 @@ def test_a_completion_is_attempt_check_and_attempt(context):
     np.testing.assert_array_equal(found.log_probs == 0, ~found.counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["check", "first"])
 def test_sampled_log_probabilities_are_those_of_the_full_pass(context):
     batch = dict(collected(self_check__context=context))
@@ -238,6 +240,7 @@ def test_a_hidden_check_changes_nothing_after_it():
     np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["check", "first"])
 def test_completions_do_not_depend_on_devices_or_on_other_rollouts(context):
     wrong = np.random.default_rng(1).random((PROMPTS, GROUP)) < 0.5

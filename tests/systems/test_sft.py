@@ -47,6 +47,7 @@ def gradients_by_chain_rule(params, batch, of_logits):
     return jax.jit(lambda params: jax.vjp(place, params)[1](jnp.asarray(of_logits, jnp.float32))[0])(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "packs"), [("tokens", PACKS), ("parts", ALONE)])
 def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, packs):
     batch = lay_out(packs, LENGTH, weights=WEIGHTS)

@@ -68,6 +68,7 @@ def _expected_views(task, update):
     ]
 
 
+@pytest.mark.slow
 def test_rows_are_their_views(mixed):
     _, _, batches = _batches(mixed, 3)
     batch = batches[2]
@@ -94,6 +95,7 @@ def test_rows_are_their_views(mixed):
     assert numbers == {f"curriculum/{stage}": np.mean([view.stage == stage for view in views]) for stage in STAGES}
 
 
+@pytest.mark.slow
 def test_each_process_has_its_rows_of_the_same_views(mixed):
     _, _, (whole,) = _batches(mixed, 1)
     halves = []
@@ -117,6 +119,7 @@ def _cross_entropy(logits, batch, row, part):
     return np.mean(found) if found else 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_sums_by_domain_and_stage_are_those_of_the_rows(tmp_path, num_devices):
     task = policy_task(tmp_path, num_devices=num_devices, **MIXED, **MEDCLM)
@@ -151,6 +154,7 @@ def test_sums_by_domain_and_stage_are_those_of_the_rows(tmp_path, num_devices):
     assert not jax.device_get(ended.optimizers[CURRICULUM]["counts"]).any()
 
 
+@pytest.mark.slow
 def test_the_adaptive_state_survives_its_arrays(tmp_path):
     task = policy_task(tmp_path, **ADAPTIVE)
     curriculum, state = task.staged.curriculum, first_state(task)
@@ -208,6 +212,7 @@ def _train(workdir, monkeypatch, kill_at=None):
     return calls.get("params"), seen
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_an_epoch_ends_as_an_uninterrupted_one(tmp_path, monkeypatch):
     whole, drawn = _train(tmp_path / "whole", monkeypatch)
     per_epoch = len(drawn) // 4

@@ -249,6 +249,7 @@ def norm(tree):
     return np.sqrt(sum((np.float64(leaf) ** 2).sum() for leaf in jax.tree.leaves(tree)))
 
 
+@pytest.mark.slow
 def test_joint_step_is_teacher_then_fresh_targets_then_student(joint, targets):
     state, metrics = joint(start(NETWORKS, ADAMW), BATCH, TEXT)
     # The teacher: clipped gradient through AdamW, which amplifies rounding where a gradient is almost zero.

@@ -124,6 +124,7 @@ def test_the_table_counts_annotated_cases_alone(tmp_path, monkeypatch):
     assert len({shares["Step 2", count] for count in range(3)}) == 3
 
 
+@pytest.mark.slow
 def test_a_teacher_gets_what_was_given_and_no_more():
     teacher = Teacher(answers_per_step=OPTIONS, width=8, num_layers=1, num_heads=2)
     features, text = jnp.asarray(OWN[:6], jnp.float32), jnp.ones((3, 5))

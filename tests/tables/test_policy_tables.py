@@ -64,6 +64,7 @@ def right_share(plan, number, kind):
     return [float(np.mean([every(number, seed)(index) for index in indices])) for seed in plan.seeds]
 
 
+@pytest.mark.slow
 def test_every_cell_is_a_run_with_its_rows_changes(plan):
     cells = {cell.name: cell.settings for cell in vqa_table.list_cells(plan)[:6]}
     assert len(vqa_table.list_cells(plan)) == 12
@@ -109,6 +110,7 @@ def made(plan):
     return {module: module.make_tables(plan) for module in (vqa_table, self_check_table, stages_table)}
 
 
+@pytest.mark.slow
 def test_figures_are_the_shares_of_right_replies(plan, made):
     found = columns_of(made[vqa_table][0])
     for name, number in ((vqa_table.THINKING, 2), (vqa_table.BOTH, 5), (vqa_table.SHUFFLED, 2)):

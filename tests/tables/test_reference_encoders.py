@@ -12,6 +12,7 @@ from stepcot_jax.tools.tables import encoders as reference_encoders
 from stepcot_jax.tools.tables.encoders import count_multiply_adds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "billions"),
     [
@@ -32,6 +33,7 @@ def test_reference_encoders_have_the_known_sizes(name, parameters, billions):
     assert found / 1e9 == pytest.approx(billions, abs=0.006)
 
 
+@pytest.mark.slow
 def test_a_reference_encoder_runs():
     reference = reference_encoders.make_reference("ResNet18")
     images = np.random.default_rng(0).standard_normal((2, 224, 224, 3)).astype(np.float32)

@@ -54,6 +54,7 @@ def accuracy(plan, cell, model, step):
     return float((predictions.logits[model][:, step, :options].argmax(-1) == LABELS[:, step]).mean())
 
 
+@pytest.mark.slow
 def test_all_files_are_there_and_say_how_they_were_made(written):
     folder, names = written
     stems = ("diagnosis", "steps", "components", "components_differences", "components_steps")
@@ -194,6 +195,7 @@ def test_a_cell_is_known_by_what_changes_its_results_and_its_workdir_may_be_move
     assert len(set(digests[0])) == 6
 
 
+@pytest.mark.slow
 def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     root = tmp_path / "data"
     export_phantom(root, num_cases=12, seed=3, size=16)

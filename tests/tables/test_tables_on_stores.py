@@ -34,6 +34,7 @@ def tables_of(files):
     }
 
 
+@pytest.mark.slow
 def test_tables_on_a_store_are_those_of_a_folder_and_go_on_elsewhere(tmp_path, monkeypatch):
     make(tmp_path / "here")
     tables, folder = tmp_path / "here" / "tables", tmp_path / "here"

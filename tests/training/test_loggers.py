@@ -129,6 +129,7 @@ def test_settings_are_told_without_paths_and_addresses():
     assert "secret" not in json.dumps(told)
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_in_its_offline_store(tmp_path):
     pytest.importorskip("mlflow.store.tracking.sqlalchemy_store")
     from mlflow.tracking import MlflowClient
@@ -177,6 +178,7 @@ def read_wandb(path):
     return found
 
 
+@pytest.mark.slow
 def test_wandb_writes_offline_runs_of_one_id(tmp_path):
     pytest.importorskip("wandb")
     settings, said = small_settings(loggers__names=("wandb",), data__root="/secret"), []

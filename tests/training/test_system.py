@@ -175,6 +175,7 @@ def test_a_run_that_was_interrupted_resumes_to_the_same_bits(uninterrupted, tmp_
     assert_same(train(tmp_path), uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(uninterrupted, tmp_path):
     script = [sys.executable, __file__, str(tmp_path)]
     assert subprocess.run(script, env={**os.environ, "PYTHONPATH": ROOT}, timeout=120).returncode == -signal.SIGKILL

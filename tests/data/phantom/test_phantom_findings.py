@@ -47,6 +47,7 @@ def _holds(outer, inner, by=0.0):
     return bool((inner[:2] >= outer[:2] - by).all() and (inner[2:] <= outer[2:] + by).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(index=st.integers(0, 10_000), seed=st.integers(0, 60), size=st.sampled_from([64, 128]))
 def test_every_box_lies_where_the_answers_say(index, seed, size):

@@ -25,6 +25,7 @@ def score(network, params):
     return jax.jit(run)(params)
 
 
+@pytest.mark.slow
 def test_low_rank_layers():
     config, params = tiny()
     network = SquareQwen(config.sizes, config.vision, grid=2, image_token=IMAGE)

@@ -20,6 +20,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts(tmp_path, name):
     """facts_siblings.md, S5.2, without allocating any of it."""

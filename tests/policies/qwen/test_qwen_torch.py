@@ -110,6 +110,7 @@ def test_a_tied_head_with_images(tmp_path):
         assert torch.equal(again(**inputs).logits[0], expected)
 
 
+@pytest.mark.slow
 def test_vision_tower(vl):
     model, ours, preprocessing = vl
     cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
@@ -126,6 +127,7 @@ def test_vision_tower(vl):
     assert largest_difference(found, expected) <= 1e-4
 
 
+@pytest.mark.slow
 def test_layers_at_published_width(tmp_path):
     """A decoder layer as wide as Qwen2.5-0.5B's, a windowed and a full block as wide as all towers of Qwen2.5-VL."""
     vision = {
