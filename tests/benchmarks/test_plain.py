@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracles.random_params import assert_close, assert_logits, declare, normal, randomise
 
 from benchmarks.plain import PlainTeacher

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracles.random_params import ANSWERS, assert_close, declare, normal, randomise
 
 from stepcot_jax.models.teacher import Teacher, join_heads, split_heads
