@@ -64,7 +64,9 @@ def start_session(image: Any, explainer: Explainer) -> Session:
     pixels = repeat_grey(pixels) if pixels.ndim == 2 else pixels
     shortest, longest = sorted(pixels.shape[:2])
     side = longest if preprocessing.fit == "pad" else shortest
-    larger = dataclasses.replace(preprocessing, size=min(MAX_DETAIL, max(side, preprocessing.size)))
+    detail = min(MAX_DETAIL, max(side, preprocessing.size))
+    resized = preprocessing.resized * detail // preprocessing.size
+    larger = dataclasses.replace(preprocessing, size=detail, resized=resized)
     return Session(resize_image(pixels, preprocessing), resize_image(pixels, larger), projection=projection)
 
 
