@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from stepcot_jax.data.images.dicom import Projection
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.pages.pictures import write_map_layer, write_overlay, write_picture
 from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.asking import NextStep, find_next_steps

@@ -5,15 +5,13 @@ Only the picture's elements are parsed. pydicom's messages quote values, so none
 
 import contextlib
 import importlib
-import json
 import logging
 import math
 import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16
@@ -28,20 +26,11 @@ from stepcot_jax.data.images.dicom_fields import (
     is_packed,
 )
 from stepcot_jax.data.images.dicom_pixels import OVERLAY_POSITIONS, PixelFormat, decode_stored
+from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
-
-# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
-
-Projection = Literal["frontal", "lateral", "oblique", "decubitus", ""]
-"""The projection that a header names; "" if it names none, or an unknown one."""
-
-_VIEWS: dict[str, dict[Projection, list[str]]] = json.loads(
-    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
-)
-"""Words of `ViewPosition`, the deciding ones first ("AP LLD" is a decubitus view), and codes of SNOMED CT and RT."""
 
 Note = Callable[[str], None]
 """Gets a sentence on what is odd about a readable file; the same sentence for the same oddity."""
@@ -51,6 +40,8 @@ def ignore_note(_: str) -> None:
     """Drop a note."""
 
 
+# `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
+
 _SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
 
 
@@ -59,23 +50,13 @@ def find_projection(fields: Fields) -> Projection:
     with contextlib.suppress(BadInput):
         position = fields.value("ViewPosition")
         if isinstance(position, str) and position.strip():
-            return _read_position(position)
+            return name_projection(position)
     with contextlib.suppress(BadInput):
         code = fields.item("ViewCodeSequence")
         if code is not None and str(code.value("CodingSchemeDesignator")).strip() in _SCHEMES:
             value = str(code.value("CodeValue")).strip()
-            return next((projection for projection, codes in _VIEWS["codes"].items() if value in codes), "")
+            return next((projection for projection, codes in VIEWS["codes"].items() if value in codes), "")
     return ""
-
-
-def _read_position(position: str) -> Projection:
-    words = set(re.findall("[A-Z]+", position[:80].upper()))
-    named = [projection for projection, known in _VIEWS["words"].items() if words & {*known}]
-    if "decubitus" in named:
-        return "decubitus"
-    if "frontal" in named and "lateral" in named:
-        return ""
-    return named[0] if named else ""
 
 
 # A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
@@ -265,7 +246,7 @@ def _note_header(fields: Fields, form: PixelFormat, note: Note) -> None:
             numbers = fields.numbers(keyword)
             if len(numbers) == 2:
                 if min(numbers) > 0 and max(numbers) > _SQUARE * min(numbers):
-                    note(f"its pixels are not square: {keyword} {numbers[0]:g} x {numbers[1]:g} (rows x columns)")
+                    note(f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)")
                 break
 
 

@@ -122,7 +122,7 @@ def _load_deep(image: PngImagePlugin.PngImageFile, content: bytes) -> Image.Imag
         high, low = parts if len(parts) == 2 else (parts[0][..., ::2], parts[0][..., 1::2])
         values = high << 8 | low
     if level is not None and values.shape[-1] in (1, 3):
-        values = values * (values != np.asarray(level)).any(axis=-1, keepdims=True)
+        values[(values == np.asarray(level)).all(axis=-1)] = 0
     if values.shape[-1] in (2, 4):
         alpha = values[..., -1:].astype(np.uint32)
         values = ((values[..., :-1] * alpha + 32767) // 65535).astype(np.uint16)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
+from stepcot_jax.data.images.dicom import Note, ignore_note
 from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -53,7 +54,7 @@ class Preprocessing:
     def unusual(self) -> dict[str, int | str]:
         """The fields beside size, colours and fit that differ from their defaults, for keys and descriptions."""
         fields = {"resized": 0 if self.resized == self.size else self.resized, "resample": self.resample}
-        return {name: value for name, value in fields.items() if value not in (0, "bicubic")}  # type: ignore[return-value]
+        return {name: value for name, value in fields.items() if value not in (0, "bicubic")}
 
 
 def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "height width 3"]:
@@ -68,7 +69,7 @@ def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarra
 
 
 def decode_image_bytes(
-    content: bytes, *, name: str, max_pixels: int = MAX_PIXELS
+    content: bytes, *, name: str, max_pixels: int = MAX_PIXELS, note: Note = ignore_note
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Decode the content of a PNG, JPEG or DICOM file.
 
@@ -78,7 +79,7 @@ def decode_image_bytes(
     it; the authors' code does not apply it, and their images have none. Of an animated PNG the first picture is used.
     DICOM: see `dicom.read_dicom`.
     """
-    pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))
+    pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels, note=note))
     return repeat_grey(pixels) if pixels.ndim == 2 else pixels
 
 

@@ -257,9 +257,9 @@ def test_windows_that_miss_the_pixels(photometric):
             "PresentationLUTShape INVERSE contradicts PhotometricInterpretation MONOC",
         ),
         ({"PresentationLUTShape": "IDENTITY"}, ""),
-        ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 x 0.2"),
+        ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 by 0.2"),
         ({"ImagerPixelSpacing": [0.2, 0.2], "PixelAspectRatio": [2, 1]}, ""),
-        ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 x 1"),
+        ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 by 1"),
     ],
 )
 def test_notes_of_headers_that_contradict_the_picture(elements, found):
