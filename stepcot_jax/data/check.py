@@ -413,7 +413,8 @@ def decode_pictures(
     good = np.flatnonzero(scan.good)
     paths, limit = scan.table.image_paths, most_bytes(max_pixels)
     files: ImageFiles
-    if has_shards(root):
+    sharded = has_shards(root)
+    if sharded:
         files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good.tolist()], max_bytes=limit)
     else:
         files = Selection(FolderFiles(scan.root, paths, limit), good)
@@ -423,7 +424,9 @@ def decode_pictures(
         try:
             content, name = files.read(index), files.name(index)
             if scan.is_frontal and read_projection(content, name=name) == "lateral":
-                return f"{name}: {LATERAL} (DICOM header)"
+                if not sharded:
+                    return f"{name}: {LATERAL} (DICOM header)"
+                notes.append("the DICOM header names a lateral view; a run reads every image in shards")
             pixels = decode_image_bytes(content, name=name, max_pixels=max_pixels, note=notes.append)
         except BadInput as error:
             return error

@@ -44,11 +44,10 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"\x1f\x8b": ("a gzip archive", "unpack it"),
     b"<!doctype": (
         _PAGE := "a web page (HTML), not the image",
-        _AGAIN := "sign in where it is from and download it again",
+        _AGAIN := "sign in and download it again",
     ),
     b"<html": (_PAGE, _AGAIN),
-    b"<head": (_PAGE, _AGAIN),
-    b"<?xml": ("an XML text, such as a store's error", _AGAIN),
+    b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
     b"{": ("a JSON text, such as a store's error", _AGAIN),
 }
 
@@ -77,10 +76,10 @@ def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = i
     # Pillow's decoders raise a dozen types of error on broken files.
     except Exception as error:
         raise BadInput(f"{name}: cannot be decoded: {type(error).__name__}: {str(error)[:200]}; {EXPECTED}") from error
-    raise BadInput(f"{name}: {_describe_other(content)}; {EXPECTED}")
+    raise BadInput(f"{name}: {describe_other(content)}; {EXPECTED}")
 
 
-def _describe_other(content: bytes) -> str:
+def describe_other(content: bytes) -> str:
     """Return what a file is that is no accepted image, and the next step where it can be told."""
     if lacks_preamble(content):
         return f"is a DICOM file without the preamble of 128 bytes and DICM; {RESAVE}"
