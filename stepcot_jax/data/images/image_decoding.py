@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import UInt8, UInt16
@@ -23,11 +23,15 @@ _OPENERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
 _TURNED = range(2, 9)  # values of the EXIF orientation
 _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
 _SHARE_BELOW, _TOLERANCE = 0.999, 1.001  # share of 16-bit values that full scale holds, within 0.1 %
-_PNG_DEPTH, _PNG_COLOUR_TYPE = 24, 25  # positions of these bytes of the header
 
-# Pillow keeps the high byte of 16-bit colour and alpha. For each colour type of PNG: a mode, and the raw modes that
+# Pillow keeps the high byte of 16-bit colour and alpha. For each raw mode of 16 bits: a mode, and the raw modes that
 # give the high and the low bytes; grey with alpha has as many bytes a pixel as 8-bit RGBA.
-_BYTES_OF_DEEP = {2: ("RGB", "RGB;16B", "RGB;16L"), 4: ("RGBA", "RGBA"), 6: ("RGBA", "RGBA;16B", "RGBA;16L")}
+_DEEP: dict[Any, tuple[str, ...]] = {
+    "I;16B": (),
+    "RGB;16B": ("RGB", "RGB;16B", "RGB;16L"),
+    "LA;16B": ("RGBA", "RGBA"),
+    "RGBA;16B": ("RGBA", "RGBA;16B", "RGBA;16L"),
+}
 
 _CONVERT = "convert it to PNG"
 _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
@@ -98,20 +102,20 @@ def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max
                 f"{name}: {width} x {height} pixels in its header; "
                 f"expected at most {max_pixels} pixels and sides of at most {MAX_SIDE}"
             )
-        if isinstance(image, PngImagePlugin.PngImageFile) and content[_PNG_DEPTH] == 16:
+        if image.tile and image.tile[0].args in _DEEP:
             return _load_deep(image, content)
         image.load()
         return _as_grey_or_rgb(_upright(image))
 
 
-def _load_deep(image: PngImagePlugin.PngImageFile, content: bytes) -> Image.Image:
+def _load_deep(image: ImageFile.ImageFile, content: bytes) -> Image.Image:
     """Return a 16-bit PNG in 8 bits, what is transparent on black."""
-    level = image.info.get("transparency")
-    if content[_PNG_COLOUR_TYPE] not in _BYTES_OF_DEEP:  # grey
+    level, (mode, *raw_modes) = image.info.get("transparency"), _DEEP[image.tile[0].args] or ("",)
+    values: np.ndarray
+    if not raw_modes:  # grey
         image.load()
         values = np.asarray(_upright(image)).astype(np.uint16)[..., None]
     else:
-        mode, *raw_modes = _BYTES_OF_DEEP[content[_PNG_COLOUR_TYPE]]
         parts = []
         for raw_mode in raw_modes:
             part = PngImagePlugin.PngImageFile(io.BytesIO(content))
