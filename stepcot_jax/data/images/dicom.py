@@ -288,10 +288,15 @@ def is_dicom(start: bytes) -> bool:
 
 def lacks_preamble(start: bytes) -> bool:
     """Whether a file starts as DICOM does after the preamble: with "DICM", or with an element of group 2 or 8."""
-    group, element = struct.unpack("<HH", start[:4].ljust(4, b"\0"))
-    explicit, (length,) = start[4:6].isalpha() and start[4:6].isupper(), struct.unpack("<I", start[4:8].ljust(4, b"\0"))
-    in_order = (group == 2 and element <= 0x0102) or (group == 8 and element <= 0x0018)
-    return start.startswith(_MAGIC) or (in_order and len(start) > 8 and (explicit or length <= 64))
+    if start.startswith(_MAGIC) or len(start) <= 8:
+        return start.startswith(_MAGIC)
+    is_explicit = start[4:6].isalpha() and start[4:6].isupper()
+    for order in "<>":
+        group, element, length = struct.unpack(f"{order}HHI", start[:8])
+        in_order = (group == 2 and element <= 0x0102) or (group == 8 and element <= 0x0018)
+        if in_order and (is_explicit or length <= 64):
+            return True
+    return False
 
 
 def read_dicom(

@@ -15,6 +15,8 @@ from stepcot_jax.data.images.dicom_fields import RLE, SYNTAXES, Fields, attempt
 OVERLAY_POSITIONS = tuple(0x60000102 + (number << 16) for number in range(0, 32, 2))
 """Tags of the bit that an overlay takes up in the pixels, one for each overlay."""
 
+_SIGNED = 0x80  # bit of a JPEG 2000 component's depth
+
 
 @dataclasses.dataclass(frozen=True)
 class PixelFormat:
@@ -45,7 +47,8 @@ def decode_stored(
 ) -> tuple[UInt8[np.ndarray, "row column *sample"] | UInt16[np.ndarray, "row column *sample"], PixelFormat]:
     """Return the stored values, their bits taken as unsigned numbers below 2 ** bits_stored, and the true format.
 
-    Of a compressed picture with values beyond BitsStored, the precision in its codestream counts.
+    Of a compressed picture with values beyond BitsStored, the precision in its codestream counts, and so does the sign
+    of a JPEG 2000 codestream.
     """
     data = fields.value("PixelData")
     if not isinstance(data, bytes):
@@ -55,7 +58,8 @@ def decode_stored(
         pixels = _decode_rle(_join_fragments(data, fields), fields, form)
     else:
         if SYNTAXES[fields.syntax].decoders:
-            precision = _check_compressed_size(_join_fragments(data, fields), fields, form)
+            precision, signed = _check_compressed_size(_join_fragments(data, fields), fields, form)
+            form = dataclasses.replace(form, signed=form.signed or signed)
         elif len(data) < form.num_bytes:
             raise fields.refuse(f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as its header says")
         pixels = _decode_with_pydicom(fields, form)
@@ -148,8 +152,8 @@ def _unpack_segment(segment: bytes, *, num_values: int) -> bytearray:
     return values
 
 
-def _check_compressed_size(frame: bytes, fields: Fields, form: PixelFormat) -> int:
-    """Check the size in a compressed picture, and return its bits a sample."""
+def _check_compressed_size(frame: bytes, fields: Fields, form: PixelFormat) -> tuple[int, bool]:
+    """Check the size in a compressed picture, and return its bits a sample and whether these have a sign."""
     sizes = _read_jpeg_2000_sizes(frame) if frame.startswith(b"\xff\x4f") else _read_jpeg_sizes(frame)
     expected = (form.num_columns, form.num_rows, form.num_samples)
     if not sizes or any(size[:3] != expected for size in sizes):
@@ -158,7 +162,8 @@ def _check_compressed_size(frame: bytes, fields: Fields, form: PixelFormat) -> i
             f"PixelData: {shown} (columns x rows x samples) in the compressed picture instead of "
             f"{expected[0]} x {expected[1]} x {expected[2]}, as its header says"
         )
-    return max(precision for *_, precision in sizes)
+    depth = max(depth for *_, depth in sizes)
+    return depth & ~_SIGNED, bool(depth & _SIGNED)
 
 
 def _read_jpeg_sizes(frame: bytes) -> list[tuple[int, int, int, int]]:
@@ -183,4 +188,4 @@ def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int, int]]:
     if frame[2:4] != b"\xff\x51" or len(frame) < 43:
         return []
     _, _, right, bottom, left, top, *_, num_samples, depth = struct.unpack_from(">HHIIIIIIIIHB", frame, 4)
-    return [(right - left, bottom - top, num_samples, (depth & 0x7F) + 1)]
+    return [(right - left, bottom - top, num_samples, (depth & ~_SIGNED) + 1 | depth & _SIGNED)]

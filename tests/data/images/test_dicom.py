@@ -218,6 +218,13 @@ def test_the_precision_of_the_codestream_counts(syntax):
     dataset.BitsStored, dataset.HighBit = 12, 11
     result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
     np.testing.assert_array_equal(result, show_range(SMOOTH))
+    if syntax == uid.JPEG2000Lossless:  # and its sign, with as many bits or more
+        for stored in (14, 12):
+            dataset = make((SMOOTH * 100 - 7000).astype(np.int16), BitsStored=14, HighBit=13)
+            dataset.compress(syntax, generate_instance_uid=False)
+            dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = stored, stored - 1, 0
+            result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+            np.testing.assert_array_equal(result, show_range(SMOOTH))
 
 
 RAMP = np.tile(np.linspace(300, 1800, 64).astype(np.uint16), (64, 1))

@@ -190,6 +190,7 @@ def test_broken_metadata_around_a_sound_picture_is_passed_over(tmp_path):
         (b"\x02\0\0\0UL\4\0\xba\0\0\0", "is a DICOM file without the preamble"),
         (b"DICM\x02\0\0\0UL\4\0", "re-save it with dcmconv (DCMTK), or with pydicom"),
         (b"\x08\0\x16\0UI\x1a\0" + bytes(30), "is a DICOM file without the preamble"),
+        (b"\0\x08\0\x05CS\0\x0aISO_IR 100", "is a DICOM file without the preamble"),
         (b"\x08\0\x05\0\x0a\0\0\0ISO_IR 100", "is a DICOM file without the preamble"),
         (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
         (b"\xff\xd8\xff\xe0", "cannot be decoded"),
