@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,18 +19,21 @@ from jaxtyping import Int64
 
 from stepcot_jax.box import convert_rounded, pixels
 from stepcot_jax.chain import fold
-from stepcot_jax.data.columns import DigestColumn, RecordTable, TextColumn, find_first
-from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
+from stepcot_jax.data.images.dicom import read_projection
+from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
+from stepcot_jax.data.images.projections import LATERAL, is_frontal_task
 from stepcot_jax.data.images.shards import ShardFiles, find_missing, has_shards, read_index
 from stepcot_jax.data.questions.record_files import VqaCollection, holds_records, read_vqa_records
+from stepcot_jax.data.reasons import Reasons, describe_oddities, note_oddities
 from stepcot_jax.data.records.data_json import FILE_NAME, ImageLocator, MissingImage, Scan, scan_records
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Problem
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
 from stepcot_jax.data.statistics import LENGTHS, count_lengths_of, count_records
 from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
@@ -41,48 +43,6 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_reply
 from stepcot_jax.reasoning.replies import read_answer
 from stepcot_jax.record import Record, SetAside
-
-_MOST_KINDS = 100
-_EXAMPLES_OF_REASON = 3
-_NUM_SHOWN = 300
-# The parts of a reason that differ between records.
-_PARTICULAR = re.compile(
-    r"^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the row or file that a reason begins with, but no field
-    r"|(?<=references\[)\d+(?=\])|(?<!\w)\[-?\d[^\]]*\]"  # the number of a box, and its corners
-    r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # a quoted value
-    r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
-)
-
-
-class Reasons:
-    """Counts records set aside by reason; keeps their names, which split tables may use."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, Problem] = {}
-        self.image_paths = TextColumn()
-        self.patient_ids = TextColumn()
-
-    def append(self, item: SetAside) -> None:
-        """Add a record."""
-        kind = _PARTICULAR.sub("…", item.reason)[:_NUM_SHOWN]
-        if kind not in self._reasons and len(self._reasons) >= _MOST_KINDS:
-            kind = "further reasons"
-        image_path, reason = item.image_path[:_NUM_SHOWN], item.reason[:_NUM_SHOWN]
-        example = {"record": item.record, "image_path": image_path, "reason": reason}
-        self._reasons.setdefault(kind, Problem(kind)).add(example, most=_EXAMPLES_OF_REASON)
-        self.image_paths.append(item.image_path)
-        self.patient_ids.append(item.patient_id)
-
-    def __len__(self) -> int:
-        return len(self.image_paths)
-
-    def as_facts(self) -> list[dict[str, Any]]:
-        """Return each reason with "…" for the parts that differ, its count and examples; the most frequent first."""
-        return [
-            {"reason": reason.kind, "count": reason.count, "examples": reason.examples}
-            for reason in sorted(self._reasons.values(), key=lambda reason: -reason.count)
-        ]
-
 
 _NUM_EXAMPLES = 20
 
@@ -95,6 +55,7 @@ class Findings:
     reasons: Reasons  # the records set aside, by reason
     layout: str
     num_unreadable: int = 0  # images that cannot be decoded
+    oddities: Reasons = dataclasses.field(default_factory=Reasons)  # of readable images, such as a black one
     original: Int64[np.ndarray, " record"] | None = None
     assignment: Assignment | None = None  # the splits; None if no record is good
     boxes_of: RecordTable | None = None  # cases whose boxes are counted; None for those of the scan
@@ -131,13 +92,14 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
         "images_found": scan.num_found,
         "images_missing": None if scan.num_found is None else scan.num_missing,
         **_describe_pictures(findings),
+        "odd_images": findings.oddities.as_facts(),
         "boxes": num_boxes,
         "images_with_boxes": num_with_boxes,
         "images_with_one_box_label": num_with_one_label,
         **_describe_splits(assignment, scan),
     }
     facts["stops"] = [*findings.stops, *stops, *_find_stops(assignment, scan, targets)]
-    facts["notes"] = [*findings.notes, *_note(facts, assignment, scan, targets)]
+    facts["notes"] = [*findings.notes, *note_oddities(findings.oddities), *_note(facts, assignment, scan, targets)]
     return facts
 
 
@@ -313,14 +275,20 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     if layout == "published":
         if not scan.good.any():
             findings.stops.append(f"{scan.file}: no record is valid")
-        elif len(reasons) and options.on_bad_record == "stop":
+        elif len(reasons) > scan.num_lateral and options.on_bad_record == "stop":
+            num_bad, num_records = len(reasons) - scan.num_lateral, int(scan.good.sum()) + len(reasons)
             findings.stops.append(
-                f"{scan.file}: {len(reasons)} of {int(scan.good.sum()) + len(reasons)} records are bad (set aside "
+                f"{scan.file}: {num_bad} of {num_records} records are bad (set aside "
                 "below); data.on_bad_record=skip continues without them"
             )
     if options.images == "decode":
         findings.num_unreadable, findings.original = decode_pictures(
-            scan, root, max_pixels=options.max_pixels, num_threads=options.num_threads, progress=terminal.watch
+            scan,
+            root,
+            findings.oddities,
+            max_pixels=options.max_pixels,
+            num_threads=options.num_threads,
+            progress=terminal.watch,
         )
         if findings.num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
             findings.stops.append(f"{scan.root}: {findings.num_unreadable} images cannot be decoded (set aside below)")
@@ -418,6 +386,7 @@ def scan_collection(collection: Collection, reasons: Reasons, *, require_images:
         np.ones(len(collection.cases), bool),
         collection.chain,
         num_wordings=(1,) * collection.chain.num_steps,
+        is_frontal=is_frontal_task(case.view for case in collection.cases),
     )
     if require_images:
         locator = ImageLocator(collection.root, require_images=True)
@@ -434,40 +403,53 @@ def scan_collection(collection: Collection, reasons: Reasons, *, require_images:
 def decode_pictures(
     scan: Scan,
     root: Path,
+    oddities: Reasons,
     *,
     max_pixels: int,
     num_threads: int,
     progress: Callable[[Iterable[Any], str], Iterable[Any]],
 ) -> tuple[int, Int64[np.ndarray, " record"]]:
-    """Decode the image of every good record, from files or shards; set records aside where that fails."""
+    """Decode the image of every good record, from files or shards; set unreadable and lateral ones aside."""
     good = np.flatnonzero(scan.good)
     paths, limit = scan.table.image_paths, most_bytes(max_pixels)
     files: ImageFiles
-    if has_shards(root):
+    sharded = has_shards(root)
+    if sharded:
         files = ShardFiles(scan.root, read_index(root), [paths[record] for record in good.tolist()], max_bytes=limit)
     else:
         files = Selection(FolderFiles(scan.root, paths, limit), good)
 
-    def digest(index: int) -> bytes | BadInput:
+    def digest(index: int) -> tuple[bytes, list[str]] | BadInput | str:
+        notes: list[str] = []
         try:
-            pixels = decode_image_bytes(files.read(index), name=files.name(index), max_pixels=max_pixels)
+            content, name = files.read(index), files.name(index)
+            if scan.is_frontal and read_projection(content, name=name) == "lateral":
+                if not sharded:
+                    return f"{name}: {LATERAL} (DICOM header)"
+                notes.append("the DICOM header names a lateral view; a run reads every image in shards")
+            pixels = decode_image_bytes(content, name=name, max_pixels=max_pixels, note=notes.append)
         except BadInput as error:
             return error
-        content = hashlib.blake2b(str(pixels.shape).encode())
-        content.update(np.ascontiguousarray(pixels).data)
-        return content.digest()
+        hashed = hashlib.blake2b(str(pixels.shape).encode())
+        hashed.update(np.ascontiguousarray(pixels).data)
+        return hashed.digest(), notes + describe_oddities(pixels)
 
-    column = DigestColumn()
+    column, num_unreadable = DigestColumn(), 0
     watched = progress(range(len(good)), "reading the images")
     for index, result in map_in_threads(digest, watched, num_threads=num_threads):
         if isinstance(result, BadInput):
+            num_unreadable += 1
             scan.drop(int(good[index]), str(result))
+        elif isinstance(result, str):
+            scan.drop_lateral(int(good[index]), result)
         else:
-            column.append(result)
+            column.append(result[0])
+            for note in result[1]:
+                oddities.append(SetAside(scan.numbers[good[index]], paths[int(good[index])], note))
     original = np.arange(len(scan.table))
     readable = np.flatnonzero(scan.good)
     original[readable] = readable[find_first(column.halves)]
-    return len(good) - len(readable), original
+    return num_unreadable, original
 
 
 _EXAMPLES_OF_DIALECT = 5
@@ -476,7 +458,8 @@ _MISSING = "does not exist below the data root"
 
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
     collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
-    unreadable = _find_unreadable_images(collection, options, terminal) if options.images == "decode" else {}
+    oddities = Reasons()
+    unreadable = _find_unreadable_images(collection, oddities, options, terminal) if options.images == "decode" else {}
     records = [record for record in collection.records if record.image not in unreadable]
     reasons = Reasons()
     for item in collection.set_aside:
@@ -501,17 +484,23 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
     }
     facts["patients_in_several_splits"] = _count_shared(records)
     facts["stops"] = _find_stops_of_questions(facts, options)
-    facts["notes"] = _note_questions(facts)
+    facts["odd_images"] = oddities.as_facts()
+    facts["notes"] = [*note_oddities(oddities), *_note_questions(facts)]
     return facts
 
 
-def _find_unreadable_images(collection: VqaCollection, options: CheckOptions, terminal: Terminal) -> dict[str, str]:
-    unreadable = {}
+def _find_unreadable_images(
+    collection: VqaCollection, oddities: Reasons, options: CheckOptions, terminal: Terminal
+) -> dict[str, str]:
+    unreadable, notes = {}, list[str]()
     paths = list(dict.fromkeys(record.image for record in collection.records))
     for path in terminal.watch(paths, "reading the images"):
         try:
             content = read_file(collection.root / path, max_bytes=most_bytes(options.max_pixels))
-            decode_picture(content, name=path, max_pixels=options.max_pixels)
+            pixels = decode_image_bytes(content, name=path, max_pixels=options.max_pixels, note=notes.append)
+            for note in notes + describe_oddities(pixels):
+                oddities.append(SetAside(-1, path, note))
+            notes.clear()
         except (BadInput, OSError) as error:
             unreadable[path] = f"image_path: {error}"
     return unreadable

@@ -188,6 +188,8 @@ def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
     config.one_of("resample", (BICUBIC,), BICUBIC)
     for key in ("do_resize", "do_rescale", "do_normalize"):
         config.one_of(key, (True,), True)
+    for key in ("crop_pct", "rescale_offset", "include_top", "do_flip_channel_order", "do_pad"):
+        config.one_of(key, (None, False), None)
     config.number("rescale_factor", 1 / 255, least=(1 - 1e-6) / 255, most=(1 + 1e-6) / 255)
     mean, std = (
         read_colours(config, f"image_{key}", default) for key, default in (("mean", CLIP_MEAN), ("std", CLIP_STD))

@@ -282,7 +282,7 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
         "normalise": "(value / 255 - mean) / std, float32, [case, row, column, channel]",
         "orientation": "EXIF orientation applied",
         "transparency": "on black",
-        "16 bits": "grey: full scale is the smallest of 2^10-1, 2^12-1, 2^14-1, 2^16-1 that holds the largest value",
+        "16 bits": "full scale is the smallest of 2^10-1, 2^12-1, 2^14-1, 2^16-1 that holds the 99.9th percentile",
     }
 
 

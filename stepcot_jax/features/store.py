@@ -28,7 +28,7 @@ from stepcot_jax.host.files import read_json, sync_folder, write_whole
 # that different ingredients never give the same text.
 
 KEY_BYTES = 32
-DECODING_VERSION = 1  # version of the pixels that `data.images` decodes; a new version gives every image a new key
+DECODING_VERSION = 2  # version of the pixels that `data.images` decodes; a new version gives every image a new key
 _VERSION = 1
 
 
@@ -62,6 +62,7 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
         "mean": [float(value) for value in preprocessing.mean],
         "std": [float(value) for value in preprocessing.std],
         "fit": str(preprocessing.fit),
+        **preprocessing.unusual,
         "decoding_version": DECODING_VERSION,
     }
 

@@ -5,20 +5,28 @@ torch and transformers are imported when an encoder is loaded.
 
 import dataclasses
 import hashlib
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
-from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
 
 TRANSFORMERS = "transformers:"  # prefix of the folder or Hugging Face id of an encoder that runs in PyTorch
 Pooling = Literal["projection", "pooler", "mean"]
-_LOGGER = logging.getLogger(__name__)
-_BICUBIC = 3
+_BILINEAR, _BICUBIC = 2, 3
+_DIFFERENCE = 0.01  # largest mean difference from the processor's pixels, as a share of their mean size
+_READ_FIELDS = frozenset(
+    {
+        *("size", "crop_size", "resample", "do_resize", "do_center_crop", "do_convert_rgb"),
+        *("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
+        *("image_processor_type", "processor_class", "data_format", "default_to_square", "model_input_names"),
+        *("_processor_class", "return_tensors", "device", "input_data_format", "feature_extractor_type"),
+    }
+)  # of a processor, without those that only some classes have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,49 +112,92 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
 
 
 def read_preprocessing(source: str) -> Preprocessing:
-    """Return a model's image preprocessing."""
+    """Return a model's image preprocessing: the pixels of its image processor in Pillow, or a refusal.
+
+    A processor's class may read its fields in a way of its own (ConvNeXT's crop_pct, LeViT's 256/224). So each reading
+    of the fields makes two pictures of noise, and the first that makes the processor's own pixels counts.
+    """
     import transformers
 
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=False)
     except Exception as error:
         raise BadInput(
             f"{TRANSFORMERS}{source}: no image processor ({one_line(error)}); expected preprocessor_config.json"
         ) from error
     where = f"{TRANSFORMERS}{source}: preprocessor_config.json"
-    if not getattr(processor, "do_rescale", True) or abs(processor.rescale_factor * 255 - 1) > 1e-3:
-        raise BadInput(f"{where}: pixels must be scaled by 1/255")
-    normalised = getattr(processor, "do_normalize", True)
-    size, fit = _read_size(processor, where)
-    if getattr(processor, "resample", _BICUBIC) != _BICUBIC:
-        _LOGGER.warning(
-            "%s: resampling %s is not supported; images are resampled bicubically", where, processor.resample
-        )
-    return Preprocessing(
-        size=size,
-        mean=tuple(map(float, processor.image_mean)) if normalised else (0.0, 0.0, 0.0),  # type: ignore[arg-type]
-        std=tuple(map(float, processor.image_std)) if normalised else (1.0, 1.0, 1.0),  # type: ignore[arg-type]
-        fit=fit,
+    readings = list(_read_fields(processor, where))
+    for preprocessing in readings:
+        if _makes_same_pixels(processor, preprocessing):
+            return preprocessing
+    raise BadInput(
+        f"{where}: {type(processor).__name__} makes other pixels than this package can, by {_suspect(processor)}; "
+        "expected a resize to a square or to a short side, a centre crop to a square, and a normalisation"
     )
 
 
-def _read_size(processor: Any, where: str) -> tuple[int, Literal["crop", "stretch"]]:
-    """Return the side in pixels, and how images become square."""
-    sides = dict(processor.size)
+def _read_fields(processor: Any, where: str) -> Iterator[Preprocessing]:
+    """Yield what the fields of a processor may mean, the usual first."""
+    sides = {name: value for name, value in dict(processor.size or {}).items() if value}
     crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
-    last = crop or sides
-    short = last.get("shortest_edge")
-    height, width = (last.get(name) or short for name in ("height", "width"))
-    if height is None or height != width:
+    short = sides.get("shortest_edge")
+    resized = short or (sides.get("height") if sides.get("height") == sides.get("width") else None)
+    cropped = crop.get("height") if crop else resized
+    if not resized or not cropped or (crop and cropped != crop.get("width")):
         raise BadInput(f"{where}: size {sides} with crop {crop} does not give square images")
-    if not sides.get("shortest_edge"):
-        return int(height), "stretch"
-    if sides["shortest_edge"] != height:
-        _LOGGER.warning(
-            "%s: resizes the shorter side to %s and crops %s; here the shorter side is resized to %s and cropped to %s",
-            *(where, sides["shortest_edge"], height, height, height),
-        )
-    return int(height), "crop"
+    mean, std = _read_colours(processor)
+    resample = getattr(processor, "resample", _BICUBIC)
+    name = Image.Resampling(_BILINEAR if resample is None else resample).name.lower()
+    share = getattr(processor, "crop_pct", None)
+    for fit, side in (
+        ("crop" if short else "stretch", resized),
+        ("crop", int(resized / share) if share else 0),
+        ("crop", int(256 / 224 * resized)),
+        ("stretch", resized),
+    ):
+        if cropped <= side <= 4 * cropped:
+            unusual = {"resized": side if side != cropped else 0, "resample": name}
+            yield Preprocessing(size=int(cropped), mean=mean, std=std, fit=fit, **unusual)  # type: ignore[arg-type]
+
+
+def _read_colours(processor: Any) -> tuple[Any, Any]:
+    """Return mean and standard deviation of pixels from 0 to 1 that rescale and normalise as the processor does."""
+    scale = 255 * processor.rescale_factor if getattr(processor, "do_rescale", True) else 255.0
+    offset = 1.0 if getattr(processor, "rescale_offset", False) and getattr(processor, "do_rescale", True) else 0.0
+    again = getattr(processor, "include_top", False)  # EfficientNet divides by the deviation twice
+
+    def three(name: str, default: float) -> np.ndarray:
+        value = getattr(processor, name, None)
+        return np.broadcast_to(np.asarray(default if value is None else value, np.float64), 3)
+
+    normalised = getattr(processor, "do_normalize", True)
+    mean, std = (three("image_mean", 0), three("image_std", 1)) if normalised else (np.zeros(3), np.ones(3))
+    std = std * three("image_std", 1) if again else std
+    return tuple(((mean + offset) / scale).tolist()), tuple((std / scale).tolist())
+
+
+def _makes_same_pixels(processor: Any, preprocessing: Preprocessing) -> bool:
+    size, generator = preprocessing.size, np.random.default_rng(0)
+    for shape in ((size * 5 // 4 + 3, size * 7 // 4 + 1, 3), (size * 2 + 1, size + size // 3, 3)):
+        picture = generator.integers(0, 256, shape, np.uint8)
+        found = normalise(resize_image(picture, preprocessing), preprocessing)
+        try:
+            (pixels,) = np.asarray(processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"])
+        # Processors raise many kinds of error for what their fields leave open.
+        except Exception:
+            return False
+        expected = np.moveaxis(pixels, 0, -1)
+        if found.shape != expected.shape or np.abs(found - expected).mean() > _DIFFERENCE * np.abs(expected).mean():
+            return False
+    return True
+
+
+def _suspect(processor: Any) -> str:
+    """Return the fields that may make the difference."""
+    names = [name for name in ("do_resize", "do_center_crop") if getattr(processor, name, None) is False]
+    entries = processor.to_dict().items()
+    names += [name for name, value in entries if name not in _READ_FIELDS and value not in (None, False)]
+    return ", ".join(f"{name}={getattr(processor, name, None)!r:.40}" for name in names) or "its class"
 
 
 def _choose_pooling(

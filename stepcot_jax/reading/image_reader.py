@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from stepcot_jax import __version__
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.images.dicom import Projection
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.encoders.weights import weights_digest
 from stepcot_jax.evaluation.consistency import read_pair_ratios
 from stepcot_jax.host.errors import BadInput

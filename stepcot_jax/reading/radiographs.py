@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from stepcot_jax.data.images.dicom import Projection, read_projection
+from stepcot_jax.data.images.dicom import read_projection
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.preprocessing import (
     Preprocessing,
@@ -21,6 +21,7 @@ from stepcot_jax.data.images.preprocessing import (
     repeat_grey,
     resize_image,
 )
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.machine import map_in_threads

@@ -133,6 +133,10 @@ def describe_values(
 ) -> tuple[dict[str, Any], Given]:
     """Return the settings that describe a system and a dataset, and the values that none describes."""
     preprocessing = data.preprocessing
+    if preprocessing.unusual and data.features is None:
+        raise BadInput(
+            f"data: no setting describes {preprocessing.unusual} of its preprocessing; expected the defaults"
+        )
     described: dict[str, Any] = {
         "data.source": "given",
         "image_encoder.image_size": preprocessing.size,

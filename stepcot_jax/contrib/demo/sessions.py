@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from stepcot_jax.data.images.dicom import Projection
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.pages.pictures import write_map_layer, write_overlay, write_picture
 from stepcot_jax.pages.shell import make_environment
 from stepcot_jax.reading.asking import NextStep, find_next_steps
@@ -64,7 +64,9 @@ def start_session(image: Any, explainer: Explainer) -> Session:
     pixels = repeat_grey(pixels) if pixels.ndim == 2 else pixels
     shortest, longest = sorted(pixels.shape[:2])
     side = longest if preprocessing.fit == "pad" else shortest
-    larger = dataclasses.replace(preprocessing, size=min(MAX_DETAIL, max(side, preprocessing.size)))
+    detail = min(MAX_DETAIL, max(side, preprocessing.size))
+    resized = preprocessing.resized * detail // preprocessing.size
+    larger = dataclasses.replace(preprocessing, size=detail, resized=resized)
     return Session(resize_image(pixels, preprocessing), resize_image(pixels, larger), projection=projection)
 
 

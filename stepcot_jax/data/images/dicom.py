@@ -4,23 +4,20 @@ Only the picture's elements are parsed. pydicom's messages quote values, so none
 """
 
 import contextlib
-import dataclasses
 import importlib
-import json
 import logging
 import math
 import re
 import struct
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float64, UInt8, UInt16
+from jaxtyping import Bool, Float64, Int64, UInt8, UInt16
 
 from stepcot_jax.data.images.dicom_fields import (
     EXTRA,
-    RLE,
     SYNTAXES,
     Fields,
     HeaderFile,
@@ -28,20 +25,22 @@ from stepcot_jax.data.images.dicom_fields import (
     clean_items,
     is_packed,
 )
+from stepcot_jax.data.images.dicom_pixels import OVERLAY_POSITIONS, PixelFormat, decode_stored
+from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+Note = Callable[[str], None]
+"""Gets a sentence on what is odd about a readable file; the same sentence for the same oddity."""
+
+
+def ignore_note(_: str) -> None:
+    """Drop a note."""
+
+
 # `ViewPosition` decides, else the first code of `ViewCodeSequence` (PS3.16, context group 4010); no free text is read.
-
-Projection = Literal["frontal", "lateral", "oblique", "decubitus", ""]
-"""The projection that a header names; "" if it names none, or an unknown one."""
-
-_VIEWS: dict[str, dict[Projection, list[str]]] = json.loads(
-    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
-)
-"""Words of `ViewPosition`, the deciding ones first ("AP LLD" is a decubitus view), and codes of SNOMED CT and RT."""
 
 _SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
 
@@ -51,166 +50,13 @@ def find_projection(fields: Fields) -> Projection:
     with contextlib.suppress(BadInput):
         position = fields.value("ViewPosition")
         if isinstance(position, str) and position.strip():
-            return _read_position(position)
+            return name_projection(position)
     with contextlib.suppress(BadInput):
         code = fields.item("ViewCodeSequence")
         if code is not None and str(code.value("CodingSchemeDesignator")).strip() in _SCHEMES:
             value = str(code.value("CodeValue")).strip()
-            return next((projection for projection, codes in _VIEWS["codes"].items() if value in codes), "")
+            return next((projection for projection, codes in VIEWS["codes"].items() if value in codes), "")
     return ""
-
-
-def _read_position(position: str) -> Projection:
-    words = set(re.findall("[A-Z]+", position[:80].upper()))
-    named = [projection for projection, known in _VIEWS["words"].items() if words & {*known}]
-    if "decubitus" in named:
-        return "decubitus"
-    if "frontal" in named and "lateral" in named:
-        return ""
-    return named[0] if named else ""
-
-
-# Stored values of the picture, never more than its header declares. pydicom decodes all but RLE; the size in the header
-# and in a compressed picture is checked before a decoder runs.
-
-
-@dataclasses.dataclass(frozen=True)
-class PixelFormat:
-    """How pixels are stored."""
-
-    num_rows: int
-    num_columns: int
-    num_samples: int  # 1 for grey, 3 for colour
-    bits_allocated: int  # bits that a sample takes up
-    bits_stored: int  # bits of it that count, the lowest ones
-    signed: bool  # whether these bits are a two's complement
-    photometric: str  # MONOCHROME1 (high is dark), MONOCHROME2 or RGB
-    planar: bool  # whether all of red comes first, then all of green, then all of blue
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows and columns, and samples if there are several."""
-        return (self.num_rows, self.num_columns) + ((self.num_samples,) if self.num_samples > 1 else ())
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the picture uncompressed."""
-        return self.num_rows * self.num_columns * self.num_samples * self.bits_allocated // 8
-
-
-def decode_stored(
-    fields: Fields, form: PixelFormat
-) -> UInt8[np.ndarray, "row column *sample"] | UInt16[np.ndarray, "row column *sample"]:
-    """Return the stored values, their bits taken as unsigned numbers below 2 ** bits_stored."""
-    data = fields.value("PixelData")
-    if not isinstance(data, bytes):
-        raise fields.refuse("PixelData: cannot be read; expected bytes")
-    if fields.syntax == RLE:
-        pixels = _decode_rle(_join_fragments(data, fields), fields, form)
-    else:
-        if SYNTAXES[fields.syntax].decoders:
-            _check_compressed_size(_join_fragments(data, fields), fields, form)
-        elif len(data) < form.num_bytes:
-            raise fields.refuse(f"PixelData: {len(data)} bytes instead of {form.num_bytes}, as its header says")
-        pixels = _decode_with_pydicom(fields, form)
-    if form.bits_stored == 8:
-        return pixels.astype(np.uint8, copy=False)
-    return pixels.astype(np.uint16, copy=False) & np.uint16(2**form.bits_stored - 1)
-
-
-def _decode_with_pydicom(fields: Fields, form: PixelFormat) -> np.ndarray:
-    from pydicom.pixels import get_decoder, pixel_array
-
-    # Devices leave these out where they have only one sensible value; pydicom requires them.
-    fields.dataset.SamplesPerPixel, fields.dataset.PixelRepresentation = form.num_samples, int(form.signed)
-    fields.dataset.PlanarConfiguration = int(form.planar)
-    syntax = SYNTAXES[fields.syntax]
-    available = get_decoder(fields.syntax).available_plugins
-    for plugin in [name for name in syntax.decoders if name in available] if syntax.decoders else [""]:
-        with contextlib.suppress(Exception):
-            pixels = pixel_array(fields.dataset, decoding_plugin=plugin, raw=True)
-            if pixels.shape == form.shape:
-                return pixels
-    if syntax.decoders and not set(available) & set(syntax.decoders):
-        raise fields.refuse(f"no decoder for {syntax.name} is installed: {syntax.install}")
-    raise fields.refuse(f"PixelData: cannot be decoded as {syntax.name}")
-
-
-def _join_fragments(data: bytes, fields: Fields) -> bytes:
-    from pydicom.encaps import generate_frames
-
-    otherwise = fields.refuse("PixelData: cannot be read as fragments of one compressed picture")
-    return attempt(lambda: next(generate_frames(data, number_of_frames=1)), otherwise)
-
-
-def _decode_rle(frame: bytes, fields: Fields, form: PixelFormat) -> np.ndarray:
-    """Decode PS3.5 annex G up to the header's size; pydicom's decoder expands a segment to 64 times its size first."""
-    bytes_a_sample = form.bits_allocated // 8
-    num_segments = form.num_samples * bytes_a_sample
-    num_values = form.num_rows * form.num_columns
-    header = struct.unpack("<16L", frame[:64].ljust(64, b"\0"))
-    if len(frame) < 64 or header[0] != num_segments:
-        raise fields.refuse(f"PixelData: {header[0]} RLE segments instead of {num_segments}")
-    bounds = [*header[1 : num_segments + 1], len(frame)]
-    planes = np.empty((num_segments, form.num_rows, form.num_columns), np.uint8)
-    for plane, start, stop in zip(planes, bounds[:-1], bounds[1:], strict=True):
-        values = _unpack_segment(frame[start:stop], num_values=num_values)
-        if len(values) < num_values:
-            raise fields.refuse(f"PixelData: an RLE segment of {len(values)} bytes instead of {num_values}")
-        plane[...] = np.frombuffer(values, np.uint8, count=num_values).reshape(plane.shape)
-    if bytes_a_sample == 2:
-        return planes[0].astype(np.uint16) << 8 | planes[1]
-    return planes[0] if form.num_samples == 1 else np.moveaxis(planes, 0, -1)
-
-
-def _unpack_segment(segment: bytes, *, num_values: int) -> bytearray:
-    values = bytearray()
-    position = 0
-    while len(values) < num_values and position < len(segment) - 1:
-        count = segment[position]
-        if count < 128:
-            values += segment[position + 1 : position + 2 + count]
-            position += 2 + count
-        else:
-            values += segment[position + 1 : position + 2] * (257 - count if count > 128 else 0)
-            position += 2 if count > 128 else 1
-    return values
-
-
-def _check_compressed_size(frame: bytes, fields: Fields, form: PixelFormat) -> None:
-    sizes = _read_jpeg_2000_sizes(frame) if frame.startswith(b"\xff\x4f") else _read_jpeg_sizes(frame)
-    expected = (form.num_columns, form.num_rows, form.num_samples)
-    if not sizes or any(size != expected for size in sizes):
-        shown = " x ".join(map(str, sizes[0])) if sizes else "no size"
-        raise fields.refuse(
-            f"PixelData: {shown} (columns x rows x samples) in the compressed picture instead of "
-            f"{expected[0]} x {expected[1]} x {expected[2]}, as its header says"
-        )
-
-
-def _read_jpeg_sizes(frame: bytes) -> list[tuple[int, int, int]]:
-    """Return columns, rows and samples of every frame header before the first scan."""
-    sizes = []
-    position = 2
-    while frame.startswith(b"\xff\xd8") and position + 10 <= len(frame) and frame[position] == 0xFF:
-        marker = frame[position + 1]
-        if marker == 0xDA:
-            break
-        if marker == 0xFF:
-            position += 1
-            continue
-        if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
-            num_rows, num_columns, num_samples = struct.unpack_from(">HHB", frame, position + 5)
-            sizes.append((num_columns, num_rows, num_samples))
-        position += 2 + struct.unpack_from(">H", frame, position + 2)[0]
-    return sizes
-
-
-def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int]]:
-    if frame[2:4] != b"\xff\x51" or len(frame) < 42:
-        return []
-    _, _, right, bottom, left, top, *_, num_samples = struct.unpack_from(">HHIIIIIIIIH", frame, 4)
-    return [(right - left, bottom - top, num_samples)]
 
 
 # A grey value depends on the stored value and not on the pixel, so it is computed once for each of the at most 65,536
@@ -220,20 +66,27 @@ def _read_jpeg_2000_sizes(frame: bytes) -> list[tuple[int, int, int]]:
 
 _FUNCTIONS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
 _MAX_ENTRIES = 65_536
+_SHARE_CUT = 0.01  # of the pixels at either end, such as a burned-in marker, that do not count for the range
+_LEAST_SHOWN = 255 / 10  # brightness that a window spreads the pixels over; a narrower one misses them
 
 
 def make_tone_table(
-    fields: Fields, form: PixelFormat, stored: UInt8[np.ndarray, "row column"] | UInt16[np.ndarray, "row column"]
+    fields: Fields,
+    form: PixelFormat,
+    stored: UInt8[np.ndarray, "row column"] | UInt16[np.ndarray, "row column"],
+    *,
+    note: Note,
 ) -> UInt8[np.ndarray, "value"]:
     """Return the grey value for each stored value, indexed by its bits as an unsigned number."""
     values = np.arange(2**form.bits_stored, dtype=np.float64)
     if form.signed:
         values[values >= 2 ** (form.bits_stored - 1)] -= 2**form.bits_stored
     padding = _find_padding(fields, form, values)
-    occurring = np.zeros(len(values), bool)
-    occurring[stored] = True
+    parts = np.array_split(stored.ravel(), 1 + (stored.size >> 20))  # bincount makes a copy of 64-bit numbers
+    counts = np.sum([np.bincount(part, minlength=len(values)) for part in parts], axis=0)
+    counts[padding] = 0
     physical = _apply_modality(fields, form, values)
-    shown = np.clip(_apply_window(fields, physical, occurring=occurring & ~padding), 0.0, 255.0)
+    shown = np.clip(_choose_tones(fields, physical, counts, note=note), 0.0, 255.0)
     if form.photometric == "MONOCHROME1":
         shown = 255.0 - shown
     shown[padding] = 0.0
@@ -271,28 +124,57 @@ def _apply_modality(
     return values * slope + intercept
 
 
-def _apply_window(
-    fields: Fields, physical: Float64[np.ndarray, "value"], *, occurring: Bool[np.ndarray, "value"]
+def _choose_tones(
+    fields: Fields, physical: Float64[np.ndarray, "value"], counts: Int64[np.ndarray, "value"], *, note: Note
 ) -> Float64[np.ndarray, "value"]:
-    """Return the brightness for each value, 0 to 255 within the window."""
-    item = fields.item("VOILUTSequence")
-    if item is not None:
+    """Return the brightness for each value by the first LUT or window that shows the pixels, else by their range."""
+    num_missed = 0
+    for brightness in _apply_windows(fields, physical):
+        low, high = _find_range(np.clip(brightness, 0.0, 255.0), counts)
+        if high - low >= _LEAST_SHOWN:
+            break
+        num_missed += 1
+    else:
+        low, high = _find_range(physical, counts)
+        if low == high:  # a small bright spot on one grey
+            low, high = _find_range(physical, counts, share_cut=0.0)
+        brightness = (physical - low) / (high - low) * 255.0 if high > low else np.zeros(physical.shape)
+    if num_missed:
+        note("a window or VOI LUT of its DICOM header misses the pixels: the next one, or their range, is used")
+    return brightness
+
+
+def _find_range(
+    values: Float64[np.ndarray, "value"], counts: Int64[np.ndarray, "value"], *, share_cut: float = _SHARE_CUT
+) -> tuple[float, float]:
+    """Return the smallest and the largest value of the pixels, without those at either end."""
+    occurring = np.flatnonzero(counts)
+    if not len(occurring):
+        return 0.0, 0.0
+    order = occurring[np.argsort(values[occurring], kind="stable")]
+    sums = np.cumsum(counts[order])
+    cut = int(share_cut * sums[-1])
+    low, high = values[order[np.searchsorted(sums, [cut, sums[-1] - 1 - cut], side="right")]].tolist()
+    return low, high
+
+
+def _apply_windows(fields: Fields, physical: Float64[np.ndarray, "value"]) -> Iterator[Float64[np.ndarray, "value"]]:
+    """Yield the brightness for each value by every VOI LUT, then by every window: 0 to 255 within it."""
+    for item in fields.items("VOILUTSequence"):
         entries, most = _look_up(item, physical, signed=bool(physical.min() < 0))
-        return entries / most * 255.0
-    if fields.numbers("WindowCenter") and fields.numbers("WindowWidth"):
-        return _apply_pydicom_window(fields, physical)
-    values = physical[occurring]
-    if not values.size or values.min() == values.max():
-        return np.zeros(physical.shape)
-    return (physical - values.min()) / (values.max() - values.min()) * 255.0
+        yield entries / most * 255.0
+    for centre, width in zip(fields.numbers("WindowCenter"), fields.numbers("WindowWidth"), strict=False):
+        yield _apply_pydicom_window(fields, physical, centre=centre, width=width)
 
 
-def _apply_pydicom_window(fields: Fields, physical: Float64[np.ndarray, "value"]) -> Float64[np.ndarray, "value"]:
+def _apply_pydicom_window(
+    fields: Fields, physical: Float64[np.ndarray, "value"], *, centre: float, width: float
+) -> Float64[np.ndarray, "value"]:
     from pydicom import Dataset
     from pydicom.pixels import apply_windowing
 
-    centre = _read_number(fields, "WindowCenter", default=0.0)
-    width = _read_number(fields, "WindowWidth", default=0.0)
+    _check_number(fields, "WindowCenter", centre)
+    _check_number(fields, "WindowWidth", width)
     function = fields.choice("VOILUTFunction", _FUNCTIONS, default="LINEAR")
     least = 1 if function == "LINEAR" else 1e-6
     if width < least:
@@ -308,7 +190,10 @@ def _apply_pydicom_window(fields: Fields, physical: Float64[np.ndarray, "value"]
 def _look_up(
     item: Fields, values: Float64[np.ndarray, "value"], *, signed: bool
 ) -> tuple[Float64[np.ndarray, "value"], float]:
-    """Return the entries of a LUT for values, and the largest number that an entry can be."""
+    """Return the entries of a LUT for values, and the largest number that an entry can be.
+
+    Many devices write 16, the width of storage, for entries of fewer bits: then the largest entry decides.
+    """
     descriptor = item.numbers("LUTDescriptor")
     if len(descriptor) != 3:
         raise item.refuse(f"LUTDescriptor: {len(descriptor)} values instead of 3")
@@ -319,6 +204,8 @@ def _look_up(
     if not 8 <= bits <= 16:
         raise item.refuse(f"LUTDescriptor: entries of {bits} bits; expected 8 to 16")
     entries = _read_entries(item, num_entries=num_entries, bits=bits)
+    if bits == 16 or entries.max() >= 2**bits:
+        bits = max(1, int(entries.max()).bit_length())
     indices = np.clip(np.floor(values - first), 0, num_entries - 1).astype(np.int64)
     return entries[indices], float(2**bits - 1)
 
@@ -332,27 +219,62 @@ def _read_entries(item: Fields, *, num_entries: int, bits: int) -> Float64[np.nd
         entries = np.asarray(item.numbers("LUTData"))
     if len(entries) < num_entries:
         raise item.refuse(f"LUTData: {len(entries)} entries instead of {num_entries}, as its descriptor says")
-    return np.clip(entries[:num_entries].astype(np.float64), 0, 2**bits - 1)
+    return np.clip(entries[:num_entries].astype(np.float64), 0, 2**16 - 1)
 
 
 def _read_number(fields: Fields, keyword: str, *, default: float) -> float:
     numbers = fields.numbers(keyword)
-    number = numbers[0] if numbers else default
+    return _check_number(fields, keyword, numbers[0] if numbers else default)
+
+
+def _check_number(fields: Fields, keyword: str, number: float) -> float:
     if not math.isfinite(number) or abs(number) > 1e9:
         raise fields.refuse(f"{keyword}: {number:g}; expected a number from -1e9 to 1e9")
     return number
 
 
+# Headers that contradict themselves or the picture. Notes name elements; values only if these are numbers or codes.
+
+
+def _note_header(fields: Fields, form: PixelFormat, note: Note) -> None:
+    with contextlib.suppress(BadInput):
+        shape = fields.choice("PresentationLUTShape", ("", "IDENTITY", "INVERSE"))
+        if (form.photometric, shape) in (("MONOCHROME1", "IDENTITY"), ("MONOCHROME2", "INVERSE")):
+            note(f"PresentationLUTShape {shape} contradicts PhotometricInterpretation {form.photometric}, which counts")
+    for keyword in ("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"):
+        with contextlib.suppress(BadInput):
+            numbers = fields.numbers(keyword)
+            if len(numbers) == 2:
+                if min(numbers) > 0 and max(numbers) > _SQUARE * min(numbers):
+                    note(f"its pixels are not square: {keyword} {numbers[0]:g} by {numbers[1]:g} (rows, columns)")
+                break
+
+
+def _refuse_unprocessed(fields: Fields) -> None:
+    intent = fields.value("PresentationIntentType")
+    if str(intent).strip().upper() == "FOR PROCESSING" or fields.kind.endswith("For Processing"):
+        raise fields.refuse(
+            "is FOR PROCESSING, the raw picture of the detector (PresentationIntentType or SOPClassUID); expected "
+            "FOR PRESENTATION: export the processed picture"
+        )
+
+
 _EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
 _PREAMBLE_BYTES, _MAGIC = 128, b"DICM"
 _MAX_SIDE = 65_535
+_SQUARE = 1.01  # sides of a square pixel differ by at most this factor
 _FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
+RESAVE = (
+    "re-save it with dcmconv (DCMTK), or with pydicom: dcmread(FILE, force=True), set file_meta.TransferSyntaxUID, "
+    "save_as(NEW, enforce_file_format=True)"
+)
 _PARSED = (
     *("SOPClassUID", "ViewPosition", "ViewCodeSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
+    *("PresentationIntentType", "PresentationLUTShape", "PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio"),
 )
 
 _QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
@@ -364,20 +286,37 @@ def is_dicom(start: bytes) -> bool:
     return start[_PREAMBLE_BYTES : _PREAMBLE_BYTES + len(_MAGIC)] == _MAGIC
 
 
-def read_dicom(content: bytes, *, name: str, max_pixels: int) -> UInt8[np.ndarray, "height width"]:
+def lacks_preamble(start: bytes) -> bool:
+    """Whether a file starts as DICOM does after the preamble: with "DICM", or with an element of group 2 or 8."""
+    if start.startswith(_MAGIC) or len(start) <= 8:
+        return start.startswith(_MAGIC)
+    is_explicit = start[4:6].isalpha() and start[4:6].isupper()
+    for order in "<>":
+        group, element, length = struct.unpack(f"{order}HHI", start[:8])
+        in_order = (group == 2 and element <= 0x0102) or (group == 8 and element <= 0x0018)
+        if in_order and (is_explicit or length <= 64):
+            return True
+    return False
+
+
+def read_dicom(
+    content: bytes, *, name: str, max_pixels: int, note: Note = ignore_note
+) -> UInt8[np.ndarray, "height width"]:
     """Return the picture of a DICOM file, high is bright, as a workstation first shows it.
 
     Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else the first
-    window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its smallest to its
-    largest value. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with
-    ITU-R 601 weights. Overlays and presentation states are not applied.
+    window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2). One that spreads the pixels over less than a tenth of
+    the brightness is passed over, and `note` told. Without any, the range of the pixels is shown, less 1 % at either
+    end. MONOCHROME1 is inverted. Padding does not count for the range and is black. RGB becomes grey with ITU-R 601
+    weights. Overlays and presentation states are not applied. Pictures FOR PROCESSING are refused.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
-    form = _read_format(fields, max_pixels=max_pixels)
-    stored = decode_stored(fields, form)
+    _refuse_unprocessed(fields)
+    stored, form = decode_stored(fields, _read_format(fields, max_pixels=max_pixels))
+    _note_header(fields, form, note)
     if form.num_samples == 1:
-        pixels = make_tone_table(fields, form, stored)[stored]
+        pixels = make_tone_table(fields, form, stored, note=note)[stored]
     else:
         # Pillow's integer weights, so that DICOM and PNG colour give the same grey.
         red, green, blue = (stored[..., channel].astype(np.uint32) for channel in range(3))
@@ -425,6 +364,8 @@ def _read_fields(content: bytes, *, name: str, all_elements: bool = False) -> Fi
     file.seek(_PREAMBLE_BYTES + len(_MAGIC))
     otherwise = BadInput(f"{name}: cannot be read as DICOM; {_EXPECTED}")
     syntax = file.parse(lambda: _read_syntax(file), otherwise)
+    if not syntax:
+        raise BadInput(f"{name}: TransferSyntaxUID is missing: no reader can tell how its pixels are packed; {RESAVE}")
     if syntax not in SYNTAXES:
         from pydicom.uid import UID_dictionary
 
@@ -457,6 +398,7 @@ def _read_dataset(file: HeaderFile, syntax: str, *, all_elements: bool) -> "Data
     from pydicom.uid import UID
 
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
+    tags += map(Tag, OVERLAY_POSITIONS)
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
     if all_elements:

@@ -6,7 +6,7 @@ Messages name an element that cannot be read and never quote its value.
 import contextlib
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -254,19 +254,23 @@ class Fields:
 
     def item(self, keyword: str) -> "Fields | None":
         """Return the first item of a sequence, None where there is none; `BadInput` if unreadable."""
+        return next(self.items(keyword), None)
+
+    def items(self, keyword: str) -> "Iterator[Fields]":
+        """Yield the items of a sequence; `BadInput` if one is unreadable."""
         from pydicom.datadict import tag_for_keyword
         from pydicom.tag import Tag
 
         if count_items(self.dataset, Tag(tag_for_keyword(keyword) or 0)) > read_limits().elements:
             raise exceeds(self.name, f"{keyword} has too many items", "elements")
-        value = self.value(keyword)
+        items = iter(self.value(keyword) or ())
 
-        def parse_first() -> "Dataset | None":
-            item = next(iter(value or ()), None)
+        def parse_next() -> "Dataset | None":
+            item = next(items, None)
             if item is not None:
                 item.get("LUTDescriptor")
             return item
 
         otherwise = self.refuse(f"{keyword}: cannot be read; expected a sequence as in DICOM PS3.3")
-        first = attempt(parse_first, otherwise)
-        return None if first is None else Fields(first, name=f"{self.name}: {keyword}", syntax=self.syntax)
+        while (item := attempt(parse_next, otherwise)) is not None:
+            yield Fields(item, name=f"{self.name}: {keyword}", syntax=self.syntax)

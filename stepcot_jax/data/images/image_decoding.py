@@ -3,13 +3,13 @@
 import io
 import warnings
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from jaxtyping import Integer, UInt8
+from jaxtyping import UInt8, UInt16
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 
-from stepcot_jax.data.images.dicom import is_dicom, read_dicom
+from stepcot_jax.data.images.dicom import RESAVE, Note, ignore_note, is_dicom, lacks_preamble, read_dicom
 from stepcot_jax.host.errors import BadInput
 
 MAX_PIXELS = 50_000_000  # default limit of width times height; the largest detectors write about 20 million pixels
@@ -22,6 +22,38 @@ _OPENERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
 }
 _TURNED = range(2, 9)  # values of the EXIF orientation
 _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
+_SHARE_BELOW, _TOLERANCE = 0.999, 1.001  # share of 16-bit values that full scale holds, within 0.1 %
+
+# Pillow keeps the high byte of 16-bit colour and alpha. For each raw mode of 16 bits: a mode, and the raw modes that
+# give the high and the low bytes; grey with alpha has as many bytes a pixel as 8-bit RGBA.
+_DEEP: dict[Any, tuple[str, ...]] = {
+    "I;16B": (),
+    "RGB;16B": ("RGB", "RGB;16B", "RGB;16L"),
+    "LA;16B": ("RGBA", "RGBA"),
+    "RGBA;16B": ("RGBA", "RGBA;16B", "RGBA;16L"),
+}
+
+_CONVERT = "convert it to PNG"
+_OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
+    b"BM": ("a BMP file", _CONVERT),
+    b"GIF8": ("a GIF file", _CONVERT),
+    b"II*\0": ("a TIFF file", _CONVERT),
+    b"MM\0*": ("a TIFF file", _CONVERT),
+    b"RIFF": ("a WebP, AVI or WAV file", _CONVERT),
+    b"\0\0\0\x0cjP": ("a JPEG 2000 file", _CONVERT),
+    b"\xff\x4f\xff\x51": ("a JPEG 2000 file", _CONVERT),
+    b"version https://git-lfs": ("a Git LFS pointer, not the image", "run `git lfs pull`"),
+    b"%PDF": ("a PDF file", "export the image as PNG or DICOM"),
+    b"PK": ("a ZIP archive", "unpack it"),
+    b"\x1f\x8b": ("a gzip archive", "unpack it"),
+    b"<!doctype": (
+        _PAGE := "a web page (HTML), not the image",
+        _AGAIN := "sign in and download it again",
+    ),
+    b"<html": (_PAGE, _AGAIN),
+    b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
+    b"{": ("a JSON text, such as a store's error", _AGAIN),
+}
 
 # Pillow warns of metadata that does not affect pixels; everything else becomes BadInput.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -32,24 +64,37 @@ def most_bytes(max_pixels: int) -> int:
     return 8 * max_pixels + 16 * 2**20
 
 
-def decode_picture(content: bytes, *, name: str, max_pixels: int) -> Image.Image:
-    """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does."""
+def decode_picture(content: bytes, *, name: str, max_pixels: int, note: Note = ignore_note) -> Image.Image:
+    """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does.
+
+    `note` gets what is odd about a readable DICOM file, such as a window that misses the pixels.
+    """
     opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
     try:
         if opener is not None:
-            return _open_and_load(opener(io.BytesIO(content)), name=name, max_pixels=max_pixels)
+            return _open_and_load(opener(io.BytesIO(content)), content, name=name, max_pixels=max_pixels)
         if is_dicom(content):
-            return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels))
+            return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels, note=note))
     except BadInput:
         raise
     # Pillow's decoders raise a dozen types of error on broken files.
     except Exception as error:
         raise BadInput(f"{name}: cannot be decoded: {type(error).__name__}: {str(error)[:200]}; {EXPECTED}") from error
-    start = f"starts with bytes {content[:8].hex(' ')}" if content else "is an empty file"
-    raise BadInput(f"{name}: {start}; {EXPECTED}")
+    raise BadInput(f"{name}: {describe_other(content)}; {EXPECTED}")
 
 
-def _open_and_load(image: ImageFile.ImageFile, *, name: str, max_pixels: int) -> Image.Image:
+def describe_other(content: bytes) -> str:
+    """Return what a file is that is no accepted image, and the next step where it can be told."""
+    if lacks_preamble(content):
+        return f"is a DICOM file without the preamble of 128 bytes and DICM; {RESAVE}"
+    start = content[:64].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for magic, (kind, step) in _OTHER_FORMATS.items():
+        if content.startswith(magic) or start.startswith(magic):
+            return f"is {kind}, whatever its name says; {step}"
+    return f"starts with bytes {content[:8].hex(' ')}" if content else "is an empty file"
+
+
+def _open_and_load(image: ImageFile.ImageFile, content: bytes, *, name: str, max_pixels: int) -> Image.Image:
     with image:
         width, height = image.size
         if width * height > max_pixels or max(width, height) > MAX_SIDE:
@@ -57,8 +102,34 @@ def _open_and_load(image: ImageFile.ImageFile, *, name: str, max_pixels: int) ->
                 f"{name}: {width} x {height} pixels in its header; "
                 f"expected at most {max_pixels} pixels and sides of at most {MAX_SIDE}"
             )
+        if image.tile and image.tile[0].args in _DEEP:
+            return _load_deep(image, content)
         image.load()
         return _as_grey_or_rgb(_upright(image))
+
+
+def _load_deep(image: ImageFile.ImageFile, content: bytes) -> Image.Image:
+    """Return a 16-bit PNG in 8 bits, what is transparent on black."""
+    level, (mode, *raw_modes) = image.info.get("transparency"), _DEEP[image.tile[0].args] or ("",)
+    values: np.ndarray
+    if not raw_modes:  # grey
+        image.load()
+        values = np.asarray(_upright(image)).astype(np.uint16)[..., None]
+    else:
+        parts = []
+        for raw_mode in raw_modes:
+            part = PngImagePlugin.PngImageFile(io.BytesIO(content))
+            part._mode, part.tile = mode, [tile._replace(args=raw_mode) for tile in part.tile]
+            part.load()
+            parts.append(np.asarray(_upright(part)).astype(np.uint16))
+        high, low = parts if len(parts) == 2 else (parts[0][..., ::2], parts[0][..., 1::2])
+        values = high << 8 | low
+    if level is not None and values.shape[-1] in (1, 3):
+        values[(values == np.asarray(level)).all(axis=-1)] = 0
+    if values.shape[-1] in (2, 4):
+        alpha = values[..., -1:].astype(np.uint32)
+        values = ((values[..., :-1] * alpha + 32767) // 65535).astype(np.uint16)
+    return Image.fromarray(_scale_to_bytes(values if values.shape[-1] == 3 else values[..., 0]))
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -71,8 +142,6 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _as_grey_or_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        return Image.fromarray(_scale_to_bytes(np.asarray(image)))
     if image.has_transparency_data:
         with_alpha = image.convert("RGBA")
         canvas = Image.new("RGB", image.size)
@@ -82,9 +151,11 @@ def _as_grey_or_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == wanted else image.convert(wanted)
 
 
-def _scale_to_bytes(pixels: Integer[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
-    largest = int(pixels.max())
-    full_scale = next(scale for scale in _FULL_SCALES if largest <= scale)
-    # A table with one entry for each grey value avoids a picture of floats.
-    table = np.round(np.arange(full_scale + 1) * (255.0 / full_scale)).astype(np.uint8)
-    return table[pixels]
+def _scale_to_bytes(values: UInt16[np.ndarray, "height width *channel"]) -> UInt8[np.ndarray, "height width *channel"]:
+    """Scale by the full scale of the detector, which single hot pixels do not decide; larger values saturate."""
+    position = int(_SHARE_BELOW * (values.size - 1))
+    high = int(np.partition(values, position, axis=None)[position])
+    full_scale = next(scale for scale in _FULL_SCALES if high <= scale * _TOLERANCE)
+    # A table with one entry for each value avoids a picture of floats.
+    table = np.round(np.minimum(np.arange(2**16), full_scale) * (255.0 / full_scale)).astype(np.uint8)
+    return table[values]

@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.data.columns import RecordTable, TextColumn
+from stepcot_jax.data.images.dicom import read_projection
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
+from stepcot_jax.data.images.projections import LATERAL, is_frontal_task, name_projection
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
@@ -97,13 +99,19 @@ def check_images(
     progress: Callable[[Iterable[Record]], Iterable[Record]] | None = None,
     num_threads: int = 2,
 ) -> Collection:
-    """Decode every image that is not known yet and return the collection without the unreadable ones."""
+    """Decode every image that is not known yet and return the collection without the unreadable ones.
+
+    Lateral views by their DICOM header are set aside too, which stops no run.
+    """
+    frontal = is_frontal_task(case.view for case in collection.cases)
     files = images or folder_files(collection, max_pixels=max_pixels)
 
-    def prepare(item: tuple[int, Record]) -> Pixels | BadInput | None:
+    def prepare(item: tuple[int, Record]) -> Pixels | BadInput | str | None:
         index, case = item
         try:
             content, name = files.read(index), files.name(index)
+            if frontal and read_projection(content, name=name) == "lateral":
+                return f"{name}: {LATERAL} (DICOM header)"
             if is_known is not None and is_known(case, content):
                 return None
             if preprocessing is None:
@@ -113,13 +121,26 @@ def check_images(
             return error
 
     reasons: dict[int, str] = {}
+    laterals: dict[int, str] = {}
     watched = collection.cases if progress is None else progress(collection.cases)
     for (index, _), pixels in map_in_threads(prepare, enumerate(watched), num_threads=num_threads):
         if isinstance(pixels, BadInput):
             reasons[index] = str(pixels)
+        elif isinstance(pixels, str):
+            laterals[index] = pixels
         elif visit is not None and pixels is not None:
-            visit(index - len(reasons), pixels)
-    return set_aside_cases(collection, reasons, on_bad_record=on_bad_record)
+            visit(index - len(reasons) - len(laterals), pixels)
+    if reasons and on_bad_record == "stop":
+        return set_aside_cases(collection, reasons, on_bad_record="stop")
+    return set_aside_cases(collection, dict(sorted({**reasons, **laterals}.items())), on_bad_record="skip")
+
+
+def set_laterals_aside(collection: Collection) -> Collection:
+    """Return the collection without the views that it states as lateral, unless all are."""
+    laterals = [index for index, case in enumerate(collection.cases) if name_projection(case.view) == "lateral"]
+    if len(laterals) == len(collection.cases):
+        return collection
+    return set_aside_cases(collection, dict.fromkeys(laterals, f"view: {LATERAL}"), on_bad_record="skip")
 
 
 def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_bad_record: OnBadRecord) -> Collection:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
+from stepcot_jax.data.images.dicom import Note, ignore_note
 from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -25,6 +26,8 @@ class Preprocessing:
     mean: tuple[float, float, float] = CLIP_MEAN  # mean of red, green and blue in [0, 1], subtracted
     std: tuple[float, float, float] = CLIP_STD  # standard deviation of red, green and blue, > 0, divided by
     fit: Literal["crop", "pad", "stretch"] = "crop"  # the centre of the short side; black bars; both sides resized
+    resized: int = 0  # short side ("crop") or both ("stretch") in pixels, of which the centre is cropped; 0: `size`
+    resample: str = "bicubic"  # a name of `Image.Resampling` in lower case
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:
@@ -35,6 +38,23 @@ class Preprocessing:
             raise BadInput(f"preprocessing std: {self.std} is not 3 numbers above 0")
         if self.fit not in ("crop", "pad", "stretch"):
             raise BadInput(f"preprocessing fit: {self.fit!r} is not 'crop', 'pad' or 'stretch'")
+        if self.resized and not (self.fit != "pad" and self.size <= self.resized <= 4 * self.size):
+            raise BadInput(
+                f"preprocessing resized: {self.resized} with fit {self.fit!r}; expected 1 to 4 times the size"
+            )
+        if self.resample.upper() not in Image.Resampling.__members__:
+            raise BadInput(f"preprocessing resample: {self.resample!r} is not a resampling of Pillow")
+
+    @property
+    def side(self) -> int:
+        """Side in pixels that images are resized to, before a crop."""
+        return self.resized or self.size
+
+    @property
+    def unusual(self) -> dict[str, int | str]:
+        """The fields beside size, colours and fit that differ from their defaults, for keys and descriptions."""
+        fields = {"resized": 0 if self.resized == self.size else self.resized, "resample": self.resample}
+        return {name: value for name, value in fields.items() if value not in (0, "bicubic")}
 
 
 def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "height width 3"]:
@@ -49,17 +69,17 @@ def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarra
 
 
 def decode_image_bytes(
-    content: bytes, *, name: str, max_pixels: int = MAX_PIXELS
+    content: bytes, *, name: str, max_pixels: int = MAX_PIXELS, note: Note = ignore_note
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Decode the content of a PNG, JPEG or DICOM file.
 
-    16-bit grey: full scale is the smallest of 2^10 - 1, 2^12 - 1, 2^14 - 1 and 2^16 - 1 that holds the image's largest
-    pixel, since detectors of 10 to 14 bits write into the low bits of 16. 16-bit colour keeps the high byte.
+    16 bits: full scale is the smallest of 2^10 - 1, 2^12 - 1, 2^14 - 1 and 2^16 - 1 that holds the 99.9th percentile
+    of the values within 0.1 %, since detectors of 10 to 14 bits write into the low bits of 16. Larger values saturate.
     Transparent pixels are blended onto black. The EXIF orientation is applied, so that the picture is as its reader saw
     it; the authors' code does not apply it, and their images have none. Of an animated PNG the first picture is used.
     DICOM: see `dicom.read_dicom`.
     """
-    pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))
+    pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels, note=note))
     return repeat_grey(pixels) if pixels.ndim == 2 else pixels
 
 
@@ -88,24 +108,24 @@ def drop_equal_channels(
 def resize_image(
     pixels: UInt8[np.ndarray, "height width *channel"], preprocessing: Preprocessing
 ) -> UInt8[np.ndarray, "size size *channel"]:
-    """Resize a grey or RGB image to the encoder's size and fit: bicubic, antialiased when shrinking."""
+    """Resize a grey or RGB image to the encoder's size and fit, antialiased when shrinking."""
     return np.array(_resize(Image.fromarray(np.ascontiguousarray(pixels)), preprocessing))
 
 
 def _resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    size = preprocessing.size
+    size, side, resample = preprocessing.size, preprocessing.side, Image.Resampling[preprocessing.resample.upper()]
     if preprocessing.fit == "stretch":
-        return image.resize((size, size), Image.Resampling.BICUBIC)
+        return _crop_centre(image.resize((side, side), resample), size=size)
     if preprocessing.fit == "crop":
-        return _crop_centre(image, size=size)
+        return _crop_centre(_resize_shorter(image, side=side, resample=resample), size=size)
     width, height = (max(1, round(side * size / max(image.size))) for side in image.size)
     padded = Image.new(image.mode, (size, size))
     corner = (size - width) // 2, (size - height) // 2
-    padded.paste(image.resize((width, height), Image.Resampling.BICUBIC), corner)
+    padded.paste(image.resize((width, height), resample), corner)
     return padded
 
 
-def _crop_centre(image: Image.Image, *, size: int) -> Image.Image:
+def _resize_shorter(image: Image.Image, *, side: int, resample: Image.Resampling) -> Image.Image:
     # Otherwise 1 x 60000 pixels would become 224 x 13440000 before the crop.
     longest = _WIDEST_RESIZED * min(image.size)
     if max(image.size) > longest:
@@ -113,10 +133,13 @@ def _crop_centre(image: Image.Image, *, size: int) -> Image.Image:
         width, height = (min(side, longest) for side in image.size)
         image = image.crop((left, top, left + width, top + height))
     shortest = min(image.size)
-    width, height = (size * side // shortest for side in image.size)
-    resized = image.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = (width - size) // 2, (height - size) // 2
-    return resized if width == height else resized.crop((left, top, left + size, top + size))
+    width, height = (side * length // shortest for length in image.size)
+    return image.resize((width, height), resample)
+
+
+def _crop_centre(image: Image.Image, *, size: int) -> Image.Image:
+    left, top = ((side - size) // 2 for side in image.size)
+    return image if image.size == (size, size) else image.crop((left, top, left + size, top + size))
 
 
 def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:

@@ -20,6 +20,7 @@ from jaxtyping import Bool
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
+from stepcot_jax.data.images.projections import LATERAL, name_projection
 from stepcot_jax.data.records.array_splitter import ArraySplitter
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
@@ -373,12 +374,19 @@ class Scan:
     num_missing: int = 0
     num_other_options: int = 0  # records whose options are not those of most
     num_repeated: int = 0  # records whose image an earlier one has
+    num_lateral: int = 0  # lateral views among those set aside: not bad records
+    is_frontal: bool = True  # whether lateral views are set aside
 
     def drop(self, index: int, reason: str) -> None:
         """Set a valid record aside."""
         self.good[index] = False
         path, patient = self.table.image_paths[index], self.table.patient_ids[index]
         self.set_aside.append(SetAside(self.numbers[index], path, reason, patient))
+
+    def drop_lateral(self, index: int, reason: str) -> None:
+        """Set a lateral view aside."""
+        self.num_lateral += 1
+        self.drop(index, reason)
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
@@ -403,6 +411,7 @@ def scan_records(
     kinds, images, numbers = _OptionKinds(path), DigestColumn(), array.array("q")
     scan = Scan(Path(root), path, RecordTable(with_texts=with_texts), numbers, set_aside, np.ones(0, bool))
     wordings: list[set[str]] = [set() for _ in step_names]
+    laterals: list[int] = []
     last_steps: tuple[Step, ...] = ()
     for index, raw in enumerate(read_raw_records(path, visit=visit)):
         try:
@@ -414,6 +423,8 @@ def scan_records(
             continue
         kinds.append(steps, index)
         images.append(real_path)
+        if name_projection(case.view) == "lateral":
+            laterals.append(len(numbers))
         scan.table.append(case)
         numbers.append(index)
         scan.questions.append("\0".join([step.question for step in steps]))
@@ -427,6 +438,10 @@ def scan_records(
     scan.num_found = len(numbers) if require_images else None
     if len(numbers):
         _compare(scan, kinds, images)
+    scan.is_frontal = len(laterals) < len(numbers)
+    for index in laterals if scan.is_frontal else ():
+        if scan.good[index]:
+            scan.drop_lateral(index, f"stepcot_jax.view: {LATERAL}")
     return scan
 
 

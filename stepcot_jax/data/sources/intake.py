@@ -13,6 +13,8 @@ from PIL import JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
+from stepcot_jax.data.images.image_decoding import describe_other
+from stepcot_jax.data.images.image_files import set_laterals_aside
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
@@ -55,7 +57,7 @@ class Intake:
         self._set_aside.append(SetAside(number, image_path, reason, patient_id))
 
     def finish(self, chain: Chain) -> Collection:
-        """Return all records as a collection."""
+        """Return all records as a collection, lateral views set aside."""
         path = self._root / self._file
         aside = self._set_aside
         if self._bad and self._on_bad_record == "stop":
@@ -63,7 +65,9 @@ class Intake:
             raise BadInput(describe_bad_records(path, self._bad, num_good=num_good))
         if not self._cases:
             raise BadInput(describe_bad_records(path, aside, num_good=0) if aside else f"{path}: has no records")
-        return Collection(self._root, chain, RecordTable(self._cases), tuple(aside), self._layout, self._file)
+        return set_laterals_aside(
+            Collection(self._root, chain, RecordTable(self._cases), tuple(aside), self._layout, self._file)
+        )
 
 
 # Bad records of a source that is read one record at a time: stop, or set them aside and continue.
@@ -179,12 +183,11 @@ def read_image_size(path: Path) -> tuple[int, int]:
     """Return width and height in pixels after EXIF orientation; reads only the header."""
     try:
         with open_untrusted(path, accepted="a PNG or JPEG image") as file:
-            start = file.read(2)
+            start = file.read(64)
             file.seek(0)
-            if start not in _OPENERS:
-                raise BadInput(f"{path}: size cannot be read: the file is neither a PNG nor a JPEG image")
-            opener = _OPENERS[start]
-            with opener(file) as image:
+            if start[:2] not in _OPENERS:
+                raise BadInput(f"{path}: {describe_other(start)}; size cannot be read: neither a PNG nor a JPEG image")
+            with _OPENERS[start[:2]](file) as image:
                 width, height = image.size
                 # Without this check Pillow would decode the picture to look for metadata behind it.
                 sideways = "exif" in image.info and image.getexif().get(_ORIENTATION) in _SIDEWAYS

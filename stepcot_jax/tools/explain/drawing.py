@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.images.dicom import Projection
+from stepcot_jax.data.images.projections import Projection
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text

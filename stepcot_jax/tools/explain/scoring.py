@@ -40,11 +40,11 @@ from stepcot_jax.run.settings import Settings
 
 def place_box(box: Box, *, width: int, height: int, preprocessing: Preprocessing) -> tuple[float, float, float, float]:
     """Return a box's left, upper, right and lower edge in pixels of the encoder's square; they may lie outside."""
-    size = preprocessing.size
+    size, side = preprocessing.size, preprocessing.side
     if preprocessing.fit == "stretch":
-        across, down = size / width, size / height
+        across, down = side / width, side / height
     else:
-        across = down = size / (min if preprocessing.fit == "crop" else max)(width, height)
+        across = down = side / (min if preprocessing.fit == "crop" else max)(width, height)
     left, top = (size - width * across) / 2, (size - height * down) / 2
     return (
         left + box.x1 * across,

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from ml_collections import config_dict
 
 from configs import base
-from stepcot_jax.data.check import CheckOptions, Reasons, check_root
+from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.reasons import Reasons
 from stepcot_jax.data.records.data_json import scan_records
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.splits.split_resolver import read_splits, resolve_tables

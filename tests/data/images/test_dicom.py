@@ -95,8 +95,11 @@ def round_half_up(brightness):
 
 
 def show_range(values):
+    """Without the 1 % of the pixels at either end, rounded down."""
     values = values.astype(np.float64)
-    return round_half_up((values - values.min()) / (values.max() - values.min()))
+    ordered = np.sort(values, axis=None)
+    low, high = ordered[cut := values.size // 100], ordered[-1 - cut]
+    return round_half_up((values - low) / (high - low))
 
 
 def refusal(content, *, max_pixels=MAX_PIXELS):
@@ -191,12 +194,86 @@ def test_colour(planar):
 
 def test_unused_bits_are_not_part_of_the_value():
     """Old devices keep overlays in the bits above those that count."""
-    dirty = GREY12 | (RANDOM.integers(0, 16, GREY12.shape, np.uint16) << 12)
-    np.testing.assert_array_equal(decode(dirty, **STORED12), show_range(GREY12))
     signed = (GREY12.astype(np.int32) - 2048).astype(np.int16)
-    dirty = (signed.astype(np.uint16) & 0xFFF) | (RANDOM.integers(0, 16, GREY12.shape, np.uint16) << 12)
-    result = decode(dirty, PixelRepresentation=1, **STORED12)
-    np.testing.assert_array_equal(result, show_range(signed))
+    above = RANDOM.integers(0, 16, GREY12.shape, np.uint16) << 12
+    for clean, extra in ((GREY12, {}), (signed, {"PixelRepresentation": 1})):
+        for syntax in (uid.ExplicitVRLittleEndian, uid.RLELossless):
+            stored = clean.astype(np.uint16) & 0xFFF
+            dirty = make(stored | above, **extra, **STORED12)
+            if syntax == uid.RLELossless:
+                dirty.compress(syntax, generate_instance_uid=False)
+            share = np.mean(above > 0) if not extra else np.mean((above >> 12) != (stored >> 11) * 15 * (above > 0))
+            assert f"BitsStored: 12, but {share:.2%} of the pixels have higher bits" in refusal(write(dirty))
+            dirty.add_new(0x60020102, "US", 12)  # declares an overlay there
+            result = read_dicom(write(dirty), name="x", max_pixels=MAX_PIXELS)
+            np.testing.assert_array_equal(result, show_range(clean))
+        np.testing.assert_array_equal(decode(clean, **extra, **STORED12), show_range(clean))  # signs repeated above
+
+
+@pytest.mark.parametrize("syntax", [uid.JPEG2000Lossless, uid.JPEGLSLossless], ids=lambda syntax: syntax.keyword)
+def test_the_precision_of_the_codestream_counts(syntax):
+    """A header that states fewer bits than the codestream has."""
+    dataset = make((SMOOTH * 100).astype(np.uint16), BitsStored=14, HighBit=13)
+    dataset.compress(syntax, generate_instance_uid=False)
+    dataset.BitsStored, dataset.HighBit = 12, 11
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, show_range(SMOOTH))
+    if syntax == uid.JPEG2000Lossless:  # and its sign, with as many bits or more
+        for stored in (14, 12):
+            dataset = make((SMOOTH * 100 - 7000).astype(np.int16), BitsStored=14, HighBit=13)
+            dataset.compress(syntax, generate_instance_uid=False)
+            dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = stored, stored - 1, 0
+            result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+            np.testing.assert_array_equal(result, show_range(SMOOTH))
+
+
+RAMP = np.tile(np.linspace(300, 1800, 64).astype(np.uint16), (64, 1))
+MISSED = "a window or VOI LUT of its DICOM header misses the pixels"
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+def test_windows_that_miss_the_pixels(photometric):
+    """The first that spreads them over a tenth of the brightness counts, else the range without a burned-in marker."""
+    marked = RAMP.copy()
+    marked[:5, :5] = 60_000
+    flat = lut([700] * 4096, first=0, bits=10)
+    linear = (RAMP - (2048 - 0.5)) / 4095 + 0.5
+    cases = [
+        (RAMP, {"WindowCenter": "40000", "WindowWidth": "4000"}, show_range(RAMP), 1),
+        (marked, {"WindowCenter": "40000", "WindowWidth": "4000"}, show_range(marked), 1),
+        (marked, {}, show_range(marked), 0),
+        (RAMP, {"WindowCenter": ["40000", "2048"], "WindowWidth": ["100", "4096"]}, round_half_up(linear), 1),
+        (RAMP, {"VOILUTSequence": flat, "WindowCenter": "2048", "WindowWidth": "4096"}, round_half_up(linear), 1),
+        (RAMP // 16, {"WindowCenter": "2048", "WindowWidth": "4096"}, show_range(RAMP // 16), 1),
+        (RAMP, {"WindowCenter": "2048", "WindowWidth": "4096"}, round_half_up(linear), 0),
+    ]
+    for pixels, elements, bright, number in cases:
+        notes = []
+        content = write(make(pixels, PhotometricInterpretation=photometric, **elements))
+        result = read_dicom(content, name="x", max_pixels=MAX_PIXELS, note=notes.append)
+        expected = bright if photometric == "MONOCHROME2" else 255 - bright.astype(int)
+        np.testing.assert_allclose(result.astype(int), expected, rtol=0, atol=photometric == "MONOCHROME1")
+        assert [note[: len(MISSED)] for note in notes] == [MISSED] * number
+
+
+@pytest.mark.parametrize(
+    ("elements", "found"),
+    [
+        (
+            {"PresentationLUTShape": "INVERSE"},
+            "PresentationLUTShape INVERSE contradicts PhotometricInterpretation MONOC",
+        ),
+        ({"PresentationLUTShape": "IDENTITY"}, ""),
+        ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 by 0.2"),
+        ({"ImagerPixelSpacing": [0.2, 0.2], "PixelAspectRatio": [2, 1]}, ""),
+        ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 by 1"),
+    ],
+)
+def test_notes_of_headers_that_contradict_the_picture(elements, found):
+    notes = []
+    result = read_dicom(write(make(GREY8, **elements)), name="x", max_pixels=MAX_PIXELS, note=notes.append)
+    np.testing.assert_array_equal(result, show_range(GREY8))
+    assert [note[: len(found)] for note in notes] == ([found] if found else [])
 
 
 WINDOWS = [("LINEAR", 2e3, 1500.0), ("LINEAR_EXACT", 2e3, 1500.0), ("SIGMOID", 2e3, 800.0), ("LINEAR", 1e3, 1)]
@@ -251,6 +328,16 @@ def test_voi_lut(pixels, syntax):
     np.testing.assert_array_equal(result, round_half_up(theirs / 1023))
 
 
+@pytest.mark.parametrize(
+    ("bits", "largest", "range_"), [(16, 4095, 4095), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
+)
+def test_the_largest_entry_decides_where_a_lut_states_the_width_of_storage(bits, largest, range_):
+    entries = np.linspace(0, largest, 4096).astype(int)
+    dataset = make(GREY12, VOILUTSequence=lut(entries, first=0, bits=bits), **STORED12)
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, round_half_up(entries[GREY12] / range_))
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_modality_lut_before_the_window(packed):
     entries = RANDOM.permutation(256)[:200]
@@ -292,6 +379,8 @@ REFUSED = [
     ({"BitsAllocated": 32}, "BitsStored: 8 in BitsAllocated 32"),
     ({"HighBit": 9}, "HighBit: 9; expected 7"),
     ({"PixelRepresentation": 2}, "PixelRepresentation: 2;"),
+    ({"PresentationIntentType": "FOR PROCESSING"}, "is FOR PROCESSING, the raw picture of the detector"),
+    ({"SOPClassUID": uid.DigitalXRayImageStorageForProcessing}, "expected FOR PRESENTATION"),
     ({"RescaleSlope": "0"}, "RescaleSlope: 0"),
     ({"WindowCenter": "10", "WindowWidth": "0"}, "WindowWidth: 0; expected at least 1 with LINEAR"),
     ({"WindowCenter": "1", "WindowWidth": "5", "VOILUTFunction": "MARKER"}, "is not one of LINEAR, LINEAR_EXACT, SIGM"),

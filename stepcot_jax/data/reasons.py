@@ -1,0 +1,76 @@
+"""Counts of what is wrong with records and images: reasons to set them aside, and oddities of readable pictures."""
+
+import re
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from stepcot_jax.data.columns import TextColumn
+from stepcot_jax.data.splits.splits import Problem
+from stepcot_jax.record import SetAside
+
+_MOST_KINDS = 100
+_EXAMPLES_OF_REASON = 3
+_NUM_SHOWN = 300
+# The parts of a reason that differ between records.
+_PARTICULAR = re.compile(
+    r"^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the row or file that a reason begins with, but no field
+    r"|(?<=references\[)\d+(?=\])|(?<!\w)\[-?\d[^\]]*\]"  # the number of a box, and its corners
+    r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # a quoted value
+    r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
+)
+
+
+class Reasons:
+    """Counts records set aside by reason; keeps their names, which split tables may use."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, Problem] = {}
+        self.image_paths = TextColumn()
+        self.patient_ids = TextColumn()
+
+    def append(self, item: SetAside) -> None:
+        """Add a record."""
+        kind = _PARTICULAR.sub("…", item.reason)[:_NUM_SHOWN]
+        if kind not in self._reasons and len(self._reasons) >= _MOST_KINDS:
+            kind = "further reasons"
+        image_path, reason = item.image_path[:_NUM_SHOWN], item.reason[:_NUM_SHOWN]
+        example = {"record": item.record, "image_path": image_path, "reason": reason}
+        self._reasons.setdefault(kind, Problem(kind)).add(example, most=_EXAMPLES_OF_REASON)
+        self.image_paths.append(item.image_path)
+        self.patient_ids.append(item.patient_id)
+
+    def __len__(self) -> int:
+        return len(self.image_paths)
+
+    def as_facts(self) -> list[dict[str, Any]]:
+        """Return each reason with "…" for the parts that differ, its count and examples; the most frequent first."""
+        return [
+            {"reason": reason.kind, "count": reason.count, "examples": reason.examples}
+            for reason in sorted(self._reasons.values(), key=lambda reason: -reason.count)
+        ]
+
+
+_LEAST_SIDE = 16
+_SAME_GREY = 2  # grey values within which a picture shows one: those of a black JPEG differ
+
+
+def describe_oddities(pixels: UInt8[np.ndarray, "height width *channel"]) -> list[str]:
+    """Return what makes a picture useless: that it shows one grey, or that it is tiny."""
+    low, high, side = int(pixels.min()), int(pixels.max()), min(pixels.shape[:2])
+    colour = "black" if high <= _SAME_GREY else "white" if low >= 255 - _SAME_GREY else "of one grey"
+    return [f"the picture is all {colour}"] * (high - low <= _SAME_GREY) + [
+        f"a side of the picture is under {_LEAST_SIDE} pixels"
+    ] * (side < _LEAST_SIDE)
+
+
+def note_oddities(oddities: Reasons) -> list[str]:
+    """Return a note for each oddity of images, with their number and the first names."""
+    notes = []
+    for oddity in oddities.as_facts():
+        names = [example["image_path"] for example in oddity["examples"]]
+        names += ["..."] * (oddity["count"] > len(names))
+        images = "1 image" if oddity["count"] == 1 else f"{oddity['count']} images"
+        notes.append(f"{images}: {oddity['reason']} ({', '.join(names)})")
+    return notes
