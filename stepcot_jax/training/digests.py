@@ -6,7 +6,6 @@ before, so that the first reads the others' digests instead of their arrays.
 
 import asyncio
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -38,13 +37,13 @@ def list_files(checkpoint: pathlib.Path) -> Iterator[str]:
 
 def write_digests(checkpoint: pathlib.Path) -> None:
     """Write the digests of a checkpoint that is about to be committed."""
-    known: dict[str, list[Any]] = {}
+    known: dict[str, tuple[int, str]] = {}
     written = [*checkpoint.rglob(_OF_PROCESS.format("*")), *checkpoint.glob(f"*/{DIGESTS}")]  # of processes, of items
     for part in written:
         folder = part.parent.relative_to(checkpoint).as_posix()
-        known |= {f"{folder}/{name}": entry for name, entry in json.loads(part.read_bytes()).items()}
+        known |= {f"{folder}/{name}": entry for name, entry in _read(part).items()}
         part.unlink()
-    digests = {name: known.get(name) or list(digest_file(checkpoint / name)) for name in list_files(checkpoint)}
+    digests = {name: known.get(name) or digest_file(checkpoint / name) for name in list_files(checkpoint)}
     write_whole(checkpoint / DIGESTS, msgspec.json.format(msgspec.json.encode(digests)))
 
 
@@ -108,7 +107,7 @@ def check_digests(checkpoint: pathlib.Path, *, below: str = "", part: int = 0, n
         _note_missing(checkpoint.parent)
         return
     try:
-        digests = read_json(checkpoint / DIGESTS, dict[str, tuple[int, str]], accepted="expected digests of files")
+        digests = _read(checkpoint / DIGESTS)
     except BadInput as error:
         raise Changed(f"{DIGESTS} cannot be read: {error}") from None
     prefix = f"{below}/" if below else ""
@@ -120,6 +119,10 @@ def check_digests(checkpoint: pathlib.Path, *, below: str = "", part: int = 0, n
         path, (size, digest) = checkpoint / name, digests[name]
         if path.stat().st_size != size or digest_file(path) != (size, digest):
             raise Changed(f"{name} has changed since it was saved")
+
+
+def _read(path: pathlib.Path) -> dict[str, tuple[int, str]]:
+    return read_json(path, dict[str, tuple[int, str]], accepted="expected digests of files")
 
 
 @functools.cache
@@ -134,7 +137,7 @@ def is_complete(checkpoint: pathlib.Path) -> bool:
     if not (checkpoint / DIGESTS).is_file():
         return True
     try:
-        digests = json.loads((checkpoint / DIGESTS).read_bytes())
-    except (OSError, ValueError):
+        digests = _read(checkpoint / DIGESTS)
+    except BadInput:
         return True  # damaged, which the check on reading names
     return all((checkpoint / name).is_file() for name in digests)
