@@ -251,3 +251,15 @@ def test_a_space_without_size_is_refused():
     for size in ((0, 1), (1, -1), (math.nan, 1), (math.inf, 1)):
         with pytest.raises(ValueError, match="positive size"):
             pixels(size)
+
+
+def test_the_optimal_matching_is_that_of_networkx():
+    networkx = pytest.importorskip("networkx")
+    generator = np.random.default_rng(0)
+    for num_first, num_second in generator.integers(1, 9, (20, 2)):
+        overlaps = generator.random((num_first, num_second))
+        graph = networkx.Graph()
+        for row, column in np.ndindex(num_first, num_second):
+            graph.add_edge(("row", row), ("column", column), weight=overlaps[row, column])
+        best = networkx.max_weight_matching(graph, maxcardinality=True)
+        assert overlaps[match(overlaps)].sum() == pytest.approx(sum(graph.edges[pair]["weight"] for pair in best))

@@ -48,7 +48,15 @@ def localisation(
 ) -> float:
     """Return the mean IoU of the reply's and the record's boxes, from 0 to 1; 0 if the boxes cannot be read.
 
-    The mean over questions is GEMeX-RMCoT's V-score. Arguments as in `box.mean_iou` and `grounding_reward`.
+    The mean over questions is GEMeX-RMCoT's V-score.
+
+    Args:
+      reply: the reply.
+      record: its references are the true boxes.
+      matching: which box is compared with which; see `box.match`.
+      unequal_counts: what surplus boxes cost; see `box.mean_iou`.
+      empty_boxes: value of no box on either side, "one" or "zero".
+      ill_formed: as in `rewards.answers.answer_reward`.
     """
     if reply.references is None or (ill_formed == "nothing" and not reply.is_well_formed):
         return 0.0

@@ -58,7 +58,12 @@ def name_functions(rewards: Sequence[Weighted]) -> dict[str, tuple[RewardFunctio
 def apply_functions(
     named: Mapping[str, tuple[RewardFunction, float]], replies: Sequence[Reply], records: Sequence[Record]
 ) -> dict[str, list[float]]:
-    """Return each function's rewards by its name, and their weighted sum as "total".
+    """Return each function's rewards by its name, and their weighted sum as "total"; lists of shape [reply].
+
+    Args:
+      named: function and weight by name; a function of weight 0 is reported and leaves the total alone.
+      replies: one for each record.
+      records: what `replies` answer, in their order.
 
     Raises:
       BadInput: a function returns another number of rewards than there are replies, or infinity.

@@ -7,7 +7,6 @@ before, so that the first reads the others' digests instead of their arrays.
 import asyncio
 import contextlib
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -39,13 +38,13 @@ def list_files(checkpoint: pathlib.Path) -> Iterator[str]:
 
 def write_digests(checkpoint: pathlib.Path) -> None:
     """Write the digests of a checkpoint that is about to be committed."""
-    known: dict[str, list[Any]] = {}
+    known: dict[str, tuple[int, str]] = {}
     written = [*checkpoint.rglob(_OF_PROCESS.format("*")), *checkpoint.glob(f"*/{DIGESTS}")]  # of processes, of items
     for part in written:
         folder = part.parent.relative_to(checkpoint).as_posix()
-        known |= {f"{folder}/{name}": entry for name, entry in json.loads(part.read_bytes()).items()}
+        known |= {f"{folder}/{name}": entry for name, entry in _read(part).items()}
         part.unlink()
-    digests = {name: known.get(name) or list(digest_file(checkpoint / name)) for name in list_files(checkpoint)}
+    digests = {name: known.get(name) or digest_file(checkpoint / name) for name in list_files(checkpoint)}
     write_whole(checkpoint / DIGESTS, msgspec.json.format(msgspec.json.encode(digests)))
 
 
@@ -109,7 +108,7 @@ def check_digests(checkpoint: pathlib.Path, *, below: str = "", part: int = 0, n
         _note_missing(checkpoint.parent)
         return
     try:
-        digests = read_json(checkpoint / DIGESTS, dict[str, tuple[int, str]], accepted="expected digests of files")
+        digests = _read(checkpoint / DIGESTS)
     except BadInput as error:
         raise Changed(f"{DIGESTS} cannot be read: {error}") from None
     prefix = f"{below}/" if below else ""
@@ -121,6 +120,10 @@ def check_digests(checkpoint: pathlib.Path, *, below: str = "", part: int = 0, n
         path, (size, digest) = checkpoint / name, digests[name]
         if path.stat().st_size != size or digest_file(path) != (size, digest):
             raise Changed(f"{name} has changed since it was saved")
+
+
+def _read(path: pathlib.Path) -> dict[str, tuple[int, str]]:
+    return read_json(path, dict[str, tuple[int, str]], accepted="expected digests of files")
 
 
 @functools.cache
@@ -146,8 +149,8 @@ def is_complete(checkpoint: pathlib.Path) -> bool:
 def check_complete(checkpoint: pathlib.Path) -> None:
     """Raise Changed if a checkpoint was not committed or a file is missing, without reading the arrays."""
     names = ["_CHECKPOINT_METADATA", "state", "progress"]
-    with contextlib.suppress(OSError, ValueError):  # damaged digests are named by the check on reading
-        names += json.loads((checkpoint / DIGESTS).read_bytes())
+    with contextlib.suppress(BadInput):  # damaged digests are named by the check on reading
+        names += _read(checkpoint / DIGESTS)
     for name in names:
         if not (checkpoint / name).exists():
             raise Changed(f"{name} is missing since it was saved")

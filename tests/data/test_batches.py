@@ -157,7 +157,7 @@ def test_workers_give_the_same_batches_from_any_position_and_a_killed_one_ends_i
     start = time.monotonic()
     with pytest.raises(RunStopped, match=r"one of the 2 worker processes .* process [0-9]+ was ended by SIGKILL"):
         take(iterator, 100)
-    assert time.monotonic() - start < 25
+    assert time.monotonic() - start < 90  # a few seconds of grace; a wait for the worker never ends
     assert not multiprocessing.active_children()
 
 
@@ -239,14 +239,14 @@ def test_closing_waits_for_no_worker_that_is_gone_or_hangs(monkeypatch, tmp_path
     wait_for((tmp_path / "5").exists)
     start = time.monotonic()
     iterator.close()
-    assert time.monotonic() - start < 25
+    assert time.monotonic() - start < 90  # a few seconds of grace; a wait for the worker never ends
     assert not multiprocessing.active_children()
     iterator = reader_that_ends(monkeypatch, tmp_path, at=None)
     assert next(iterator) == 0
     os.kill(multiprocessing.active_children()[0].pid, signal.SIGSTOP)
     start = time.monotonic()
     iterator.close()
-    assert time.monotonic() - start < 25
+    assert time.monotonic() - start < 90  # a few seconds of grace; a wait for the worker never ends
     assert not multiprocessing.active_children()
 
 
@@ -257,7 +257,7 @@ def read_slowly(step):
 
 @pytest.mark.parametrize("reported", [False, True])
 def test_closing_at_the_start_waits_for_nobody(monkeypatch, reported):
-    monkeypatch.setattr(reading_ahead, "_GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(reading_ahead, "_GRACE_SECONDS", 120.0)
     items = grain.MapDataset.range(10).map(read_slowly)
     workers = reading_ahead._Workers(items, int, num_threads=0, num_workers=2)
     wait_for(lambda: len(multiprocessing.active_children()) == 2)
@@ -265,7 +265,7 @@ def test_closing_at_the_start_waits_for_nobody(monkeypatch, reported):
         wait_for(lambda: len(list(workers._roll.waiting.iterdir())) == 2)
     start = time.monotonic()
     workers.close()
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 100
     assert not multiprocessing.active_children()
 
 

@@ -219,30 +219,23 @@ UNITS = (
 )
 
 
-def fastest(text, dialect):
-    def measure():
-        start = time.process_time()
-        read_reply(text, dialect)
-        return time.process_time() - start
-
-    return min(measure() for _ in range(2))
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("frame", ["{}", "framed", "after_start"])
 def test_reading_takes_linear_time(dialect, frame):
+    """A long reply takes under 0.1 s of an idle core; reading that is quadratic takes 6 s at least."""
     frame = {"framed": FRAMES[dialect], "after_start": FRAMES[dialect].partition("{}")[0] + "{}"}.get(frame, frame)
     for unit in UNITS:
-        short = frame.replace("{}", unit * (15_000 // len(unit)))
-        long = frame.replace("{}", unit * (60_000 // len(unit)))
-        assert fastest(long, dialect) < 8 * fastest(short, dialect) + 0.05, unit
+        text = frame.replace("{}", unit * (240_000 // len(unit)))
+        start = time.process_time()
+        read_reply(text, dialect)
+        assert time.process_time() - start < 3, unit
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_10_megabytes_and_100000_nested_tags_are_read(dialect):
     start = time.process_time()
     read_reply(FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 360_000, 1), dialect)
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 30  # 1 s on an idle core; hours if it were quadratic
     for name in ("think", "ref", "LOC", "answer"):
         reply = read_reply(f"<{name}>" * 100_000 + "Yes" + f"</{name}>" * 100_000, dialect)
         assert not reply.is_well_formed

@@ -1,6 +1,7 @@
 """Runs that start from a tiny Qwen2.5-VL in place of the published sizes, and one update of them by itself."""
 
 import contextlib
+import functools
 import json
 
 import jax
@@ -108,14 +109,19 @@ def draw_rows(run):
 
 def differentiate(run, name, state, batch):
     """Raw gradients and numbers of the update of a phase, on the host; the state is used up."""
-    with run.task.stream():
-        (update,) = (phase.update for phase in run.system.phases() if phase.name == name)
-    placed = run.task.prepare(batch)
 
-    def compute(state, batch, whole):
+    def compute(update, state, batch, whole):
         batch = update.freeze(state.params, batch, whole) if isinstance(update, GrpoUpdate) else batch
         return state, update.gradients(state.params, batch, whole)
 
-    compiled = run.devices.compile_update(compute, state=run.state_shapes, batch=placed)
-    numbers, gradients = jax.device_get(compiled(state, placed)[1])
+    numbers, gradients = run_update(run, name, compute, state, batch)
     return gradients[POLICY], {name: float(number) for name, number in numbers.items()}
+
+
+def run_update(run, name, compute, state, batch):
+    """What `compute` returns beside the state, of the update of a phase, on the host; the state is used up."""
+    with run.task.stream():
+        (update,) = (phase.update for phase in run.system.phases() if phase.name == name)
+    placed = run.task.prepare(batch)
+    compiled = run.devices.compile_update(functools.partial(compute, update), state=run.state_shapes, batch=placed)
+    return jax.device_get(compiled(state, placed)[1])

@@ -88,6 +88,15 @@ def test_resumed_equals_uninterrupted(encoder, workdir, tmp_path, monkeypatch):
     }
 
 
+def test_a_run_without_a_store_trains_the_same_policy(encoder, workdir, tmp_path):
+    Run(frozen_settings(encoder, features__store=False), tmp_path / "run").execute()
+    assert not (tmp_path / "run" / "features").exists()
+    one, other = (flatten(load_policy(folder).params) for folder in (tmp_path / "run", workdir))
+    assert one.keys() == other.keys()
+    for name, found in one.items():
+        np.testing.assert_allclose(found, other[name], rtol=0, atol=1e-3)  # batches of another size round otherwise
+
+
 def test_a_run_without_a_store_reads_the_same_patches(encoder, tmp_path):
     tasks = [Run(frozen_settings(encoder, features__store=own), tmp_path / str(own)).task for own in (True, False)]
     assert [(tmp_path / str(own) / "features").exists() for own in (True, False)] == [True, False]

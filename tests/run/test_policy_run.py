@@ -199,3 +199,13 @@ def test_each_phase_compiles_one_update_and_one_sampler(tmp_path, monkeypatch):
     assert len(samplers) == UPDATES - SFT_UPDATES
     assert len(set(map(id, samplers))) == samplers[0]._cache_size() == 1
     assert run.task._predict._cache_size() == 2  # 6 questions of validation and 24 of test, both less than a batch
+
+
+def test_the_job_sft_equals_the_first_phase_of_grpo(whole, tmp_path, monkeypatch):
+    run, states, _ = whole
+    report = small_run(tmp_path, monkeypatch, job="sft").execute()
+    assert report["best"].keys() == report["test"].keys() == {"sft"}
+    params = restore_params(tmp_path / "checkpoints", SFT_UPDATES)
+    assert params.keys() == {"policy"}
+    assert norm(params["policy"], states[SFT_UPDATES]["policy"]) == 0
+    assert read_log(tmp_path, "train") == read_log(run.workdir, "train")[:2]

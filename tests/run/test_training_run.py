@@ -64,6 +64,25 @@ def test_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch, kill
     check_resumed(uninterrupted, tmp_path, monkeypatch)
 
 
+def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkeypatch):
+    """Killed at the fourth of five updates of the third epoch, after a checkpoint at the second."""
+    run, saved = small_run(tmp_path, monkeypatch, training__checkpoint_minutes=1e-9), []
+    write = training_run.MetricsLog.write
+
+    def die_in_third_epoch(log, kind, *, step, **rest):
+        if step == 14:
+            saved.append(run.checkpoints.latest_step)
+            raise Killed
+        write(log, kind, step=step, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.MetricsLog, "write", die_in_third_epoch)
+        with pytest.raises(Killed):
+            run.execute()
+    assert saved == [12]
+    check_resumed(uninterrupted, tmp_path, monkeypatch)
+
+
 def test_report_and_files_are_as_documented(uninterrupted):
     workdir, report, _, best = uninterrupted
     assert json.loads((workdir / "report.json").read_text()) == report

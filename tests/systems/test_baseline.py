@@ -9,7 +9,7 @@ import optax
 import pytest
 from oracles.quick_jit import quick_jit
 from oracles.random_params import normal, random_labels
-from run.small_run import small_run, small_settings
+from run.small_run import Killed, assert_same, final_state, read_log, small_run, small_settings, stop_at
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
@@ -117,14 +117,14 @@ def finished(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     workdir = tmp_path_factory.mktemp("baseline")
     run = small_run(workdir, patch, **CHANGES)
-    report = run.execute()
+    report, state, _ = final_state(run, patch)
     patch.undo()
-    return workdir, run, report
+    return workdir, run, report, state
 
 
 @pytest.mark.slow
 def test_a_run_reports_the_baseline_on_every_step(finished):
-    workdir, run, report = finished
+    workdir, run, report, _ = finished
     assert list(report["test"]) == ["baseline"]
     assert all(step["accuracy"] is not None for step in report["test"]["baseline"]["steps"])
     assert {"hidden", "head_0", "head_6"} <= set(run.state_shapes.params["baseline"])
@@ -133,6 +133,30 @@ def test_a_run_reports_the_baseline_on_every_step(finished):
     kinds = {line["kind"] for line in lines}
     assert kinds == {"train", "val", "test"}
     assert any("baseline/hard_label/Diagnosis" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path, monkeypatch):
+    whole, _, report, state = finished
+    first = small_run(tmp_path, monkeypatch, **CHANGES)
+    with monkeypatch.context() as patch:
+        stop_at(first.task, "validate", 2, patch)
+        with pytest.raises(Killed):
+            first.execute()
+    resumed, found, _ = final_state(small_run(tmp_path, monkeypatch, **CHANGES), monkeypatch)
+    assert_same(found, state)
+    assert resumed["test"] == report["test"]
+    assert read_log(tmp_path) == read_log(whole)
+
+
+@pytest.mark.slow
+def test_origins_leave_cases_of_others_out(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, **CHANGES, phantom__num_cases=120, data__origins=("Phantom B",))
+    members = [index for indices in run.task.dataset.splits.by_name().values() for index in indices]
+    assert {run.task.dataset.cases[index].origin for index in members} == {"Phantom B"}
+    assert 20 < len(members) < 60
+    with pytest.raises(BadInput, match=r"config.data.origins: 'Elsewhere' is not one of 'Phantom A'"):
+        small_run(tmp_path / "other", monkeypatch, **CHANGES, data__origins=("Elsewhere",))
 
 
 @pytest.mark.slow

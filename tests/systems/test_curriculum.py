@@ -130,6 +130,33 @@ def test_adaptive_is_the_printed_formulas(seed):
     assert 0 < hard_shares[-1] < 0.3  # rises lowered it
 
 
+def test_every_constant_is_a_setting():
+    settings = _settings(
+        "adaptive", easy_epochs=1, ramp_epochs=4, hard_epoch=2, gap_centre=0.2, gap_width=0.4, decay=0.5,
+        plateau_values=3, plateau_tolerance=0.2, rise=0.3, hard_gap=0.1, hard_increase=0.25, most_hard=0.4,
+        hard_factor=0.5,
+    )  # fmt: skip
+    state = CurriculumState(
+        epoch=3, easy={"a": 1.0}, medium={"a": 0.6}, overall=0.8, history=(0.8, 0.8), hard_share=0.3
+    )
+    medium = 0.5 / (1 + np.exp(-(0.4 - 0.2) / 0.4))  # half of the ramp; the gap is 0.4
+    for epoch, shares in ((1, (1.0, 0.0, 0.0)), (3, (0.7 * (1 - medium), 0.7 * medium, 0.3))):
+        found = stage_shares(dataclasses.replace(state, epoch=epoch), settings, "a", num_epochs=9)
+        assert found == pytest.approx(shares, abs=1e-7)
+    assert stage_shares(dataclasses.replace(state, epoch=2), settings, "a", num_epochs=9)[2] == 0.3
+    ended = after_epoch(state, settings, {("a", "easy"): 1.0, ("a", "medium"): 0.6})
+    assert (ended.epoch, ended.easy["a"], ended.overall) == (4, 1.0, 0.8)
+    assert ended.hard_share == 0.4  # a plateau of three values: 0.3 + 0.25, at most 0.4
+    risen = after_epoch(ended, settings, {("a", "easy"): 1.6, ("a", "medium"): 1.6})
+    assert (risen.overall, risen.medium["a"], risen.hard_share) == pytest.approx((1.2, 1.1, 0.2))
+    starts = dataclasses.replace(settings, first_loss=0.6, first_overall=2.0, least_loss=0.5)
+    first = CurriculumState.first(starts)
+    assert (first.overall, first.gap("a", starts)) == (2.0, 0.0)
+    assert first.gap("a", dataclasses.replace(starts, least_loss=0.7)) == 0
+    seen = after_epoch(first, starts, {("a", "easy"): 1.0})
+    assert (seen.easy["a"], seen.overall, seen.gap("a", starts)) == pytest.approx((0.8, 1.5, 0.2 / 1.3))
+
+
 def test_stages_that_were_not_drawn_keep_their_means():
     settings = _settings("adaptive")
     state = after_epoch(CurriculumState.first(settings), settings, {("a", "easy"): 1.0})

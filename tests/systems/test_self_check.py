@@ -24,7 +24,7 @@ from stepcot_jax.systems.self_check import (
     token_advantages,
 )
 from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.training.devices import Devices
+from stepcot_jax.training.devices import ONE_DEVICE, Devices
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
@@ -315,3 +315,36 @@ def test_without_alpha_a_batch_has_no_checks_to_weigh():
     batch, without = dict(collected()), dict(collected(self_check__alpha=0.0))
     assert batch[COLLECTED_NUMBERS] == pytest.approx(without[COLLECTED_NUMBERS], nan_ok=True)  # the retry stays
     assert set(batch) - set(without) == {"check", "check_success"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["sum", "mean"])
+def test_alpha_adds_the_loss_and_the_gradient_of_its_term(norm):
+    """Against the weighed log-probabilities of checks that ended in a right answer, differentiated on their own."""
+    batch, params = dict(collected(self_check__norm=norm)), state().params
+    batch.pop(COLLECTED_NUMBERS)
+    check = batch["check"] & batch["check_success"][..., None]
+    weights = check / (np.maximum(batch["check"].sum(axis=-1, keepdims=True), 1) if norm == "mean" else 1)
+    rows = {name: jnp.asarray(each) for name, each in batch.items()}
+
+    def losses(rows, **changes):
+        update = make_update(**changes)
+        numbers, gradients = update.gradients(params, update.freeze(params, rows, ONE_DEVICE), ONE_DEVICE)
+        return jax.device_get(numbers), gradients[POLICY]
+
+    @jax.jit
+    @jax.value_and_grad
+    def term(policy):
+        log_probs = make_update().log_probs(policy, rows).reshape(weights.shape)
+        return -0.2 * (log_probs * weights).sum() / (PROMPTS * GROUP)
+
+    expected, gradients = jax.device_get(term(params[POLICY]))
+    plain_rows = {name: row for name, row in rows.items() if name not in ("check", "check_success")}
+    plain, without = losses(plain_rows, self_check__alpha=0.0)
+    found, added = losses(rows, self_check__norm=norm, self_check__alpha=0.2)
+    assert expected > 0
+    assert "self_check_loss" not in plain
+    assert found["self_check_loss"] == pytest.approx(expected, rel=1e-5)
+    assert found["loss"] == pytest.approx(plain["loss"] + expected, rel=1e-4)
+    for one, two, leaf in zip(*map(jax.tree.leaves, (added, without, gradients)), strict=True):
+        np.testing.assert_allclose(one - two, leaf, atol=1e-5)

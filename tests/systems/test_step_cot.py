@@ -271,6 +271,14 @@ def test_joint_step_is_teacher_then_fresh_targets_then_student(joint, targets):
     assert_trees_close(state.params["teacher_projection"], PARAMS["teacher_projection"], 0)
 
 
+def test_batch_without_annotations_moves_parameters_by_decay_alone(joint):
+    state, metrics = joint(start(NETWORKS, ADAMW), {**BATCH, "labels": np.full_like(LABELS, -100)}, TEXT)
+    assert float(metrics.losses["teacher"].total) == float(metrics.losses["student"].total) == 0.0
+    for name, rate in (("teacher", 0.05), ("student", 0.02), ("student_projection", 0.02)):
+        for found, leaf in zip(*map(jax.tree.leaves, (state.params[name], PARAMS[name])), strict=True):
+            np.testing.assert_allclose(found, np.asarray(leaf) * (1 - 0.01 * rate), rtol=0, atol=1e-6)
+
+
 def test_step_is_a_function_of_state_and_batch(noisy_joint):
     runs = [noisy_joint(start(NOISY), BATCH, TEXT) for _ in range(2)]
     assert_trees_close(runs[0][0].params, runs[1][0].params, 0)
