@@ -24,13 +24,8 @@ OTHERS = {
     "annotate/agreement.py": "own style",
     "tools/conformance/golden.py": "numpy, after open_archive",
     "tools/constrain/results.py": "own style",
-    "data/images/dicom.py": "own tables",
     "data/images/shards.py": "a lock",
-    "data/phantom/answers.py": "own tables",
     "data/phantom/phantom.py": "writes",
-    "data/questions/vocabulary.py": "own tables",
-    "data/sources/iu_coding.py": "own tables",
-    "data/sources/padchest_gr.py": "own tables",
     "data/sources/iu_xray.py": "a tar archive around an untrusted file",
     "data/sources/phantom_folder.py": "a picture in an untrusted file",
     "contrib/demo/command.py": "own style",
@@ -54,7 +49,6 @@ OTHERS = {
     "tools/report/sections.py": "own style",
     "run/stored_reading.py": "bytes in memory",
     "tools/tables/cost_measuring.py": "/proc",
-    "training/digests.py": "the run's own digests",
     "training/log.py": "the run's own log",
 }
 
