@@ -49,7 +49,7 @@ OTHERS = {
     "pages/shell.py": "own style",
     "tools/report/sections.py": "own style",
     "run/stored_reading.py": "bytes in memory",
-    "tools/tables/cost_measuring.py": "/proc",
+    "tools/tables/cost_table.py": "/proc",
     "training/log.py": "the run's own log",
 }
 
