@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from stepcot_jax.tools.tables.chain_grpo_table import score_cases
 from tables.finished_cells import CHAIN, LABELS, finish, make_plan, make_split
 
 from stepcot_jax.evaluation.consistency import count_pairs, inconsistent, make_rules, write_pairs
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 from stepcot_jax.tools.tables.command import find_recipe
+from stepcot_jax.tools.tables.correction_tables import score_cases
 
 QUALITIES = {"true": {"teacher": 0.8, "start": 0.5}, "shuffled": {"teacher": 0.5, "start": 0.5}}
 COUNTS = count_pairs(np.repeat(LABELS, 20, axis=0), CHAIN)
