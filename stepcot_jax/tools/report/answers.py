@@ -1,4 +1,4 @@
-"""Assemble the sections of a run's page."""
+"""The page's sections of a run that answers steps: figures, and cases with pictures, reports, maps and corrections."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,12 +32,7 @@ from stepcot_jax.tools.report.sections import (
     write_corrections,
     write_curves,
     write_operating_section,
-    write_page,
-    write_settings,
 )
-
-# Gather the cases of a run's page: pictures and reports from its data, maps and corrections from its networks.
-
 
 NUM_CORRECTED = 32
 """Cases that the teacher reads again with answers given: each is read once a step."""
@@ -207,7 +202,7 @@ def _show(
     ]
 
 
-def assemble(
+def list_answer_sections(
     run: FinishedRun,
     *,
     model: str,
@@ -216,8 +211,8 @@ def assemble(
     with_maps: bool,
     terminal: Terminal,
     num_resamples: int = 1000,
-) -> str:
-    """Return the page of a run as HTML."""
+) -> Iterator[Section]:
+    """Yield the sections of the page of a run that answers steps."""
     plausibility = Plausibility.of_run(run)
     gathered = gather(
         run,
@@ -230,18 +225,20 @@ def assemble(
     )
     terminal.say(f"bootstrap: {num_resamples} resamples of the test cases")
     intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples)
-    sections = [
-        *_write_figures(run, intervals, num_resamples),
-        write_calibration_section(run),
-        write_operating_section(run),
-        plausibility.write_section(run),
-        *_write_cases(run, gathered),
-        Section("settings", "Settings", "Every setting of the run.", write_settings(run.settings, run.report)),
-    ]
-    return write_page(title=f"Run {run.workdir.resolve().name}", about=_describe(run), sections=sections)
+    yield from _write_figures(run, intervals, num_resamples)
+    yield write_calibration_section(run)
+    yield write_operating_section(run)
+    yield plausibility.write_section(run)
+    yield write_cases(gathered.cases, run.chain, notes=gathered.notes)
+    body = Markup('<p class="note">{}</p>').format(gathered.correction_note)
+    if gathered.corrections is not None:
+        body = write_corrections(gathered.corrections, run.chain) + body
+    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
+    yield Section("corrections", "Corrections", lead, body)
 
 
-def _describe(run: FinishedRun) -> list[str]:
+def describe_answers(run: FinishedRun) -> list[str]:
+    """Return what the run was trained on and which weights it kept."""
     counts = run.report["num_cases"]
     data = run.settings.data
     source = "the drawn phantom" if data.source == "phantom" else data.root
@@ -269,9 +266,7 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
         notes=_list_notes(metrics),
     )
     yield Section("results", "Results", lead, body)
-    yield Section(
-        "curves", "Learning curves", "", Markup('<div class="charts">{}</div>').format(write_curves(run.entries))
-    )
+    yield write_curves(run.entries)
     lead = "Rows are the truth, columns the answers; the frame marks right answers."
     yield Section("confusion", "Confusion", lead, render("confusion.html.j2", metrics=metrics))
 
@@ -309,12 +304,3 @@ def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
         if step.has_one_answer:
             notes.append(f"{step.name}: every case has the same answer; the mean over the steps leaves it out.")
     return list(dict.fromkeys(notes))
-
-
-def _write_cases(run: FinishedRun, gathered: Gathered) -> Iterator[Section]:
-    yield Section("cases", "Cases", "", write_cases(gathered.cases, run.chain, notes=gathered.notes))
-    body = Markup('<p class="note">{}</p>').format(gathered.correction_note)
-    if gathered.corrections is not None:
-        body = write_corrections(gathered.corrections, run.chain) + body
-    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
-    yield Section("corrections", "Corrections", lead, body)
