@@ -144,8 +144,8 @@ def test_differences_are_paired_and_judged_together(plan, made):
 
 
 def test_published_columns_do_not_depend_on_our_figures(made):
-    for module, tables in made.items():
-        alone = published_columns(module.make_tables(None))
+    for name, tables in made.items():
+        alone = published_columns(find_recipe(name).tabulate(None))
         assert alone == published_columns(tables)
         assert sum(map(len, alone.values())) > 20
     found = columns_of(made["vqa"][0])
@@ -276,4 +276,5 @@ def test_perturbed_questions_are_answered_once(tmp_path, monkeypatch):
     monkeypatch.setattr(robustness_table, "answer_records", lambda *_: pytest.fail("asked again"))
     assert robustness_table.answer_rounds(tmp_path / "run", tests, num_rounds=2) == found
     with pytest.raises(BadInput, match="the test records of its data have changed"):
-        robustness_table.answer_rounds(tmp_path / "run", tests[1:], num_rounds=1)
+        others = [record for record in tests if record.id != asked[0].id]
+        robustness_table.answer_rounds(tmp_path / "run", others, num_rounds=1)
