@@ -6,20 +6,55 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepcot_jax.evaluation.replies import Key, ReplyScore
+from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, ReplyScore, Results
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns
 from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render
-from stepcot_jax.record import Record
+from stepcot_jax.record import STAGE_NAMES, Record
 
 MOST_SHOWN = 10_000  # Default for the most records on a page
 
 _MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as separate files
 _LONGEST_SHOWN = 4000  # characters of a reply
 
+_STAGES = (
+    *((name, ("stage", name)) for name in STAGE_NAMES),
+    *((f"{name}, steps", ("step_quality", name)) for name in ("description", "reasoning", "together")),
+)
+_RATED = tuple((name, ("rated", name)) for name in STAGE_NAMES)
 
-def tabulate_figures(
+_PAIRED = ", in the same resamples of patients; replies that either was not scored on take no part."
+_TEST = "p: exact McNemar test of all answers, which takes the questions of a patient as independent."
+_CHECKED = (
+    "Stages are checked against the records' facts, or labelled by the judge: descriptions are worth 1, 0.5 or 0, "
+    "reasoning 1 or 0. Stages of replies that do not count are worth 0. This is our definition, after MiCEval."
+)
+
+
+def make_tables(results: Results) -> list[Table]:
+    """Make the table of all models, and those of differences and of stages where there are any."""
+    title = f"{results.num_records} questions of {results.num_patients} patients, dialect {results.settings.dialect}"
+    tables = [_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes)]
+    if results.differences:
+        first = next(name for name in results.counts if name not in results.differences)
+        tests = {name: [test["all"].exact_p if "all" in test else None] for name, test in results.tests.items()}
+        compared = (f"Figures less those of {first}{_PAIRED}", _TEST)
+        title = f"Differences to {first}"
+        tables.append(_tabulate("differences", title, results.differences, HEADED_FIGURES, compared, "points", tests))
+    if results.stages:
+        counts = (
+            f"{name}: scored {', '.join(f'{number} of {stage}' for stage, number in results.num_stages[name].items())}."
+            for name in results.stages
+        )
+        tables.append(_tabulate("stages", "Quality of the stages", results.stages, _STAGES, (_CHECKED, *counts)))
+    if any(key in row for row in results.stages.values() for _, key in _RATED):
+        notes = ("Scores of the judge from 1 to 5 (MEDSAGE, Table 2).",)
+        tables.append(_tabulate("rated_stages", "Stages as rated", results.stages, _RATED, notes, "number"))
+    return tables
+
+
+def _tabulate(
     name: str,
     title: str,
     rows: Mapping[str, Mapping[Key, Interval]],
@@ -28,7 +63,6 @@ def tabulate_figures(
     kind: Kind = "percent",
     tests: Mapping[str, Sequence[Entry]] | None = None,
 ) -> Table:
-    """Return a table of figures with a row a model, the p of its tests if any, and a column a key that some row has."""
     shown = [(heading, key) for heading, key in keys if any(key in row for row in rows.values())]
     entries = [
         (label, *(row.get(key) for _, key in shown), *(tests or {}).get(label, ())) for label, row in rows.items()

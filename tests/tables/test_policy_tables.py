@@ -275,6 +275,6 @@ def test_perturbed_questions_are_answered_once(tmp_path, monkeypatch):
         assert list(replies) == [record.id for record in asked]
     monkeypatch.setattr(robustness_table, "answer_records", lambda *_: pytest.fail("asked again"))
     assert robustness_table.answer_rounds(tmp_path / "run", tests, num_rounds=2) == found
+    others = [record for record in tests if record.id != asked[0].id]
     with pytest.raises(BadInput, match="the test records of its data have changed"):
-        others = [record for record in tests if record.id != asked[0].id]
         robustness_table.answer_rounds(tmp_path / "run", others, num_rounds=1)

@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 from run.small_run import small_settings
 from tables.finished_cells import TINY, read_rows
 
+from stepcot_jax.data.records.records import read_records
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
@@ -240,3 +242,31 @@ def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):
     )
     with pytest.raises(BadInput, match="'made elsewhere' has no text features of its own"):
         list_encoders(all_imported, plan.cells, plan.main(0), named)
+
+
+def test_radiographs_have_an_effect_of_every_annotated_step_and_are_read_as_another_source(shared, tmp_path):
+    """Every sixth record of the sample, with its radiograph made small, since each run decodes them all."""
+    sample, root = shared / "data" / "nih_sample", tmp_path / "nih_sample"
+    (root / "images").mkdir(parents=True)
+    records = json.loads((sample / "data.json").read_bytes())[::6]
+    (root / "data.json").write_text(json.dumps(records))
+    for record in records:
+        with Image.open(sample / record["image_path"]) as image:
+            image.draft("L", (64, 64))
+            image.convert("L").resize((64, 64)).save(root / record["image_path"])
+    phantom = vary(tiny_settings(), {"data.check_images": "on_use"})
+    real = vary(phantom, {"data.source": "folder", "data.root": str(root)})
+    for name, settings, target in (("effect", real, None), ("transfer", phantom, real)):
+        plan = Plan(settings, (0,), Cells(tmp_path / "runs", Terminal()), target=target, num_resamples=30)
+        making.make_tables([name], plan, command=["python"], folder=tmp_path / "tables")
+    collection = read_records(root)
+    labels = np.array([case.answers for case in collection.cases])
+    annotated = zip(collection.chain.steps, (labels >= 0).any(axis=0), strict=True)
+    effect = read_rows(tmp_path / "tables", "effect")
+    assert {row["step"] for row in effect} == {step.name for step, known in annotated if known}
+    ends = [float(effect[0][f"accuracy{end}"]) for end in (" low", "", " high")]
+    assert 0 <= ends[0] <= ends[1] <= ends[2] <= 1
+    transfer = [row for row in read_rows(tmp_path / "tables", "transfer") if row["read"] == "nih_sample"]
+    assert [row["model"] for row in transfer] == [*["resnet_small, trained along"] * 2, "teacher", "student"]
+    known = labels[labels[:, -1] >= 0, -1]
+    assert {(row["cases"], row["classes"]) for row in transfer} == {(str(len(known)), str(len(np.unique(known))))}

@@ -20,7 +20,6 @@ from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     CHECKED_STAGES,
-    HEADED_FIGURES,
     JUDGED,
     OpenScore,
     ReplyScore,
@@ -32,7 +31,7 @@ from stepcot_jax.evaluation.replies import (
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.reply_page import tabulate_figures, write_replies
+from stepcot_jax.evaluation.reply_page import make_tables, write_replies
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
@@ -50,48 +49,8 @@ from stepcot_jax.tools.evaluate_replies.robustness import (
     tabulate_rounds,
 )
 
-# Tables of the figures of replies: for files, for the page and for a terminal.
-
-
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""
-
-_STAGES = (
-    *((name, ("stage", name)) for name in STAGE_NAMES),
-    *((f"{name}, steps", ("step_quality", name)) for name in ("description", "reasoning", "together")),
-)
-_RATED = tuple((name, ("rated", name)) for name in STAGE_NAMES)
-
-_PAIRED = ", in the same resamples of patients; replies that either was not scored on take no part."
-_TEST = "p: exact McNemar test of all answers, which takes the questions of a patient as independent."
-_CHECKED = (
-    "Stages are checked against the records' facts, or labelled by the judge: descriptions are worth 1, 0.5 or 0, "
-    "reasoning 1 or 0. Stages of replies that do not count are worth 0. This is our definition, after MiCEval."
-)
-
-
-def make_tables(results: Results) -> list[Table]:
-    """Make the table of all models, and those of differences and of stages where there are any."""
-    title = f"{results.num_records} questions of {results.num_patients} patients, dialect {results.settings.dialect}"
-    tables = [tabulate_figures("table", title, results.figures, HEADED_FIGURES, results.notes)]
-    if results.differences:
-        first = next(name for name in results.figures if name not in results.differences)
-        tests = {name: [test["all"].exact_p if "all" in test else None] for name, test in results.tests.items()}
-        compared = (f"Figures less those of {first}{_PAIRED}", _TEST)
-        title = f"Differences to {first}"
-        tables.append(
-            tabulate_figures("differences", title, results.differences, HEADED_FIGURES, compared, "points", tests)
-        )
-    if results.stages:
-        counts = (
-            f"{name}: scored {', '.join(f'{number} of {stage}' for stage, number in results.num_stages[name].items())}."
-            for name in results.stages
-        )
-        tables.append(tabulate_figures("stages", "Quality of the stages", results.stages, _STAGES, (_CHECKED, *counts)))
-    if any(key in row for row in results.stages.values() for _, key in _RATED):
-        notes = ("Scores of the judge from 1 to 5 (MEDSAGE, Table 2).",)
-        tables.append(tabulate_figures("rated_stages", "Stages as rated", results.stages, _RATED, notes, "number"))
-    return tables
 
 
 def to_text(table: Table) -> str:

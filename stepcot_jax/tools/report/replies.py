@@ -8,25 +8,14 @@ from typing import Any
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
-from stepcot_jax.evaluation.replies import (
-    BASELINE,
-    HEADED_FIGURES,
-    Key,
-    ReplyScore,
-    ScoringSettings,
-    as_columns,
-    score_all,
-    score_difference,
-    score_models,
-)
-from stepcot_jax.evaluation.reply_page import tabulate_figures, write_replies
+from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSettings, score_all, summarise
+from stepcot_jax.evaluation.reply_page import make_tables, write_replies
 from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
-from stepcot_jax.pages.sheets import Table
 from stepcot_jax.pages.shell import Section, tabulate
 from stepcot_jax.reading.finished import Entry, read_metrics
 from stepcot_jax.record import Record
@@ -52,6 +41,7 @@ class FinishedPolicy:
     entries: Sequence[Entry]
     report: Mapping[str, Any]
     records: Sequence[Record]  # of the test split; boxes are in pixels of the picture that the policy sees
+    scoring: ScoringSettings
     scores: Mapping[str, Sequence[ReplyScore]]  # by phase, of the test split's replies
     baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)  # of the majority answer
 
@@ -81,6 +71,7 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
         entries=read_metrics(workdir / METRICS_FILE),
         report=report,
         records=records,
+        scoring=scoring,
         scores=scores,
         baseline=_read_baseline(workdir / STATISTICS_FILE, with_intervals=settings.evaluation.num_resamples > 0),
     )
@@ -115,7 +106,10 @@ def list_reply_sections(
 ) -> Iterator[Section]:
     """Yield the sections of a policy's page; pictures too many to embed are written to the folder."""
     terminal.say(f"bootstrap: {num_resamples} resamples of the test patients")
-    yield from map(tabulate, _tabulate(run, num_resamples))
+    results = summarise(run.records, run.scores, run.scoring, num_resamples=num_resamples)
+    if run.baseline:
+        results = dataclasses.replace(results, figures={BASELINE: run.baseline, **results.figures})
+    yield from map(tabulate, make_tables(results))
     yield write_charts(run.entries)
     section, _ = write_replies(
         folder,
@@ -138,23 +132,6 @@ def describe_replies(run: FinishedPolicy) -> list[str]:
         lines.append(f"Best weights on validation: {updates}.")
     notes = run.report.get("notes")
     return [*lines, *(note for note in notes if isinstance(note, str))] if isinstance(notes, list) else lines
-
-
-def _tabulate(run: FinishedPolicy, num_resamples: int) -> list[Table]:
-    by_phase = {phase: as_columns(run.records, scores) for phase, scores in run.scores.items()}
-    rows: dict[str, Mapping[Key, Interval]] = {BASELINE: run.baseline} if run.baseline else {}
-    rows |= score_models(by_phase, num_resamples=num_resamples)
-    title = f"{len(run.records)} questions of {len({record.patient for record in run.records})} test patients"
-    note = (
-        "In percent. A: right answers, V: mean IoU, passed: replies whose boxes earn the grounding reward. "
-        "Intervals are 95 %, from resampling patients. Open questions are scored by exact text."
-    )
-    tables = [tabulate_figures("figures", title, rows, HEADED_FIGURES, (note,))]
-    if len(by_phase) == len(_PHASES):
-        difference = score_difference(first=by_phase["grpo"], second=by_phase["sft"], num_resamples=num_resamples)
-        rows, note = {"grpo less sft": difference}, "In points, in the same resamples of patients."
-        tables.append(tabulate_figures("differences", "GRPO less SFT", rows, HEADED_FIGURES, (note,), "points"))
-    return tables
 
 
 def write_charts(entries: Sequence[Entry]) -> Section:
