@@ -1,6 +1,5 @@
 """The page's sections of a run that answers steps: figures, and cases with pictures, reports, maps and corrections."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,27 +45,17 @@ _MAP_NOTE = (
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """The cases of a page."""
-
-    cases: Sequence[ShownCase]
-    corrections: Corrections | None  # of the teacher; None if it cannot be corrected
-    notes: Sequence[str]  # on the cases, one sentence each
-    correction_note: str  # the reason why there are no corrections, or the cases that they cover
-
-
-def gather(
+def _list_case_sections(
     run: FinishedRun,
+    plausibility: Plausibility,
     *,
     model: str,
     num_cases: int,
-    broken_rules: Callable[[Int[np.ndarray, "case step"]], Sequence[str]],
     with_data: bool,
     with_maps: bool,
     progress: Progress,
-) -> Gathered:
-    """Gather the cases of a page."""
+) -> list[Section]:
+    """Return the sections of the cases to browse and of the teacher's corrections."""
     predictions = run.split.predictions
     indices = draw_indices(len(predictions.index), num_cases)
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
@@ -75,22 +64,31 @@ def gather(
     notes = [f"{which}, with the answers of the {model}."]
     of_steps = zip(np.moveaxis(predictions.logits[model][indices], 1, 0), run.chain.answers_per_step, strict=True)
     answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in of_steps], axis=1).astype(np.int32)
-    broken = broken_rules(answers)
+    loaded: Sequence[LoadedCase] | None = None
+    maps: Sequence[Any] = [None] * len(indices)
+    corrections = None
     if not with_data:
         notes.append("Pictures, reports and maps were left out.")
-        cases = _show(run, indices, model, None, [None] * len(indices), broken)
-        return Gathered(cases, None, notes, "There are none: they need the data of the run, which were left out.")
-    trained = None if _why_unread(run) else load_trained(run.workdir)
-    loaded = _find(run, indices, trained, progress)
-    maps: Sequence[Any] = [None] * len(loaded)
-    note = "Maps were left out."
-    if with_maps and trained is None:
-        note = f"There are no maps: {_why_unread(run)}."
-    elif with_maps and trained is not None:
-        maps, note = _make_maps(trained, loaded, model, answers, progress), _MAP_NOTE
-    corrections, correction_note = _correct(run, trained, loaded, indices, progress)
-    cases = _show(run, indices, model, loaded, maps, broken)
-    return Gathered(cases, corrections, [*notes, note], correction_note)
+        correction_note = "There are none: they need the data of the run, which were left out."
+    else:
+        trained = None if _why_unread(run) else load_trained(run.workdir)
+        loaded = _find(run, indices, trained, progress)
+        note = "Maps were left out."
+        if with_maps and trained is None:
+            note = f"There are no maps: {_why_unread(run)}."
+        elif with_maps and trained is not None:
+            maps, note = _make_maps(trained, loaded, model, answers, progress), _MAP_NOTE
+        notes.append(note)
+        corrections, correction_note = _correct(run, trained, loaded, indices, progress)
+    cases = _show(run, indices, model, loaded, maps, plausibility.broken_rules(answers))
+    body = Markup('<p class="note">{}</p>').format(correction_note)
+    if corrections is not None:
+        body = write_corrections(corrections, run.chain) + body
+    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
+    return [
+        write_cases(cases, run.chain, notes=notes),
+        Section("corrections", "Corrections", lead, body),
+    ]
 
 
 def draw_indices(num_cases: int, num_shown: int) -> list[int]:
@@ -214,11 +212,11 @@ def list_answer_sections(
 ) -> Iterator[Section]:
     """Yield the sections of the page of a run that answers steps."""
     plausibility = Plausibility.of_run(run)
-    gathered = gather(
+    of_cases = _list_case_sections(
         run,
+        plausibility,
         model=model,
         num_cases=num_cases,
-        broken_rules=plausibility.broken_rules,
         with_data=with_data,
         with_maps=with_maps,
         progress=terminal.watch,
@@ -229,12 +227,7 @@ def list_answer_sections(
     yield write_calibration_section(run)
     yield write_operating_section(run)
     yield plausibility.write_section(run)
-    yield write_cases(gathered.cases, run.chain, notes=gathered.notes)
-    body = Markup('<p class="note">{}</p>').format(gathered.correction_note)
-    if gathered.corrections is not None:
-        body = write_corrections(gathered.corrections, run.chain) + body
-    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
-    yield Section("corrections", "Corrections", lead, body)
+    yield from of_cases
 
 
 def describe_answers(run: FinishedRun) -> list[str]:
