@@ -5,7 +5,6 @@ is that of answers without probabilities, the mean of sensitivity and specificit
 """
 
 import dataclasses
-import io
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -380,7 +379,6 @@ def _of_variant(results: Constrained, variant: str) -> Sequence[Level]:
 
 def draw_curve(results: Constrained) -> bytes:
     """Draw the accuracy of the diagnosis by level with intervals, one line a variant, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=(8, 4.5), layout="constrained")
@@ -389,12 +387,9 @@ def draw_curve(results: Constrained) -> bytes:
         levels = _of_variant(results, variant)
         if len(levels) < 2:
             continue
-        accuracies = [level.diagnosis["accuracy"].figure for level in levels]
         numbers = [level.level for level in levels]
-        values = [100 * accuracy.value for accuracy in accuracies]
-        colour = axes.plot(numbers, values, marker="o", markersize=4, label=words)[0].get_color()
-        lows, highs = (np.array([getattr(accuracy, end) for accuracy in accuracies], float) for end in ("low", "high"))
-        axes.fill_between(numbers, 100 * lows, 100 * highs, color=colour, alpha=0.12, linewidth=0)
+        accuracies = [level.diagnosis["accuracy"].figure for level in levels]
+        colour = figures.draw_band(axes, accuracies, numbers, label=words, size=4, alpha=0.12)
         if all(level.expected is not None for level in levels):
             expected = [100 * (math.nan if level.expected is None else level.expected) for level in levels]
             axes.plot(numbers, expected, ls="--", lw=1, color=colour, label=f"{words}, expected")
@@ -403,9 +398,7 @@ def draw_curve(results: Constrained) -> bytes:
     axes.set_xticks(sorted({level.level for level in results.levels}))
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    content = io.BytesIO()
-    FigureCanvasAgg(picture).print_png(content)
-    return content.getvalue()
+    return figures.to_png(picture)
 
 
 def to_text(results: Constrained) -> str:
