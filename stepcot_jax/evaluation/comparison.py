@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -310,6 +310,15 @@ def word_verdicts(evidence: Sequence[Evidence]) -> list[str]:
     return [
         f"{verdict}{of_runs}" if verdict in (HIGHER, LOWER) else verdict
         for verdict, of_runs in zip(decide(evidence), runs, strict=True)
+    ]
+
+
+def settle(rows: Sequence[Mapping[str, Any]], word: Callable[[str], str] = str) -> list[dict[str, Any]]:
+    """Return the rows of a table with a verdict in place of each `Evidence`, corrected together for their number."""
+    verdicts = iter(word_verdicts([entry for row in rows for entry in row.values() if isinstance(entry, Evidence)]))
+    return [
+        {name: word(next(verdicts)) if isinstance(entry, Evidence) else entry for name, entry in row.items()}
+        for row in rows
     ]
 
 

@@ -1,60 +1,85 @@
-"""A page to look through replies, with the true and the predicted boxes drawn over the pictures."""
+"""Tables of replies, and the section to look through them with the true and the predicted boxes over the pictures."""
 
 import base64
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepcot_jax.evaluation.replies import ReplyScore
+from stepcot_jax.evaluation.replies import HEADED_FIGURES, Key, ReplyScore, Results
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.machine import map_in_threads
-from stepcot_jax.pages.sheets import Table
-from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render_page
-from stepcot_jax.record import Record
+from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns
+from stepcot_jax.pages.shell import SHARED, Section, name_unseen, read_part, render
+from stepcot_jax.record import STAGE_NAMES, Record
 
 MOST_SHOWN = 10_000  # Default for the most records on a page
 
 _MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as separate files
 _LONGEST_SHOWN = 4000  # characters of a reply
 
+_STAGES = (
+    *((name, ("stage", name)) for name in STAGE_NAMES),
+    *((f"{name}, steps", ("step_quality", name)) for name in ("description", "reasoning", "together")),
+)
+_RATED = tuple((name, ("rated", name)) for name in STAGE_NAMES)
 
-@dataclasses.dataclass(frozen=True)
-class ShownTable:
-    """A table above the replies; its first column heads the rows, "12.3 [10.1, 14.0]" is a value with its interval."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, table: Table) -> "ShownTable":
-        """Return a table as the page shows it."""
-        headings = tuple(column.heading for column in table.columns)
-        return cls(table.title, headings, tuple(map(tuple, table.show())), table.notes)
+_PAIRED = ", in the same resamples of patients; replies that either was not scored on take no part."
+_TEST = "p: exact McNemar test of all answers, which takes the questions of a patient as independent."
+_CHECKED = (
+    "Stages are checked against the records' facts, or labelled by the judge: descriptions are worth 1, 0.5 or 0, "
+    "reasoning 1 or 0. Stages of replies that do not count are worth 0. This is our definition, after MiCEval."
+)
 
 
-_PARTS = ("page.css", "browse.css", "shared.js", "browse.js")
+def make_tables(results: Results) -> list[Table]:
+    """Make the table of all models, and those of differences and of stages where there are any."""
+    title = f"{results.num_records} questions of {results.num_patients} patients, dialect {results.settings.dialect}"
+    tables = [_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes)]
+    if results.differences:
+        first = next(name for name in results.counts if name not in results.differences)
+        tests = {name: [test["all"].exact_p if "all" in test else None] for name, test in results.tests.items()}
+        compared = (f"Figures less those of {first}{_PAIRED}", _TEST)
+        title = f"Differences to {first}"
+        tables.append(_tabulate("differences", title, results.differences, HEADED_FIGURES, compared, "points", tests))
+    if results.stages:
+        counts = (
+            f"{name}: scored {', '.join(f'{number} of {stage}' for stage, number in results.num_stages[name].items())}."
+            for name in results.stages
+        )
+        tables.append(_tabulate("stages", "Quality of the stages", results.stages, _STAGES, (_CHECKED, *counts)))
+    if any(key in row for row in results.stages.values() for _, key in _RATED):
+        notes = ("Scores of the judge from 1 to 5 (MEDSAGE, Table 2).",)
+        tables.append(_tabulate("rated_stages", "Stages as rated", results.stages, _RATED, notes, "number"))
+    return tables
 
 
-def write_page(
+def _tabulate(
+    name: str,
+    title: str,
+    rows: Mapping[str, Mapping[Key, Interval]],
+    keys: Sequence[tuple[str, Key]],
+    notes: Sequence[str],
+    kind: Kind = "percent",
+    tests: Mapping[str, Sequence[Entry]] | None = None,
+) -> Table:
+    shown = [(heading, key) for heading, key in keys if any(key in row for row in rows.values())]
+    entries = [
+        (label, *(row.get(key) for _, key in shown), *(tests or {}).get(label, ())) for label, row in rows.items()
+    ]
+    heads = (*columns("text", "replies"), *columns(kind, *(heading for heading, _ in shown)))
+    return Table(name, title, (*heads, *columns("number", *(["p"] if tests else []))), tuple(entries), tuple(notes))
+
+
+def write_replies(
     folder: Path,
     records: Sequence[Record],
     models: Mapping[str, Sequence[ReplyScore]],
-    tables: Sequence[ShownTable],
     *,
-    title: str,
-    writer: str,
     read_picture: Callable[[str], str | None] | None,
     num_shown: int = MOST_SHOWN,
-    file_name: str = "index.html",
-    about: Sequence[str] = (),
-    sections: Sequence[Section] = (),
-    closing: Sequence[Section] = (),
-) -> tuple[int, int]:
-    """Write the page, and pictures too many to embed; return its size in bytes and the number of unread ones."""
+) -> tuple[Section, int]:
+    """Return the section and the number of unread pictures; pictures too many to embed are written to the folder."""
     shown = records[:num_shown]
     positions, pictures = _read_pictures(shown, read_picture)
     as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
@@ -63,25 +88,19 @@ def write_page(
         "models": _describe_models(models, num_shown),
         "pictures": _write_files(folder, pictures) if as_files else pictures,
     }
-    style, browse_style, shared, script = map(read_part, _PARTS)
-    page = render_page(
-        SHARED.get_template("browse.html.j2"),
-        style=style + browse_style,
-        script=shared + script,
-        images="'self' file:" if as_files else "",
-        title=title,
-        writer=writer,
-        about=about,
+    body = render(
+        SHARED,
+        "replies.html.j2",
         left_out=f"The page shows the first {len(shown)} of {len(records)}." if len(shown) < len(records) else "",
-        tables=tables,
-        sections=sections,
-        closing=closing,
         data=data,
         kinds=sorted({record.kind for record in shown}),
         models=list(models),
-    ).encode()
-    write_whole(folder / file_name, page)
-    return len(page), sum(picture is None for picture in pictures)
+    )
+    style, script = read_part("browse.css"), read_part("browse.js")
+    section = Section(
+        "replies", "Replies", "", body, style=style, script=script, images="'self' file:" if as_files else ""
+    )
+    return section, sum(picture is None for picture in pictures)
 
 
 def _describe_models(models: Mapping[str, Sequence[ReplyScore]], num_shown: int) -> list[dict[str, Any]]:

@@ -98,13 +98,20 @@ class Table:
 
     @classmethod
     def of(
-        cls, name: str, title: str, columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str] = ()
+        cls,
+        name: str,
+        title: str,
+        columns: Sequence[Column],
+        rows: Sequence[Row],
+        notes: Sequence[str] = (),
+        pictures: Mapping[str, bytes] | None = None,
     ) -> "Table":
         """Make a table from rows by column."""
         names = [column.marked_name for column in columns]
         if unknown := {key for row in rows for key in row} - set(names):
             raise ValueError(f"{name}: no columns {sorted(unknown)}")
-        return cls(name, title, tuple(columns), tuple(tuple(map(row.get, names)) for row in rows), tuple(notes))
+        entries = tuple(tuple(map(row.get, names)) for row in rows)
+        return cls(name, title, tuple(columns), entries, tuple(notes), pictures or {})
 
     def show(self) -> list[list[str]]:
         """Return the entries of each row as Markdown and LaTeX print them."""

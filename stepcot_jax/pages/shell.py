@@ -5,11 +5,14 @@ import dataclasses
 import hashlib
 import math
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+
+from stepcot_jax.pages.sheets import Table
 
 _HERE = Path(__file__).parent
 _UNSEEN = ("Cc", "Cf", "Co", "Cs")  # Unicode categories: control, format, private use, surrogate
@@ -34,9 +37,13 @@ class Section:
     """A part of the page."""
 
     name: str  # id of the section, for links
-    title: str  # its heading, also in the list of sections
+    title: str  # its heading
     lead: str  # one sentence below the heading; "" for none
     body: Markup
+    link: str = ""  # its name in the list of sections; "" for the heading
+    style: str = ""  # style sheet and script that its content needs
+    script: str = ""
+    images: str = ""  # sources of pictures beyond those within the page, as its content security policy names them
 
 
 def percent(share: float) -> str:
@@ -94,6 +101,26 @@ def render_page(template: jinja2.Template, *, style: str, script: str = "", imag
         "base-uri 'none'; form-action 'none'"
     )
     return template.render(policy=policy, style=style, script=script, **values)
+
+
+def write_report(*, title: str, about: Sequence[str], sections: Sequence[Section], writer: str) -> str:
+    """Return a page of sections with links to each, as HTML that loads nothing beyond the sections' `images`."""
+    return render_page(
+        SHARED.get_template("report.html.j2"),
+        style="".join([read_part("page.css"), *(section.style for section in sections)]),
+        script="".join([read_part("shared.js"), *(section.script for section in sections)]),
+        images=" ".join(section.images for section in sections),
+        title=title,
+        about=about,
+        sections=sections,
+        writer=writer,
+    )
+
+
+def tabulate(table: Table) -> Section:
+    """Return a table as a section of the page."""
+    link = table.name.replace("_", " ").capitalize()
+    return Section(table.name, table.title, "", render(SHARED, "table.html.j2", table=table), link)
 
 
 def read_part(name: str) -> str:

@@ -20,7 +20,7 @@ OPENERS = {
     "run/policy_data.py": ("open_test", "write"),
     "run/policy_task.py": ("finish",),
     "tools/tables/effect_table.py": ("_read",),
-    "tools/tables/following.py": ("read_networks",),
+    "tools/tables/correction_tables.py": ("read_networks",),
 }
 """Functions that open the test split: last evaluations; the account of the data, its digest, the copied records."""
 

@@ -46,9 +46,10 @@ OTHERS = {
     "host/files.py": "writes; locks folders",
     "host/locks.py": "a lock",
     "pages/shell.py": "own style",
-    "tools/report/sections.py": "own style",
+    "tools/report/cases.py": "own script",
+    "tools/report/sections.py": "own script",
     "run/stored_reading.py": "bytes in memory",
-    "tools/tables/cost_measuring.py": "/proc",
+    "tools/tables/cost_table.py": "/proc",
     "training/log.py": "the run's own log",
 }
 

@@ -16,10 +16,10 @@ from stepcot_jax.evaluation.operating_points import OperatingPoints, Rule
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
-from stepcot_jax.pages.shell import Section
+from stepcot_jax.pages.shell import Section, write_report
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.tools.report.cases import ShownCase, write_cases
-from stepcot_jax.tools.report.sections import render, write_operating_section, write_page, write_settings
+from stepcot_jax.tools.report.sections import render, write_operating_section, write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
 NUM_CASES = 200
@@ -65,10 +65,10 @@ def path(cases, tmp_path_factory):
     curves = draw_lines([(EVIL, [(1, 0.1), (2, 0.4), (3, 0.5)])], title=EVIL, x_label="epoch", y_label="accuracy")
     sections = [
         Section("curves", EVIL, EVIL, curves),
-        Section("cases", "Cases", "", write_cases(cases, DEFAULT_CHAIN, notes=[EVIL])),
+        write_cases(cases, DEFAULT_CHAIN, notes=[EVIL]),
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(write_page(title=f"Run {EVIL}", about=[EVIL], sections=sections))
+    path.write_text(write_report(title=f"Run {EVIL}", about=[EVIL], sections=sections, writer="a test"))
     return path
 
 
@@ -224,11 +224,11 @@ def whole(tmp_path_factory):
         Section("results", "Results", "In percent.", render("results.html.j2", **figures)),
         Section("confusion", "Confusion", "", render("confusion.html.j2", metrics=metrics)),
         Section("consistency", "Consistency", "", render("consistency.html.j2", most=5, chains=[student])),
-        Section("cases", "Cases", "", write_cases(make_cases(12, ""), DEFAULT_CHAIN, notes=[])),
-        Section("settings", "Settings", "", write_settings(small_settings(), {})),
+        write_cases(make_cases(12, ""), DEFAULT_CHAIN, notes=[]),
+        write_settings(small_settings(), {}),
     ]
     path = tmp_path_factory.mktemp("whole") / "report.html"
-    path.write_text(write_page(title="Run quickstart", about=["A run."], sections=sections))
+    path.write_text(write_report(title="Run quickstart", about=["A run."], sections=sections, writer="a test"))
     return f"file://{path}"
 
 
@@ -333,7 +333,7 @@ def curves(tmp_path_factory):
     points = operating_points(val, test, chain, calibration=calibration, rule=rule, num_resamples=20)
     run = FinishedRun(None, None, chain, (), {}, test, calibration, OperatingPoints(rule, points))
     path = tmp_path_factory.mktemp("curves") / "report.html"
-    path.write_text(write_page(title="Run", about=[], sections=[write_operating_section(run)]))
+    path.write_text(write_report(title="Run", about=[], sections=[write_operating_section(run)], writer="a test"))
     return path, points
 
 

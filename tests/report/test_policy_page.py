@@ -13,7 +13,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.report.command import main
-from stepcot_jax.tools.report.policy_page import write_charts
+from stepcot_jax.tools.report.replies import write_charts
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,11 @@ def test_the_figures_are_those_of_the_replies(run):
     scores = [score_text(write_reply(record, "gemex"), record, ScoringSettings()).v_score for record in records]
     kept = [score if index % 3 else 0.0 for index, score in enumerate(scores)]  # the others end before their boxes
     assert "a &lt;run&gt;" in page
-    sft, grpo, difference = (read_row(page, name) for name in ("sft", "grpo", "grpo less sft"))
+    figures, differences = page.split('<h2 id="differences-title">Differences to sft</h2>')
+    sft, grpo, difference = read_row(figures, "sft"), read_row(figures, "grpo"), read_row(differences, "grpo")
     assert grpo[:2] == ["100.0", f"{100 * np.mean(scores):.1f}"]
     assert sft[1] == f"{100 * np.mean(kept):.1f}"
-    assert difference[1] == f"{100 * (np.mean(scores) - np.mean(kept)):.1f}"
+    assert difference[1] == f"{100 * (np.mean(scores) - np.mean(kept)):+.1f}"
     assert "Best weights on validation: SFT at update 2, GRPO at update 3." in page
     for name in ("curves", "settings"):
         assert f'<section id="{name}"' in page
@@ -98,7 +99,7 @@ def test_every_logged_number_has_a_chart(run):
         assert f'aria-label="{title}"' in page
     assert "cases per second" not in page
     entries = [{"kind": "train", "epoch": 0, "step": 1, **{f"reward_{place}": 1.0 for place in range(8)}}]
-    assert write_charts(entries).count("<svg") == 2
+    assert write_charts(entries).body.count("<svg") == 2
     assert (folder / "report.html").stat().st_size < 2**21
 
 

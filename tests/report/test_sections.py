@@ -12,7 +12,7 @@ from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabili
 from stepcot_jax.evaluation.consistency import count_pairs, write_pairs
 from stepcot_jax.reading.finished import FinishedRun
 from stepcot_jax.run.stored_reading import PAIRS_FILE
-from stepcot_jax.tools.report import assembly as case_gathering
+from stepcot_jax.tools.report import answers as case_gathering
 from stepcot_jax.tools.report.sections import (
     NOT_GIVEN,
     Plausibility,

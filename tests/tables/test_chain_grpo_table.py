@@ -8,8 +8,8 @@ from tables.finished_cells import CHAIN, LABELS, finish, make_plan, make_split
 
 from stepcot_jax.evaluation.consistency import count_pairs, inconsistent, make_rules, write_pairs
 from stepcot_jax.run.stored_reading import PAIRS_FILE
-from stepcot_jax.tools.tables import chain_grpo_table
-from stepcot_jax.tools.tables.chain_grpo_table import score_cases
+from stepcot_jax.tools.tables.command import find_recipe
+from stepcot_jax.tools.tables.correction_tables import score_cases
 
 QUALITIES = {"true": {"teacher": 0.8, "start": 0.5}, "shuffled": {"teacher": 0.5, "start": 0.5}}
 COUNTS = count_pairs(np.repeat(LABELS, 20, axis=0), CHAIN)
@@ -18,7 +18,7 @@ COUNTS = count_pairs(np.repeat(LABELS, 20, axis=0), CHAIN)
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     plan = make_plan(tmp_path_factory.mktemp("chain"))
-    for cell in chain_grpo_table.list_cells(plan):
+    for cell in find_recipe("chain_grpo").list_cells(plan):
         rewards = "shuffled" if cell.settings.grpo.shuffle_rewards else "true"
         finish(plan.cells, cell, QUALITIES[rewards])
         folder = plan.cells.folder(cell)
@@ -29,7 +29,7 @@ def plan(tmp_path_factory):
 
 
 def test_true_and_shuffled_rewards_are_run_with_each_seed(plan):
-    cells = chain_grpo_table.list_cells(plan)
+    cells = find_recipe("chain_grpo").list_cells(plan)
     assert [(cell.settings.seed, cell.settings.grpo.shuffle_rewards) for cell in cells] == [
         (0, False), (0, True), (1, False), (1, True),
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_true_and_shuffled_rewards_are_run_with_each_seed(plan):
 
 
 def test_figures_are_means_over_seeds_with_paired_differences(plan):
-    (table,) = chain_grpo_table.make_tables(plan)
+    (table,) = find_recipe("chain_grpo").tabulate(plan)
     rules = make_rules(CHAIN, counts=COUNTS)
     for row, rewards in zip(table.rows, QUALITIES, strict=True):
         assert row[0] == rewards

@@ -9,9 +9,9 @@ from tables.test_folds import folds_of, with_labels
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.run.inputs import load_cases
+from stepcot_jax.tools.tables.correction_tables import NETWORKS, weigh_pairs
 from stepcot_jax.tools.tables.effect_table import EarlierAnswers
 from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds
-from stepcot_jax.tools.tables.following import NETWORKS, weigh_pairs
 
 
 def with_noise(dataset, split):

@@ -14,7 +14,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.comparison import AnswerComparison, Evidence, decide
 from stepcot_jax.evaluation.statistics import compare_accuracy, correct
 from stepcot_jax.pages.sheets import Interval
-from stepcot_jax.tools.tables import components_table
+from stepcot_jax.tools.tables import step_tables
 
 
 def evidence(values, low, high, *, num_patients=60, p=None):
@@ -165,13 +165,13 @@ def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
     ],
 )
 def test_conclusions_give_ends_only_where_there_are_some(patients, interval, effect):
-    variants = components_table.VARIANTS
+    variants = step_tables.VARIANTS
     qualities = dict.fromkeys([*variants, *variants.values()], 0.5) | {"teacher without memory": 0.9}
     split = make_split(qualities)
     if patients:
         facts = {**split.facts, "patient_id": np.array(patients * (NUM_CASES // len(patients)))}
         split = dataclasses.replace(split, facts=facts)
-    sentences = components_table.conclude(AnswerComparison([split], 60, chain=CHAIN))
+    sentences = step_tables.conclude(AnswerComparison([split], 60, chain=CHAIN))
     assert len(sentences) == len(variants)
     assert "nan" not in " ".join(sentences)
     first, said = sentences[0].split("; ")

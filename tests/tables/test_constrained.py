@@ -14,7 +14,7 @@ from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.tools.constrain.asking_levels import AskedCase
 from stepcot_jax.tools.constrain.models import Faults, SimulatedModel, Skill
 from stepcot_jax.tools.constrain.results import summarise_levels
-from stepcot_jax.tools.tables import diagnosis_table, steps_table
+from stepcot_jax.tools.tables.command import find_recipe
 
 ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagnoses": True}
 
@@ -44,7 +44,7 @@ def plan(tmp_path_factory, found):
 
 
 def test_diagnosis_has_rows_without_and_with_the_steps(plan, found):
-    (table,) = diagnosis_table.make_tables(plan)
+    (table,) = find_recipe("diagnosis").tabulate(plan)
     names = [column.marked_name for column in table.columns]
     rows = {row[:2]: dict(zip(names, row, strict=True)) for row in table.rows}
     without, given = rows["LLaVA-Med", "without"], rows["LLaVA-Med", "with, true answers given"]
@@ -61,7 +61,7 @@ def test_diagnosis_has_rows_without_and_with_the_steps(plan, found):
 
 
 def test_steps_have_rows_of_replies_with_all_steps(plan, found):
-    (table,) = steps_table.make_tables(plan)
+    (table,) = find_recipe("steps").tabulate(plan)
     rows = {row[:2]: row for row in table.rows}
     assert len(rows) == len(table.rows)
     level = found.find("constraints", 3)
@@ -82,15 +82,15 @@ def test_notes_say_whether_the_cases_are_the_same(plan, found):
     alone = dataclasses.replace(plan, constrained=())
     steps = [(name, [*options[:-1], "Other"]) for name, options in found.steps]
     wrong = dataclasses.replace(plan, constrained=(msgspec.structs.replace(found, steps=steps),))
-    for module in (diagnosis_table, steps_table):
-        (table,) = module.make_tables(plan)
+    for recipe in map(find_recipe, ("diagnosis", "steps")):
+        (table,) = recipe.tabulate(plan)
         notes = " ".join(table.notes)
         assert "LLaVA-Med: the test cases of the networks. Simulated." in notes
         assert "Other: other cases than the networks', 40 cases of made up." in notes
         assert [note for note in table.notes if missing in note] == [f"Other: {missing}"]
-        assert "Large models" not in " ".join(module.make_tables(alone)[0].notes)
+        assert "Large models" not in " ".join(recipe.tabulate(alone)[0].notes)
         with pytest.raises(BadInput, match="--constrained, model 'LLaVA-Med': another chain"):
-            module.make_tables(wrong)
+            recipe.tabulate(wrong)
 
 
 def test_a_file_is_read_back(found, tmp_path):

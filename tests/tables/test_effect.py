@@ -18,8 +18,9 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.record import Record
 from stepcot_jax.run import inputs
 from stepcot_jax.run.inputs import Inputs
-from stepcot_jax.tools.tables import cell_networks, cells, effect_table
+from stepcot_jax.tools.tables import cell_networks, cells
 from stepcot_jax.tools.tables.cell_networks import Weights, read_cases, read_given
+from stepcot_jax.tools.tables.command import find_recipe
 
 OPTIONS = (3, 3, 4)
 CHAIN = Chain(
@@ -109,7 +110,7 @@ def test_the_table_counts_annotated_cases_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(cells.Cells, "chain", lambda self, cell: CHAIN)
     monkeypatch.setattr(cell_networks, "load_weights", lambda folder, names: make_weights(CountingTeacher()))
     monkeypatch.setattr(inputs, "load_inputs", lambda settings, folder, terminal: make_inputs())
-    (table,) = effect_table.make_tables(plan)
+    (table,) = find_recipe("effect").tabulate(plan)
     expected = [(f"Step {step}", count) for step in range(3) for count in range(step + 1)]
     assert [row[:2] for row in table.rows] == expected
     shares = {}

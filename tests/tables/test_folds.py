@@ -10,7 +10,7 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.evaluation.predictions import Predictions, SplitPredictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.tools.tables import folds_table
+from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.folds_table import CONSTANT, pool_folds, validation_accuracy
 
 
@@ -34,14 +34,14 @@ def finish(plan, qualities, labels=LABELS):
     """Write what the folds' runs would leave behind; the validation split is the next fold's test split."""
     for seed in plan.seeds:
         folds = list(folds_of(with_labels(make_split(qualities, seed=seed), labels)).values())
-        cells = [cell for cell in folds_table.list_cells(plan) if cell.settings.seed == seed]
+        cells = [cell for cell in find_recipe("folds").list_cells(plan) if cell.settings.seed == seed]
         for cell, test, val in zip(cells, folds, folds[1:] + folds[:1], strict=True):
             write_finished(plan.cells.folder(cell), val=val, test=test)
 
 
 def test_cells_are_the_folds_of_every_seed(tmp_path):
     plan = make_plan(tmp_path)
-    cells = folds_table.list_cells(plan)
+    cells = find_recipe("folds").list_cells(plan)
     assert [(cell.settings.seed, cell.settings.data.fold) for cell in cells] == [
         (seed, fold) for seed in plan.seeds for fold in list_folds()
     ]
@@ -93,7 +93,7 @@ def test_validation_accuracy_is_a_mean_over_splits_and_ignores_padding():
 def test_the_table_has_figures_of_all_cases_and_differences_from_the_most_frequent_answer(tmp_path):
     plan = make_plan(tmp_path)
     finish(plan, {"teacher": 0.9, "student": 0.1})
-    (table,) = folds_table.make_tables(plan)
+    (table,) = find_recipe("folds").tabulate(plan)
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     assert len(rows) == 3 * (CHAIN.num_steps + 1)
@@ -113,10 +113,10 @@ def test_steps_with_one_answer_are_left_out_of_table_and_mean(tmp_path):
     labels = LABELS.copy()
     labels[:, 0] = 1
     finish(plan, {"teacher": 0.9, "student": 0.5}, labels)
-    (table,) = folds_table.make_tables(plan)
+    (table,) = find_recipe("folds").tabulate(plan)
     assert {row[0] for row in table.rows} == {step.name for step in CHAIN.steps[1:]} | {"mean of the steps"}
     assert any(note.endswith(f"{CHAIN.steps[0].name}.") and "Left out" in note for note in table.notes)
     plan = make_plan(tmp_path / "all", seeds=(0,))
     finish(plan, {"teacher": 0.9, "student": 0.5}, np.zeros_like(LABELS))
     with pytest.raises(BadInput, match="one answer only at every step"):
-        folds_table.make_tables(plan)
+        find_recipe("folds").tabulate(plan)

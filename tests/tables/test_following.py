@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from tables import finished_cells
 
 from configs import quickstart
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
@@ -12,9 +13,10 @@ from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.interventions import POLICIES, as_probabilities
 from stepcot_jax.pages.sheets import Interval
 from stepcot_jax.run.settings import make_settings
-from stepcot_jax.tools.tables import corrections_table, following
+from stepcot_jax.tools.tables import correction_tables
 from stepcot_jax.tools.tables.cells import Cells
-from stepcot_jax.tools.tables.following import COUNTED, share_figures
+from stepcot_jax.tools.tables.command import find_recipe
+from stepcot_jax.tools.tables.correction_tables import COUNTED, share_figures
 from stepcot_jax.tools.tables.plan import Plan
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
@@ -32,12 +34,12 @@ def logits_of(given):
 
 
 def test_following_is_measured_with_the_answers_it_names():
-    found = following.follow(as_probabilities(logits_of), LABELS, CHAIN, RULES, seed=0)
+    found = correction_tables.follow(as_probabilities(logits_of), LABELS, CHAIN, RULES, seed=0)
     none, true, hesitant, noisy, noisier, foreign = found.right.mean(axis=1)
     assert none == (LABELS[:, 2] == 0).mean()
     assert true == hesitant == 1
-    assert abs(noisy - (1 - following.NOISE[0])) < 0.06
-    assert abs(noisier - (1 - following.NOISE[1])) < 0.07
+    assert abs(noisy - (1 - correction_tables.NOISE[0])) < 0.06
+    assert abs(noisier - (1 - correction_tables.NOISE[1])) < 0.07
     assert foreign < 0.65
     # The network itself always says the first answer: it contradicts every given second one.
     assert found.shares["contradicts true answers"] == (LABELS[:, :2] == 1).mean()
@@ -51,7 +53,7 @@ def test_following_is_measured_with_the_answers_it_names():
 def test_rules_are_read_on_chains_with_the_given_answers_in_place():
     assert not RULES.allowed[0, 2][0, 1]  # no training chain has it
     stubborn = as_probabilities(lambda given: logits_of(np.zeros_like(given)))
-    found = following.follow(stubborn, LABELS, CHAIN, RULES, seed=0)
+    found = correction_tables.follow(stubborn, LABELS, CHAIN, RULES, seed=0)
     assert found.shares["breaks rules, none given"] == 0  # all answers are the first
     assert found.shares["breaks rules, all true"] == (LABELS[:, 0] == 1).mean()
     assert found.shares["breaks rules, true chains"] == 0
@@ -67,7 +69,7 @@ def test_an_unannotated_answer_is_neither_given_nor_counted():
         seen.append(given)
         return as_probabilities(logits_of)(given)
 
-    found = following.follow(read, labels, CHAIN, RULES, seed=0)
+    found = correction_tables.follow(read, labels, CHAIN, RULES, seed=0)
     assert not seen[0][1:4, :100, 0].any()
     assert (seen[0][:, :, 2] == 0).all()
     np.testing.assert_allclose(seen[0][2, 100:, 0].sum(axis=-1), 1, rtol=1e-6)
@@ -98,7 +100,7 @@ def test_both_trainings_are_compared_for_each_seed(tmp_path, config, given):
     settings = make_settings(quickstart.get_config())
     training = dataclasses.replace(settings.training, given_answers=config)
     plan = Plan(dataclasses.replace(settings, training=training), (0, 1), Cells(tmp_path, None))
-    cells = corrections_table.list_cells(plan)
+    cells = find_recipe("corrections").list_cells(plan)
     assert [(cell.settings.seed, cell.settings.training.given_answers) for cell in cells] == [
         (0, "none"), (0, given), (1, "none"), (1, given),
     ]  # fmt: skip
@@ -110,7 +112,7 @@ def test_curves_are_drawn_for_every_panel():
         for training, network in (*itertools.product("xy", "ts"), COUNTED)
         for policy in POLICIES
     }
-    content = corrections_table.draw_curves(figures, 3, CHAIN)
+    content = correction_tables.draw_curves(figures, 3, CHAIN)
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
 
@@ -121,7 +123,7 @@ def test_differences_are_taken_case_by_case(tmp_path):
     keys = [(*reader, policy) for reader in (COUNTED, published, given) for policy in POLICIES]
     right = {key: [(rng.random((4, 200)) < 0.6).astype(float) for _ in range(2)] for key in keys}
     plan = Plan(make_settings(quickstart.get_config()), (0, 1), Cells(tmp_path, None), num_resamples=50)
-    table = corrections_table._tabulate_differences(right, PATIENTS, CHAIN, plan)
+    table = correction_tables._tabulate_differences(right, PATIENTS, CHAIN, plan)
     _, of_published, of_given = table.rows
     assert of_published[2].value == 0
     found = {column.name: entry for column, entry in zip(table.columns, of_given, strict=True)}
@@ -135,3 +137,41 @@ def test_differences_are_taken_case_by_case(tmp_path):
         difference = np.mean([one[count].mean() - base[count].mean() for one, base in pairs])
         assert found[name].value == pytest.approx(difference)
         assert found[name].low < difference < found[name].high
+
+
+def test_schedules_have_a_row_for_each_training_and_network_after_the_one_without_a_picture(tmp_path, monkeypatch):
+    plan, asked = finished_cells.make_plan(tmp_path, seeds=(0,)), []
+    for training in correction_tables.TRAININGS:
+        cell = correction_tables._schedule_cell(plan, training, 0)
+        finished_cells.finish(plan.cells, cell, {"teacher": 0.6, "student": 0.5})
+    labels, chain = finished_cells.LABELS, finished_cells.CHAIN
+    blind = as_probabilities(lambda given: np.where(np.arange(9) == 0, 1.0, 0.0) + np.zeros(given.shape))
+
+    def read_networks(plan, cell, chain):
+        asked.append(cell.name)
+        patients = np.array([f"P{case // 2}" for case in range(len(labels))])
+        rules = make_rules(chain, counts=count_pairs(labels, chain))
+        read = dict.fromkeys(("teacher", "teacher and pairs", "student", "student and pairs"), blind)
+        return correction_tables.Readers(read, blind, labels, patients, rules)
+
+    monkeypatch.setattr(correction_tables, "read_networks", read_networks)
+    (table,) = find_recipe("schedules").tabulate(plan)
+    trainings = list(correction_tables.TRAININGS)
+    assert asked == [f"given answers: {training}" for training in trainings]
+    assert [row[:2] for row in table.rows[:3]] == [
+        COUNTED,
+        (trainings[0], "teacher"),
+        (trainings[0], "teacher and pairs"),
+    ]
+    assert len(table.rows) == 1 + 4 * len(trainings)
+    found = {row[:2]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}
+    first, last = found[trainings[0], "student"], found[trainings[-1], "student"]
+    own = plan.cells.predictions(correction_tables._schedule_cell(plan, trainings[0], 0)).predictions.logits["student"]
+    right = [
+        (own[:, step, :number].argmax(axis=1) == labels[:, step]).mean()
+        for step, number in enumerate(chain.answers_per_step)
+    ]
+    assert first["mean step accuracy, own answers"].value == pytest.approx(np.mean(right))
+    assert first[f"difference from {trainings[0]!r}"] is None
+    assert last[f"difference from {trainings[0]!r}"].value == 0
+    assert last[f"{chain.steps[-1].name}, all true"].value == pytest.approx((labels[:, -1] == 0).mean())

@@ -21,14 +21,8 @@ from stepcot_jax.record import KINDS
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tools.tables import command as making
-from stepcot_jax.tools.tables import (
-    curriculum_table,
-    policy_cells,
-    robustness_table,
-    self_check_table,
-    stages_table,
-    vqa_table,
-)
+from stepcot_jax.tools.tables import policy_tables, robustness_table
+from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.robustness_table import PerturbedReplies
 
 RATES = {"rollouts/self_check_rate": (0.9, 0.5, 0.25), "rollouts/self_check_success": (0.1, None, 0.75)}
@@ -43,14 +37,14 @@ def every(number, seed):
 def plan(tmp_path_factory):
     """Rows of known quality: SFT wrong in every second question, answer and both rewards in every fifth."""
     plan = make_policy_plan(tmp_path_factory.mktemp("policies"))
-    wrong = {"+ GRPO, answer reward alone": 5, vqa_table.BOTH: 5, "GRPO on stages": 4, "curriculum: epochs": 7}
+    wrong = {"+ GRPO, answer reward alone": 5, policy_tables.BOTH: 5, "GRPO on stages": 4, "curriculum: epochs": 7}
     metrics = [
         {"kind": "train", "step": step, "epoch": epoch, **{key: values[step] for key, values in RATES.items()}}
         for step, epoch in ((0, 0), (1, 1), (2, 1))
     ]
     done = set()
-    for table in (vqa_table, curriculum_table, self_check_table, stages_table):
-        for cell in table.list_cells(plan):
+    for table in ("vqa", "curriculum", "self_check", "stages"):
+        for cell in find_recipe(table).list_cells(plan):
             if plan.cells.digest(cell) not in done:
                 done.add(plan.cells.digest(cell))
                 right = every(wrong.get(cell.name, 2), cell.settings.seed)
@@ -66,13 +60,13 @@ def right_share(plan, number, kind):
 
 @pytest.mark.slow
 def test_every_cell_is_a_run_with_its_rows_changes(plan):
-    cells = {cell.name: cell.settings for cell in vqa_table.list_cells(plan)[:6]}
-    assert len(vqa_table.list_cells(plan)) == 12
+    cells = {cell.name: cell.settings for cell in find_recipe("vqa").list_cells(plan)[:6]}
+    assert len(find_recipe("vqa").list_cells(plan)) == 12
     sft = cells["SFT with thinking"]
     assert (sft.job, sft.sft.epochs, sft.vqa.with_thinking, sft.policy.start) == ("sft", 1, True, "")
     assert not cells["SFT without thinking"].vqa.with_thinking
     grpo = {name: settings for name, settings in cells.items() if "GRPO" in name}
-    start = str(plan.cells.folder(vqa_table.sft_of(plan, 0, vqa_table.THINKING)))
+    start = str(plan.cells.folder(policy_tables.sft_of(plan, 0, policy_tables.THINKING)))
     assert {(own.job, own.sft.epochs, own.policy.start) for own in grpo.values()} == {("grpo", 0, start)}
     rewards = {
         name: (own.rewards.answer_weight, own.rewards.grounding_weight, own.grpo.shuffle_rewards)
@@ -84,7 +78,7 @@ def test_every_cell_is_a_run_with_its_rows_changes(plan):
         "+ GRPO, both rewards": (1.0, 1.0, False),
         "+ GRPO, both rewards shuffled": (1.0, 1.0, True),
     }
-    cells = {cell.name: cell.settings for cell in curriculum_table.list_cells(plan)[:6]}
+    cells = {cell.name: cell.settings for cell in find_recipe("curriculum").list_cells(plan)[:6]}
     shares = plan.settings.curriculum.shares
     assert {name: (own.curriculum.schedule, own.curriculum.shares) for name, own in cells.items()} == {
         "curriculum: mixed": ("mixed", shares),
@@ -95,25 +89,25 @@ def test_every_cell_is_a_run_with_its_rows_changes(plan):
         "curriculum: hard only": ("mixed", (0.0, 0.0, 1.0)),
     }
     assert {(own.vqa.dialect, own.job, own.sft.pack_length) for own in cells.values()} == {("medclm", "sft", 0)}
-    checks = [cell.settings for cell in self_check_table.list_cells(plan)[:6]]
+    checks = [cell.settings for cell in find_recipe("self_check").list_cells(plan)[:6]]
     assert {own.vqa.dialect for own in checks} == {"lvkc"}
     enabled = [(own.job, own.self_check.enabled, own.self_check.alpha) for own in checks]
     assert enabled[1:] == [("grpo", False, 0.2), *(("grpo", True, alpha) for alpha in (0.0, 0.15, 0.2, 0.25))]
     assert enabled[0][:2] == ("sft", True)  # its vocabulary has the marks of a check
-    own = {plan.cells.digest(cell) for cell in self_check_table.list_cells(plan)}
-    assert {plan.cells.digest(cell) for cell in stages_table.list_cells(plan)} < own
+    own = {plan.cells.digest(cell) for cell in find_recipe("self_check").list_cells(plan)}
+    assert {plan.cells.digest(cell) for cell in find_recipe("stages").list_cells(plan)} < own
 
 
 @pytest.fixture(scope="module")
 def made(plan):
     """The tables that more than one test reads."""
-    return {module: module.make_tables(plan) for module in (vqa_table, self_check_table, stages_table)}
+    return {name: find_recipe(name).tabulate(plan) for name in ("vqa", "self_check", "stages")}
 
 
 @pytest.mark.slow
 def test_figures_are_the_shares_of_right_replies(plan, made):
-    found = columns_of(made[vqa_table][0])
-    for name, number in ((vqa_table.THINKING, 2), (vqa_table.BOTH, 5), (vqa_table.SHUFFLED, 2)):
+    found = columns_of(made["vqa"][0])
+    for name, number in ((policy_tables.THINKING, 2), (policy_tables.BOTH, 5), (policy_tables.SHUFFLED, 2)):
         row = found["training"].index(name)
         by_kind = [right_share(plan, number, kind) for kind in KINDS]
         for kind, shares in zip(KINDS, by_kind, strict=True):
@@ -132,7 +126,7 @@ def test_the_baseline_is_that_of_the_training_split(plan, made):
         np.mean([score.a_score for score, record in zip(scores, records, strict=True) if record.kind == kind])
         for kind in KINDS
     ]
-    found = columns_of(made[vqa_table][0])
+    found = columns_of(made["vqa"][0])
     assert found["training"][0] == BASELINE
     assert found["mean A"][0].value == pytest.approx(np.mean(by_kind))
     assert found["V"][0].value == pytest.approx(np.mean([score.v_score for score in scores]))
@@ -140,9 +134,9 @@ def test_the_baseline_is_that_of_the_training_split(plan, made):
 
 
 def test_differences_are_paired_and_judged_together(plan, made):
-    found = columns_of(made[vqa_table][1])
-    assert list(zip(found["training"], found["less"], strict=True)) == list(vqa_table.PAIRS)
-    row, same = (found["training"].index(name) for name in (vqa_table.BOTH, vqa_table.SHUFFLED))
+    found = columns_of(made["vqa"][1])
+    assert list(zip(found["training"], found["less"], strict=True)) == list(policy_tables._PAIRS)
+    row, same = (found["training"].index(name) for name in (policy_tables.BOTH, policy_tables.SHUFFLED))
     expected = np.mean([np.subtract(right_share(plan, 5, kind), right_share(plan, 2, kind)) for kind in KINDS])
     difference = found["mean A"][row]
     assert difference.value == pytest.approx(expected)
@@ -152,22 +146,22 @@ def test_differences_are_paired_and_judged_together(plan, made):
 
 
 def test_published_columns_do_not_depend_on_our_figures(made):
-    for module, tables in made.items():
-        alone = published_columns(module.make_tables(None))
+    for name, tables in made.items():
+        alone = published_columns(find_recipe(name).tabulate(None))
         assert alone == published_columns(tables)
         assert sum(map(len, alone.values())) > 20
-    found = columns_of(made[vqa_table][0])
-    row = found["training"].index(vqa_table.BOTH)
+    found = columns_of(made["vqa"][0])
+    row = found["training"].index(policy_tables.BOTH)
     assert found["published: training in the paper"][row] == "GEMeX-RMCoT-200K, SFT and RFT"
     assert found["published: closed A"][row] == 0.9024
-    assert found["published: closed A"][found["training"].index(vqa_table.SHUFFLED)] is None
+    assert found["published: closed A"][found["training"].index(policy_tables.SHUFFLED)] is None
     unpaired = [row for row, name in enumerate(found["training"]) if name is None]
     assert [found["published: training in the paper"][row] for row in unpaired] == ["zero-shot", "GEMeX-Full, SFT"]
 
 
 def test_self_check_rates_are_those_of_the_last_epoch(plan, made):
-    weights, parts, differences = made[self_check_table]
-    found, constant = columns_of(weights), columns_of(made[vqa_table][0])
+    weights, parts, differences = made["self_check"]
+    found, constant = columns_of(weights), columns_of(made["vqa"][0])
     assert found["method"] == [BASELINE, "SFT + RL", "alpha 0.00", "alpha 0.15", "alpha 0.20", "alpha 0.25"]
     assert found["self-check rate"] == [None, None, *[Interval(0.375, deviation=0.0)] * 4]
     # An update without a check has no success rate.
@@ -189,7 +183,7 @@ def test_the_baseline_answers_perturbed_questions_too(plan, monkeypatch):
     ]
     answered = PerturbedReplies(list(zip(rounds, replies, strict=True)), [])
     monkeypatch.setattr(robustness_table, "answer_rounds", lambda folder, records, *, num_rounds: answered)
-    (table,) = robustness_table.make_tables(plan)
+    (table,) = find_recipe("robustness").tabulate(plan)
     found = columns_of(table)
     assert found["training"] == [BASELINE, *robustness_table.TRAININGS] * 2
     train = [record for record in load_vqa_dataset(plan.settings).records if record.split == "train"]
@@ -208,7 +202,7 @@ def test_the_baseline_answers_perturbed_questions_too(plan, monkeypatch):
 
 
 def test_stages_are_worth_what_their_replies_say(plan, made):
-    found = columns_of(made[stages_table][0])
+    found = columns_of(made["stages"][0])
     assert found["data"][:2] == ["our test split"] * 2
     scoring, records = ScoringSettings(dialect="lvkc"), read_tests(plan)
     right, wrong = ([score_text(text(record), record, scoring).stages[0] for record in records]
@@ -223,7 +217,7 @@ def test_stages_are_worth_what_their_replies_say(plan, made):
 
 
 def test_schedules_are_compared_with_constant_shares(plan):
-    table, differences = curriculum_table.make_tables(plan)
+    table, differences = find_recipe("curriculum").tabulate(plan)
     found = columns_of(table)
     assert found["schedule"] == [BASELINE, "mixed", "epochs", "adaptive", "easy only", "medium only", "hard only"]
     expected = [np.mean([right_share(plan, number, kind) for kind in KINDS]) for number in (2, 7, 2)]
@@ -233,19 +227,19 @@ def test_schedules_are_compared_with_constant_shares(plan):
 
 
 def test_other_cells_are_refused(plan):
-    cell = vqa_table.sft_of(plan, 0, vqa_table.PLAIN)
+    cell = policy_tables.sft_of(plan, 0, policy_tables.PLAIN)
     with pytest.raises(BadInput, match=r"cell 'SFT without thinking' .* has other records"):
-        policy_cells.score_cell(plan, cell, read_tests(plan)[1:])
-    cell = self_check_table.lvkc_grpo(plan, 0)
+        policy_tables.score_cell(plan, cell, read_tests(plan)[1:])
+    cell = policy_tables._stage_cells(plan, 0)[1]
     path = plan.cells.folder(cell) / "metrics.jsonl"
     path.write_text(json.dumps({"kind": "train", "step": 1, "epoch": 0, "loss": 1.0}) + "\n")
     with pytest.raises(BadInput, match=r"metrics\.jsonl: 'rollouts/self_check_rate' is not logged"):
-        self_check_table.read_rates(plan, cell)
+        policy_tables.read_rates(plan, cell)
 
 
 def test_cells_keep_their_digest_where_the_workdir_is_moved(plan, tmp_path):
     moved = make_policy_plan(tmp_path / "moved")
-    names = [[own.cells.digest(cell) for cell in vqa_table.list_cells(own)] for own in (plan, moved)]
+    names = [[own.cells.digest(cell) for cell in find_recipe("vqa").list_cells(own)] for own in (plan, moved)]
     assert names[0] == names[1]
     assert len(set(names[0])) == 12
 
@@ -268,8 +262,9 @@ def test_every_training_is_a_row_with_figures_of_its_own_replies(tmp_path):
     assert {"vqa.csv", "vqa_differences.csv", "vqa.tex"} <= set(names)
     with (tmp_path / "tables" / "vqa.csv").open(newline="", encoding="utf-8") as file:
         rows = [row["training"].lstrip("'") for row in csv.DictReader(file) if row["training"]]
-    assert [cell.name for cell in vqa_table.list_cells(plan)] == [name for name in rows if "majority" not in name]
-    for cell in vqa_table.list_cells(plan):
+    cells = find_recipe("vqa").list_cells(plan)
+    assert [cell.name for cell in cells] == [name for name in rows if "majority" not in name]
+    for cell in cells:
         assert (plan.cells.folder(cell) / "replies" / f"{cell.settings.job}_test.jsonl").is_file()
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stepcot_jax.encoders.load import count_parameters
-from stepcot_jax.tools.tables import encoders as reference_encoders
-from stepcot_jax.tools.tables.encoders import count_multiply_adds
+from stepcot_jax.tools.tables import cost_table
+from stepcot_jax.tools.tables.cost_table import count_multiply_adds
 
 
 @pytest.mark.slow
@@ -24,10 +24,10 @@ from stepcot_jax.tools.tables.encoders import count_multiply_adds
     ],
 )
 def test_reference_encoders_have_the_known_sizes(name, parameters, billions):
-    networks = reference_encoders._make_networks(name)
-    counted = sum(count_parameters(reference_encoders._shapes(network)) for network in networks)
+    networks = cost_table._make_networks(name)
+    counted = sum(count_parameters(cost_table._shapes(network)) for network in networks)
     assert counted + (name == "CLIP") == parameters
-    image, shapes = networks[0], reference_encoders._shapes(networks[0])
+    image, shapes = networks[0], cost_table._shapes(networks[0])
     inputs_of = jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32)
     found = count_multiply_adds(lambda params, images: image.apply({"params": params}, images)[0], shapes, inputs_of)
     assert found / 1e9 == pytest.approx(billions, abs=0.006)
@@ -35,7 +35,7 @@ def test_reference_encoders_have_the_known_sizes(name, parameters, billions):
 
 @pytest.mark.slow
 def test_a_reference_encoder_runs():
-    reference = reference_encoders.make_reference("ResNet18")
+    reference = cost_table.make_reference("ResNet18")
     images = np.random.default_rng(0).standard_normal((2, 224, 224, 3)).astype(np.float32)
     features = np.asarray(reference.encode(images))
     assert features.shape == (2, 512)

@@ -24,8 +24,9 @@ from stepcot_jax.evaluation.statistics import Interval, draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
-from stepcot_jax.tools.tables import command, components_table, diagnosis_table, steps_table
+from stepcot_jax.tools.tables import command, step_tables
 from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.effect_table import EarlierAnswers
 from stepcot_jax.tools.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tools.tables.transfer_table import restrict
@@ -152,7 +153,7 @@ def test_components_say_what_helps_and_what_is_not_shown_to(written):
 )
 def test_the_ablation_of_the_text_says_which_vectors_it_compares(tmp_path, changes, words):
     settings = vary(make_plan(tmp_path, seeds=(0,)).settings, changes)
-    note = components_table.describe_text(settings.prompts)
+    note = step_tables.describe_text(settings.prompts)
     assert words in note
     assert ("nothing about the meaning" in note) == (not changes)
 
@@ -175,7 +176,8 @@ def test_differences_are_paired_and_have_p_values(plan, written):
 
 def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
     monkeypatch.setattr(plan.cells, "_run", lambda cell: pytest.fail(cell.name))
-    everything = [cell for table in (diagnosis_table, steps_table, components_table) for cell in table.list_cells(plan)]
+    names = ("diagnosis", "steps", "components")
+    everything = [cell for name in names for cell in find_recipe(name).list_cells(plan)]
     plan.cells.run(everything)
     assert len(everything) == 2 * (7 + 4 + 6)
     assert "24 cells, 24 of them finished" in capsys.readouterr().err
@@ -229,7 +231,7 @@ def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_pat
 
     monkeypatch.setattr(plan.cells, "_run", run)
     with pytest.raises(BadInput, match=r"cell 'without text' in .*: config.x: found y"):
-        plan.cells.run([*components_table.list_cells(plan), *components_table.list_cells(plan)])
+        plan.cells.run([*find_recipe("components").list_cells(plan), *find_recipe("components").list_cells(plan)])
     assert ran == ["without memory"]
     assert "cell 1 of 5: without memory, seed 0" in capsys.readouterr().err
     with pytest.raises(BadInput, match=r"chain.json: cannot be read"):

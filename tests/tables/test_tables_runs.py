@@ -5,17 +5,20 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 from run.small_run import small_settings
 from tables.finished_cells import TINY, read_rows
 
+from stepcot_jax.data.records.records import read_records
 from stepcot_jax.encoders.load import load_image_encoder
 from stepcot_jax.features.store import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import inputs
 from stepcot_jax.tools.tables import command as making
-from stepcot_jax.tools.tables import cost_measuring, cost_table, transfer_table
+from stepcot_jax.tools.tables import cost_table, transfer_table
 from stepcot_jax.tools.tables.cells import Cells, vary
+from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.encoders import list_encoders, write_random_encoder
 from stepcot_jax.tools.tables.plan import Plan
 
@@ -93,17 +96,17 @@ def test_another_config_says_what_transfer_reads(made, tmp_path):
     plan, _, _ = made
     target = vary(tiny_settings(), {"phantom.seed": 7, "phantom.num_cases": 60})
     aimed = dataclasses.replace(plan, target=target)
-    cells = transfer_table.list_cells(aimed)
+    cells = find_recipe("transfer").list_cells(aimed)
     expected = (plan.main(0), *plan.baselines(0)[:2])
     assert list(map(plan.cells.digest, cells)) == list(map(plan.cells.digest, expected))
     aimed.cells.run(cells)  # the baseline without steps is no cell of the table of steps
-    (table,) = transfer_table.make_tables(aimed)
+    (table,) = find_recipe("transfer").tabulate(aimed)
     assert [row[0] for row in table.rows[:-1]] == ["the source's test split"] * 4 + ["phantom"] * 4
     assert {row[3] for row in table.rows[4:8]} == {60}
     assert table.rows[-1] == ("NIH ChestX-ray8", *[None] * 16, 985, 8)
     settings = vary(tiny_settings(), {"data.source": "folder", "data.root": "x"})
     with pytest.raises(BadInput, match="--target_config is required"):
-        transfer_table.list_cells(Plan(settings, (0,), Cells(tmp_path, Terminal())))
+        find_recipe("transfer").list_cells(Plan(settings, (0,), Cells(tmp_path, Terminal())))
 
 
 # Cost
@@ -131,7 +134,7 @@ def test_random_weights_are_those_of_their_seed_and_encode(random_encoder, tmp_p
 
 
 def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder, tmp_path):
-    cost = cost_measuring.measure_apart(["encoder", f"--weights={random_encoder}", "--repeats=2"])
+    cost = cost_table.measure_apart(["encoder", f"--weights={random_encoder}", "--repeats=2"])
     assert cost.num_parameters == load_image_encoder(str(random_encoder)).num_parameters
     assert (cost.num_trained, cost.starts_from) == (0, "images")
     assert set(cost.milliseconds) == {1, 4, 32}
@@ -143,19 +146,19 @@ def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder, tmp_path
     assert cost.megabytes is None or 50 < cost.megabytes < 5000
     assert cost.images_per_second == pytest.approx(32_000 / cost.milliseconds[32])
     with pytest.raises(BadInput, match="nowhere"):
-        cost_measuring.measure_apart(["encoder", f"--weights={tmp_path / 'nowhere'}"])
+        cost_table.measure_apart(["encoder", f"--weights={tmp_path / 'nowhere'}"])
     with pytest.raises(BadInput, match="--reference='FLAVA' is not one of ResNet18, ResNet50, DenseNet121, CLIP"):
-        cost_measuring.main(["encoder", "--reference=FLAVA"])
+        cost_table.main(["encoder", "--reference=FLAVA"])
 
 
 def test_networks_of_a_run_are_counted_and_timed(made):
     plan, _, _ = made
     folder = plan.cells.folder(plan.main(0))
-    teacher, student, encoder = (cost_measuring._open_cell(folder, what) for what in ("teacher", "student", "encoder"))
+    teacher, student, encoder = (cost_table._open_cell(folder, what) for what in ("teacher", "student", "encoder"))
     assert encoder.num_trained == encoder.num_parameters == 8 * 8 * 8 + 8
     assert teacher.num_parameters == teacher.num_trained
     assert student.num_parameters - student.num_trained == encoder.num_parameters
-    cost = cost_measuring.measure(student, repeats=1)
+    cost = cost_table.measure(student, repeats=1)
     assert cost.num_parameters == student.num_parameters
     # The linear encoder, the projection, and for each step its head and the way back, padded to nine answers.
     assert cost.multiply_adds == 8 * 8 * 8 + 8 * 8 + 7 * 2 * 9 * 8
@@ -167,10 +170,10 @@ def test_the_cost_table_has_published_columns(made, random_encoder, monkeypatch)
 
     def measure(arguments):
         asked.append(arguments)
-        return cost_measuring.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images", 250_000_000)
+        return cost_table.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images", 250_000_000)
 
     monkeypatch.setattr(cost_table, "measure_apart", measure)
-    (table,) = cost_table.make_tables(plan)
+    (table,) = find_recipe("cost").tabulate(plan)
     by_name = {row[0]: row for row in table.rows}
     own = ["encoder resnet_small, trained along", "encoder random ViT, frozen"]
     random = [f"encoder {name}, random weights" for name in ("ResNet18", "ResNet50", "DenseNet121", "CLIP")]
@@ -184,7 +187,7 @@ def test_the_cost_table_has_published_columns(made, random_encoder, monkeypatch)
     assert asked[2][:2] == ["encoder", "--reference=ResNet18"]
     assert any("from the teacher" in note for note in table.notes)
     # An encoder that the user names takes the place of that with random weights.
-    (table,) = cost_table.make_tables(dataclasses.replace(plan, named_encoders={"clip": str(random_encoder)}))
+    (table,) = find_recipe("cost").tabulate(dataclasses.replace(plan, named_encoders={"clip": str(random_encoder)}))
     of_clip = [row for row in table.rows if "clip" in str(row[0]).casefold() and "biomed" not in str(row[0]).casefold()]
     assert [(row[0], row[9]) for row in of_clip] == [("encoder clip", 151_810_000)]
 
@@ -203,7 +206,7 @@ def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, ran
     assert found[3].note == "Text vectors of CLIP: those of the config (hashed)."
     # Transfer leaves out those that may have seen the target.
     encoders = ("resnet_small, trained along", "CLIP")
-    assert [cell.name for cell in transfer_table.list_cells(with_named)] == [
+    assert [cell.name for cell in find_recipe("transfer").list_cells(with_named)] == [
         "teacher and student of the source",
         *(f"{encoder}, {steps} steps, of the source" for encoder in encoders for steps in ("without", "with")),
     ]
@@ -239,3 +242,31 @@ def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):
     )
     with pytest.raises(BadInput, match="'made elsewhere' has no text features of its own"):
         list_encoders(all_imported, plan.cells, plan.main(0), named)
+
+
+def test_radiographs_have_an_effect_of_every_annotated_step_and_are_read_as_another_source(shared, tmp_path):
+    """Every sixth record of the sample, with its radiograph made small, since each run decodes them all."""
+    sample, root = shared / "data" / "nih_sample", tmp_path / "nih_sample"
+    (root / "images").mkdir(parents=True)
+    records = json.loads((sample / "data.json").read_bytes())[::6]
+    (root / "data.json").write_text(json.dumps(records))
+    for record in records:
+        with Image.open(sample / record["image_path"]) as image:
+            image.draft("L", (64, 64))
+            image.convert("L").resize((64, 64)).save(root / record["image_path"])
+    phantom = vary(tiny_settings(), {"data.check_images": "on_use"})
+    real = vary(phantom, {"data.source": "folder", "data.root": str(root)})
+    for name, settings, target in (("effect", real, None), ("transfer", phantom, real)):
+        plan = Plan(settings, (0,), Cells(tmp_path / "runs", Terminal()), target=target, num_resamples=30)
+        making.make_tables([name], plan, command=["python"], folder=tmp_path / "tables")
+    collection = read_records(root)
+    labels = np.array([case.answers for case in collection.cases])
+    annotated = zip(collection.chain.steps, (labels >= 0).any(axis=0), strict=True)
+    effect = read_rows(tmp_path / "tables", "effect")
+    assert {row["step"] for row in effect} == {step.name for step, known in annotated if known}
+    ends = [float(effect[0][f"accuracy{end}"]) for end in (" low", "", " high")]
+    assert 0 <= ends[0] <= ends[1] <= ends[2] <= 1
+    transfer = [row for row in read_rows(tmp_path / "tables", "transfer") if row["read"] == "nih_sample"]
+    assert [row["model"] for row in transfer] == [*["resnet_small, trained along"] * 2, "teacher", "student"]
+    known = labels[labels[:, -1] >= 0, -1]
+    assert {(row["cases"], row["classes"]) for row in transfer} == {(str(len(known)), str(len(np.unique(known))))}

@@ -26,6 +26,7 @@ from stepcot_jax.tools.tables import command as making
 from stepcot_jax.tools.tables import transfer_table
 from stepcot_jax.tools.tables import transfer_table as targets
 from stepcot_jax.tools.tables.cells import Cells, vary
+from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.plan import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_networks")]
@@ -264,7 +265,7 @@ def test_what_is_read_is_what_the_networks_say_in_their_own_order(plan):
     said = split.predictions.logits["student"][:, -1]
     answers = [options[max(there, key=lambda option: row[option])] for row in said]
     right = [answer == truth[int(name[:8]) - 1] for answer, name in zip(answers, names, strict=True)]
-    (table,) = transfer_table.make_tables(plan)
+    (table,) = find_recipe("transfer").tabulate(plan)
     row = next(row for row in table.rows if row[:2] == ("nih", "student"))
     assert row[5].value == pytest.approx(np.mean(right))
     assert len(right) == 22
@@ -280,7 +281,7 @@ def test_the_gain_on_the_target_is_paired_on_its_cases(plan):
         answers = there[split.predictions.logits["baseline"][:, -1, there].argmax(axis=1)]
         correct.append((answers == labels)[labels >= 0])
     without, with_steps = correct
-    (table,) = transfer_table.make_tables(plan)
+    (table,) = find_recipe("transfer").tabulate(plan)
     rows = [row for row in table.rows if row[0] == "nih"]
     assert [row[5].value for row in rows[:2]] == pytest.approx([without.mean(), with_steps.mean()])
     assert rows[1][9].value == pytest.approx((with_steps.astype(int) - without).mean())
@@ -289,7 +290,7 @@ def test_the_gain_on_the_target_is_paired_on_its_cases(plan):
 
 def test_an_overlap_is_refused_before_anything_is_trained(plan, tmp_path):
     own = dataclasses.replace(plan, target=plan.settings, cells=Cells(tmp_path, Terminal()))
-    for ask in (transfer_table.list_cells, transfer_table.make_tables):
+    for ask in (find_recipe("transfer").list_cells, find_recipe("transfer").tabulate):
         with pytest.raises(BadInput, match=r"--target_config: .* source's train or val split"):
             ask(own)
     assert not (tmp_path / "cells").exists()

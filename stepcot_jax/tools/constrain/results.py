@@ -4,7 +4,7 @@ A reply without a readable answer counts as wrong: it is an extra class, which n
 is that of answers without probabilities, the mean of sensitivity and specificity of each diagnosis.
 """
 
-import io
+import dataclasses
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,6 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.chains import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.comparison import CORRECTED, Evidence, decide
 from stepcot_jax.evaluation.published import Constrained, Estimate, Level, Rates, digest_cases
-from stepcot_jax.evaluation.reply_page import ShownTable
 from stepcot_jax.evaluation.statistics import (
     Weights,
     compare_accuracy,
@@ -34,7 +33,7 @@ from stepcot_jax.host.files import write_whole
 from stepcot_jax.pages import figures
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Column, Entry, Table, columns, show_entry
-from stepcot_jax.pages.shell import make_environment, read_part, render_page
+from stepcot_jax.pages.shell import Section, make_environment, render, tabulate, write_report
 from stepcot_jax.tools.constrain.asking_levels import Answered, AskedCase, CaseReplies
 from stepcot_jax.tools.constrain.constraints import KINDS
 from stepcot_jax.tools.constrain.levels import DIAGNOSIS, SYSTEM, Key, name_step, write_messages
@@ -380,7 +379,6 @@ def _of_variant(results: Constrained, variant: str) -> Sequence[Level]:
 
 def draw_curve(results: Constrained) -> bytes:
     """Draw the accuracy of the diagnosis by level with intervals, one line a variant, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=(8, 4.5), layout="constrained")
@@ -389,12 +387,9 @@ def draw_curve(results: Constrained) -> bytes:
         levels = _of_variant(results, variant)
         if len(levels) < 2:
             continue
-        accuracies = [level.diagnosis["accuracy"].figure for level in levels]
         numbers = [level.level for level in levels]
-        values = [100 * accuracy.value for accuracy in accuracies]
-        colour = axes.plot(numbers, values, marker="o", markersize=4, label=words)[0].get_color()
-        lows, highs = (np.array([getattr(accuracy, end) for accuracy in accuracies], float) for end in ("low", "high"))
-        axes.fill_between(numbers, 100 * lows, 100 * highs, color=colour, alpha=0.12, linewidth=0)
+        accuracies = [level.diagnosis["accuracy"].figure for level in levels]
+        colour = figures.draw_band(axes, accuracies, numbers, label=words, size=4, alpha=0.12)
         if all(level.expected is not None for level in levels):
             expected = [100 * (math.nan if level.expected is None else level.expected) for level in levels]
             axes.plot(numbers, expected, ls="--", lw=1, color=colour, label=f"{words}, expected")
@@ -403,9 +398,7 @@ def draw_curve(results: Constrained) -> bytes:
     axes.set_xticks(sorted({level.level for level in results.levels}))
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    content = io.BytesIO()
-    FigureCanvasAgg(picture).print_png(content)
-    return content.getvalue()
+    return figures.to_png(picture)
 
 
 def to_text(results: Constrained) -> str:
@@ -436,6 +429,7 @@ _LINKS = {
     "level_steps": "Steps",
     "level_constraints": "Constraints",
 }
+_CURVE = "Accuracy of the diagnosis by level"
 _NO_ANSWER = "no readable answer"
 
 
@@ -452,29 +446,48 @@ def write_level_page(
 ) -> int:
     """Write `index.html`, which loads nothing, and return its size in bytes."""
     chosen = choose_shown(cases, replies, num_shown)
-    style = read_part("page.css") + (_HERE / "levels.css").read_text("utf-8")
-    content = render_page(
-        _TEMPLATES.get_template("levels.html.j2"),
-        style=style,
-        script=read_part("shared.js") + "printWhole();\n",
-        title=f"{results.model} put through the steps",
-        about=(f"{results.num_cases} cases of {results.num_patients} patients: {results.source}.", f"{results.about}."),
-        curve=_draw_charts(results),
-        tables=[{"name": table.name, "link": _LINKS[table.name], "shown": ShownTable.of(table)} for table in tables],
-        matrices=_describe_confusion(results),
-        system=SYSTEM,
-        lead=f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",
-        shown_cases=[_describe_case(cases[at], replies[at], chain, results, with_pictures) for at in chosen],
-    ).encode()
+    sections = [
+        Section(
+            "curve",
+            _CURVE,
+            "Level k gives the first k steps as constraints; each level is a dialogue of its own.",
+            Markup('<div class="charts">{}</div>').format(_draw_charts(results)),
+            "Curve",
+        ),
+        *(dataclasses.replace(tabulate(table), link=_LINKS[table.name]) for table in tables),
+        Section(
+            "confusion",
+            "Confusion of the diagnosis",
+            "Rows are true answers, columns are replies; the last column counts replies without a readable answer.",
+            render(_TEMPLATES, "matrices.html.j2", matrices=_describe_confusion(results)),
+            "Confusion",
+        ),
+        Section(
+            "examples",
+            "Dialogues",
+            f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",
+            render(
+                _TEMPLATES,
+                "dialogues.html.j2",
+                system=SYSTEM,
+                shown_cases=[_describe_case(cases[at], replies[at], chain, results, with_pictures) for at in chosen],
+            ),
+            style=(_HERE / "levels.css").read_text("utf-8"),
+            script="printWhole();\n",
+        ),
+    ]
+    about = (f"{results.num_cases} cases of {results.num_patients} patients: {results.source}.", f"{results.about}.")
+    title = f"{results.model} put through the steps"
+    content = write_report(title=title, about=about, sections=sections, writer="stepcot constrain").encode()
     write_whole(folder / PAGE_NAME, content)
     return len(content)
 
 
 def _draw_charts(results: Constrained) -> Markup:
     """Draw all variants in one chart and, for a simulated model, each with its expected accuracy in another one."""
-    charts = {"Accuracy of the diagnosis by level": list_lines(results, "measured")}
+    charts = {_CURVE: list_lines(results, "measured")}
     for words, expected in list_lines(results, "expected"):
-        measured = dict(charts["Accuracy of the diagnosis by level"])[words]
+        measured = dict(charts[_CURVE])[words]
         charts[f"Measured and expected, {words}"] = [("measured", measured), ("expected", expected)]
     return Markup("").join(
         figures.draw_lines(lines, title=title, x_label="level", y_label="accuracy (%)")

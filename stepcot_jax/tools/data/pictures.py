@@ -1,20 +1,16 @@
 """Draw the counts of a collection with matplotlib's object API: no global state, no window."""
 
-import contextlib
-
 # Draw the words of the reasoning by diagnosis and step (paper: Figure 2B): mean, and shares by range of lengths.
 import dataclasses
 import re
-import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float64, Int64
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -24,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from stepcot_jax.chain import NOT_APPLICABLE, fold
 from stepcot_jax.data.statistics import LENGTH_ENDS, NOT_ANNOTATED_NAME, Statistics, count_lengths, list_ranges
-from stepcot_jax.host.text import make_printable
+from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 
 # Inches, which are also the units of the only axes.
 _CELL = (1.05, 0.85)
@@ -41,8 +37,8 @@ def draw_lengths_by_diagnosis(statistics: Statistics) -> Figure | None:
     A cell has the mean number of words, by which it is shaded, and a pie of its reasonings by range of lengths. The
     histograms above and to the right are of a step and of a diagnosis.
     """
-    steps = [wrap(step.name, 12) for step in statistics.chain.steps]
-    answers = [wrap(name, 22) for name in statistics.answer_names(-1)]
+    steps = [wrap_text(step.name, 12, num_lines=2) for step in statistics.chain.steps]
+    answers = [wrap_text(name, 22, num_lines=2) for name in statistics.answer_names(-1)]
     counts = np.array([[count_lengths(words) for words in by_answer] for by_answer in statistics.diagnosis_words])
     shown = np.flatnonzero(counts.sum(axis=(0, 2))).tolist()
     if not shown:
@@ -125,17 +121,22 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 
 _GREY = "#9A9A9A"
 _GLYPH = re.compile(r"Glyph (\d+) ")
-_FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
 _MOST_ORIGINS = 7
 _DPI = 150
 _WITH_SEPARATORS = "{x:,.0f}"
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "stepcot_jax",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
     """Draw all pictures into a folder, each as PNG and as SVG."""
     names: list[str] = []
     missing: set[str] = set()
-    with drawing_style():
+    with plain_text_style(**STYLE):
         pictures = {
             "origins_diagnoses": draw_origins_diagnoses(statistics),
             "answers": draw_answers_of_steps(statistics),
@@ -162,27 +163,6 @@ def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
     return {chr(int(match[1])) for match in lacking if match}
 
 
-@contextlib.contextmanager
-def drawing_style() -> Iterator[None]:
-    """Draw text as text, not as formulas or outlines, in installed fonts."""
-    present = set(font_manager.get_font_names())
-    settings: Any = {
-        "font.family": [font for font in _FONTS if font in present],
-        "text.parse_math": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "stepcot_jax",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with matplotlib.rc_context(settings):
-        yield
-
-
-def wrap(text: str, width: int) -> str:
-    """Return printable text in at most two lines of `width` characters."""
-    return "\n".join(textwrap.wrap(make_printable(text), width, max_lines=2, placeholder=" …")) or " "
-
-
 def _title(statistics: Statistics, what: str) -> str:
     return f"{what}: {statistics.num_cases:,} cases of {statistics.num_patients:,} patients"
 
@@ -190,7 +170,7 @@ def _title(statistics: Statistics, what: str) -> str:
 def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]]:
     """Return name, indices and colour of the origins drawn; those beyond the seventh are merged."""
     named = enumerate(statistics.origins[:_MOST_ORIGINS])
-    origins = [(wrap(name, 30), range(index, index + 1), PALETTE[index]) for index, name in named]
+    origins = [(wrap_text(name, 30, num_lines=2), range(index, index + 1), PALETTE[index]) for index, name in named]
     others = range(_MOST_ORIGINS, len(statistics.origins))
     return [*origins, *([(f"{len(others)} more", others, _GREY)] if others else ())]
 
@@ -198,7 +178,7 @@ def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]
 def draw_origins_diagnoses(statistics: Statistics) -> Figure:
     """Draw the cases of each origin, and of each diagnosis by origin on a logarithmic scale."""
     origins = _list_origins(statistics)
-    names = [wrap(name, 24) for name in statistics.answer_names(-1)]
+    names = [wrap_text(name, 24, num_lines=2) for name in statistics.answer_names(-1)]
     counts = statistics.diagnoses
     shown = [diagnosis for diagnosis in range(len(names)) if diagnosis < len(names) - 1 or counts[diagnosis].sum()]
     figure = Figure(figsize=(13, 1.8 + 0.5 * max(len(shown), len(origins))), layout="constrained")
@@ -247,11 +227,11 @@ def draw_answers_of_steps(statistics: Statistics) -> Figure:
     figure.suptitle(_title(statistics, "Answers of each step"))
     for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
         axes = figure.add_subplot(num_rows, num_columns, number + 1)
-        names = [wrap(name, 22) for name in statistics.answer_names(number)]
+        names = [wrap_text(name, 22, num_lines=2) for name in statistics.answer_names(number)]
         shown = len(names) if counts[-1] else len(names) - 1
         colours = [PALETTE[0]] * (len(names) - 1) + [_GREY]
         _draw_bars(axes, names[:shown], counts[:shown].tolist(), colours[:shown])
-        axes.set_title(wrap(f"{number + 1}. {step.name}", 40), fontsize=11)
+        axes.set_title(wrap_text(f"{number + 1}. {step.name}", 40, num_lines=2), fontsize=11)
         axes.tick_params(labelsize=8)
     return figure
 
@@ -282,7 +262,7 @@ def draw_reasoning_length(statistics: Statistics) -> Figure | None:
             box.set_facecolor(colour)
         num_texts = sum(lengths.size for lengths in words)
         axes.bar([0], [0], color=colour, label=f"{name} ({num_texts:,} texts)")
-    axes.set_xticks(range(len(steps)), [wrap(step.name, 14) for step in steps])
+    axes.set_xticks(range(len(steps)), [wrap_text(step.name, 14, num_lines=2) for step in steps])
     axes.set_xlim(-0.6, len(steps) - 0.4)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("words: median, quarters, 5th to 95th percentile")

@@ -31,9 +31,9 @@ from stepcot_jax.data.statistics import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
-from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable
+from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable, plain_text_style
 from stepcot_jax.record import KINDS, Record
-from stepcot_jax.tools.data.pictures import PALETTE, drawing_style
+from stepcot_jax.tools.data.pictures import PALETTE, STYLE
 
 Row = Sequence[str | int | float]
 
@@ -217,7 +217,7 @@ def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:
     heights = [_SIDE + 2 * _GAP + _LINE * max(len(_list_lines(record)) for record in row) for row in rows]
     width, height = _NUM_COLUMNS * (_SIDE + 2 * _GAP), sum(heights)
     num_missing = 0
-    with drawing_style():
+    with plain_text_style(**STYLE):
         figure = Figure(figsize=(width, height))
         FigureCanvasAgg(figure)
         for number, row in enumerate(rows):

@@ -20,9 +20,7 @@ from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
     BASELINE,
     CHECKED_STAGES,
-    HEADED_FIGURES,
     JUDGED,
-    Key,
     OpenScore,
     ReplyScore,
     Results,
@@ -33,12 +31,13 @@ from stepcot_jax.evaluation.replies import (
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.reply_page import ShownTable, write_page
+from stepcot_jax.evaluation.reply_page import make_tables, write_replies
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture
-from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns, write_table
+from stepcot_jax.pages.sheets import Table, write_table
+from stepcot_jax.pages.shell import tabulate, write_report
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.run.scored_baseline import score_baseline
@@ -50,63 +49,8 @@ from stepcot_jax.tools.evaluate_replies.robustness import (
     tabulate_rounds,
 )
 
-# Tables of the figures of replies: for files, for the page and for a terminal.
-
-
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""
-
-_STAGES = (
-    *((name, ("stage", name)) for name in STAGE_NAMES),
-    *((f"{name}, steps", ("step_quality", name)) for name in ("description", "reasoning", "together")),
-)
-_RATED = tuple((name, ("rated", name)) for name in STAGE_NAMES)
-
-_PAIRED = ", in the same resamples of patients; replies that either was not scored on take no part."
-_TEST = "p: exact McNemar test of all answers, which takes the questions of a patient as independent."
-_CHECKED = (
-    "Stages are checked against the records' facts, or labelled by the judge: descriptions are worth 1, 0.5 or 0, "
-    "reasoning 1 or 0. Stages of replies that do not count are worth 0. This is our definition, after MiCEval."
-)
-
-
-def make_tables(results: Results) -> list[Table]:
-    """Make the table of all models, and those of differences and of stages where there are any."""
-    title = f"{results.num_records} questions of {results.num_patients} patients, dialect {results.settings.dialect}"
-    tables = [_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes)]
-    if results.differences:
-        first = next(name for name in results.figures if name not in results.differences)
-        tests = {name: [test["all"].exact_p if "all" in test else None] for name, test in results.tests.items()}
-        compared = (f"Figures less those of {first}{_PAIRED}", _TEST)
-        title = f"Differences to {first}"
-        tables.append(_tabulate("differences", title, results.differences, HEADED_FIGURES, compared, "points", tests))
-    if results.stages:
-        counts = (
-            f"{name}: scored {', '.join(f'{number} of {stage}' for stage, number in results.num_stages[name].items())}."
-            for name in results.stages
-        )
-        tables.append(_tabulate("stages", "Quality of the stages", results.stages, _STAGES, (_CHECKED, *counts)))
-    if any(key in row for row in results.stages.values() for _, key in _RATED):
-        notes = ("Scores of the judge from 1 to 5 (MEDSAGE, Table 2).",)
-        tables.append(_tabulate("rated_stages", "Stages as rated", results.stages, _RATED, notes, "number"))
-    return tables
-
-
-def _tabulate(
-    name: str,
-    title: str,
-    rows: Mapping[str, Mapping[Key, Interval]],
-    keys: Sequence[tuple[str, Key]],
-    notes: Sequence[str],
-    kind: Kind = "percent",
-    tests: Mapping[str, Sequence[Entry]] | None = None,
-) -> Table:
-    shown = [(heading, key) for heading, key in keys if any(key in row for row in rows.values())]
-    entries = [
-        (label, *(row.get(key) for _, key in shown), *(tests or {}).get(label, ())) for label, row in rows.items()
-    ]
-    heads = (*columns("text", "replies"), *columns(kind, *(heading for heading, _ in shown)))
-    return Table(name, title, (*heads, *columns("number", *(["p"] if tests else []))), tuple(entries), tuple(notes))
 
 
 def to_text(table: Table) -> str:
@@ -210,18 +154,21 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
     names = [name for table in tables for name in write_table(options.out, table)]
     write_whole(options.out / "metrics.json", msgspec.json.format(encode(document)) + b"\n")
     _write_scores(options.out / "scores.jsonl", scores)
-    size, unread = write_page(
+    replies, unread = write_replies(
         options.out,
         chosen,
         scores,
-        [ShownTable.of(table) for table in tables],
-        title=f"Replies to {collection.path.parent.name or collection.path.name}",
-        writer="stepcot evaluate_replies",
         read_picture=None if options.without_pictures else _picture_reader(collection.root),
         num_shown=options.num_shown,
     )
+    title = f"Replies to {collection.path.parent.name or collection.path.name}"
+    sections = [*map(tabulate, tables), replies]
+    page = write_report(title=title, about=(), sections=sections, writer="stepcot evaluate_replies").encode()
+    write_whole(options.out / "index.html", page)
     lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
-    lines.append(f"in {options.out}: metrics.json, scores.jsonl, index.html ({size / 1e6:.1f} MB), {', '.join(names)}")
+    lines.append(
+        f"in {options.out}: metrics.json, scores.jsonl, index.html ({len(page) / 1e6:.1f} MB), {', '.join(names)}"
+    )
     printed = [to_text(table) for table in tables if table.name in ("table", "stages", "perturbed")]
     return "\n".join([*printed, *lines]) + "\n"
 

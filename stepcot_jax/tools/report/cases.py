@@ -1,20 +1,20 @@
 """The cases to browse on the page: loaded from the run's data with their pictures, and shown with answers and maps."""
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
-from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.pixels import PhantomPixels
 from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.pictures import write_map
-from stepcot_jax.pages.shell import name_unseen
+from stepcot_jax.pages.shell import Section, name_unseen
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading import Progress, load_dataset
 from stepcot_jax.run.settings import Settings
@@ -107,8 +107,8 @@ class ShownCase:
         return int(self.truth[-1])
 
 
-def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str]) -> Markup:
-    """Write the section's content: filters, gallery, the dialog of one case, and the data of all cases."""
+def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str]) -> Section:
+    """Write the section: filters, gallery, the dialog of one case, and the data of all cases."""
     # The page's script shows these texts as text, hence `name_unseen`, which the templates apply by themselves.
     steps = [
         {
@@ -119,7 +119,9 @@ def write_cases(cases: Sequence[ShownCase], chain: Chain, *, notes: Sequence[str
         for step in chain.steps
     ]
     data = {"steps": steps, "cases": [_as_data(case, chain) for case in cases]}
-    return render("cases.html.j2", notes=notes, cases=cases, steps=chain.steps, data=data)
+    body = render("cases.html.j2", notes=notes, cases=cases, steps=chain.steps, data=data)
+    script = pathlib.Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    return Section("cases", "Cases", "", body, script=script)
 
 
 def _as_data(case: ShownCase, chain: Chain) -> dict[str, Any]:

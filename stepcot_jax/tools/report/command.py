@@ -48,45 +48,42 @@ def main(arguments: list[str] | None = None) -> int:
     options.workdir = find_path(options.workdir, "WORKDIR")
     if not options.workdir.is_dir():
         raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
-    write = _write_policy if read_settings(options.workdir / "settings.json").trains_policy else _write_networks
-    size = write(options, out)
+    size = _write(options, out, is_policy=read_settings(options.workdir / "settings.json").trains_policy)
     print(f"{out}: {size / 1e6:.1f} MB")
     return 0
 
 
-def _write_networks(options: argparse.Namespace, out: pathlib.Path) -> int:
+def _write(options: argparse.Namespace, out: pathlib.Path, *, is_policy: bool) -> int:
+    """Write the page and return its size in bytes; it has sections on answers to steps or on replies."""
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.reading.finished import read_run
-    from stepcot_jax.reading.trained_model import read_default_model
-    from stepcot_jax.tools.report.assembly import assemble
+    from stepcot_jax.pages.shell import write_report
+    from stepcot_jax.tools.report.sections import write_settings
 
-    run, model = read_run(options.workdir), options.model or read_default_model(options.workdir)
-    run.check_model(model)
+    workdir, how = options.workdir, {"num_cases": options.num_cases, "with_data": not options.without_data}
+    if is_policy:
+        from stepcot_jax.tools.report.replies import describe_replies, list_reply_sections, read_policy_run
+
+        if options.model is not None or options.without_maps:
+            raise BadInput(f"{workdir} is of a policy, to which --model and --without-maps do not apply")
+        policy = read_policy_run(workdir)
+        about, settings = describe_replies(policy), write_settings(policy.settings, policy.report)
+        sections = list_reply_sections(policy, out.parent, terminal=Terminal(), **how)
+    else:
+        from stepcot_jax.reading.finished import read_run
+        from stepcot_jax.reading.trained_model import read_default_model
+        from stepcot_jax.tools.report.answers import describe_answers, list_answer_sections
+
+        run, model = read_run(workdir), options.model or read_default_model(workdir)
+        run.check_model(model)
+        about, settings = describe_answers(run), write_settings(run.settings, run.report)
+        with_maps = not options.without_maps
+        sections = list_answer_sections(run, model=model, with_maps=with_maps, terminal=Terminal(), **how)
     make_workdir(out.parent)
-    page = assemble(
-        run,
-        model=model,
-        num_cases=options.num_cases,
-        with_data=not options.without_data,
-        with_maps=not options.without_maps,
-        terminal=Terminal(),
-    ).encode()
+    title = f"Run {workdir.resolve().name}"
+    page = write_report(title=title, about=about, sections=[*sections, settings], writer="stepcot report").encode()
     write_whole(out, page)
     return len(page)
-
-
-def _write_policy(options: argparse.Namespace, out: pathlib.Path) -> int:
-    from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.tools.report.policy_page import read_policy_run, write_policy_page
-
-    if options.model is not None or options.without_maps:
-        raise BadInput(f"{options.workdir} is of a policy, to which --model and --without-maps do not apply")
-    run = read_policy_run(options.workdir)
-    make_workdir(out.parent)
-    return write_policy_page(
-        run, out, num_cases=options.num_cases, with_data=not options.without_data, terminal=Terminal()
-    )
 
 
 if __name__ == "__main__":

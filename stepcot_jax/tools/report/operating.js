@@ -2,7 +2,6 @@
 // Everything from the data goes into the page by textContent.
 (() => {
   const block = document.getElementById("operating-data");
-  if (block === null) return;
   const curves = JSON.parse(block.textContent);
   const form = document.getElementById("operating-choice");
   const { model, step, answer, level } = form.elements;

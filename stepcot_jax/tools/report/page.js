@@ -1,10 +1,6 @@
 // Everything from the data goes into the page by textContent, or by src where it is one of our own pictures.
 (() => {
   const block = document.getElementById("case-data");
-  if (block === null) {
-    printWhole();
-    return;
-  }
   const data = JSON.parse(block.textContent);
   const gallery = document.getElementById("gallery");
   const dialog = document.getElementById("case");

@@ -5,7 +5,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from stepcot_jax.evaluation.predictions import logits_by_step, read_predictions
 from stepcot_jax.evaluation.statistics import count_once
 from stepcot_jax.pages import shell
 from stepcot_jax.pages.figures import Line, draw_lines, draw_reliability
-from stepcot_jax.pages.shell import Section, decimal, make_environment, name_unseen, percent, read_part, render_page
+from stepcot_jax.pages.shell import Section, decimal, make_environment, name_unseen, percent
 from stepcot_jax.reading.asking import NextStep
 from stepcot_jax.reading.finished import Entry, FinishedRun
 from stepcot_jax.run.settings import Settings
@@ -40,14 +40,6 @@ _TEMPLATES = make_environment(_HERE)
 def render(name: str, **values: Any) -> Markup:
     """Render one of this folder's templates."""
     return shell.render(_TEMPLATES, name, **values)
-
-
-def write_page(*, title: str, about: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the page as HTML that loads nothing."""
-    style, shared = read_part("page.css"), read_part("shared.js")
-    scripts = (shared, *((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "operating.js")))
-    template = _TEMPLATES.get_template("report.html.j2")
-    return render_page(template, style=style, script="".join(scripts), title=title, about=about, sections=sections)
 
 
 _LOSS_PARTS = {"hard_label": "answers", "soft_label": "teacher's answers", "channel_alignment": "channel alignment"}
@@ -70,7 +62,7 @@ _MEASURES = {
 end."""
 
 
-def write_curves(entries: Sequence[Entry]) -> Markup:
+def write_curves(entries: Sequence[Entry]) -> Section:
     """Draw by epoch the validation score, the loss, the parts of a student's loss, and the reward of GRPO."""
     ends = ("/total", *(f"/{measure}" for measure in _MEASURES))
     keys = {key for entry in entries for key in entry if key.endswith(ends)}
@@ -90,9 +82,15 @@ def write_curves(entries: Sequence[Entry]) -> Markup:
         charts.append(("Parts of the student's loss, before their weights", "loss", parts))
     if rewards:
         charts.append(("Reward of sampled chains and its parts, mean of the epoch's logged updates", "reward", rewards))
-    return Markup("").join(
+    return make_curves(
         draw_lines(lines, title=title, x_label="epoch", y_label=y_label) for title, y_label, lines in charts
     )
+
+
+def make_curves(charts: Iterable[Markup]) -> Section:
+    """Return the section of learning curves."""
+    body = Markup('<div class="charts">{}</div>').format(Markup("").join(charts))
+    return Section("curves", "Learning curves", "", body)
 
 
 def find_lines(entries: Sequence[Entry], kind: str, keys: Mapping[str, str]) -> list[Line]:
@@ -380,7 +378,8 @@ def write_operating_section(run: FinishedRun) -> Section:
     # Curves of the answers that some test cases have and others do not.
     curves = [_draw(run, finding, point) for finding, point in operating_points.points.items() if all(point.test)]
     body = render("operating.html.j2", models=models, data=curves, figures=FIGURES)
-    return Section("operating", "Operating points", lead, body)
+    script = (_HERE / "operating.js").read_text(encoding="utf-8")
+    return Section("operating", "Operating points", lead, body, script=script if curves else "")
 
 
 def _draw(run: FinishedRun, finding: Finding, point: OperatingPoint) -> dict[str, Any]:
@@ -429,7 +428,7 @@ def _areas(levels: Levels) -> tuple[float, float]:
 # Every setting of a run as a table.
 
 
-def write_settings(settings: Settings, report: Mapping[str, Any]) -> Markup:
+def write_settings(settings: Settings, report: Mapping[str, Any]) -> Section:
     """Return the settings by section, and the time that the run took if its report has it."""
     groups: dict[str, dict[str, Markup]] = {"run": {}}
     for key, value in dataclasses.asdict(settings).items():
@@ -438,7 +437,8 @@ def write_settings(settings: Settings, report: Mapping[str, Any]) -> Markup:
         else:
             groups["run"][key] = _breakable(_describe_value(value))
     seconds = report.get("wall_seconds")
-    return render("settings.html.j2", groups=groups, seconds=seconds if isinstance(seconds, int | float) else None)
+    body = render("settings.html.j2", groups=groups, seconds=seconds if isinstance(seconds, int | float) else None)
+    return Section("settings", "Settings", "Every setting of the run.", body)
 
 
 def _breakable(value: str) -> Markup:

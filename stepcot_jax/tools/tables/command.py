@@ -19,7 +19,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -31,49 +31,54 @@ from stepcot_jax.run.settings import Settings, make_settings
 from stepcot_jax.tools.options import define_flags, parse
 
 if TYPE_CHECKING:
-    from stepcot_jax.tools.tables.plan import Plan
+    from stepcot_jax.tools.tables.plan import Plan, Recipe
 
-NAMES = (
-    "diagnosis",
-    "steps",
-    "components",
-    "effect",
-    "transfer",
-    "cost",
-    "corrections",
-    "schedules",
-    "folds",
-    "chain_grpo",
-    "curriculum",
-)
-"""Tables of Step-CoT, in the order of the paper, and others that need runs.
 
-The module of each has `list_cells` and `make_tables`.
-"""
+# "all": one of `all`, the paper's; the others train anew, folds five times for each seed. "large": has rows of large
+# models, from --constrained. "policy": trains policies. "printed": its published figures can be printed without runs.
+TABLES: dict[str, tuple[str, ...]] = {
+    "diagnosis": ("step_tables", "all", "large"),
+    "steps": ("step_tables", "all", "large"),
+    "components": ("step_tables", "all"),
+    "effect": ("effect_table", "all"),
+    "transfer": ("transfer_table", "all"),
+    "cost": ("cost_table", "all"),
+    "corrections": ("correction_tables",),
+    "schedules": ("correction_tables",),
+    "folds": ("folds_table",),
+    "chain_grpo": ("correction_tables",),
+    "curriculum": ("policy_tables", "policy"),
+    "vqa": ("policy_tables", "policy", "printed"),
+    "robustness": ("robustness_table", "policy", "printed"),
+    "self_check": ("policy_tables", "policy", "printed"),
+    "stages": ("policy_tables", "policy", "printed"),
+}
+"""Module with the recipe of each table, and its marks."""
 
-PUBLISHED_NAMES = ("vqa", "robustness", "self_check", "stages")
-"""Tables of policies beside GEMeX-RMCoT and MEDSAGE; without a plan, `make_tables` returns the published figures."""
 
-NOT_IN_ALL = ("corrections", "schedules", "folds", "chain_grpo", "curriculum")
-"""Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
+def list_names(mark: str) -> list[str]:
+    """Return the tables with a mark."""
+    return [name for name, (_, *marks) in TABLES.items() if mark in marks]
 
-WITH_LARGE_MODELS = ("diagnosis", "steps")
-"""Tables with rows of large models, from `--constrained`."""
+
+def find_recipe(name: str) -> "Recipe":
+    """Return the recipe of a table."""
+    recipe: Recipe = importlib.import_module(f"stepcot_jax.tools.tables.{TABLES[name][0]}").RECIPES[name]
+    return recipe
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:
     """Return the tables that the command line names."""
-    known = f"{', '.join((*NAMES, *PUBLISHED_NAMES))} or all"
+    known = f"{', '.join(TABLES)} or all"
     if not arguments:
         raise BadInput(f"NAME is required (one or more of {known})")
     for name in arguments:
         if name == "readers":
             raise BadInput("readers has its own command: stepcot readers")
-        if name not in (*NAMES, *PUBLISHED_NAMES, "all"):
+        if name not in (*TABLES, "all"):
             raise BadInput(f"table {name!r} is not one of {known}")
     if "all" in arguments:
-        extra = (*NOT_IN_ALL, *PUBLISHED_NAMES)
-        return tuple(name for name in (*NAMES, *PUBLISHED_NAMES) if name not in extra or name in arguments)
+        return tuple(name for name in TABLES if name in (*list_names("all"), *arguments))
     return tuple(dict.fromkeys(arguments))
 
 
@@ -107,16 +112,16 @@ def make_tables(
     from stepcot_jax.pages.sheets import write_table
     from stepcot_jax.run.places import Place
 
-    tables: dict[str, Any] = {name: importlib.import_module(f"stepcot_jax.tools.tables.{name}_table") for name in names}
+    recipes = {name: find_recipe(name) for name in names}
     terminal = Terminal()
     written = []
     target = Place(folder, say=terminal.say)
     target.bring()
     if plan is not None:
-        plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
-    for name, module in tables.items():
+        plan.cells.run([cell for recipe in recipes.values() for cell in recipe.list_cells(plan)])
+    for name, recipe in recipes.items():
         terminal.say(f"table {name}")
-        for table in module.make_tables(plan):
+        for table in recipe.tabulate(plan):
             notes = (*table.notes, f"Made by: {shlex.join(command)}")
             written += write_table(target.folder, dataclasses.replace(table, notes=notes))
     target.finish()
@@ -151,11 +156,14 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
-        if values.published and not set(names) <= set(PUBLISHED_NAMES):
-            raise BadInput(f"--published is accepted only with {', '.join(PUBLISHED_NAMES)}; got {', '.join(names)}")
-        if values.constrained and not set(names) & set(WITH_LARGE_MODELS):
-            accepted = " and ".join(WITH_LARGE_MODELS)
-            raise BadInput(f"--constrained is accepted only with {accepted}; got {', '.join(names)}")
+        if values.published and not set(names) <= set(list_names("printed")):
+            raise BadInput(
+                f"--published is accepted only with {', '.join(list_names('printed'))}; got {', '.join(names)}"
+            )
+        if values.constrained and not set(names) & set(list_names("large")):
+            raise BadInput(
+                f"--constrained is accepted only with {' and '.join(list_names('large'))}; got {', '.join(names)}"
+            )
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
         workdir = values.workdir.rstrip("/") if is_address(values.workdir) else values.workdir
@@ -180,23 +188,22 @@ def define_table_flags() -> None:
     flags.DEFINE_list("constrained", [], large)
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
-    flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(PUBLISHED_NAMES)} alone.")
+    flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(list_names('printed'))} alone.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 
 
 def parse_tables(arguments: list[str]) -> list[str]:
     """Parse the command line; without a config, published figures are printed alone."""
-    words = set(arguments[1:])
-    if words & set(PUBLISHED_NAMES) and not words & {*NAMES, "all"} and not any("--config" in word for word in words):
+    named = [TABLES.get(word, ()) for word in arguments[1:] if word in (*TABLES, "all")]
+    is_of_policies = bool(named) and all("policy" in marks for marks in named)
+    if named and all("printed" in marks for marks in named) and not any("--config" in word for word in arguments):
         arguments = [*arguments, "--config=quickstart", "--published"]
-    of_chains = set(NAMES) - {"curriculum"} | {"all"}
-    is_of_policies = bool(words & {*PUBLISHED_NAMES, "curriculum"}) and not words & of_chains
     return parse(arguments, example="tables_vqa" if is_of_policies else "quickstart")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure-cost"]:  # `cost_table` measures each network in a process of its own
-        from stepcot_jax.tools.tables.cost_measuring import main as measure_cost
+    if sys.argv[1:2] == ["measure-cost"]:  # each network in a process of its own
+        from stepcot_jax.tools.tables.cost_table import main as measure_cost
 
         run_tool(lambda: measure_cost(sys.argv[2:]))
     define_flags()

@@ -5,23 +5,21 @@ This is not an experiment of the paper.
 
 import collections
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison
+from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison, settle
 from stepcot_jax.evaluation.predictions import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.pages.sheets import Entry, Table, columns
+from stepcot_jax.pages.sheets import Table, columns
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.plan import Plan
+from stepcot_jax.tools.tables.plan import Plan, Recipe
 
-
-def list_cells(plan: Plan) -> list[Cell]:
-    """Return teacher and student."""
-    return [plan.main(seed) for seed in plan.seeds]
+_ALONE = "accuracy from the true earlier answers without an image"
 
 
 def make_tables(plan: Plan) -> list[Table]:
@@ -29,31 +27,24 @@ def make_tables(plan: Plan) -> list[Table]:
     chain = plan.cells.chain(plan.main(plan.seeds[0]))
     splits, alone = zip(*(_read(plan, plan.main(seed), chain.num_steps) for seed in plan.seeds), strict=True)
     comparison = AnswerComparison(splits, plan.num_resamples, chain=chain)
-    asked = [
-        (position, count)
-        for position in range(chain.num_steps)
-        if comparison.num_cases(position)
-        for count in range(position + 1)
-    ]
-    # Whether a step's accuracy with `count` answers given differs from that with none.
-    questions = {
-        (position, count): (f"{count} given", "0 given", "accuracy", position) for position, count in asked if count
-    }
-    verdicts = dict(zip(questions, comparison.verdicts(list(questions.values())), strict=True))
     of_answers = np.mean(alone, axis=0)
-    rows: list[tuple[Entry, ...]] = []
-    for position, count in asked:
-        accuracy = comparison.figure(f"{count} given", "accuracy", position)
-        difference = comparison.difference(*questions[position, count]) if count else None
-        verdict = verdicts.get((position, count))
-        rows.append((chain.steps[position].name, count, accuracy, difference, verdict, float(of_answers[position])))
+    rows: list[dict[str, Any]] = []
+    for position, step in enumerate(chain.steps):
+        for count in range(position + 1) if comparison.num_cases(position) else ():
+            given, none = f"{count} given", "0 given"
+            row = {"step": step.name, "answers given": count, _ALONE: float(of_answers[position])}
+            row["accuracy"] = comparison.figure(given, "accuracy", position)
+            if count:
+                row["difference from none given"] = comparison.difference(given, none, "accuracy", position)
+                row["accuracy is"] = comparison.evidence(given, none, "accuracy", position)
+            rows.append(row)
     headings = (
         *columns("text", "step"),
         *columns("number", "answers given"),
         *columns("percent", "accuracy"),
         *columns("points", "difference from none given"),
         *columns("text", "accuracy is"),
-        *columns("percent", "accuracy from the true earlier answers without an image"),
+        *columns("percent", _ALONE),
     )
     notes = (
         "The teacher on the test split with the true answers of the first steps in its memory, seeds "
@@ -65,7 +56,7 @@ def make_tables(plan: Plan) -> list[Table]:
     )
     pictures = {"effect.png": draw_curve(comparison)}
     title = "True answers given to our teacher: accuracy of later steps"
-    return [Table("effect", title, headings, tuple(rows), notes, pictures)]
+    return [Table.of("effect", title, headings, settle(rows), notes, pictures)]
 
 
 def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, list[float]]:
@@ -156,3 +147,6 @@ def _count_step(labels: Int[np.ndarray, "case step"], step: int) -> tuple[_Count
             counts[tuple(row[start:step])][row[step]] += 1
         tables.append({earlier: max(sorted(counter), key=counter.__getitem__) for earlier, counter in counts.items()})
     return tuple(tables)
+
+
+RECIPES = {"effect": Recipe(lambda plan, seed: [plan.main(seed)], make_tables)}

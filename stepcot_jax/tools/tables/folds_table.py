@@ -1,6 +1,7 @@
 """Cross-validation by patient: every case is a test case once; the networks against the most frequent answer."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,22 +9,17 @@ import numpy.typing as npt
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.making import list_folds
 from stepcot_jax.evaluation.chains import answer_accuracy
-from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, MCNEMAR, AnswerComparison, choose_steps
+from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, MCNEMAR, AnswerComparison, choose_steps, settle
 from stepcot_jax.evaluation.predictions import FACTS, Predictions, SplitPredictions, ValidationPredictions
 from stepcot_jax.evaluation.statistics import count_once, count_patients
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.pages.sheets import Row, Table, columns
 from stepcot_jax.tools.tables.cells import Cell, vary
-from stepcot_jax.tools.tables.plan import Plan
+from stepcot_jax.tools.tables.plan import Plan, Recipe
 
 CONSTANT = "most frequent answer"
 NETWORKS = ("teacher", "student")
 _FIGURES = {"accuracy": "accuracy", "auc": "mAUC", "f1": "F1"}
-
-
-def list_cells(plan: Plan) -> list[Cell]:
-    """Return teacher and student of every fold."""
-    return [_cell(plan, fold, seed) for seed in plan.seeds for fold in list_folds()]
 
 
 def _cell(plan: Plan, fold: str, seed: int) -> Cell:
@@ -68,7 +64,8 @@ def validation_accuracy(
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
-    folds, chain = list_folds(), plan.cells.chain(list_cells(plan)[0])
+    folds, cells = list_folds(), RECIPES["folds"].list_cells(plan)
+    chain = plan.cells.chain(cells[0])
     pooled = [
         pool_folds({fold: plan.cells.predictions(_cell(plan, fold, seed)) for fold in folds}, NETWORKS)
         for seed in plan.seeds
@@ -79,7 +76,7 @@ def make_tables(plan: Plan) -> list[Table]:
     if not kept:
         raise BadInput("table folds: the cases have one answer only at every step; expected a step with two or more")
     comparison = AnswerComparison(pooled, plan.num_resamples, chain=chain).choose_steps(kept)
-    validated = [choose_steps(plan.cells.validation(cell), kept) for cell in list_cells(plan)]
+    validated = [choose_steps(plan.cells.validation(cell), kept) for cell in cells]
     answers, facts = comparison.chain.answers_per_step, comparison.splits[0].facts
     validation = {model: validation_accuracy(validated, model, answers) for model in NETWORKS}
     headings = (
@@ -106,25 +103,29 @@ def make_tables(plan: Plan) -> list[Table]:
 
 def _list_rows(comparison: AnswerComparison, validation: Mapping[str, npt.NDArray[np.float64]]) -> list[Row]:
     """Return the rows of each step and of the mean; `validation` has each network's accuracy [step]."""
-    steps = [("accuracy", index, step.name) for index, step in enumerate(comparison.chain.steps)]
-    keys = [*steps, ("mean_accuracy", None, "mean of the steps")]
-    questions = [(model, CONSTANT, figure, index) for figure, index, _ in keys for model in NETWORKS]
-    verdict_of = dict(zip(questions, comparison.verdicts(questions), strict=True))
-    rows: list[Row] = []
-    for accuracy, index, name in keys:
+    rows: list[dict[str, Any]] = []
+    for index, step in [*enumerate(comparison.chain.steps), (None, None)]:
         for model in (CONSTANT, *NETWORKS):
-            row: Row = {"step": name, "model": model, "accuracy": comparison.figure(model, accuracy, index)}
-            if index is not None:
-                row["cases"] = comparison.num_cases(index)
+            row: dict[str, Any] = {"step": "mean of the steps", "model": model}
+            accuracy = "mean_accuracy"
+            if step is not None and index is not None:
+                row |= {"step": step.name, "cases": comparison.num_cases(index)}
                 row |= {heading: comparison.figure(model, figure, index) for figure, heading in _FIGURES.items()}
+                accuracy = "accuracy"
+            row["accuracy"] = comparison.figure(model, accuracy, index)
             if model != CONSTANT:
                 question = (model, CONSTANT, accuracy, index)
-                own = validation[model]
+                of_steps = validation[model]
                 row |= {
-                    "accuracy on validation": float(np.nanmean(own) if index is None else own[index]),
+                    "accuracy on validation": float(np.nanmean(of_steps) if index is None else of_steps[index]),
                     f"accuracy above {CONSTANT}": comparison.difference(*question),
                     "p": comparison.p_value(*question),
-                    "accuracy is": verdict_of[question],
+                    "accuracy is": comparison.evidence(*question),
                 }
             rows.append(row)
-    return rows
+    return settle(rows)
+
+
+RECIPES = {
+    "folds": Recipe(lambda plan, seed: [_cell(plan, fold, seed) for fold in list_folds()], make_tables),
+}

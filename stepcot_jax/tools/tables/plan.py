@@ -8,6 +8,7 @@ from typing import Any
 from stepcot_jax.evaluation.comparison import AnswerComparison, join
 from stepcot_jax.evaluation.published import Constrained
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.pages.sheets import Table
 from stepcot_jax.run.settings import Settings
 from stepcot_jax.tools.tables.cells import Cell, Cells, vary
 from stepcot_jax.tools.tables.encoders import Encoder, list_encoders
@@ -98,3 +99,24 @@ class Plan:
     def baselines(self, seed: int, steps: Sequence[str] = ("last", "all")) -> list[Cell]:
         """Return the baselines on all encoders."""
         return [self.baseline(encoder, supervised, seed) for encoder in self.encoders(seed) for supervised in steps]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The making of one or more tables from finished runs."""
+
+    cells: Callable[[Plan, int], Sequence[Cell]]  # the runs that a seed needs
+    make: Callable[[Plan], list[Table]]  # from finished runs
+    published: Callable[[], list[Table]] | None = None  # the published figures alone; None for tables of runs
+
+    def list_cells(self, plan: Plan) -> list[Cell]:
+        """Return the runs of all seeds."""
+        return [cell for seed in plan.seeds for cell in self.cells(plan, seed)]
+
+    def tabulate(self, plan: Plan | None) -> list[Table]:
+        """Return the tables; without a plan, with published figures alone."""
+        if plan is not None:
+            return self.make(plan)
+        if self.published is None:
+            raise ValueError("this table has no published figures to print without runs")
+        return self.published()

@@ -39,9 +39,18 @@ from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.policy_networks import read_tokenizer
 from stepcot_jax.run.settings import read_settings
 from stepcot_jax.tools.tables.cells import Cell
-from stepcot_jax.tools.tables.plan import Plan
-from stepcot_jax.tools.tables.policy_cells import make_scoring, read_test_records, score_cell, score_constant
-from stepcot_jax.tools.tables.vqa_table import COUNTERPARTS, PLAIN, THINKING, sft_of
+from stepcot_jax.tools.tables.plan import Plan, Recipe
+from stepcot_jax.tools.tables.policy_tables import (
+    COUNTERPARTS,
+    PLAIN,
+    THINKING,
+    make_scoring,
+    published_row,
+    read_test_records,
+    score_cell,
+    score_constant,
+    sft_of,
+)
 
 # A trained policy's greedy replies to given records, such as perturbed ones.
 
@@ -165,22 +174,16 @@ _PUBLISHED_NOTE = (
 )
 
 
-def list_cells(plan: Plan) -> list[Cell]:
-    """Return fine-tuning without and with thinking for each seed, as in the table `vqa`."""
-    return [sft_of(plan, seed, name) for seed in plan.seeds for name in TRAININGS]
+def make_published() -> list[Table]:
+    """Return GEMeX-RMCoT's Table 5."""
+    rows = [_published_row(*key) | {"training": key[1]} for key in published.PERTURBED]
+    title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
+    heads = (*columns("text", "questions", "training"), *_PUBLISHED_COLUMNS)
+    return [Table.of("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
 
 
-def make_tables(plan: Plan | None) -> list[Table]:
-    """Return GEMeX-RMCoT's Table 5; with a plan, our figures beside it."""
-    if plan is None:
-        rows = [_published_row(*key) | {"training": key[1]} for key in published.PERTURBED]
-        title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
-        heads = (*columns("text", "questions", "training"), *_PUBLISHED_COLUMNS)
-        return [Table.of("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
-    return [_tabulate_ours(plan)]
-
-
-def _tabulate_ours(plan: Plan) -> Table:
+def make_tables(plan: Plan) -> list[Table]:
+    """Return our figures beside GEMeX-RMCoT's Table 5."""
     measured = {name: [_measure(plan, sft_of(plan, seed, name)) for seed in plan.seeds] for name in TRAININGS}
     constant = _measure_constant(plan, measured[TRAININGS[0]][0][1])
     rows: list[Row] = []
@@ -207,7 +210,7 @@ def _tabulate_ours(plan: Plan) -> Table:
         *columns("percent", *published.ROUNDS, "std"),
         *_PUBLISHED_COLUMNS,
     )
-    return Table.of("robustness", "A-score under perturbation of the questions", heads, rows, notes)
+    return [Table.of("robustness", "A-score under perturbation of the questions", heads, rows, notes)]
 
 
 def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedReplies]:
@@ -256,7 +259,13 @@ _PUBLISHED_COLUMNS = (
 
 def _published_row(kind: str, training: str) -> Row:
     figures = published.PERTURBED[kind, training]
-    row: Row = {"questions": kind, **{f"published: {name}": share for name, share in figures.items()}}
-    row["published: std"] = published.PERTURBED_STD[kind, training]
-    row["recomputed: std"] = published.round_half_up(published.recompute_std(figures), 6)
-    return row
+    recomputed = published.round_half_up(published.recompute_std(figures), 6)
+    figures = {**figures, "std": published.PERTURBED_STD[kind, training]}
+    return published_row(figures, questions=kind) | {"recomputed: std": recomputed}
+
+
+RECIPES = {
+    "robustness": Recipe(
+        lambda plan, seed: [sft_of(plan, seed, name) for name in TRAININGS], make_tables, make_published
+    )
+}

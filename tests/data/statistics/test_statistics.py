@@ -22,6 +22,7 @@ from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.data.statistics import compute_statistics
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import plain_text_style
 from stepcot_jax.record import Record
 from stepcot_jax.tools.data import pictures as count_pictures
 from stepcot_jax.tools.data import pictures as length_picture
@@ -254,7 +255,7 @@ WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k i
 )
 def test_texts_of_pictures_are_inside_and_apart(chain, how):
     found = count(make_cases(chain=chain, **how), chain)
-    with count_pictures.drawing_style():
+    with plain_text_style(**count_pictures.STYLE):
         assert_readable(count_pictures.draw_origins_diagnoses(found))
         assert_readable(count_pictures.draw_answers_of_steps(found))
         assert_readable(count_pictures.draw_reasoning_length(found))

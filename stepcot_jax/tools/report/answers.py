@@ -1,6 +1,5 @@
-"""Assemble the sections of a run's page."""
+"""The page's sections of a run that answers steps: figures, and cases with pictures, reports, maps and corrections."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +31,7 @@ from stepcot_jax.tools.report.sections import (
     write_corrections,
     write_curves,
     write_operating_section,
-    write_page,
-    write_settings,
 )
-
-# Gather the cases of a run's page: pictures and reports from its data, maps and corrections from its networks.
-
 
 NUM_CORRECTED = 32
 """Cases that the teacher reads again with answers given: each is read once a step."""
@@ -51,27 +45,17 @@ _MAP_NOTE = (
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """The cases of a page."""
-
-    cases: Sequence[ShownCase]
-    corrections: Corrections | None  # of the teacher; None if it cannot be corrected
-    notes: Sequence[str]  # on the cases, one sentence each
-    correction_note: str  # the reason why there are no corrections, or the cases that they cover
-
-
-def gather(
+def _list_case_sections(
     run: FinishedRun,
+    plausibility: Plausibility,
     *,
     model: str,
     num_cases: int,
-    broken_rules: Callable[[Int[np.ndarray, "case step"]], Sequence[str]],
     with_data: bool,
     with_maps: bool,
     progress: Progress,
-) -> Gathered:
-    """Gather the cases of a page."""
+) -> list[Section]:
+    """Return the sections of the cases to browse and of the teacher's corrections."""
     predictions = run.split.predictions
     indices = draw_indices(len(predictions.index), num_cases)
     which = f"{len(indices)} of {len(predictions.index)} test cases, drawn at random"
@@ -80,22 +64,31 @@ def gather(
     notes = [f"{which}, with the answers of the {model}."]
     of_steps = zip(np.moveaxis(predictions.logits[model][indices], 1, 0), run.chain.answers_per_step, strict=True)
     answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in of_steps], axis=1).astype(np.int32)
-    broken = broken_rules(answers)
+    loaded: Sequence[LoadedCase] | None = None
+    maps: Sequence[Any] = [None] * len(indices)
+    corrections = None
     if not with_data:
         notes.append("Pictures, reports and maps were left out.")
-        cases = _show(run, indices, model, None, [None] * len(indices), broken)
-        return Gathered(cases, None, notes, "There are none: they need the data of the run, which were left out.")
-    trained = None if _why_unread(run) else load_trained(run.workdir)
-    loaded = _find(run, indices, trained, progress)
-    maps: Sequence[Any] = [None] * len(loaded)
-    note = "Maps were left out."
-    if with_maps and trained is None:
-        note = f"There are no maps: {_why_unread(run)}."
-    elif with_maps and trained is not None:
-        maps, note = _make_maps(trained, loaded, model, answers, progress), _MAP_NOTE
-    corrections, correction_note = _correct(run, trained, loaded, indices, progress)
-    cases = _show(run, indices, model, loaded, maps, broken)
-    return Gathered(cases, corrections, [*notes, note], correction_note)
+        correction_note = "There are none: they need the data of the run, which were left out."
+    else:
+        trained = None if _why_unread(run) else load_trained(run.workdir)
+        loaded = _find(run, indices, trained, progress)
+        note = "Maps were left out."
+        if with_maps and trained is None:
+            note = f"There are no maps: {_why_unread(run)}."
+        elif with_maps and trained is not None:
+            maps, note = _make_maps(trained, loaded, model, answers, progress), _MAP_NOTE
+        notes.append(note)
+        corrections, correction_note = _correct(run, trained, loaded, indices, progress)
+    cases = _show(run, indices, model, loaded, maps, plausibility.broken_rules(answers))
+    body = Markup('<p class="note">{}</p>').format(correction_note)
+    if corrections is not None:
+        body = write_corrections(corrections, run.chain) + body
+    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
+    return [
+        write_cases(cases, run.chain, notes=notes),
+        Section("corrections", "Corrections", lead, body),
+    ]
 
 
 def draw_indices(num_cases: int, num_shown: int) -> list[int]:
@@ -207,7 +200,7 @@ def _show(
     ]
 
 
-def assemble(
+def list_answer_sections(
     run: FinishedRun,
     *,
     model: str,
@@ -216,32 +209,29 @@ def assemble(
     with_maps: bool,
     terminal: Terminal,
     num_resamples: int = 1000,
-) -> str:
-    """Return the page of a run as HTML."""
+) -> Iterator[Section]:
+    """Yield the sections of the page of a run that answers steps."""
     plausibility = Plausibility.of_run(run)
-    gathered = gather(
+    of_cases = _list_case_sections(
         run,
+        plausibility,
         model=model,
         num_cases=num_cases,
-        broken_rules=plausibility.broken_rules,
         with_data=with_data,
         with_maps=with_maps,
         progress=terminal.watch,
     )
     terminal.say(f"bootstrap: {num_resamples} resamples of the test cases")
     intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples)
-    sections = [
-        *_write_figures(run, intervals, num_resamples),
-        write_calibration_section(run),
-        write_operating_section(run),
-        plausibility.write_section(run),
-        *_write_cases(run, gathered),
-        Section("settings", "Settings", "Every setting of the run.", write_settings(run.settings, run.report)),
-    ]
-    return write_page(title=f"Run {run.workdir.resolve().name}", about=_describe(run), sections=sections)
+    yield from _write_figures(run, intervals, num_resamples)
+    yield write_calibration_section(run)
+    yield write_operating_section(run)
+    yield plausibility.write_section(run)
+    yield from of_cases
 
 
-def _describe(run: FinishedRun) -> list[str]:
+def describe_answers(run: FinishedRun) -> list[str]:
+    """Return what the run was trained on and which weights it kept."""
     counts = run.report["num_cases"]
     data = run.settings.data
     source = "the drawn phantom" if data.source == "phantom" else data.root
@@ -269,9 +259,7 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
         notes=_list_notes(metrics),
     )
     yield Section("results", "Results", lead, body)
-    yield Section(
-        "curves", "Learning curves", "", Markup('<div class="charts">{}</div>').format(write_curves(run.entries))
-    )
+    yield write_curves(run.entries)
     lead = "Rows are the truth, columns the answers; the frame marks right answers."
     yield Section("confusion", "Confusion", lead, render("confusion.html.j2", metrics=metrics))
 
@@ -309,12 +297,3 @@ def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
         if step.has_one_answer:
             notes.append(f"{step.name}: every case has the same answer; the mean over the steps leaves it out.")
     return list(dict.fromkeys(notes))
-
-
-def _write_cases(run: FinishedRun, gathered: Gathered) -> Iterator[Section]:
-    yield Section("cases", "Cases", "", write_cases(gathered.cases, run.chain, notes=gathered.notes))
-    body = Markup('<p class="note">{}</p>').format(gathered.correction_note)
-    if gathered.corrections is not None:
-        body = write_corrections(gathered.corrections, run.chain) + body
-    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
-    yield Section("corrections", "Corrections", lead, body)

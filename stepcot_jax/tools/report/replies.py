@@ -1,47 +1,33 @@
-"""The page of a policy's run: figures of each phase with intervals, curves by epoch, and replies to look through."""
+"""The page's sections of a policy's run: figures of each phase, curves by epoch, and replies to look through."""
 
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-from markupsafe import Markup
 
 from stepcot_jax.data.questions.record_files import read_vqa_records
 from stepcot_jax.data.questions.reply_files import read_replies
-from stepcot_jax.evaluation.replies import (
-    BASELINE,
-    HEADED_FIGURES,
-    Key,
-    ReplyScore,
-    ScoringSettings,
-    as_columns,
-    score_all,
-    score_difference,
-    score_models,
-)
-from stepcot_jax.evaluation.reply_page import ShownTable, write_page
+from stepcot_jax.evaluation.replies import BASELINE, Key, ReplyScore, ScoringSettings, score_all, summarise
+from stepcot_jax.evaluation.reply_page import make_tables, write_replies
 from stepcot_jax.evaluation.statistics import Interval
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.pages.figures import draw_lines
 from stepcot_jax.pages.pictures import write_picture
-from stepcot_jax.pages.sheets import Column, show_entry
-from stepcot_jax.pages.shell import Section
+from stepcot_jax.pages.shell import Section, tabulate
 from stepcot_jax.reading.finished import Entry, read_metrics
 from stepcot_jax.record import Record
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import Settings, read_settings
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
-from stepcot_jax.tools.report.sections import find_lines, write_settings
+from stepcot_jax.tools.report.sections import find_lines, make_curves
 from stepcot_jax.training.log import METRICS_FILE
 
 _PHASES = ("sft", "grpo")
 _UNCHARTED = ("kind", "step", "epoch", "cases_per_second")
 _MOST_LINES = 6
-_PERCENT = Column("", "percent")
 _PARTS = ("value", "low", "high", "undefined")
 _EXPECTED = "expected the workdir of a finished run of the job sft or grpo"
 
@@ -55,6 +41,7 @@ class FinishedPolicy:
     entries: Sequence[Entry]
     report: Mapping[str, Any]
     records: Sequence[Record]  # of the test split; boxes are in pixels of the picture that the policy sees
+    scoring: ScoringSettings
     scores: Mapping[str, Sequence[ReplyScore]]  # by phase, of the test split's replies
     baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)  # of the majority answer
 
@@ -84,6 +71,7 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
         entries=read_metrics(workdir / METRICS_FILE),
         report=report,
         records=records,
+        scoring=scoring,
         scores=scores,
         baseline=_read_baseline(workdir / STATISTICS_FILE, with_intervals=settings.evaluation.num_resamples > 0),
     )
@@ -107,38 +95,34 @@ def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Int
     return {key: dataclasses.replace(interval, low=math.nan, high=math.nan) for key, interval in intervals.items()}
 
 
-def write_policy_page(
+def list_reply_sections(
     run: FinishedPolicy,
-    out: pathlib.Path,
+    folder: pathlib.Path,
     *,
     num_cases: int,
     with_data: bool,
     terminal: Terminal,
     num_resamples: int = 1000,
-) -> int:
-    """Write the page; return its size in bytes."""
+) -> Iterator[Section]:
+    """Yield the sections of a policy's page; pictures too many to embed are written to the folder."""
     terminal.say(f"bootstrap: {num_resamples} resamples of the test patients")
-    charts = Markup('<div class="charts">{}</div>').format(write_charts(run.entries))
-    size, _ = write_page(
-        out.parent,
+    results = summarise(run.records, run.scores, run.scoring, num_resamples=num_resamples)
+    if run.baseline:
+        results = dataclasses.replace(results, figures={BASELINE: run.baseline, **results.figures})
+    yield from map(tabulate, make_tables(results))
+    yield write_charts(run.entries)
+    section, _ = write_replies(
+        folder,
         run.records if with_data else (),
         {phase: scores if with_data else () for phase, scores in run.scores.items()},
-        _tabulate(run, num_resamples),
-        title=f"Run {run.workdir.resolve().name}",
-        writer="stepcot report",
         read_picture=_picture_reader(run, terminal) if with_data else None,
         num_shown=num_cases,
-        file_name=out.name,
-        about=_describe(run),
-        sections=[Section("curves", "Learning curves", "", charts)],
-        closing=[
-            Section("settings", "Settings", "Every setting of the run.", write_settings(run.settings, run.report))
-        ],
     )
-    return size
+    yield section
 
 
-def _describe(run: FinishedPolicy) -> list[str]:
+def describe_replies(run: FinishedPolicy) -> list[str]:
+    """Return what the policy was trained on, which weights it kept, and the run's notes."""
     vqa = run.settings.vqa
     source = {"phantom": "drawn phantoms", "given": "records that a caller passed to sc.fit"}.get(vqa.source, vqa.root)
     lines = [f"A policy trained on {source}, replies in the dialect {vqa.dialect}; figures are of the test split."]
@@ -150,30 +134,7 @@ def _describe(run: FinishedPolicy) -> list[str]:
     return [*lines, *(note for note in notes if isinstance(note, str))] if isinstance(notes, list) else lines
 
 
-def _tabulate(run: FinishedPolicy, num_resamples: int) -> list[ShownTable]:
-    columns = {phase: as_columns(run.records, scores) for phase, scores in run.scores.items()}
-    rows: dict[str, Mapping[Key, Interval]] = {BASELINE: run.baseline} if run.baseline else {}
-    rows |= score_models(columns, num_resamples=num_resamples)
-    num_patients = len({record.patient for record in run.records})
-    notes = (
-        "In percent. A: right answers, V: mean IoU, passed: replies whose boxes earn the grounding reward. "
-        "Intervals are 95 %, from resampling patients. Open questions are scored by exact text.",
-    )
-    tables = [_table(f"{len(run.records)} questions of {num_patients} test patients", rows, notes)]
-    if len(columns) == len(_PHASES):
-        difference = score_difference(first=columns["grpo"], second=columns["sft"], num_resamples=num_resamples)
-        notes = ("In points, in the same resamples of patients.",)
-        tables.append(_table("GRPO less SFT", {"grpo less sft": difference}, notes))
-    return tables
-
-
-def _table(title: str, rows: Mapping[str, Mapping[Key, Interval]], notes: tuple[str, ...]) -> ShownTable:
-    shown = [(heading, key) for heading, key in HEADED_FIGURES if any(key in row for row in rows.values())]
-    cells = [(name, *(show_entry(row.get(key), _PERCENT) for _, key in shown)) for name, row in rows.items()]
-    return ShownTable(title, ("replies", *(heading for heading, _ in shown)), tuple(cells), notes)
-
-
-def write_charts(entries: Sequence[Entry]) -> Markup:
+def write_charts(entries: Sequence[Entry]) -> Section:
     """Draw every number that the run logged, means by epoch: validation, rewards, losses, and one chart for others."""
     validated, trained = (_list_names(entries, kind) for kind in ("val", "train"))
     rewards, losses = ([name for name in trained if part in name] for part in ("reward", "loss"))
@@ -188,7 +149,7 @@ def write_charts(entries: Sequence[Entry]) -> Markup:
             lines = find_lines(entries, kind, {name: name for name in some})
             label = title if not number else f"{title}, continued ({number})"
             charts.append(draw_lines(lines, title=label, x_label="epoch", y_label=""))
-    return Markup("").join(charts)
+    return make_curves(charts)
 
 
 def _list_names(entries: Sequence[Entry], kind: str) -> list[str]:

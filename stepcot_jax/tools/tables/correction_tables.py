@@ -1,0 +1,549 @@
+"""Tables `corrections` and `schedules`: how networks follow given answers, by training; and `chain_grpo`."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.evaluation.calibration import Calibration, calibration_figures, read_calibration
+from stepcot_jax.evaluation.comparison import INTERVALS, AnswerComparison, join
+from stepcot_jax.evaluation.consistency import (
+    PairRatios,
+    Rules,
+    count_answers,
+    count_pairs,
+    fit_pair_ratios,
+    inconsistent,
+    make_rules,
+    read_pairs,
+    share_inconsistent,
+    true_prefixes,
+)
+from stepcot_jax.evaluation.interventions import (
+    POLICIES,
+    ReadGiven,
+    as_distributions,
+    as_probabilities,
+    correct_in_turn,
+    exchange,
+)
+from stepcot_jax.evaluation.predictions import logits_by_step
+from stepcot_jax.evaluation.statistics import bootstrap, count_once, mean_of_seeds, summarise, weighted_mean
+from stepcot_jax.host.files import read_json
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.pages.sheets import Column, Entry, Interval, Kind, Table, columns
+from stepcot_jax.run.inputs import Inputs
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE
+from stepcot_jax.tools.tables.cells import Cell, vary
+from stepcot_jax.tools.tables.encoders import OF_TEACHER
+from stepcot_jax.tools.tables.plan import Plan, Recipe
+
+NETWORKS = ("teacher", "student")
+PAIRS = " and pairs"
+"""Suffix of a network whose logits get the log-ratios of pairs of answers."""
+NOISE, CERTAINTY = (0.1, 0.2), 0.7
+"""Shares of wrong answers of careless readers, and the probability that a hesitant one gives the true answer."""
+_PAIRS_NOTE = (
+    "And pairs: log-ratios of pairs of answers, counted in the training labels and weighted on the validation "
+    "split, are added to the network's logits."
+)
+_COUNTED_NOTE = (
+    "Counting: naive Bayes on the training labels, without the picture; where a network's figure is no higher, its "
+    "picture adds nothing to the given answers."
+)
+
+COUNTED = ("no picture", "counting")
+"""Training and network of the baseline: naive Bayes on the training labels, which sees no picture."""
+
+KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one in five wrong", "another case's")
+"""Answers to the steps before the last, in the order of `Following.right`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Readers:
+    """The networks of a finished cell as functions from given answers, on the test split."""
+
+    read: Mapping[str, ReadGiven]  # by network; those with the suffix " and pairs" add log-ratios
+    counted: ReadGiven  # the baseline that sees no picture
+    labels: npt.NDArray[np.int32]
+    patients: npt.NDArray[np.str_]
+    rules: Rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighed:
+    """Statistics of pairs of answers, from training and validation cases."""
+
+    pairs: Mapping[str, PairRatios]  # by network, the log-ratios with their weights
+    counted: ReadGiven  # log-probabilities of answers by naive Bayes, which sees no picture
+    rules: Rules
+
+
+def weigh_pairs(
+    dataset: Dataset,
+    validation: Mapping[str, tuple[ReadGiven, npt.NDArray[np.int32]]],
+    calibration: Calibration,
+    chain: Chain,
+) -> Weighed:
+    """Count pairs of answers among training cases and weigh them on validation cases."""
+    training_labels = dataset.labels[np.asarray(dataset.splits.train, int)]
+    counts = count_pairs(training_labels, chain)
+    pairs = {
+        name: fit_pair_ratios(
+            read(true_prefixes(labels, chain)),
+            counts=counts,
+            labels=labels,
+            temperatures=calibration.temperatures[name],
+            chain=chain,
+        )
+        for name, (read, labels) in validation.items()
+    }
+    return Weighed(pairs, as_probabilities(count_answers(training_labels, chain)), make_rules(chain, counts=counts))
+
+
+def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
+    """Return the networks of a finished cell, with and without the log-ratios of pairs."""
+    from stepcot_jax.run.inputs import load_inputs
+    from stepcot_jax.systems.networks import make_read_given
+    from stepcot_jax.tools.tables.cell_networks import load_weights, read_features
+
+    folder = plan.cells.folder(cell)
+    view, held_out = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal()).hold_out()
+    weights = load_weights(folder, NETWORKS)
+    calibration = read_calibration(folder / CALIBRATION_FILE, chain)
+
+    def read_split(name: str, inputs: Inputs, split: str) -> tuple[ReadGiven, npt.NDArray, npt.NDArray]:
+        features, labels, patients = read_features(weights, name, inputs, split)
+        of_network = weights.networks, name, weights.params[name]
+        return make_read_given(*of_network, features, weights.text_features), labels, patients
+
+    weighed = weigh_pairs(
+        view.dataset, {name: read_split(name, view, "val")[:2] for name in NETWORKS}, calibration, chain
+    )
+    opened, read = held_out.open_test(), dict[str, ReadGiven]()
+    for name in NETWORKS:
+        alone, labels, patients = read_split(name, opened, "test")
+        temperatures = calibration.temperatures[name]
+        read[name] = as_probabilities(alone, temperatures)
+        read[f"{name}{PAIRS}"] = as_probabilities(weighed.pairs[name].follow(alone), temperatures)
+    return Readers(read, weighed.counted, labels, patients, weighed.rules)
+
+
+@dataclasses.dataclass(frozen=True)
+class Following:
+    """How a network follows given answers."""
+
+    right: npt.NDArray[np.float64]  # [kind, case], 1 where the last step is answered rightly, by `KINDS`
+    shares: Mapping[str, float]  # figures of the test split by name, 0 to 1
+
+
+def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: Rules, *, seed: int) -> Following:
+    """Return how a network follows true, hesitant, careless and foreign answers to all steps but the last."""
+    rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
+    others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
+    errs = rng.random(labels.shape)
+    careless = [np.where((errs < noise) & (labels >= 0), others, labels) for noise in NOISE]
+    foreign = exchange(labels, rng)
+    before_last = np.arange(chain.num_steps) < chain.num_steps - 1
+    true = as_distributions(np.where(before_last, labels, -1), chain)
+    rest = (1 - CERTAINTY) / np.maximum(counts - 1, 1)[:, None] * (np.arange(true.shape[-1]) < counts[:, None])
+    hesitant = np.where(true > 0, CERTAINTY, rest) * true.any(axis=-1, keepdims=True)
+    wrong_ones = [as_distributions(np.where(before_last, given, -1), chain) for given in (*careless, foreign)]
+    probabilities = read(np.stack([np.zeros_like(true), true, hesitant.astype(np.float32), *wrong_ones]))
+    answers, counted = probabilities.argmax(axis=-1), labels[:, -1] >= 0
+    annotated = (labels >= 0) & (foreign >= 0) & before_last
+    wrong = annotated & (foreign != labels)
+    corrected = np.where(before_last & (labels >= 0), labels, answers[1])
+    calibrated = calibration_figures(
+        count_once(len(labels)), probabilities=probabilities[1, :, -1], labels=labels[:, -1]
+    )
+    shares = {
+        "calibration error, all true": calibrated["ece"][0],
+        "contradicts true answers": np.mean(answers[1] != labels, where=annotated) if annotated.any() else np.nan,
+        "contradicts wrong answers": np.mean(answers[-1] != foreign, where=wrong) if wrong.any() else np.nan,
+        "breaks rules, none given": share_inconsistent(answers[0], rules),
+        "breaks rules, all true": share_inconsistent(corrected, rules),
+        "breaks rules, true chains": share_inconsistent(labels, rules),
+    }
+    right = np.where(counted, answers[:, :, -1] == labels[:, -1], np.nan)
+    return Following(right, {name: float(value) for name, value in shares.items()})
+
+
+def share_figures(
+    right: Sequence[npt.NDArray[np.float64]], patients: npt.NDArray, num_resamples: int
+) -> list[Interval]:
+    """Return the means over cases of values [seed][row, case] by row, with intervals by patient; NaN is left out."""
+    by_seed = [
+        bootstrap(
+            lambda weights, values=of_seed.T: {"": weighted_mean(weights, values=values, counted=~np.isnan(values))},
+            patients,
+            num_resamples=num_resamples,
+        )[""]
+        for of_seed in right
+    ]
+    return [summarise(of_seeds) for of_seeds in zip(*by_seed, strict=True)]
+
+
+MakeCell = Callable[[Plan, str, int], Cell]
+"""Returns the cell of a training, by its name, and a seed."""
+
+
+def _follow_all(
+    plan: Plan, trainings: Sequence[str], make_cell: MakeCell, chain: Chain
+) -> Iterator[tuple[tuple[str, str], ReadGiven, Readers, int, Following]]:
+    """Yield training and network, the network, its readers, the seed, and how it follows; the baseline comes first."""
+    for seed in plan.seeds:
+        for training in trainings:
+            readers = read_networks(plan, make_cell(plan, training, seed), chain)
+            read_by = {(training, network): read for network, read in readers.read.items()}
+            if training == trainings[0]:  # the labels of a seed are the same for all trainings
+                read_by = {COUNTED: readers.counted, **read_by}
+            for key, read in read_by.items():
+                yield key, read, readers, seed, follow(read, readers.labels, chain, readers.rules, seed=seed)
+
+
+def _tabulate_following(
+    plan: Plan,
+    chain: Chain,
+    make_cell: MakeCell,
+    followed: Mapping[tuple[str, str], Sequence[Following]],
+    patients: npt.NDArray[np.str_],
+) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
+    """Return columns and rows: accuracy without given answers, with true ones and with wrong ones, by training."""
+    trainings, splits = list(dict.fromkeys(key[0] for key in followed if key != COUNTED)), []
+    for seed in plan.seeds:
+        by_training = {training: plan.cells.predictions(make_cell(plan, training, seed)) for training in trainings}
+        parts = {f"{name} {training}": (split, name) for training, split in by_training.items() for name in NETWORKS}
+        splits.append(join(parts))
+    comparison, base, rows = AnswerComparison(splits, plan.num_resamples, chain=chain), trainings[0], []
+    for (training, network), of_seeds in followed.items():
+        alone = network in NETWORKS  # neither pairs without given answers nor counting are a reading of the picture
+        model, of_base = f"{network} {training}", f"{network} {base}"
+        rows.append(
+            (
+                training,
+                network,
+                comparison.figure(model, "mean_accuracy") if alone else None,
+                comparison.difference(model, of_base, "mean_accuracy") if alone and training != base else None,
+                *share_figures([following.right for following in of_seeds], patients, plan.num_resamples),
+                *(mean_of_seeds([following.shares[name] for following in of_seeds]) for name in of_seeds[0].shares),
+            )
+        )
+    last = chain.steps[-1].name
+    heads = (
+        *columns("text", "training", "network"),
+        *columns("percent", "mean step accuracy, own answers"),
+        *columns("points", f"difference from {base!r}"),
+        *columns("percent", *(f"{last}, {kind}" for kind in KINDS), *followed[next(iter(followed))][0].shares),
+    )
+    return heads, tuple(rows)
+
+
+def _describe_following(plan: Plan) -> tuple[str, ...]:
+    """Return the notes of a table of `tabulate_following`."""
+    return (
+        f"Test split, seeds {list(plan.seeds)}. Given are the answers to all steps but the last.",
+        INTERVALS,
+        "At 70 %: the true answer with that probability, the rest spread evenly. One in ten, one in five wrong: "
+        "another answer of the same step. Another case's: all answers of one other test case.",
+        "Contradicts: share of the given answers (of another case's that are wrong) that are not the network's own "
+        "most probable answer to that step, which it still reports.",
+        "Breaks rules: share of the chains with a pair of answers that the rules of the training chains forbid; given "
+        "answers stand in place of the network's.",
+        _PAIRS_NOTE,
+        _COUNTED_NOTE,
+    )
+
+
+# Table `corrections`: accuracy of the last step as steps are corrected, by policy, network and training.
+
+
+_PUBLISHED, _GIVEN = "as published", "with answers given"
+
+
+def trainings(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the trainings that are compared, as changes of the settings; the config's own schedule if it has one."""
+    chosen = plan.settings.training.given_answers
+    given = {"training.given_answers": "random" if chosen == "none" else chosen}
+    return {_PUBLISHED: {"training.given_answers": "none"}, _GIVEN: given}
+
+
+def _correction_cell(plan: Plan, training: str, seed: int) -> Cell:
+    return Cell(f"trained {training}", vary(plan.main(seed).settings, trainings(plan)[training]))
+
+
+def make_corrections(plan: Plan) -> list[Table]:
+    """Make the tables of corrections with their curves, of differences, of steps, and of the cost of the training."""
+    chain = plan.cells.chain(_correction_cell(plan, _PUBLISHED, plan.seeds[0]))
+    right: dict[tuple[str, str, str], list[npt.NDArray[np.float64]]] = {}
+    by_step: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {}
+    followed: dict[tuple[str, str], list[Following]] = {}
+    costs = plan.settings.evaluation.step_costs
+    for key, read, readers, seed, following in _follow_all(plan, [*trainings(plan)], _correction_cell, chain):
+        followed.setdefault(key, []).append(following)
+        for policy in POLICIES:
+            probabilities, _ = correct_in_turn(policy, read, readers.labels, chain, costs=costs, seed=seed)
+            hits = np.where(readers.labels >= 0, probabilities.argmax(axis=-1) == readers.labels, np.nan)
+            curve = np.concatenate([hits[..., -1], hits[..., -1].mean(axis=0, keepdims=True)])
+            right.setdefault((*key, policy), []).append(curve)
+            if policy == "chain order":
+                by_step.setdefault(key, []).append(np.moveaxis(hits, 2, 1))
+    patients = readers.patients
+    figures = {key: share_figures(values, patients, plan.num_resamples) for key, values in right.items()}
+    heads, rows = _tabulate_following(plan, chain, _correction_cell, followed, patients)
+    title = "The price of following corrections"
+    return [
+        _tabulate_curves(figures, chain, plan),
+        _tabulate_differences(right, patients, chain, plan),
+        _tabulate_steps(by_step, patients, chain, plan),
+        Table("corrections_cost", title, heads, rows, _describe_following(plan)),
+    ]
+
+
+def _tabulate_differences(
+    right: Mapping[tuple[str, str, str], Sequence[npt.NDArray[np.float64]]],
+    patients: npt.NDArray[np.str_],
+    chain: Chain,
+    plan: Plan,
+) -> Table:
+    """Return the paired gains from corrections and from the choice of steps; `right`: [count, case] of each seed."""
+    gain, *others = POLICIES
+    few, most, last = min(3, chain.num_steps - 1), chain.num_steps - 1, chain.steps[-1].name
+    rows: list[tuple[Entry, ...]] = []
+    for training, network in dict.fromkeys(key[:2] for key in right):
+        by_gain = right[training, network, gain]
+        published, counted = right.get((_PUBLISHED, network, gain), by_gain), right[*COUNTED, gain]
+        # Heading, number of corrections, and what it is compared with after how many of them.
+        compared = [(f"own answers, from {_PUBLISHED!r}", 0, published, 0)]
+        compared += [(f"{count} corrected, from none", count, by_gain, 0) for count in (few, most)]
+        compared += [
+            (f"{count} corrected, from counting without the picture", count, counted, count) for count in (1, few, most)
+        ]
+        compared += [
+            (f"{count} corrected, {gain} from {policy}", count, right[training, network, policy], count)
+            for count in (1, few)
+            for policy in others
+        ]
+        by_seed = [
+            np.stack([one[count] - base[seed][of_base] for _, count, base, of_base in compared])
+            for seed, one in enumerate(by_gain)
+        ]
+        rows.append((training, network, *share_figures(by_seed, patients, plan.num_resamples)))
+    notes = (
+        f"Differences in the accuracy of {last} on the same test cases, seeds {list(plan.seeds)}; where no policy "
+        f"is named, steps are chosen by {gain}.",
+        INTERVALS,
+        _COUNTED_NOTE,
+    )
+    heads = (*columns("text", "training", "network"), *columns("points", *(heading for heading, *_ in compared)))
+    return Table("corrections_differences", "What corrections are worth", heads, tuple(rows), notes)
+
+
+def _tabulate_steps(
+    right: Mapping[tuple[str, str], Sequence[npt.NDArray[np.float64]]],
+    patients: npt.NDArray[np.str_],
+    chain: Chain,
+    plan: Plan,
+) -> Table:
+    """Return the accuracy of each step, given the first true answers; `right`: [count, step, case] of each seed."""
+    heads = (
+        *columns("text", "training", "network", "corrected"),
+        *columns("percent", *(step.name for step in chain.steps)),
+    )
+    rows = [
+        (
+            *key,
+            str(count),
+            *([None] * count),
+            *share_figures([of_seed[count, count:] for of_seed in values], patients, plan.num_resamples),
+        )
+        for key, values in right.items()
+        for count in range(chain.num_steps)
+    ]
+    notes = (
+        f"Test split, seeds {list(plan.seeds)}; the first steps corrected to their true answers.",
+        INTERVALS,
+        _COUNTED_NOTE,
+    )
+    title = "Accuracy of each step after corrections of earlier ones"
+    return Table("corrections_steps", title, heads, tuple(rows), notes)
+
+
+def _tabulate_curves(figures: Mapping[Any, Sequence[Interval]], chain: Chain, plan: Plan) -> Table:
+    last, num_counts = chain.steps[-1].name, chain.num_steps
+    heads = (
+        *columns("text", "training", "network", "steps chosen by"),
+        *columns("percent", *(f"{count} corrected" for count in range(num_counts)), "area under the curve"),
+    )
+    notes = (
+        f"Accuracy of {last} on the test split as earlier steps are corrected to their true answers, seeds "
+        f"{list(plan.seeds)}.",
+        INTERVALS,
+        "Area under the curve: mean over the numbers of corrections.",
+        f"Expected gain: mutual information of the step and {last}; uncertainty: entropy of the step itself.",
+        _PAIRS_NOTE,
+        _COUNTED_NOTE,
+    )
+    rows = tuple((*key, *intervals) for key, intervals in figures.items())
+    pictures = {"corrections.png": draw_curves(figures, num_counts, chain)}
+    return Table("corrections", "Accuracy as steps are corrected", heads, rows, notes, pictures)
+
+
+def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Interval]], num_counts: int, chain: Chain) -> bytes:
+    """Draw the accuracy against the number of corrections, one panel for each training and network, as PNG.
+
+    The dashed line of every panel is the baseline that counts and sees no picture.
+    """
+    from matplotlib.figure import Figure as Picture
+
+    from stepcot_jax.pages.figures import draw_band, to_png
+
+    panels = [key for key in dict.fromkeys(key[:2] for key in figures) if key != COUNTED]
+    counted = [100 * figure.value for figure in figures[*COUNTED, POLICIES[0]][:num_counts]]
+    picture = Picture(figsize=(12, 6), layout="constrained")
+    panel_axes = picture.subplots(2, (len(panels) + 1) // 2, sharex=True, sharey=True).flat
+    for panel, axes in zip(panels, panel_axes, strict=False):
+        for policy in POLICIES:
+            draw_band(axes, figures[*panel, policy][:num_counts], label=policy, size=3, alpha=0.1)
+        axes.plot(range(num_counts), counted, "--", color="black", linewidth=1, label=f"counting, {POLICIES[0]}")
+        axes.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
+        axes.grid(alpha=0.3)
+    picture.supxlabel("corrected steps")
+    picture.supylabel(f"accuracy of {chain.steps[-1].name} (%)")
+    picture.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
+    return to_png(picture)
+
+
+# Table `schedules`: schedules of given answers.
+
+_NONE = "none (as published)"
+
+
+def _make_changes(schedule: str, rate: float, **more: Any) -> dict[str, Any]:
+    changes = {"given_answers": schedule, "given_rate": rate, "given_noise": 0.0, "given_to": "both"} | more
+    return {f"training.{name}": value for name, value in changes.items()}
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    _NONE: _make_changes("none", 0.75),
+    **{f"random, {rate:.0%}": _make_changes("random", rate) for rate in (0.25, 0.5, 0.75, 1.0)},
+    "prefix, 75%": _make_changes("prefix", 0.75),
+    **{f"annealed to {rate:.0%}": _make_changes("annealed", rate) for rate in (0.0, 0.5)},
+    **{
+        f"random, 75%, of them {noise:.0%} wrong": _make_changes("random", 0.75, given_noise=noise)
+        for noise in (0.1, 0.2)
+    },
+    "random, 75%, teacher alone": _make_changes("random", 0.75, given_to="teacher"),
+}
+"""Trainings with their changes of the settings; the first is the base of all differences."""
+
+
+def _schedule_cell(plan: Plan, training: str, seed: int) -> Cell:
+    """Return a cell that trains on the frozen features of the seed's own teacher, or of the config's frozen encoder."""
+    encoders = plan.encoders(seed)
+    encoder = next((encoder for encoder in encoders if encoder.name.endswith(OF_TEACHER)), encoders[0])
+    settings = vary(plan.main(seed).settings, {**encoder.changes, **TRAININGS[training]})
+    return Cell(f"given answers: {training}", settings, prepare=encoder.prepare)
+
+
+def make_schedules(plan: Plan) -> list[Table]:
+    """Make the table of schedules."""
+    chain = plan.cells.chain(_schedule_cell(plan, _NONE, plan.seeds[0]))
+    followed: dict[tuple[str, str], list[Following]] = {}
+    for key, _, readers, _, following in _follow_all(plan, [*TRAININGS], _schedule_cell, chain):
+        followed.setdefault(key, []).append(following)
+        patients = readers.patients
+    heads, rows = _tabulate_following(plan, chain, _schedule_cell, followed, patients)
+    notes = (
+        "All trainings of a seed read the same image features, of the encoder that the config's own training left, and "
+        "differ in nothing but the answers given in training.",
+        "Random: each earlier true answer with this probability, by case and step. Prefix: the first answers, one to "
+        "all but the last, in this share of the cases. Annealed: as random, from 100 % down to this rate.",
+        *_describe_following(plan),
+    )
+    return [Table("schedules", "Schedules of answers given in training", heads, rows, notes)]
+
+
+# Table `chain_grpo`: the teacher before and after GRPO, with true and with shuffled rewards.
+
+REWARDS = ("true", "shuffled")
+
+_BEFORE_AND_AFTER = ("start", "teacher")
+
+
+def _grpo_cell(plan: Plan, rewards: str, seed: int) -> Cell:
+    changes = {"job": "chain_grpo", "grpo.shuffle_rewards": rewards == "shuffled"}
+    return Cell(f"GRPO on chains, {rewards} rewards", vary(plan.main(seed).settings, changes))
+
+
+def make_chain_grpo(plan: Plan) -> list[Table]:
+    """Make the table of before and after, with paired differences."""
+    chain = plan.cells.chain(_grpo_cell(plan, "true", plan.seeds[0]))
+    rows: list[tuple[Entry, ...]] = []
+    notes = [
+        f"Test split, seeds {list(plan.seeds)}; a network's own most probable answers.",
+        INTERVALS,
+        "Before: the best epoch on labels; after: the best epoch of all by the mean reward on validation, the start "
+        "among them, so that no gain there means no change here.",
+        "A contradiction is a pair of answers that the rules of the training chains forbid.",
+        "Shuffled: rewards are exchanged among all chains of a batch, a control that must not learn.",
+    ]
+    for rewards in REWARDS:
+        cells = [_grpo_cell(plan, rewards, seed) for seed in plan.seeds]
+        measured = [_measure(plan, cell, chain) for cell in cells]
+        patients = plan.cells.predictions(cells[0]).facts["patient_id"]
+        rows.append((rewards, *share_figures(measured, patients, plan.num_resamples)))
+        best = ", ".join(_best(plan.cells.folder(cell)) for cell in cells)
+        notes.append(f"Updates of the best weights with {rewards} rewards, before and after: {best}.")
+    figures = (f"accuracy of {chain.steps[-1].name}", "mean step accuracy", "chains without a contradiction")
+    kinds: dict[str, Kind] = {"before": "percent", "after": "percent", "difference": "points"}
+    heads = tuple(Column(f"{figure}, {when}", kind) for figure in figures for when, kind in kinds.items())
+    title = "The teacher refined by rewards of its chains"
+    return [Table("chain_grpo", title, (Column("rewards"), *heads), tuple(rows), tuple(notes))]
+
+
+def _measure(plan: Plan, cell: Cell, chain: Chain) -> npt.NDArray[np.float64]:
+    """Return figures [figure, case]: before, after, and their difference; NaN where a case has no such figure."""
+    split = plan.cells.predictions(cell)
+    rules = make_rules(chain, counts=read_pairs(plan.cells.folder(cell) / PAIRS_FILE, chain))
+    scores = []
+    for name in _BEFORE_AND_AFTER:
+        of_steps = logits_by_step(split.predictions.logits[name], chain=chain, model=name)
+        answers = np.stack([logits.argmax(axis=1) for logits in of_steps], axis=1)
+        scores.append(score_cases(answers, split.predictions.labels, rules))
+    return np.stack([row for one, other in zip(*scores, strict=True) for row in (one, other, other - one)])
+
+
+def score_cases(
+    answers: npt.NDArray[np.integer], labels: npt.NDArray[np.integer], rules: Rules
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return for each case: last step right, share of annotated steps right, no contradiction; NaN if not annotated."""
+    known, right = labels >= 0, answers == labels
+    last = np.where(known[:, -1], right[:, -1].astype(float), np.nan)
+    number = known.sum(axis=1)
+    steps = np.where(number > 0, (right & known).sum(axis=1) / np.maximum(number, 1), np.nan)
+    return last, steps, (~inconsistent(answers, rules)).astype(float)
+
+
+def _best(folder: pathlib.Path) -> str:
+    """Return the updates of the best weights before and after, such as "390 and 715"."""
+    report = read_json(folder / "report.json", dict[str, Any], accepted="expected the report.json of a run")
+    return " and ".join(str(report["best"][name]["step"]) for name in _BEFORE_AND_AFTER)
+
+
+RECIPES = {
+    "corrections": Recipe(
+        lambda plan, seed: [_correction_cell(plan, training, seed) for training in trainings(plan)], make_corrections
+    ),
+    # The trainings of schedules share the image features of the seed's full networks.
+    "schedules": Recipe(
+        lambda plan, seed: [plan.main(seed), *(_schedule_cell(plan, training, seed) for training in TRAININGS)],
+        make_schedules,
+    ),
+    "chain_grpo": Recipe(lambda plan, seed: [_grpo_cell(plan, rewards, seed) for rewards in REWARDS], make_chain_grpo),
+}

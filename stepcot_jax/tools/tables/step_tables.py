@@ -1,0 +1,406 @@
+"""Tables 3, 6, 8 and 9: baselines without and with the intermediate steps, teacher, student and their ablations."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.chains import FIGURES
+from stepcot_jax.evaluation.comparison import (
+    CORRECTED,
+    HIGHER,
+    INTERVALS,
+    LOWER,
+    MCNEMAR,
+    NONE_SHOWN,
+    TOO_FEW,
+    AnswerComparison,
+    Evidence,
+    settle,
+)
+from stepcot_jax.evaluation.predictions import SplitPredictions, describe_difference
+from stepcot_jax.evaluation.published import (
+    COMPONENT_ACCURACY,
+    DIAGNOSIS_FIGURES,
+    Constrained,
+    Level,
+    digest_cases,
+    step_figures,
+)
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.pages.sheets import Entry, Interval, Row, Table, columns
+from stepcot_jax.run.sections import PromptSettings
+from stepcot_jax.tools.tables.cells import Cell
+from stepcot_jax.tools.tables.plan import ABLATIONS, OF_STUDENT, Plan, Recipe
+
+# Table 3, of the diagnosis.
+
+WITHOUT, WITH = "without", "with"
+METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
+FIGURE_COLUMNS = (
+    *columns("percent", *METRICS.values()),
+    *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
+    *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+)
+SUPERVISION = (
+    "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a lower "
+    "one, for each of the four figures separately.",
+    "The best weights are chosen by different validation scores: with the intermediate steps by the mean accuracy of "
+    "all steps, without them by the accuracy of the diagnosis alone, which favours the row without.",
+)
+"""Notes on the baselines with and without steps."""
+
+
+def make_diagnosis(plan: Plan) -> list[Table]:
+    """Make Table 3."""
+    all_steps, encoders = plan.compare_baselines(("last", "all")), plan.encoders()
+    check_chain(plan.constrained, all_steps.chain)
+    comparison = all_steps.choose_steps([all_steps.chain.num_steps - 1])
+    rows: list[dict[str, Any]] = [{"model": "most frequent answer", "accuracy": comparison.constant(0)}]
+    for encoder in encoders:
+        for row in list_supervised(comparison, encoder.name):
+            is_known = encoder.name in DIAGNOSIS_FIGURES
+            rows.append(
+                row | _published(encoder.name if is_known else f"{encoder.name}, {row['intermediate steps']} steps")
+            )
+    rows += [row for large in plan.constrained for row in _list_large(large)]
+    for network in ("teacher", "student"):
+        rows.append({"model": network, "intermediate steps": WITH})
+        rows[-1] |= list_figures(comparison, network) | _published(network)
+    shown = {str(row["model"]).casefold() for row in rows}
+    shown |= {f"{row['model']}, {row.get('intermediate steps')} steps".casefold() for row in rows}
+    rows += [{"model": name, **_published(name)} for name in DIAGNOSIS_FIGURES if name.casefold() not in shown]
+    notes = (
+        f"{comparison.chain.steps[-1].name} alone, {comparison.num_cases(0)} test cases, seeds {list(plan.seeds)}.",
+        INTERVALS,
+        CORRECTED,
+        *SUPERVISION,
+        *(encoder.note for encoder in encoders if encoder.note),
+        *describe_cases(plan.constrained, comparison.splits[0]),
+    )
+    headings = (
+        *columns("text", "model", "intermediate steps"),
+        *FIGURE_COLUMNS,
+        *columns("percent", *METRICS.values(), published=True),
+    )
+    title = "Diagnosis with and without intermediate steps"
+    return [Table.of("diagnosis", title, headings, settle(rows, name_gain), notes)]
+
+
+def list_figures(comparison: AnswerComparison, model: str) -> dict[str, Entry]:
+    """Return a model's figures of the diagnosis, which is the only step of the comparison."""
+    return {heading: comparison.figure(model, metric, 0) for metric, heading in METRICS.items()}
+
+
+def list_supervised(comparison: AnswerComparison, encoder: str) -> list[dict[str, Any]]:
+    """Return an encoder's rows without and with the intermediate steps, with the evidence for gains."""
+    models = {steps: f"{encoder}, {steps} steps" for steps in (WITHOUT, WITH)}
+    rows: list[dict[str, Any]] = [
+        {"model": encoder, "intermediate steps": steps, **list_figures(comparison, model)}
+        for steps, model in models.items()
+    ]
+    for metric, heading in METRICS.items():
+        question = models[WITH], models[WITHOUT], metric, 0
+        rows[1][f"difference in {heading}"] = comparison.difference(*question)
+        rows[1][f"gain in {heading}"] = comparison.evidence(*question)
+    return rows
+
+
+def name_gain(verdict: str) -> str:
+    """Name a verdict as a gain or a loss.
+
+    >>> name_gain("higher in this run"), name_gain("no difference shown"), name_gain("too few patients")
+    ('gain in this run', 'none shown', 'too few patients')
+    """
+    for prefix, name in ((HIGHER, "gain"), (LOWER, "loss"), (NONE_SHOWN, "none shown")):
+        if verdict.startswith(prefix):
+            return f"{name}{verdict.removeprefix(prefix)}"
+    return verdict
+
+
+def _published(name: str) -> dict[str, Entry]:
+    by_name = {known.casefold(): figures for known, figures in DIAGNOSIS_FIGURES.items()}
+    return {f"published: {METRICS[metric]}": value for metric, value in by_name.get(name.casefold(), {}).items()}
+
+
+# Large models put through the steps, beside the trained networks (paper: Tables 3 and 8).
+
+
+_GIVEN = {"constraints": WITH, "own": f"{WITH}, own answers given", "true": f"{WITH}, true answers given"}
+
+ABOUT = (
+    "Large models are not trained here: without the steps is the diagnosis asked directly, with them all steps as "
+    "constraints (stepcot constrain). Their answers have no probabilities, so that their mAUC is the "
+    "mean of sensitivity and specificity of each answer; a reply without a readable answer is wrong."
+)
+
+
+def list_rows(large: Constrained) -> list[tuple[str, Level]]:
+    """Return level 0 and the last level of each variant that was measured up to it, each with a phrase on its steps."""
+    levels = [(WITHOUT, large.find("constraints", 0))]
+    levels += [(words, large.find(variant, len(large.steps))) for variant, words in _GIVEN.items()]
+    return [(words, level) for words, level in levels if level is not None]
+
+
+def _list_large(large: Constrained) -> list[dict[str, Any]]:
+    """Return a large model's rows of the diagnosis, with the evidence for gains over level 0."""
+    rows: list[dict[str, Any]] = []
+    for steps, level in list_rows(large):
+        row: dict[str, Any] = {"model": large.model, "intermediate steps": steps}
+        row |= {heading: level.diagnosis[metric].figure for metric, heading in METRICS.items()}
+        for metric, heading in METRICS.items() if level.level else ():
+            figure, p = level.differences[metric].figure, level.p if metric == "accuracy" else None
+            row[f"difference in {heading}"] = figure
+            row[f"gain in {heading}"] = Evidence(figure, (figure.value,), large.num_patients, p)
+        # For a model of the paper, the row without the steps has the published figures.
+        rows.append(row if level.level else row | _published(large.model))
+    return rows
+
+
+def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
+    """Require that large models answered the questions of a table."""
+    for large in models:
+        difference = describe_difference([(name, tuple(options)) for name, options in large.steps], chain)
+        if difference:
+            raise BadInput(f"--constrained, model {large.model!r}: another chain than the runs': {difference}")
+
+
+def _list_step_rows(large: Constrained, step: str) -> list[Row]:
+    """Return a large model's rows of a step in Table 8: without the steps (the last alone) and with."""
+    is_last = step == large.steps[-1][0]
+    figures = {}
+    if is_last and (direct := large.find("constraints", 0)) is not None:
+        figures[WITHOUT] = direct.diagnosis
+    if (level := large.find("constraints", len(large.steps))) is not None:
+        figures[WITH] = level.diagnosis if is_last else level.steps[step]
+    return [
+        {"step": step, "model": f"{large.model}, {words} steps", "cases": large.num_cases}
+        | {heading: of_level[name].figure for name, heading in HEADINGS.items()}
+        for words, of_level in figures.items()
+    ]
+
+
+def describe_cases(models: Sequence[Constrained], split: SplitPredictions) -> list[str]:
+    """Return notes on the large models: how they were asked, on which cases, and which rows and replies are missing."""
+    diagnosed = split.facts["case_id"][split.predictions.labels[:, -1] != NOT_ANNOTATED]
+    same = digest_cases(diagnosed.tolist())
+    notes = [ABOUT] if models else []
+    for large in models:
+        cases = f"{large.num_cases} cases of {large.source}"
+        which = "the test cases of the networks" if large.cases == same else f"other cases than the networks', {cases}"
+        missing = f"; {large.num_missing} dialogues have no reply and count as wrong" if large.num_missing else ""
+        notes.append(f"{large.model}: {which}. {large.about}{missing}.")
+        last = len(large.steps)
+        if large.find("constraints", last) is None:
+            notes.append(
+                f"{large.model}: no rows with all steps asked at once; level {last} of the variant "
+                "'constraints' is missing."
+            )
+    return notes
+
+
+# Table 8, of every step.
+
+HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}
+
+
+def make_steps(plan: Plan) -> list[Table]:
+    """Make Table 8."""
+    comparison = plan.compare_baselines(("all",))
+    teacher, student, *baselines = comparison.models
+    models = [*baselines, teacher, student]
+    return [_tabulate_steps("steps", "Every step of every model", comparison, models, plan.seeds, plan.constrained)]
+
+
+def _tabulate_steps(
+    name: str,
+    title: str,
+    comparison: AnswerComparison,
+    models: list[str],
+    seeds: tuple[int, ...],
+    large: Sequence[Constrained] = (),
+) -> Table:
+    """Make a table of all figures of each model and step, with published ones and the best constant answer."""
+    check_chain(large, comparison.chain)
+    known = {(model, step.name): step_figures(model, step.name) for step in comparison.chain.steps for model in models}
+    shown = [figure for figure in FIGURES if any(figure in figures for figures in known.values())]
+    rows: list[Row] = []
+    for index, step in enumerate(comparison.chain.steps):
+        about: Row = {"step": step.name, "cases": comparison.num_cases(index)}
+        rows.append(about | {"model": "most frequent answer", "accuracy": comparison.constant(index)})
+        for model in models:
+            row = about | {"model": model}
+            row |= {heading: comparison.figure(model, figure, index) for figure, heading in HEADINGS.items()}
+            published = known[model, step.name].items()
+            rows.append(row | {f"published: {HEADINGS[figure]}": share for figure, share in published})
+        rows += [row for constrained in large for row in _list_step_rows(constrained, step.name)]
+    headings = (
+        *columns("text", "step", "model"),
+        *columns("number", "cases"),
+        *columns("percent", *HEADINGS.values()),
+        *columns("percent", *(HEADINGS[figure] for figure in shown), published=True),
+    )
+    notes = [f"Test split, seeds {list(seeds)}.", INTERVALS]
+    notes.append("The most frequent answer is that of the whole split in every resample; no model knows it.")
+    notes += describe_cases(large, comparison.splits[0])
+    if shown:
+        notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are unknown.")
+    return Table.of(name, title, headings, rows, notes)
+
+
+# Tables 6 and 9, of the ablations.
+
+VARIANTS = {f"teacher {name}": "teacher" for name in ABLATIONS if name not in OF_STUDENT}
+VARIANTS |= {f"student {name}": "student" for name in ABLATIONS}
+"""The full model that each ablated model is compared with."""
+
+
+def make_components(plan: Plan) -> list[Table]:
+    """Make the tables of accuracies, of their differences, and of all figures of each step."""
+
+    def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
+        full = {model: (plan.main(seed), model) for model in ("teacher", "student")}
+        ablated = {name: plan.ablation(name, seed) for name in ABLATIONS}
+        return full | {name: (ablated[name.removeprefix(f"{base} ")], base) for name, base in VARIANTS.items()}
+
+    comparison = plan.compare(list_parts)
+    models = list(comparison.models)
+    return [
+        _tabulate_accuracy(comparison, plan),
+        _tabulate_differences(comparison, plan),
+        _tabulate_steps("components_steps", "Every step of the ablations", comparison, models, plan.seeds),
+    ]
+
+
+def _tabulate_accuracy(comparison: AnswerComparison, plan: Plan) -> Table:
+    steps = comparison.chain.steps
+    published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
+    constant = [comparison.constant(step) for step in (*range(len(steps)), None)]
+    rows: list[tuple[Entry, ...]] = [("most frequent answer", *constant, *[None] * (3 + len(published_steps)))]
+    verdicts = _judge(comparison)
+    for model in sorted([*VARIANTS, "teacher", "student"], key=_order):
+        base = VARIANTS.get(model)
+        # The paper ablates memory and text of the teacher.
+        published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
+        rows.append(
+            (
+                model,
+                *(comparison.figure(model, "accuracy", index) for index in range(len(steps))),
+                comparison.figure(model, "mean_accuracy"),
+                comparison.figure(model, "chain_accuracy"),
+                None if base is None else comparison.difference(model, base, "mean_accuracy"),
+                verdicts.get(model),
+                *(published.get(name) for name in published_steps),
+            )
+        )
+    headings = (
+        *columns("text", "model"),
+        *columns("percent", *(step.name for step in steps), "mean of the steps", "whole chain"),
+        *columns("points", "difference of the mean from the full model"),
+        *columns("text", "mean accuracy without it"),
+        *columns("percent", *published_steps, published=True),
+    )
+    notes = (
+        f"Accuracy on the test split, seeds {list(plan.seeds)}.",
+        describe_text(plan.settings.prompts),
+        INTERVALS,
+        CORRECTED,
+        *conclude(comparison),
+    )
+    return Table("components", "Accuracy of the ablations", headings, tuple(rows), notes)
+
+
+def _order(model: str) -> tuple[bool, bool]:
+    """Sort key: the teacher and its ablations, then the student and its."""
+    return VARIANTS.get(model, model) == "student", model in VARIANTS
+
+
+def describe_text(prompts: PromptSettings) -> str:
+    """Return what the ablation of the text compares, which depends on the prompt vectors."""
+    if prompts.encoder == "hashed":
+        compared = 'that are fixed random ones (config.prompts.encoder="hashed")'
+        about = "it says nothing about the meaning of the questions"
+    else:
+        compared = "imported with the features" if prompts.encoder == "imported" else f"of {prompts.weights}"
+        about = "the questions' meaning is in the former only"
+    return (
+        f'"Without text" compares prompt vectors {compared} with one vector per step that the teacher learns from a '
+        f"random start: {about}. The student reads no text in either case. The paper does not say what takes the place "
+        "of the prompts."
+    )
+
+
+def _judge(comparison: AnswerComparison) -> dict[str, str]:
+    questions = [(variant, base, "mean_accuracy", None) for variant, base in VARIANTS.items()]
+    return dict(zip(VARIANTS, comparison.verdicts(questions), strict=True))
+
+
+def conclude(comparison: AnswerComparison) -> list[str]:
+    """Return one sentence on the effect of each part."""
+    sentences = []
+    for variant, verdict in _judge(comparison).items():
+        base = VARIANTS[variant]
+        if verdict.startswith(HIGHER):
+            effect = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
+        elif verdict.startswith(LOWER):
+            effect = f"the {base} needs it{verdict.removeprefix(LOWER)}"
+        else:
+            effect = "too few patients to tell" if verdict == TOO_FEW else "no significant difference"
+        difference = _describe(comparison.difference(variant, base, "mean_accuracy"))
+        sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {effect}.")
+    return sentences
+
+
+def _describe(difference: Interval) -> str:
+    """Describe a difference with its interval, if it has one.
+
+    >>> _describe(Interval(0.012, 0.001, 0.025)), _describe(Interval(0.012, math.nan, math.nan))
+    ('+1.2 [+0.1, +2.5] points', '+1.2 points (no interval)')
+    """
+    if math.isnan(difference.value):
+        return "is undefined"
+    value, low, high = (100 * end for end in (difference.value, difference.low, difference.high))
+    interval = " points (no interval)" if math.isnan(low + high) else f" [{low:+.1f}, {high:+.1f}] points"
+    return f"{value:+.1f}{interval}"
+
+
+def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:
+    """Return the table of accuracy and mAUC of every step."""
+    rows: list[dict[str, Any]] = []
+    for variant, base in VARIANTS.items():
+        for index, step in enumerate(comparison.chain.steps):
+            if comparison.num_cases(index):
+                accuracy, area = ((variant, base, figure, index) for figure in ("accuracy", "auc"))
+                rows.append(
+                    {
+                        "model": variant,
+                        "less": base,
+                        "step": step.name,
+                        "accuracy": comparison.difference(*accuracy),
+                        "p": comparison.p_value(*accuracy),
+                        "accuracy is": comparison.evidence(*accuracy),
+                        "mAUC": comparison.difference(*area),
+                        "mAUC is": comparison.evidence(*area),
+                    }
+                )
+    headings = (
+        *columns("text", "model", "less", "step"),
+        *columns("points", "accuracy"),
+        *columns("number", "p"),
+        *columns("text", "accuracy is"),
+        *columns("points", "mAUC"),
+        *columns("text", "mAUC is"),
+    )
+    text = describe_text(plan.settings.prompts)
+    notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", text, INTERVALS, CORRECTED, MCNEMAR)
+    title = "Differences of the ablations from the full model"
+    return Table.of("components_differences", title, headings, settle(rows), notes)
+
+
+RECIPES = {
+    "diagnosis": Recipe(lambda plan, seed: [plan.main(seed), *plan.baselines(seed)], make_diagnosis),
+    "steps": Recipe(lambda plan, seed: [plan.main(seed), *plan.baselines(seed, ("all",))], make_steps),
+    "components": Recipe(
+        lambda plan, seed: [plan.main(seed), *(plan.ablation(name, seed) for name in ABLATIONS)], make_components
+    ),
+}
