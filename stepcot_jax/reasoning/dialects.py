@@ -75,6 +75,8 @@ _DIALECTS = {
 DIALECTS: tuple[str, ...] = tuple(_DIALECTS)
 FREE = "free"
 """The dialect of replies without a grammar: it is read, never written."""
+AUTO = "auto"
+"""In place of a dialect: `evaluation.replies.choose_dialect` chooses one for each file of replies."""
 
 _KINDS = {
     "open": ("an open-ended", "a short text"),

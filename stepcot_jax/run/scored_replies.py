@@ -1,7 +1,7 @@
-"""From files of records and replies to a folder of results."""
+"""Scores of any model's replies to questions: `score_replies`, its tables, its folder of results, and judges."""
 
-import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,46 +9,40 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps, make_exchange
-from stepcot_jax.annotate.output import LEDGER_FOLDER
+from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
-from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
-from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
+from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
 from stepcot_jax.data.records.data_json import ImageLocator
-from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
-    BASELINE,
     CHECKED_STAGES,
     HEADED_FIGURES,
     JUDGED,
     Key,
     OpenScore,
+    Reading,
     ReplyScore,
     Results,
     ScoringSettings,
+    choose_dialect,
     encode,
     read,
     score_all,
     summarise,
     to_json,
 )
-from stepcot_jax.evaluation.reply_page import ShownTable, write_page
+from stepcot_jax.evaluation.reply_page import MOST_SHOWN, ShownTable, write_page
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
+from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
+from stepcot_jax.host.files import make_workdir, read_file, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns, write_table
+from stepcot_jax.reasoning.dialects import AUTO
+from stepcot_jax.reasoning.replies import Missing
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.tools.evaluate_replies.robustness import (
-    describe_rounds,
-    name_round,
-    read_source,
-    score_rounds,
-    tabulate_rounds,
-)
 
 # Tables of the figures of replies: for files, for the page and for a terminal.
 
@@ -176,122 +170,189 @@ def _ask(
     return {exchange.id: score for exchange, score in pairs if score is not None}
 
 
-def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> str:
-    """Score the files that the command line names, write all results, and return the table as text."""
-    settings = _read_settings(options)
-    files = _read_files(options, collection, chosen)
-    make_workdir(options.out)
-    judge = _make_judge(options)
-    scores = {file.name: _score(file, chosen, settings, judge, options) for file in files}
-    baseline, remark = score_baseline(collection.records, chosen, settings)
-    remarks = [remark, *(_describe_missing(file, chosen) for file in files)]
-    results = summarise(
-        chosen,
-        scores,
-        settings,
-        baseline=baseline,
-        num_resamples=options.num_resamples,
-        seed=options.seed,
-        notes=[note for note in remarks if note],
-    )
-    tables = make_tables(results)
-    document = _describe(results, collection, files, options)
-    if options.perturbed:
-        perturbed = _score_perturbed(options, collection, chosen, results, settings)
-        tables.append(perturbed)
-        document["perturbed"] = {
-            "std": options.perturbation_std,
-            "files": [_identify(path) for path in options.perturbed],
-            "figures": describe_rounds(perturbed),
-        }
-    for name in TABLE_NAMES:  # of an earlier evaluation, which may have had others
-        for path in (options.out / f"{name}.{ending}" for ending in ("csv", "md", "tex")):
-            path.unlink(missing_ok=True)
-    names = [name for table in tables for name in write_table(options.out, table)]
-    write_whole(options.out / "metrics.json", msgspec.json.format(encode(document)) + b"\n")
-    _write_scores(options.out / "scores.jsonl", scores)
-    size, unread = write_page(
-        options.out,
-        chosen,
-        scores,
-        [ShownTable.of(table) for table in tables],
-        title=f"Replies to {collection.path.parent.name or collection.path.name}",
-        writer="stepcot evaluate_replies",
-        read_picture=None if options.without_pictures else _picture_reader(collection.root),
-        num_shown=options.num_shown,
-    )
-    lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
-    lines.append(f"in {options.out}: metrics.json, scores.jsonl, index.html ({size / 1e6:.1f} MB), {', '.join(names)}")
-    printed = [to_text(table) for table in tables if table.name in ("table", "stages", "perturbed")]
-    return "\n".join([*printed, *lines]) + "\n"
+# Score models, and write what was found.
 
 
-def _read_settings(options: argparse.Namespace) -> ScoringSettings:
-    for name, least in (("num_resamples", 1), ("num_shown", 1), ("seed", 0)):
-        if getattr(options, name) < least:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least {least}; got {getattr(options, name)}")
-    if bool(options.perturbed) != bool(options.perturbed_records):
-        raise BadInput("--perturbed and --perturbed-records are required together (the folder that `perturb` wrote)")
-    open_score: OpenScore = options.open_score or ("relative" if options.judge else "exact")
-    if open_score in JUDGED and not options.judge:
-        raise BadInput(f"--open-score={open_score} needs the scores of a judge (--judge MODEL)")
-    if open_score not in JUDGED and options.judge and not options.judge_stages:
-        raise BadInput(f"--judge is not used with --open-score={open_score}; expected relative or within_two")
-    return ScoringSettings(
-        dialect=options.dialect,
-        reading=options.reading,
-        with_thinking=options.with_thinking,
-        open_score=open_score,
-        unequal_counts=options.unequal_counts,
-        missing=options.missing,
-    )
+@dataclasses.dataclass(frozen=True)
+class ReplyScores:
+    """Scores of the replies of one or several models to the same questions.
 
+    Attributes:
+      results: figures by model with 95 % intervals by patient, the baseline's among them, and counts.
+      scores: by model a `ReplyScore` for each record; a figure of NaN is unscored.
+      records: the questions that were scored, in that order.
+      root: folder of their images.
+    """
 
-def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> list[ReplyFile]:
-    names = name_models(options.replies)
-    if BASELINE in names:
-        raise BadInput(f"{options.replies[names.index(BASELINE)]}: a row of the tables has this name; rename the file")
-    known, ids = {record.id for record in collection.records}, {record.id: None for record in chosen}
-    return [
-        read_replies(
-            path,
-            name=name,
-            chosen=ids.keys(),
-            known=known,
-            missing=options.missing,
-            set_aside=collection.set_aside_ids,
-            most_unknown=collection.num_unnamed,
+    results: Results
+    scores: Mapping[str, Sequence[ReplyScore]]
+    records: Sequence[Record]
+    root: Path
+
+    @property
+    def dialect(self) -> str:
+        """The dialect that the replies were read in."""
+        return self.results.settings.dialect
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Every figure with its interval, as in metrics.json: by model, figure and kind of question."""
+        return {name: model["figures"] for name, model in to_json(self.results)["models"].items()}
+
+    def table(self) -> str:
+        """Return the tables as text: A by kind, V, well formed, with intervals by patient, and notes."""
+        return "\n".join(to_text(table) for table in make_tables(self.results) if table.name in _PRINTED)
+
+    def write(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        title: str = "Replies",
+        document: Mapping[str, Any] | None = None,
+        further: Sequence[Table] = (),
+        with_pictures: bool = True,
+        num_shown: int = MOST_SHOWN,
+    ) -> str:
+        """Write metrics.json, scores.jsonl, index.html and the tables; return them as lines of text.
+
+        Args:
+          folder: made if it is missing.
+          title: of the page.
+          document: content of metrics.json; None for the figures alone.
+          further: tables besides those of the figures.
+          with_pictures: whether the page shows the images.
+          num_shown: most replies on the page.
+
+        Raises:
+          BadInput: the folder cannot be written.
+        """
+        folder = Path(folder)
+        make_workdir(folder)
+        tables = [*make_tables(self.results), *further]
+        for name in TABLE_NAMES:  # of an earlier evaluation, which may have had others
+            for path in (folder / f"{name}.{ending}" for ending in ("csv", "md", "tex")):
+                path.unlink(missing_ok=True)
+        names = [name for table in tables for name in write_table(folder, table)]
+        content = to_json(self.results) if document is None else document
+        write_whole(folder / "metrics.json", msgspec.json.format(encode(content)) + b"\n")
+        _write_scores(folder / "scores.jsonl", self.scores)
+        size, unread = write_page(
+            folder,
+            self.records,
+            self.scores,
+            [ShownTable.of(table) for table in tables],
+            title=title,
+            writer="stepcot evaluate_replies",
+            read_picture=_picture_reader(self.root) if with_pictures else None,
+            num_shown=num_shown,
         )
-        for path, name in zip(options.replies, names, strict=True)
-    ]
+        lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
+        lines.append(f"in {folder}: metrics.json, scores.jsonl, index.html ({size / 1e6:.1f} MB), {', '.join(names)}")
+        return "\n".join(lines) + "\n"
 
 
-def _make_judge(options: argparse.Namespace) -> Judge | None:
-    if not options.judge:
-        given = [name for name in ("base_url", "key_variable", "max_tokens") if getattr(options, name) is not None]
-        if given or options.judge_stages:
-            flag = f"--{given[0].replace('_', '-')}" if given else "--judge-stages"
-            raise BadInput(f"{flag} is accepted only with --judge MODEL")
-        return None
-    address = {name: getattr(options, name) for name in ("base_url", "key_variable")}
-    endpoint = Endpoint(options.judge, **{name: value for name, value in address.items() if value is not None})
-    return Judge(endpoint, options.out / LEDGER_FOLDER, cap=options.max_tokens, concurrency=options.concurrency)
+_PRINTED = ("table", "stages", "perturbed")
+
+
+def score_replies(
+    records: Sequence[Record],
+    replies: str | os.PathLike[str] | Mapping[str, str],
+    *,
+    dialect: str = AUTO,
+    split: str = "test",
+    reading: Reading = "strict",
+    with_thinking: bool = True,
+    missing: Missing = "wrong",
+    open_score: OpenScore = "exact",
+    unequal_counts: UnequalCounts = "penalise",
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> ReplyScores:
+    """Score a model's replies to questions: answers (A), boxes (V) and form, with intervals by patient.
+
+    Args:
+      records: questions, such as `load_records(folder)`; those of split "train" make the baseline.
+      replies: JSON lines with `id` and `reply`, or the texts by record id.
+      dialect: how replies are written, of `DIALECTS`; "auto" for the first in which half of them are well formed, else
+        "free".
+      split: records to score: "train", "val", "test" or "all".
+      reading: "strict" gives nothing for a reply that is not well formed, "parts" what can be read of it.
+      with_thinking: whether a reply needs a thinking part.
+      missing: a record without a reply counts as "wrong", is left out ("skip"), or raises ("stop").
+      open_score: "exact" or "token_f1".
+      unequal_counts: V of a reply with another number of boxes than the record: "penalise", "zero" or "matched".
+      num_resamples: of the bootstrap by patient.
+      seed: of the bootstrap.
+
+    Raises:
+      BadInput: no record is of the split, or a reply is of no record, or none can be used.
+    """
+    if open_score in JUDGED:
+        raise BadInput(f"open_score: {open_score!r} needs a judge; use stepcot evaluate_replies --judge")
+    chosen = choose_split(records, split, where="records")
+    ids, known = {record.id: None for record in chosen}, {record.id for record in records}
+    if isinstance(replies, Mapping):
+        if strangers := sorted(replies.keys() - known):
+            raise BadInput(f"replies: {strangers[0][:80]!r} is not the id of a record")
+        texts = {name: replies[name] for name in ids if name in replies}
+        file = ReplyFile("replies", Path("replies"), texts, num_unused=len(replies) - len(texts))
+    else:
+        path = find_path(replies, "replies")
+        file = read_replies(path, name=path.stem, chosen=ids.keys(), known=known, missing=missing)
+    settings = ScoringSettings(
+        dialect=dialect,
+        reading=reading,
+        with_thinking=with_thinking,
+        open_score=open_score,
+        unequal_counts=unequal_counts,
+        missing=missing,
+    )
+    if dialect == AUTO:
+        settings = dataclasses.replace(settings, dialect=choose_dialect(file.replies.values(), settings))
+    root = getattr(records, "root", Path())
+    return score_files([file], chosen, records, settings, root=root, num_resamples=num_resamples, seed=seed)
+
+
+def choose_split(records: Sequence[Record], split: str, *, where: str) -> list[Record]:
+    """Return the records of a split, or of "all"."""
+    chosen = [record for record in records if split in ("all", record.split)]
+    if not chosen:
+        splits = ", ".join(sorted({record.split or '""' for record in records}))
+        raise BadInput(f"{where}: no record of split {split!r}, found {splits}; --split=all scores every record")
+    return chosen
+
+
+def score_files(
+    files: Sequence[ReplyFile],
+    chosen: Sequence[Record],
+    records: Sequence[Record],
+    settings: ScoringSettings,
+    *,
+    root: Path,
+    num_resamples: int,
+    seed: int,
+    judge: Judge | None = None,
+    rates_stages: bool = False,
+) -> ReplyScores:
+    """Score models on the chosen records, beside a baseline made of the training ones, with a judge if there is one."""
+    scores = {file.name: _score(file, chosen, settings, judge, rates_stages) for file in files}
+    baseline, remark = score_baseline(records, chosen, settings)
+    notes = [note for note in (remark, *(_describe_missing(file, chosen) for file in files)) if note]
+    how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed, "notes": notes}
+    results = summarise(chosen, scores, settings, baseline=baseline, **how)
+    return ReplyScores(results, scores, chosen, root)
 
 
 def _score(
-    file: ReplyFile,
-    records: Sequence[Record],
-    settings: ScoringSettings,
-    judge: Judge | None,
-    options: argparse.Namespace,
+    file: ReplyFile, records: Sequence[Record], settings: ScoringSettings, judge: Judge | None, rates_stages: bool
 ) -> list[ReplyScore]:
-    """Score one model's replies, with the judge if there is one."""
+    """Score one model's replies."""
     if judge is None:
         return score_all(records, file.replies, settings)
     is_used = settings.open_score in JUDGED
     judged = judge_open_answers(records, file.replies, settings, judge) if is_used else {}
     scores = score_all(records, file.replies, settings, judged=judged)
-    return judge_all_stages(records, file.replies, scores, settings, judge) if options.judge_stages else scores
+    return judge_all_stages(records, file.replies, scores, settings, judge) if rates_stages else scores
 
 
 def _describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
@@ -304,49 +365,6 @@ def _describe_missing(file: ReplyFile, chosen: Sequence[Record]) -> str:
     }
     parts += [f"{count} replies {what} and were not used" for what, count in counts.items() if count]
     return f"{file.name}: {'; '.join(parts)}." if parts else ""
-
-
-def _score_perturbed(
-    options: argparse.Namespace,
-    collection: VqaCollection,
-    chosen: Sequence[Record],
-    results: Results,
-    settings: ScoringSettings,
-) -> Table:
-    model = next(name for name in results.figures if name != BASELINE)
-    source = read_source(options.perturbed_records)
-    if source != digest_file(collection.path)[1]:
-        raise BadInput(f"{options.perturbed_records}: not made of {collection.path} as it is now; run `perturb` again")
-    rounds = []
-    for number, path in enumerate(options.perturbed, start=1):
-        records = read_vqa_records(name_round(options.perturbed_records, number)).records
-        ids = {record.id: None for record in records}
-        if set(ids) != {record.id for record in chosen if record.kind in PERTURBED_KINDS}:
-            raise BadInput(
-                f"{name_round(options.perturbed_records, number)}: other records than the closed and single-choice "
-                f"ones of split {options.split}; write them with `perturb` from the same RECORDS and --split"
-            )
-        file = read_replies(path, name=path.stem, chosen=ids.keys(), known=ids.keys(), missing=options.missing)
-        rounds.append((records, file.replies))
-    how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
-    figures = score_rounds(rounds, settings, **how)
-    return tabulate_rounds(figures, results.figures[model], model=model, std=options.perturbation_std)
-
-
-def _describe(
-    results: Results, collection: VqaCollection, files: Sequence[ReplyFile], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Return the content of metrics.json."""
-    document = to_json(results)
-    for file in files:
-        document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
-        document["models"][file.name] |= {"num_set_aside": file.num_set_aside, "num_unknown": file.num_unknown}
-    document["records"] = {**_identify(collection.path), "split": options.split}
-    return document
-
-
-def _identify(path: Path) -> dict[str, str]:
-    return {"path": as_text(path), "sha256": digest_file(path)[1]}
 
 
 def _write_scores(path: Path, models: Mapping[str, Sequence[ReplyScore]]) -> None:
