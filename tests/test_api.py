@@ -15,11 +15,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^### sc\.(\w+)\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
+SECTIONS = re.findall(r"^### sc\.(\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
+EXAMPLES = [
+    (name, "\n".join(re.findall(r"^```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))) for name, text in SECTIONS
+]
 
 
 def test_every_public_name_is_documented_once_with_an_example():
     assert sorted(name for name, _ in EXAMPLES) == sc.__all__
+    assert not re.search(r"(from|import) stepcot_jax(\.|\s+import)", PAGE)
     for name, code in EXAMPLES:
         assert re.search(rf"\b(sc\.{name}\b|{name})", code) or name in ("Dataset", "Phase"), name
 
@@ -55,3 +59,10 @@ def test_the_examples_run_in_order(tmp_path, monkeypatch):
             exec(compile(code, f"docs/api.md, sc.{name}", "exec"), namespace)  # noqa: S102
     assert set(namespace["answers"]) == {step.name for step in namespace["chain"].steps}
     assert (tmp_path / "exports" / "small" / "load.py").is_file()
+    low, high = namespace["report"]["test"]["student"]["interval"]
+    assert low <= namespace["report"]["test"]["student"]["mean_accuracy"] <= high
+    assert set(namespace["found"].values()) == {1.0}  # A and V of the true replies, in the dialect they are written in
+    assert (tmp_path / "scores" / "index.html").is_file()
+    assert namespace["corrected"].answers["Anatomical location"] == "Upper lung zone"
+    assert [record.answers[-1] >= 0 for record in namespace["annotated"].records] == [True, True]
+    assert all(record.thinking for record in namespace["reasoned"])
