@@ -134,7 +134,9 @@ def write_results(
     print("\n".join(describe_reliance(reliance)))
     if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:
         cases = f"{len(test.predictions.labels)} test cases of {num_patients} patients"
-        print(f"note: {cases} show nothing: with fewer than {MIN_PATIENTS} patients figures and intervals may be chance")
+        print(
+            f"note: {cases} show nothing: with fewer than {MIN_PATIENTS} patients figures and intervals may be chance"
+        )
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report
 
