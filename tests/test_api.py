@@ -51,6 +51,23 @@ def test_nothing_is_imported_before_it_is_used():
     assert set(sc.__all__) <= set(dir(sc))
 
 
+def test_the_block_of_the_readme_runs_as_printed(monkeypatch):
+    """Its last two lines, of trained runs, with what they are given alone."""
+    (block,) = re.findall(
+        r"^```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    asked = []
+    monkeypatch.setattr(sc.Run, "execute", lambda run: asked.append(run.place.name))
+    monkeypatch.setattr(
+        sc, "load", lambda workdir: asked.append(workdir) or type("", (), {"read": staticmethod(asked.append)})
+    )
+    namespace = {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(block, "README.md", "exec"), namespace)  # noqa: S102
+    assert {array.shape for array in namespace["logits"].values()} == {(8, 7, 9)}
+    assert asked == ["runs/quickstart", "runs/phantoms/images/phantom_000089.png", "runs/short"]
+
+
 def test_the_examples_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"sc": sc}
