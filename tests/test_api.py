@@ -78,7 +78,9 @@ def test_the_examples_run_in_order(tmp_path, monkeypatch):
     assert (tmp_path / "exports" / "small" / "load.py").is_file()
     low, high = namespace["report"]["test"]["student"]["interval"]
     assert low <= namespace["report"]["test"]["student"]["mean_accuracy"] <= high
-    assert set(namespace["found"].values()) == {1.0}  # A and V of the true replies, in the dialect they are written in
+    figures = namespace["scores"].figures["replies"]  # of the true replies, in the dialect they are written in
+    assert namespace["scores"].dialect == "gemex_plain"
+    assert [figures[name]["closed"]["value"] for name in ("a_score", "v_score")] == [1, 1]
     assert (tmp_path / "scores" / "index.html").is_file()
     assert namespace["corrected"].answers["Anatomical location"] == "Upper lung zone"
     assert [record.answers[-1] >= 0 for record in namespace["annotated"].records] == [True, True]
