@@ -5,14 +5,16 @@ file is read, since only the chain knows its options.
 """
 
 import dataclasses
+import os
 import string
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args, overload
 
 import msgspec
 
 from stepcot_jax.box import Box, Corners
-from stepcot_jax.chain import NOT_ANNOTATED, Step, fold
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
 Kind = Literal["open", "closed", "single", "multi"]
@@ -229,3 +231,39 @@ def _check_answer(record: Record) -> None:
         raise BadInput(
             f"synonyms: {len(record.synonyms)} synonyms of a question of kind {record.kind!r}; only open has any"
         )
+
+
+class Records(Sequence[Record]):
+    """Records of one folder, in order; made by `load_records`, or from your own list.
+
+    Attributes:
+      root: folder that image paths are relative to.
+      chain: steps and options of the answers; None for questions.
+      set_aside: excluded records of the folder, each with the reason.
+
+    >>> records = Records([Record(image="a.png", patient="p")], root="data")
+    >>> len(records), records[0].image, records.chain
+    (1, 'a.png', None)
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        *,
+        root: str | os.PathLike[str],
+        chain: Chain | None = None,
+        set_aside: Sequence[SetAside] = (),
+    ) -> None:
+        self._records, self.root, self.chain, self.set_aside = records, Path(root), chain, tuple(set_aside)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Record]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._records[index]

@@ -15,11 +15,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^### sc\.(\w+)\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
+SECTIONS = re.findall(r"^### sc\.(\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
+EXAMPLES = [
+    (name, "\n".join(re.findall(r"^```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))) for name, text in SECTIONS
+]
 
 
 def test_every_public_name_is_documented_once_with_an_example():
     assert sorted(name for name, _ in EXAMPLES) == sc.__all__
+    assert not re.search(r"(from|import) stepcot_jax(\.|\s+import)", PAGE)
     for name, code in EXAMPLES:
         assert re.search(rf"\b(sc\.{name}\b|{name})", code) or name in ("Dataset", "Phase"), name
 
@@ -47,6 +51,23 @@ def test_nothing_is_imported_before_it_is_used():
     assert set(sc.__all__) <= set(dir(sc))
 
 
+def test_the_block_of_the_readme_runs_as_printed(monkeypatch):
+    """Its last two lines, of trained runs, with what they are given alone."""
+    (block,) = re.findall(
+        r"^```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    asked = []
+    monkeypatch.setattr(sc.Run, "execute", lambda run: asked.append(run.place.name))
+    monkeypatch.setattr(
+        sc, "load", lambda workdir: asked.append(workdir) or type("", (), {"read": staticmethod(asked.append)})
+    )
+    namespace = {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(block, "README.md", "exec"), namespace)  # noqa: S102
+    assert {array.shape for array in namespace["logits"].values()} == {(8, 7, 9)}
+    assert asked == ["runs/quickstart", "runs/phantoms/images/phantom_000089.png", "runs/short"]
+
+
 def test_the_examples_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"sc": sc}
@@ -55,3 +76,12 @@ def test_the_examples_run_in_order(tmp_path, monkeypatch):
             exec(compile(code, f"docs/api.md, sc.{name}", "exec"), namespace)  # noqa: S102
     assert set(namespace["answers"]) == {step.name for step in namespace["chain"].steps}
     assert (tmp_path / "exports" / "small" / "load.py").is_file()
+    low, high = namespace["report"]["test"]["student"]["interval"]
+    assert low <= namespace["report"]["test"]["student"]["mean_accuracy"] <= high
+    figures = namespace["scores"].figures["replies"]  # of the true replies, in the dialect they are written in
+    assert namespace["scores"].dialect == "gemex_plain"
+    assert [figures[name]["closed"]["value"] for name in ("a_score", "v_score")] == [1, 1]
+    assert (tmp_path / "scores" / "index.html").is_file()
+    assert namespace["corrected"].answers["Anatomical location"] == "Upper lung zone"
+    assert [record.answers[-1] >= 0 for record in namespace["annotated"].records] == [True, True]
+    assert all(record.thinking for record in namespace["reasoned"])

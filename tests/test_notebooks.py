@@ -63,6 +63,7 @@ def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
         assert not re.search(r"(?<![\w.])/(tmp|home|root|Users|work)/", printed), cell["id"]
         source = "".join(cell["source"])
         assert "STEPCOT" not in source  # no scaffolding of this test
+        assert not re.search(r"(from|import) stepcot_jax(\.|\s+import)", source), cell["id"]  # the public names alone
         assert "environ" not in source
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 10**6
 

@@ -1,5 +1,6 @@
 """Commands by their names: what they print, exit codes, errors in one line, and what they import."""
 
+import ast
 import os
 import pathlib
 import subprocess
@@ -32,9 +33,16 @@ def test_the_tools_are_listed_without_jax():
     assert not {"jax", "numpy"} & imported
 
 
+def test_a_module_runs_nothing_before_its_last_definition():
+    guards = {path: ast.parse(path.read_text()).body for path in (ROOT / "stepcot_jax").rglob("*.py")}
+    early = [path for path, body in guards.items() if any("__main__" in ast.unparse(node)[:25] for node in body[:-1])]
+    assert early == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
+        (["data", "fetch", "--help"], 0, "Copies a folder"),
         (["--help"], 0, "usage: stepcot COMMAND"),
         (["--version"], 0, "stepcot-jax 0."),
         (["conformanc"], 2, "did you mean conformance?"),

@@ -74,14 +74,14 @@ class Plan:
 
     annotator: Endpoint | None  # the model that annotates; None for the offline version
     voters: tuple[Endpoint, ...]  # further models that vote on each answer
-    asks_trust: bool  # whether to ask the annotator if it trusts its own answer
-    cap: int | None  # most tokens of all answers in the folder; None for no cap
-    concurrency: int  # number of items in flight
-    num_repairs: int  # how often an unreadable answer is requested again
+    asks_trust: bool = False  # whether to ask the annotator if it trusts its own answer
+    cap: int | None = None  # most tokens of all answers in the folder; None for no cap
+    concurrency: int = 4  # number of items in flight
+    num_repairs: int = 2  # how often an unreadable answer is requested again
     # "stop" ends a run with failed requests with an error; "set-aside" sets their items aside
-    on_failure: Literal["stop", "set-aside"]
-    images: Literal["link", "none"]  # "link" links the records' images into the folder, "none" leaves them
-    overwrite: bool  # whether to replace an earlier result in the folder
+    on_failure: Literal["stop", "set-aside"] = "stop"
+    images: Literal["link", "none"] = "link"  # "link" links the records' images into the folder, "none" leaves them
+    overwrite: bool = False  # whether to replace an earlier result in the folder
     batch: BatchLimits | None = None  # writes requests to files instead of sending them; None to send them
     # annotates by rules in the processes of an engine; None to annotate in this process
     map_blocks: MapBlocks | None = None

@@ -16,6 +16,7 @@ from stepcot_jax import __version__
 from stepcot_jax.host.download import explain_failure, fetch, find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.terminal import name_command
 from stepcot_jax.host.text import make_printable, shorten
 from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,
@@ -137,7 +138,7 @@ def push_export(
             return upload_folder(ready, repository, private=private, message=f"Export of stepcot-jax {__version__}")
     except BadInput as error:
         name = name or str(folder)
-        again = f"stepcot export push {shlex.quote(name)} {repository}"
+        again = f"{name_command()} export push {shlex.quote(name)} {repository}"
         raise BadInput(f"{error}; the export is complete in {name}, and {again} uploads it") from None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from stepcot_jax.box import convert_rounded, pixels
-from stepcot_jax.chain import fold
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_APPLICABLE, Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
 from stepcot_jax.data.images.dicom import read_projection
 from stepcot_jax.data.images.image_decoding import most_bytes
@@ -205,6 +205,16 @@ _TRAINED_AS = {
 }
 
 
+def _has_borrowed_names(chain: Chain) -> bool:
+    """Return whether the steps have the published names but none of their options, "N/A" aside."""
+
+    def read(step: Step) -> set[str]:
+        return {fold(option) for option in step.options} - {fold(NOT_APPLICABLE)}
+
+    pairs = list(zip(chain.steps, DEFAULT_CHAIN.steps, strict=False))
+    return all(step.name == known.name and read(step).isdisjoint(read(known)) for step, known in pairs)
+
+
 def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
@@ -225,6 +235,11 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
         if untrained:
             notes.append(f"nobody answered {', '.join(untrained)} in the train split: not trained")
         notes += note_one_answers(scan.table.labels, assignment.member & scan.good, targets, scan.chain)
+    if scan.chain is not None and _has_borrowed_names(scan.chain):
+        notes.append(
+            "no step has an option of the published step of its name: config.data.step_names (here --step-names) names "
+            "the steps of another chain"
+        )
     if passed_over := sum(split["rows_that_name_nothing"] or 0 for split in facts["splits"]):
         notes.append(f"{passed_over} rows of split tables name nothing (empty or merged cells) and are passed over")
     return notes

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -28,7 +28,7 @@ from stepcot_jax.evaluation.statistics import (
     divide,
     weighted_mean,
 )
-from stepcot_jax.reasoning.dialects import interpret_answer, read_reply
+from stepcot_jax.reasoning.dialects import DIALECTS, FREE, interpret_answer, read_reply
 from stepcot_jax.reasoning.replies import Missing, Reply
 from stepcot_jax.record import KINDS, STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import IllFormed, Judged, OpenAnswer, answer_reward, format_reward
@@ -299,6 +299,16 @@ def read(text: str, settings: ScoringSettings) -> Reply:
         if alone.is_well_formed:
             return alone
     return read_reply(text, settings.dialect)
+
+
+def choose_dialect(texts: Iterable[str], settings: ScoringSettings) -> str:
+    """Return the first dialect of the papers in which at least half of the replies are well formed, else `FREE`."""
+    replies = list(texts)
+    for dialect in DIALECTS:
+        of_dialect = dataclasses.replace(settings, dialect=dialect)
+        if 2 * sum(read(text, of_dialect).is_well_formed for text in replies) >= len(replies):
+            return dialect
+    return FREE
 
 
 def score_reply(reply: Reply, record: Record, settings: ScoringSettings, *, judged: Judged | None = None) -> ReplyScore:

@@ -99,7 +99,17 @@ def bootstrap(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[Key, Any]:
-    """Return the `intervals` of figures by name, which `compute` gives as [resample, ...]."""
+    """Return the 95 % intervals of figures, by resampling patients with all their cases.
+
+    Args:
+      compute: from weights [resample, case], how often each case counts, to figures [resample, ...] by name.
+      patients: [case], whose case it is; "" for a patient of its own.
+      num_resamples: 1000 give ends that are stable to about a tenth of the interval.
+      seed: of the draws.
+
+    Returns:
+      By name an `Interval`; (nested) lists of them for a figure of several numbers.
+    """
     values = compute(count_once(len(patients)))
     resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
     return {key: intervals(value[0], resampled[key]) for key, value in values.items()}
@@ -180,7 +190,16 @@ class McNemar:
 
 
 def compare_accuracy(*, labels: npt.ArrayLike, first: npt.ArrayLike, second: npt.ArrayLike) -> McNemar:
-    """Run McNemar's test (1947; continuity correction of Edwards 1948), which takes cases as independent."""
+    """Run McNemar's test (1947; continuity correction of Edwards 1948), which takes cases as independent.
+
+    Args:
+      labels: true answers [case]; a negative one is not annotated and does not count.
+      first: answers of one model, [case].
+      second: answers of the other.
+
+    Returns:
+      The discordant cases of each model, with the exact p and that of chi squared.
+    """
     from scipy import stats  # takes half a second to import
 
     truth, answers, others = np.asarray(labels), np.asarray(first), np.asarray(second)
@@ -210,7 +229,17 @@ def flip_signs(differences: Int64[np.ndarray, "patient"]) -> float:
 
 
 def correct(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)); NaN stays and does not count."""
+    """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)).
+
+    Args:
+      p_values: of all tests that were made; NaN for one that is undefined, which does not count.
+
+    Returns:
+      The corrected values in the same order, at most 1; NaN stays.
+
+    >>> correct([0.01, 0.04])
+    [0.02, 0.04]
+    """
     order = sorted((index for index, p in enumerate(p_values) if not math.isnan(p)), key=lambda index: p_values[index])
     corrected, largest = list(p_values), 0.0
     for rank, index in enumerate(order):

@@ -277,6 +277,9 @@ def _prompt_keys(source: str, num_steps: int) -> list[bytes]:
 
 
 def _open_store(folder: Path, kind: Kind) -> FeatureStore:
+    if not (folder / DESCRIPTION_FILE).exists():
+        command = f"stepcot features import FEATURES.npz --root=DATA --store={folder.parent}"
+        raise BadInput(f"{folder.parent}: holds no imported features; `{command}` makes them (docs/encoders.md)")
     store = FeatureStore(folder)
     if store.spec.kind != kind:
         raise BadInput(f"{folder}: the store is of kind {store.spec.kind!r}; expected {kind!r}")

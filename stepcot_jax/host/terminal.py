@@ -1,10 +1,27 @@
 """Progress output: a live bar on a terminal, one changing line in a notebook, plain lines elsewhere."""
 
 import contextlib
+import os
+import pathlib
+import shlex
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+
+def name_command(program: str = "stepcot") -> str:
+    """Return a program of this environment as the user's shell finds it: its name, or its path from here."""
+    script = pathlib.Path(sys.executable).with_name(program)
+    if not script.exists():  # run from a source folder
+        return f"{shlex.quote(sys.executable)} -m stepcot_jax" if program == "stepcot" else program
+    known = shutil.which(program)
+    if known is not None and pathlib.Path(known).resolve() == script.resolve():
+        return program
+    near = os.path.relpath(script)
+    return shlex.quote(str(script) if near.startswith(os.pardir) else near)
 
 
 class Terminal:
@@ -80,6 +97,33 @@ class Terminal:
             self._rewrite(line)
         else:
             self.say(line)
+
+    @contextlib.contextmanager
+    def clock(self, description: str) -> Iterator[None]:
+        """Show the seconds that pass within the context: live on a terminal, else a line every few seconds."""
+        self.say(description)
+        start, ended = time.monotonic(), threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(0.5 if self._live else self._every):
+                text = f"{description}: {time.monotonic() - start:.0f} s"
+                if self._live and self._bar is None:
+                    print(f"\r{text}", end="", file=sys.stderr, flush=True)
+                elif self._rewrites and not self._silent:
+                    self._rewrite(text)
+                elif not self._live:
+                    self.say(text)
+            if self._live and self._bar is None:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+        clock = threading.Thread(target=tick, daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            clock.join()
+            self._finish_line()
 
     def watch(self, items: Iterable[Any], description: str) -> Iterator[Any]:
         """Yield the items of a sized iterable, with a bar."""

@@ -2,3 +2,7 @@
 
 `systems` trains them with the losses of `losses`. Read `teacher_reference`, then `teacher`.
 """
+
+from stepcot_jax.models import teacher_reference
+
+__all__ = ["teacher_reference"]

@@ -26,13 +26,21 @@ _LATEX = {
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A figure with its uncertainty."""
+    """A figure with its uncertainty.
 
-    value: float  # NaN where undefined
-    low: float = math.nan  # NaN without an interval, for example with a single patient
+    Attributes:
+      value: NaN where undefined.
+      low: lower end of 95 %; NaN without an interval, for example with a single patient.
+      high: upper end.
+      deviation: sample standard deviation over seeds; None with one seed.
+      undefined: share of the resamples in which the figure is undefined; they do not count.
+    """
+
+    value: float
+    low: float = math.nan
     high: float = math.nan
-    deviation: float | None = None  # sample standard deviation over seeds; None with one seed
-    undefined: float = 0.0  # share of the resamples in which the figure is undefined; they do not count
+    deviation: float | None = None
+    undefined: float = 0.0
 
     @property
     def is_bootstrapped(self) -> bool:

@@ -301,3 +301,57 @@ def normalise_maps(maps: Float[Array, "case step row column"]) -> Float[Array, "
     # Divided by the largest first: the sum of very small numbers would underflow.
     scaled = jnp.where(is_empty, 1.0, maps / jnp.where(is_empty, 1.0, largest))
     return scaled / jnp.sum(scaled, axis=(2, 3), keepdims=True)
+
+
+# How wide each map is, and how that changes over the steps.
+
+
+def spread(maps: Float[np.ndarray, "*case row column"]) -> Float[np.ndarray, "*case"]:
+    """Return the entropy of each map as a share of the even map's: 0 for a single cell, 1 for an even map.
+
+    Args:
+      maps: of `explain_image`, not negative, each with sum 1, of at least two cells.
+
+    >>> float(spread(np.full((2, 2), 0.25)))
+    1.0
+    """
+    cells = np.asarray(maps, np.float64).reshape(*maps.shape[:-2], -1)
+    if cells.shape[-1] < 2:
+        raise ValueError(f"maps need at least 2 cells; got {cells.shape[-1]}")
+    logs = np.log(np.where(cells > 0, cells, 1.0))
+    return np.clip(-(cells * logs).sum(axis=-1) / np.log(cells.shape[-1]), 0.0, 1.0)
+
+
+def change_a_step(spreads: Float[np.ndarray, "*case step"]) -> Float[np.ndarray, "*case"]:
+    """Return the slope of the least-squares line through the spreads of the steps; below 0 the focus narrows.
+
+    >>> round(float(change_a_step(np.array([0.9, 0.8, 0.7]))), 6)
+    -0.1
+    """
+    offsets = np.arange(spreads.shape[-1]) - (spreads.shape[-1] - 1) / 2
+    return (spreads * offsets).sum(axis=-1) / np.maximum((offsets**2).sum(), 1e-12)
+
+
+def describe_change(spreads: Float[np.ndarray, "step"]) -> str:
+    """Return a phrase for the change of the spread over the steps.
+
+    A slope below 0.005 a step counts as constant, and a line that explains less than half of the variance as none.
+
+    Args:
+      spreads: of the maps of one image, in the chain's order.
+
+    >>> describe_change(np.array([0.9, 0.8, 0.7])), describe_change(np.array([0.9, 0.2, 0.8]))
+    ('the focus narrows', 'the focus goes back and forth')
+    """
+    change = float(change_a_step(spreads))
+    if float(np.ptp(spreads)) < _CONSTANT * (len(spreads) - 1):
+        return "the focus stays as wide"
+    line = change * (np.arange(len(spreads)) - (len(spreads) - 1) / 2)
+    if (line**2).sum() < 0.5 * ((spreads - spreads.mean()) ** 2).sum():
+        return "the focus goes back and forth"
+    if abs(change) < _CONSTANT:
+        return "the focus stays as wide"
+    return f"the focus {'narrows' if change < 0 else 'widens'}"
+
+
+_CONSTANT = 0.005  # slope a step

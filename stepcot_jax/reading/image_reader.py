@@ -86,7 +86,12 @@ def load(
 
 
 class ImageReader:
-    """Reads radiographs from files or arrays; see `load`."""
+    """Reads radiographs with a trained network; made by `load`.
+
+    Attributes:
+      trained: the run's network, calibration and preprocessing.
+      model: "teacher" or "student".
+    """
 
     def __init__(self, trained: Trained, *, model: str, batch_size: int, pairs: bool = False) -> None:
         self.trained, self.model, self._pairs = trained, model, pairs
@@ -192,13 +197,43 @@ class ImageReader:
     def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
         """Return the step whose answer is expected to settle the last step most, at the run's costs; None for none."""
         images = to_input([reading.picture], self.trained.preprocessing)
-        most = max(self.trained.chain.answers_per_step)
-        given = np.zeros((1, len(reading.steps), most), np.float32)
-        for position, answer in enumerate(reading.steps):
-            given[0, position, : len(answer.given_shares)] = answer.given_shares
-        costs = self.trained.run.step_costs
+        costs, given = self.trained.run.step_costs, self._given_of(reading)[None]
         read = self._reader.given_reader(images)
         return find_next_steps(read, given, self.trained.chain, costs=costs, leave_out=leave_out)[0]
+
+    def correct(self, reading: ChainReading, given: Given) -> ChainReading:
+        """Return a reading of the same image with answers given; those given before stay where not given anew.
+
+        Args:
+          reading: of this reader.
+          given: as of `read`.
+        """
+        earlier, shares = self._given_of(reading), self.distributions(given)
+        if shares is not None:
+            earlier = np.where(shares.any(axis=-1, keepdims=True), shares, earlier)
+        return self._read_pictures([reading.source], [reading.picture], [reading.check.projection], earlier)[0]
+
+    def explain(self, reading: ChainReading) -> Float32[np.ndarray, "step row column"]:
+        """Return a map for each answer of a reading: the parts of the image that support it.
+
+        Args:
+          reading: of this reader.
+
+        Returns:
+          Maps [step, row, column], not negative, each with sum 1.
+        """
+        from stepcot_jax.reading.explain import Explainer  # imports this module
+
+        images = to_input([reading.picture], self.trained.preprocessing)
+        labels = np.array([[answer.label for answer in reading.steps]], np.int32)
+        given = self._given_of(reading)[None] if reading.has_given else None
+        return Explainer(self.trained, model=self.model).explain(images, given_answers=given, labels=labels).maps[0]
+
+    def _given_of(self, reading: ChainReading) -> Float32[np.ndarray, "step answer"]:
+        given = np.zeros((len(reading.steps), max(self.trained.chain.answers_per_step)), np.float32)
+        for position, answer in enumerate(reading.steps):
+            given[position, : len(answer.given_shares)] = answer.given_shares
+        return given
 
     def distributions(self, given: Given | None) -> Float32[np.ndarray, "step answer"] | None:
         """Return given answers as distributions; None without any."""

@@ -222,7 +222,11 @@ class Answered:
 
 
 class PolicyReader:
-    """Answers questions about radiographs; the first call compiles the network, which takes seconds."""
+    """Answers questions about radiographs; made by `load`. The first call compiles the network, which takes seconds.
+
+    Attributes:
+      trained: the run's policy, tokenizer and preprocessing.
+    """
 
     def __init__(self, trained: TrainedPolicy) -> None:
         self.trained = trained

@@ -404,12 +404,21 @@ class ChainReading:
         }
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, *, verbose: bool = False) -> str:
+        """Return the answers, one a line, the paragraph, and notes below it.
+
+        Args:
+          verbose: whether the notes say how answer sets were made, with their range, and give the figures of the
+            operating points.
+        """
         rows = [(answer.step.name, answer.answer, answer.describe_certainty()) for answer in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
-        lines = [*self._describe_check(), *lines, *self._describe_changes(), *self._describe_called()]
-        lines += [f"structured report: {self.report}"] if self.report else []
-        text = [f"{self.source} ({self._describe_model()})", *(f"  {line}" for line in lines), self.paragraph]
+        lines += [*self._describe_warnings(), *self._describe_changes()]
+        notes = self._describe_notes(verbose=verbose)
+        text = [self.source, *(f"  {line}" for line in lines), self.paragraph, *(f"  {line}" for line in notes)]
         return "\n".join(make_printable(line) for line in text)
 
     def _repr_html_(self) -> str:
@@ -419,12 +428,10 @@ class ChainReading:
             f"<td>{html.escape(answer.describe_certainty())}</td></tr>"
             for answer in self.steps
         )
-        notes = [*self._describe_check(), *self._describe_changes(), *self._describe_called()]
-        changes = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
-        changed = f"<ul>{changes}</ul>" if changes else ""
+        notes = [*self._describe_warnings(), *self._describe_changes(), *self._describe_notes()]
+        listed = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
         head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
-        caption = f"<caption>{html.escape(self._describe_model())}</caption>"
-        return f"<table>{caption}{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
+        return f"<table>{head}{rows}</table><p>{html.escape(self.paragraph)}</p><ul>{listed}</ul>"
 
     def describe_calibration(self) -> str:
         """Return the network's name and whether its probabilities are calibrated."""
@@ -435,15 +442,22 @@ class ChainReading:
             text += " for readings without given answers"
         return text
 
-    def _describe_model(self) -> str:
-        """Return the network's name, with what its probabilities and answer sets mean."""
-        text = self.describe_calibration()
-        if self.coverage is None or all(answer.answer_set is None for answer in self.steps):
-            return text
-        return f'{text}; "or": the other answers of its set; such sets hold the true answer in {self.coverage_of}'
+    def _describe_notes(self, *, verbose: bool = False) -> list[str]:
+        """Return what the figures mean, one a line: calibration, answer sets, operating points, training data."""
+        lines = [self.describe_calibration()]
+        if self.coverage is not None and any(answer.answer_set is not None for answer in self.steps):
+            of = self.coverage_of if verbose else f"{100 * self.coverage:g} % of the cases"
+            lines.append(f'"or": the other answers of its set; such sets hold the true answer in {of}')
+        if verbose:
+            lines += describe_called({answer.step.name: answer.findings for answer in self.steps}, self.rule)
+        elif any(answer.findings for answer in self.steps):
+            called = [answer for step in self.steps for answer in step.above]
+            lines.append(f"above the operating point: {', '.join(called) or 'none'}")
+        lines.append(str(self.check))
+        return [*lines, f"structured report: {self.report}"] if self.report else lines
 
-    def _describe_check(self) -> list[str]:
-        return [str(self.check), *(f"warning: {line}" for line in self.check.warnings)]
+    def _describe_warnings(self) -> list[str]:
+        return [f"warning: {line}" for line in self.check.warnings]
 
     def _describe_changes(self) -> list[str]:
         """Return the answers that training never had together and the changes by given answers, one a line."""
@@ -454,9 +468,6 @@ class ChainReading:
             lines += [] if flips else ["the given answers changed no later answer"]
             lines.append(describe_shifts(self.shifted))
         return lines
-
-    def _describe_called(self) -> list[str]:
-        return describe_called({answer.step.name: answer.findings for answer in self.steps}, self.rule)
 
 
 def make_readings(

@@ -73,8 +73,11 @@ _DIALECTS = {
 }
 
 DIALECTS: tuple[str, ...] = tuple(_DIALECTS)
+"""Dialects of the published systems, in the order in which `choose_dialect` tries them."""
 FREE = "free"
 """The dialect of replies without a grammar: it is read, never written."""
+AUTO = "auto"
+"""In place of a dialect: `evaluation.replies.choose_dialect` chooses one for each file of replies."""
 
 _KINDS = {
     "open": ("an open-ended", "a short text"),
@@ -85,12 +88,29 @@ _KINDS = {
 
 
 def write_reply(record: Record, dialect: str) -> str:
-    """Write a record as a reply: the target of fine-tuning."""
+    """Write a record as a reply: the target of fine-tuning.
+
+    Args:
+      record: its answer, boxes and reasoning.
+      dialect: of `DIALECTS`.
+
+    Raises:
+      BadInput: the dialect is unknown, or the record lacks a part that it needs.
+    """
     return _find(dialect).write(record)
 
 
 def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
-    """Read a reply; no text raises. `with_thinking=False`: "gemex" requires no thinking (GEMeX-200K)."""
+    """Read a reply; no text raises, `Reply.problems` says what is wrong with it.
+
+    Args:
+      text: what the model wrote.
+      dialect: of `DIALECTS`, or "free" for replies without a grammar.
+      with_thinking: False for replies of "gemex" without thinking (GEMeX-200K).
+
+    Raises:
+      BadInput: the dialect is unknown.
+    """
     if dialect == FREE:
         return dataclasses.replace(read_free(text), text=text)
     read = _find(dialect).read
@@ -115,7 +135,16 @@ def answer_start(reply: str, dialect: str) -> int:
 
 
 def write_question(record: Record, dialect: str, *, with_thinking: bool = True) -> str:
-    """Write the prompt: question, choices, kind of question and form of the reply, with thinking or without it."""
+    """Write the prompt: question, choices, kind of question and form of the reply.
+
+    Args:
+      record: its question, kind and options.
+      dialect: of `DIALECTS`; names the form that is asked for.
+      with_thinking: whether to ask for reasoning before the answer.
+
+    Raises:
+      BadInput: the dialect is unknown.
+    """
     style = _find(dialect)
     kind, answer = _KINDS[record.kind]
     form = (style.form if with_thinking else style.form_without_thinking).format(answer=answer)

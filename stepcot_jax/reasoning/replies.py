@@ -26,18 +26,31 @@ Missing = Literal["wrong", "stop", "skip"]
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """The parts of a reply as a dialect's reader returns them. Reading never raises; `problems` lists violations."""
+    """The parts of a reply as a dialect's reader returns them.
+
+    Attributes:
+      dialect: that it was read in.
+      answer: None if no single answer part could be read.
+      references: boxes of the answer, as written; None if missing or unreadable.
+      regions: boxes named within the reasoning.
+      thinking: reasoning before the answer.
+      preamble: text before the first stage.
+      stages: texts by `record.STAGE_NAMES`.
+      problems: why the text violates the dialect's grammar, each a short phrase.
+      space: coordinates of its boxes; None for pixels of the record's `image_size`.
+      text: what was read.
+    """
 
     dialect: str
-    answer: str | None = None  # None if no single answer part could be read
-    references: tuple[Box, ...] | None = None  # boxes of the answer; None if missing or unreadable
-    regions: tuple[Box, ...] = ()  # boxes named within the reasoning
+    answer: str | None = None
+    references: tuple[Box, ...] | None = None
+    regions: tuple[Box, ...] = ()
     thinking: str = ""
-    preamble: str = ""  # text before the first stage
-    stages: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)  # by `record.STAGE_NAMES`
-    problems: tuple[str, ...] = ()  # why the text violates the dialect's grammar, each a short phrase
-    space: Space | None = None  # coordinates of its boxes; None for pixels of the record's `image_size`
-    text: str = dataclasses.field(default="", compare=False, repr=False)  # the text that was read
+    preamble: str = ""
+    stages: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)
+    problems: tuple[str, ...] = ()
+    space: Space | None = None
+    text: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
     def is_well_formed(self) -> bool:

@@ -4,6 +4,6 @@ The judge, which asks a language model, is in `annotate`. Read `functions` first
 """
 
 from stepcot_jax.rewards.functions import answer, grounding, well_formed
-from stepcot_jax.rewards.presets import PRESETS
+from stepcot_jax.rewards.presets import PRESETS, RewardSettings, reward
 
-__all__ = ["PRESETS", "answer", "grounding", "well_formed"]
+__all__ = ["PRESETS", "RewardSettings", "answer", "grounding", "reward", "well_formed"]

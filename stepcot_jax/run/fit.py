@@ -22,10 +22,12 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.step_cot import Objective
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.record import Records
 from stepcot_jax.run.chain_task import ChainTask
 from stepcot_jax.run.given import Given, name_class
 from stepcot_jax.run.inputs import Inputs, select_entries
 from stepcot_jax.run.networks import TEACHER
+from stepcot_jax.run.records import make_dataset
 from stepcot_jax.run.settings import Settings, load_settings
 from stepcot_jax.run.task import Task
 from stepcot_jax.run.training_run import Run
@@ -38,7 +40,7 @@ from stepcot_jax.training.system import System
 
 def fit(
     system: System | SFT | GRPO,
-    data: Dataset | VqaDataset,
+    data: Dataset | VqaDataset | Records,
     *,
     workdir: str | pathlib.Path,
     batch_size: int | None = None,
@@ -53,7 +55,7 @@ def fit(
     Args:
       system: what is trained, such as `StepCoT(data.chain)`, `SFT(policy)`, `GRPO(policy, rewards=[...])`, or your own
         `System`.
-      data: cases, or for a policy questions, with their splits; see `make_dataset`.
+      data: cases, or for a policy questions, with their splits; see `make_dataset`, which is applied to records.
       workdir: folder of checkpoints, logs and results; a second call resumes there.
       batch_size: cases of an update, over all devices; None for 32, or a policy's own.
       seed: of parameters, order and dropout.
@@ -70,6 +72,7 @@ def fit(
       BadInput: the workdir holds another run, or the values cannot be trained.
       RunStopped: training cannot continue; the last good state is kept.
     """
+    data = make_dataset(data, seed=seed) if isinstance(data, Records) else data
     make: Callable[..., Task]
     if is_recipe(system) and isinstance(data, VqaDataset):
         described, given = describe_policy(system, data, batch_size)

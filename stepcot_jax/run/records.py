@@ -2,11 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-from stepcot_jax.chain import Chain
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import folder_files
@@ -17,46 +14,10 @@ from stepcot_jax.data.sources.layouts import AUTO, read_source
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.record import Record, SetAside
+from stepcot_jax.record import Records
 from stepcot_jax.run import loading
 from stepcot_jax.run.networks import trained_preprocessing
 from stepcot_jax.run.settings import load_settings
-
-
-class Records(Sequence[Record]):
-    """Records of one folder, in order; made by `load_records`, or from your own list.
-
-    Attributes:
-      root: folder that image paths are relative to.
-      chain: steps and options of the answers; None for questions.
-      set_aside: excluded records of the folder, each with the reason.
-
-    >>> records = Records([Record(image="a.png", patient="p")], root="data")
-    >>> len(records), records[0].image, records.chain
-    (1, 'a.png', None)
-    """
-
-    def __init__(
-        self,
-        records: Sequence[Record],
-        *,
-        root: str | os.PathLike[str],
-        chain: Chain | None = None,
-        set_aside: Sequence[SetAside] = (),
-    ) -> None:
-        self._records, self.root, self.chain, self.set_aside = records, Path(root), chain, tuple(set_aside)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Record]: ...
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._records[index]
 
 
 def load_records(

@@ -21,7 +21,7 @@ from stepcot_jax.evaluation.predictions import (
     ValidationPredictions,
     write_predictions,
 )
-from stepcot_jax.evaluation.statistics import as_plain
+from stepcot_jax.evaluation.statistics import MIN_PATIENTS, as_plain, count_patients
 from stepcot_jax.evaluation.summary import describe, format_table, report_dict, summarise
 from stepcot_jax.host.files import write_json
 from stepcot_jax.run.sections import EvaluationSettings
@@ -123,12 +123,20 @@ def write_results(
     write_json(workdir / STATISTICS_FILE, statistics)
     metrics = evaluate(test.predictions, chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
+    for name, figures in report["test"].items():
+        interval = statistics["models"][name]["intervals"]
+        figures["interval"] = interval and [interval["mean_accuracy"][end] for end in ("low", "high")]
     report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
     write_json(workdir / REPORT, report)
     print(format_table(metrics))
     print()
     print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
     print("\n".join(describe_reliance(reliance)))
+    if (num_patients := count_patients(test.facts["patient_id"])) < MIN_PATIENTS:
+        cases = f"{len(test.predictions.labels)} test cases of {num_patients} patients"
+        print(
+            f"note: {cases} show nothing: with fewer than {MIN_PATIENTS} patients figures and intervals may be chance"
+        )
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report
 

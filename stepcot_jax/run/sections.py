@@ -123,7 +123,9 @@ class PromptSettings:
 def _weights_error(key: str, weights: str, condition: str) -> BadInput:
     if weights:
         return BadInput(f"config.{key}: {weights!r} is not used with config.{condition}; leave it empty")
-    return BadInput(f"config.{key} is required with config.{condition} (a folder, a file or a Hugging Face id)")
+    made = "; the folder that `stepcot features import FEATURES.npz --root=DATA --store=FOLDER` makes"
+    accepted = made if "imported" in condition else " (a folder, a file or a Hugging Face id)"
+    return BadInput(f"config.{key} is required with config.{condition}{accepted}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

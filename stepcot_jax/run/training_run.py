@@ -18,7 +18,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.extras import find_extra
 from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.host.machine import release_freed_memory, use_compilation_cache
-from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.terminal import Terminal, name_command
 from stepcot_jax.host.text import install_extra, one_line
 from stepcot_jax.policies.qwen_policy import param_shardings
 from stepcot_jax.run.given import Given, write_given
@@ -268,7 +268,7 @@ class Run:
         """Print which commands read the finished run, and how to train it longer."""
         workdir = shlex.quote(self.place.name)
         for command in self.task.next_commands:
-            self.terminal.say(f"next: stepcot {command.format(workdir=workdir)}")
+            self.terminal.say(f"next: {name_command()} {command.format(workdir=workdir)}")
         self.terminal.say(describe_longer(self.settings))
 
     def describe_resume(self) -> str:
@@ -332,8 +332,8 @@ class Run:
         return {**compiled, **ahead}
 
     def _compile(self, phase: Phase, state: Any, batch: Batch) -> Compiled:
-        self.terminal.say(f"compiling the {phase.name} update")
-        compiled = self.devices.compile_update(phase.update, state=state, batch=batch)
+        with self.terminal.clock(f"compiling the {phase.name} update"):
+            compiled = self.devices.compile_update(phase.update, state=state, batch=batch)
         release_freed_memory()
         return compiled
 

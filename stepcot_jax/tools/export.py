@@ -13,6 +13,7 @@ from typing import Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import find_extra
+from stepcot_jax.host.terminal import name_command
 from stepcot_jax.tools.options import local_path
 
 MODELS = ("student", "teacher")
@@ -103,7 +104,9 @@ def describe_report(report: Mapping[str, Any]) -> str:
         lines.append(f"{name}: {', '.join(pairs)}")
     folder = shlex.quote(report["folder"])
     if "load.py" in report["files"]:
-        lines.append(f"next: python {folder}/load.py {folder}  (checks that a machine computes the same)")
+        lines.append(
+            f"next: {name_command('python')} {folder}/load.py {folder}  (checks that a machine computes the same)"
+        )
     else:
         lines.append(f"next: transformers' Qwen2_5_VLForConditionalGeneration.from_pretrained reads {folder}")
     return "\n".join(lines)

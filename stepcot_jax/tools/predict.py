@@ -96,7 +96,7 @@ def _read_and_write(
         if not reader.follows:
             print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
-        _write([f"\n{reported}" for reported in report([reading])], options.out)
+        _write([f"\n{reported.describe(verbose=options.verbose)}" for reported in report([reading])], options.out)
         return
     if has_rows:
         read = functools.partial(reader.read_files, paths, given=given)
@@ -107,7 +107,8 @@ def _read_and_write(
     if options.json:
         _write((json.dumps(reading.as_dict()) for reading in readings), options.out)
     else:
-        _write(("\n" * bool(number) + str(reading) for number, reading in enumerate(readings)), options.out)
+        texts = (reading.describe(verbose=options.verbose) for reading in readings)
+        _write(("\n" * bool(number) + text for number, text in enumerate(texts)), options.out)
 
 
 def _reporting(
@@ -157,6 +158,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="also write a structured report of each DICOM image to DIR, in its study; holds the patient's data",
     )
+    verbose = "also say how answer sets were made, and the figures of the operating points"
+    parser.add_argument("--verbose", action="store_true", help=verbose)
     parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
     parser.add_argument(

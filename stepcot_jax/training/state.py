@@ -40,7 +40,14 @@ class TrainState(flax.struct.PyTreeNode):
 def apply_gradients(
     state: TrainState, network: str, optimizer: "optax.GradientTransformation", gradients: Params
 ) -> TrainState:
-    """Return the state after one network's optimizer has applied its gradients; `step` stays."""
+    """Return the state after one network's optimizer has applied its gradients; `step` stays.
+
+    Args:
+      state: of a run.
+      network: name of the optimizer in `state.optimizers`.
+      optimizer: what made that state.
+      gradients: by the names in `state.params` that it trains.
+    """
     import optax  # here, as it takes 0.2 s and readers of checkpoints do not need it
 
     trained = {name: state.params[name] for name in gradients}

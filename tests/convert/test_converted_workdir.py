@@ -19,6 +19,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export.authors import NETWORKS, entries, from_torch_networks
 from stepcot_jax.export.folder import export_model
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import name_command
 from stepcot_jax.reading.loading import load
 from stepcot_jax.reading.trained_model import load_trained
 from stepcot_jax.run.settings import read_run_settings
@@ -137,7 +138,7 @@ def test_a_teacher_alone_is_a_teachers_run_and_says_what_is_random(sources, tmp_
     assert run(sources, tmp_path / "run", source="teacher.safetensors") == 0
     printed = capsys.readouterr().out
     assert "not in the file, random: student, teacher_projection, student_projection\n" in printed
-    assert f"next: stepcot predict IMAGE --checkpoint={tmp_path / 'run'}\n" in printed
+    assert f"next: {name_command()} predict IMAGE --checkpoint={tmp_path / 'run'}\n" in printed
     assert list(load_trained(tmp_path / "run").params) == ["teacher"]
 
 

@@ -12,14 +12,13 @@ from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reading.explain import change_a_step, describe_change, spread
 from stepcot_jax.tools.explain.drawing import attention_table, node_names, step_attention
 from stepcot_jax.tools.explain.scoring import (
     EVEN,
     RANDOM,
     TRAINED,
-    change_a_step,
     compare,
-    describe_change,
     describe_scores,
     draw_boxed,
     fill_boxes,
@@ -29,7 +28,6 @@ from stepcot_jax.tools.explain.scoring import (
     score_even_map,
     score_maps,
     smooth,
-    spread,
     spread_out,
     write_scores,
 )

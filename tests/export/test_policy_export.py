@@ -18,6 +18,7 @@ from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.folder import write_sums
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.terminal import name_command
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reading.policy_reader import load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
@@ -177,7 +178,7 @@ def test_the_command(run, tmp_path, capsys):
     lines = describe_report(told).splitlines()
     assert lines[0].startswith(f"{tmp_path / 'out'}: {len(told['files'])} files, ")
     assert lines[1].startswith(f"policy: parameters {told['policy']['parameters']:,}, phase ")
-    assert lines[2].startswith(f"next: python {tmp_path / 'out'}/load.py ")
+    assert lines[2].startswith(f"next: {name_command('python')} {tmp_path / 'out'}/load.py ")
 
 
 def test_nothing_is_left_of_an_export_that_fails(run, tmp_path, monkeypatch):

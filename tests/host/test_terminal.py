@@ -2,8 +2,11 @@
 
 import io
 import sys
+import time
 
-from stepcot_jax.host.terminal import Terminal
+import pytest
+
+from stepcot_jax.host.terminal import Terminal, name_command
 
 
 class _Stream(io.StringIO):
@@ -45,3 +48,37 @@ def test_elsewhere_every_line_stays(monkeypatch):
     assert "\r" not in text
     assert text.splitlines()[0] == "training 1/3 0 s left a long note"
     assert len(text.splitlines()) == 5
+
+
+def test_a_clock_counts_the_seconds_of_what_reports_no_progress(capsys):
+    with Terminal(every_seconds=0.01).clock("compiling"):
+        time.sleep(0.2)
+    first, *later = capsys.readouterr().err.splitlines()
+    assert first == "compiling"
+    assert set(later) == {"compiling: 0 s"}
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "name"),
+    [
+        ("venv/bin", "", "stepcot"),  # activated
+        ("", "", "venv/bin/stepcot"),
+        ("other", "", "venv/bin/stepcot"),  # another installation comes first
+        ("", "venv", "bin/stepcot"),
+        ("", "other", "{here}/venv/bin/stepcot"),
+    ],
+)
+def test_a_printed_command_works_in_the_shell_that_printed_it(tmp_path, monkeypatch, path, folder, name):
+    for place in ("venv/bin", "other"):
+        (tmp_path / place).mkdir(parents=True)
+        for program in ("stepcot", "python"):
+            (tmp_path / place / program).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / path) if path else "/nowhere")
+    monkeypatch.chdir(tmp_path / folder)
+    assert name_command() == name.format(here=tmp_path)
+
+
+def test_without_a_script_the_package_is_run_as_a_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert name_command() == f"{tmp_path / 'python'} -m stepcot_jax"

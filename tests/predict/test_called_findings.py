@@ -42,7 +42,7 @@ def test_each_answer_is_compared_with_its_own_threshold(made, model):
             assert finding.is_above == (share >= own[finding.answer].threshold.value)
             called += [finding.answer] if finding.is_above else []
     assert called
-    text = str(reading)
+    text = reading.describe(verbose=True)
     assert "above the operating point (sensitivity of 80 % or more on validation; figures of the test cases):" in text
     assert all(f"{answer} (sensitivity 80 %, specificity 70 %)" in text for answer in called)
     assert reading._repr_html_().count("above the operating point") == 1

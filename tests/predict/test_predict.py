@@ -359,17 +359,23 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     assert {row["Diagnosis"] for row in rows} - {""} <= set(DEFAULT_CHAIN.steps[6].options)
 
 
-def test_the_tool_prints_a_table(workdir, images, capsys):
+def test_the_tool_prints_seven_answers_first_and_what_they_mean_below(workdir, images, capsys):
     arguments = (images / "b.png", images / "c.png", f"--checkpoint={workdir}", "--model=teacher")
     code, told, complained = run_tool_here(capsys, *arguments, "--given=Anatomical location=Lower lung zone")
     assert (code, complained) == (0, "")
-    lines = told.splitlines()
-    whom = "90 % of all cases together, not of each answer"
-    of_sets = f'"or": the other answers of its set; such sets hold the true answer in {whom}'
-    calibrated = "probabilities calibrated for readings without given answers"
-    assert lines[0] == f"{images / 'b.png'} (teacher; {calibrated}; {of_sets})"
-    assert lines.pop(1) == "  trained on: phantoms (drawn images), 60 cases; no gate stored"
+    lines = told.partition("\n\n")[0].splitlines()
+    assert lines[0] == str(images / "b.png")
     assert [line.split("  ")[1] for line in lines[1:8]] == [step.name for step in DEFAULT_CHAIN.steps]
+    assert len({len(line) - len(line.split("  ")[-1].lstrip()) for line in lines[1:8]}) == 1  # aligned
+    sets = '"or": the other answers of its set; such sets hold the true answer in 90 % of '
+    below = [
+        "  teacher; probabilities calibrated for readings without given answers",
+        f"  {sets}the cases",
+        "  trained on: phantoms (drawn images), 60 cases; no gate stored",
+    ]
+    assert lines[-3:] == below
+    verbose = run_tool_here(capsys, *arguments[:1], *arguments[2:], "--verbose")[1].splitlines()
+    assert f"  {sets}all cases together, not of each answer" in verbose
     assert "Lower lung zone" in lines[4]
     assert "given (network: " in lines[4]
 

@@ -61,6 +61,7 @@ REFUSED = [
     ({"image_encoder.weights": "x"}, "image_encoder.weights: 'x.* is not used with config.image_encoder.name"),
     (FROZEN | {"image_encoder.weights": ""}, "image_encoder.weights is required with"),
     (FROZEN | {"image_encoder.weights": "ftp://models/x"}, "image_encoder.weights: .*unknown scheme"),
+    ({"image_encoder.name": "imported"}, "image_encoder.weights is required .*stepcot features import FEATURES.npz"),
     ({"prompts.encoder": "pretrained"}, "prompts.weights is required with config.prompts.encoder"),
     ({"prompts.encoder": "imported"}, "prompts.encoder: 'imported' needs config.image_encoder.name='imported'"),
     ({"teacher.num_heads": 5}, r"teacher.num_heads: 5 is not a divisor of config.teacher.width \(768\)"),

@@ -11,6 +11,7 @@ import pytest
 from run.small_run import Killed, read_log, small_settings, stop_at
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import name_command
 from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.run.task import Task
 from stepcot_jax.training.state import TrainState, apply_gradients
@@ -157,8 +158,8 @@ def test_a_finished_run_says_what_reads_it(tmp_path, monkeypatch, capsys):
     run = make_run(tmp_path / "a b", monkeypatch)
     run.say_next()
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(("next", "longer"))] == [
-        f"next: stepcot report '{tmp_path / 'a b'}'",
-        f"next: stepcot predict x.png --checkpoint='{tmp_path / 'a b'}'",
+        f"next: {name_command()} report '{tmp_path / 'a b'}'",
+        f"next: {name_command()} predict x.png --checkpoint='{tmp_path / 'a b'}'",
         "longer: the same command with --config.training.joint_epochs=N goes on, N above 3",
     ]
 

@@ -52,17 +52,32 @@ _FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "struc
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """A model behind an OpenAI-compatible address."""
+    """A language model behind an OpenAI-compatible address, such as vLLM, Ollama or OpenAI.
+
+    Attributes:
+      model: its name at the endpoint.
+      base_url: address including the version, such as "http://localhost:11434/v1".
+      key_variable: environment variable that holds the key; "" sends no key.
+      temperature: of decoding, 0 to 2; None omits the setting.
+      seed: of decoding; None omits the setting.
+      max_answer_tokens: most tokens of one answer.
+      timeout: seconds for a complete request, even if the response arrives slowly.
+      max_response_bytes: most bytes of one response.
+      num_attempts: attempts before a request is given up.
+
+    Raises:
+      BadInput: the address has a user or a query, or a number is out of range.
+    """
 
     model: str
-    base_url: str = DEFAULT_BASE_URL  # address including the version, such as "http://localhost:11434/v1"
-    key_variable: str = DEFAULT_KEY_VARIABLE  # environment variable that holds the key; "" sends no key
-    temperature: float | None = 0.0  # decoding temperature, 0 to 2; None omits the setting
-    seed: int | None = 0  # decoding seed; None omits the setting
-    max_answer_tokens: int = 2048  # most tokens of one answer
-    timeout: float = 120.0  # seconds for a complete request, even if the response arrives slowly
-    max_response_bytes: int = 1 << 20  # most bytes of one response
-    num_attempts: int = 8  # attempts before a request is given up
+    base_url: str = DEFAULT_BASE_URL
+    key_variable: str = DEFAULT_KEY_VARIABLE
+    temperature: float | None = 0.0
+    seed: int | None = 0
+    max_answer_tokens: int = 2048
+    timeout: float = 120.0
+    max_response_bytes: int = 1 << 20
+    num_attempts: int = 8
 
     def __post_init__(self) -> None:
         if not self.model.strip() or not self.model.isprintable():

@@ -312,7 +312,8 @@ class RecordReader:
         if sorted(numbers) != list(range(1, len(expected) + 1)):
             shown = [name[:_NUM_SHOWN] for name in names[:26]]
             raise BadInput(
-                f"vqa_chain: {len(entries)} steps {shown} are not the expected {len(expected)}, each once: {expected}"
+                f"vqa_chain: {len(entries)} steps {shown} are not the expected {len(expected)}, each once: {expected}; "
+                "config.data.step_names (of data check --step-names) names those of another chain"
             )
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         self._orders.keep(names, order, num_chars=sum(map(len, names)))

@@ -159,7 +159,9 @@ class _RowReader:
                 raise BadInput("'?' without an answer; expected the possible answer before it")
             return label, is_marked
         except BadInput as error:
-            raise BadInput(f"column {self._chain.steps[index].name}: {error}") from error
+            own = "; options that are not the published ones go into chain.json beside the table (docs/sources.md)"
+            is_published = self._chain == DEFAULT_CHAIN
+            raise BadInput(f"column {step.name}: {error}{own if is_published else ''}") from error
 
 
 def known_columns(chain: Chain) -> set[str]:
@@ -194,7 +196,8 @@ def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
         raise BadInput(f"{path}: columns label and {chain.steps[-1].name} exclude each other")
     steps[-1] = label if steps[-1] is None else steps[-1]
     if all(column is None for column in steps):
-        raise BadInput(f"{path}: no column with answers in {shown}; {expected}")
+        own = "" if chain != DEFAULT_CHAIN else f"; steps of your own go into {CHAIN_NAME} beside the table"
+        raise BadInput(f"{path}: no column with answers in {shown}; {expected}{own}")
     unknown = [name for name, key in zip(names, folded, strict=True) if key not in known]
     if any(unknown):
         _LOG.warning("%s: ignored columns: %s; %s", path, ", ".join(map(repr, unknown[:20])), expected)

@@ -98,13 +98,14 @@ def annotate_vqa(options: argparse.Namespace) -> None:
 def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
     """Write the requests of the next round to files, or the result if all answers are there."""
     from stepcot_jax.annotate.runner import RoundWritten
+    from stepcot_jax.host.terminal import name_command
 
     try:
         run(options)
     except RoundWritten as written:
         print(written)
         again = "this command again for the next round"
-        print(f"next: send the files, stepcot annotate replies {options.out} FILE ..., then {again}")
+        print(f"next: send the files, {name_command()} annotate replies {options.out} FILE ..., then {again}")
 
 
 def read_replies(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from stepcot_jax.export.authors import NETWORKS, drop_ignored, group_by_network, to_jax_tensors, to_torch_tensors
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.terminal import name_command
 from stepcot_jax.tools.convert.converted_workdir import check_destination, read_tensors, write_tensors
 from stepcot_jax.tools.options import local_path
 from stepcot_jax.training.state import flatten
@@ -157,7 +158,7 @@ def _make_workdir(
         f"export --checkpoint={folder} --out=FOLDER",
         f"train --config=NAME --workdir=FOLDER --config.start.checkpoint={folder}",
     )
-    return [*lines, *(f"next: stepcot {command}" for command in commands)]
+    return [*lines, *(f"next: {name_command()} {command}" for command in commands)]
 
 
 if __name__ == "__main__":

@@ -23,31 +23,26 @@ _DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a tes
 def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Record]]":
     """Return the records of a file, and those of the chosen split."""
     from stepcot_jax.data.questions.record_files import read_vqa_records
+    from stepcot_jax.run.scored_replies import choose_split
 
     collection = read_vqa_records(find_path(options.records, "RECORDS"), on_bad_record=options.on_bad_record)
     if collection.set_aside:
         print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
-    chosen = [record for record in collection.records if options.split in ("all", record.split)]
-    if not chosen:
-        splits = sorted({record.split or '""' for record in collection.records})
-        raise BadInput(
-            f"{collection.path}: no record of split {options.split!r}, found {', '.join(splits)}; "
-            "--split=all scores every record"
-        )
+    chosen = choose_split(collection.records, options.split, where=str(collection.path))
     return collection, chosen
 
 
 def score(options: argparse.Namespace) -> None:
     """Score files of replies."""
     # Imported here and below, so that --help is fast.
-    from stepcot_jax.tools.evaluate_replies.scored_files import score_files
+    from stepcot_jax.tools.evaluate_replies.scoring import score_command
 
     records = choose_records(options)
     options.replies = [find_path(file, "REPLIES") for file in options.replies]
     options.perturbed = [find_path(file, "--perturbed") for file in options.perturbed]
     if options.perturbed_records is not None:
         options.perturbed_records = find_path(options.perturbed_records, "--perturbed-records")
-    print(score_files(options, *records), end="")
+    print(score_command(options, *records), end="")
 
 
 def prompts(options: argparse.Namespace) -> None:

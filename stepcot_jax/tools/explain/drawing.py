@@ -17,11 +17,11 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 from stepcot_jax.reading.corrections import Given, check_given, given_distributions
-from stepcot_jax.reading.explain import PREDICTED, Explainer, Explanation
+from stepcot_jax.reading.explain import PREDICTED, Explainer, Explanation, change_a_step, describe_change, spread
 from stepcot_jax.reading.radiographs import Pixels, read_pictures, to_input
 from stepcot_jax.reading.readings import ChainReading, make_readings, percent
 from stepcot_jax.reading.trained_model import Trained
-from stepcot_jax.tools.explain.scoring import change_a_step, describe_change, smooth, spread
+from stepcot_jax.tools.explain.scoring import smooth
 
 BATCH_SIZE = 4
 MEMORY = "Memory"

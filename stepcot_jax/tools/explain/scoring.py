@@ -27,15 +27,14 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.evaluation.statistics import as_plain
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.explain import Explainer
+from stepcot_jax.reading.explain import Explainer, change_a_step, spread
 from stepcot_jax.reading.radiographs import to_input
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.run.settings import Settings
 
 # Geometry of maps and lesion boxes, and the boxed radiographs that maps are scored on.
 #
-# File pixels, the encoder's square, map cells, and how widely a map is spread: from step to step, the paper's Figure
-# 4.
+# File pixels, the encoder's square, and map cells.
 
 
 def place_box(box: Box, *, width: int, height: int, preprocessing: Preprocessing) -> tuple[float, float, float, float]:
@@ -85,51 +84,6 @@ def smooth(cells: Float[np.ndarray, "row column"], size: int) -> Float[np.ndarra
     factors = [size / num_cells for num_cells in cells.shape]
     sampled = ndimage.zoom(np.asarray(cells, np.float64), factors, order=1, mode="nearest", grid_mode=True)
     return sampled / max(sampled.max(), 1e-30)
-
-
-def spread(maps: Float[np.ndarray, "*case row column"]) -> Float[np.ndarray, "*case"]:
-    """Return the entropy of each map as a share of the even map's: 0 for a single cell, 1 for an even map.
-
-    >>> float(spread(np.full((2, 2), 0.25)))
-    1.0
-    """
-    cells = np.asarray(maps, np.float64).reshape(*maps.shape[:-2], -1)
-    if cells.shape[-1] < 2:
-        raise ValueError(f"maps need at least 2 cells; got {cells.shape[-1]}")
-    logs = np.log(np.where(cells > 0, cells, 1.0))
-    return np.clip(-(cells * logs).sum(axis=-1) / np.log(cells.shape[-1]), 0.0, 1.0)
-
-
-def change_a_step(spreads: Float[np.ndarray, "*case step"]) -> Float[np.ndarray, "*case"]:
-    """Return the slope of the least-squares line through the spreads of the steps; below 0 the focus narrows.
-
-    >>> round(float(change_a_step(np.array([0.9, 0.8, 0.7]))), 6)
-    -0.1
-    """
-    offsets = np.arange(spreads.shape[-1]) - (spreads.shape[-1] - 1) / 2
-    return (spreads * offsets).sum(axis=-1) / np.maximum((offsets**2).sum(), 1e-12)
-
-
-def describe_change(spreads: Float[np.ndarray, "step"]) -> str:
-    """Return a phrase for the change of the spread over the steps.
-
-    A slope below 0.005 a step counts as constant, and a line that explains less than half of the variance as none.
-
-    >>> describe_change(np.array([0.9, 0.8, 0.7])), describe_change(np.array([0.9, 0.2, 0.8]))
-    ('the focus narrows', 'the focus goes back and forth')
-    """
-    change = float(change_a_step(spreads))
-    if float(np.ptp(spreads)) < _CONSTANT * (len(spreads) - 1):
-        return "the focus stays as wide"
-    line = change * (np.arange(len(spreads)) - (len(spreads) - 1) / 2)
-    if (line**2).sum() < 0.5 * ((spreads - spreads.mean()) ** 2).sum():
-        return "the focus goes back and forth"
-    if abs(change) < _CONSTANT:
-        return "the focus stays as wide"
-    return f"the focus {'narrows' if change < 0 else 'widens'}"
-
-
-_CONSTANT = 0.005  # slope a step
 
 
 _MOST_DRAWN = 100

@@ -117,6 +117,17 @@ def test_facts_of_a_good_folder(root):
     assert facts["splits_from"] == "tables"
 
 
+def test_steps_of_another_chain_are_told_of_their_names(root):
+    assert not any("step_names" in note for note in facts_of(root)["notes"])
+    records = records_of(root)
+    for entry in (entry for record in records for entry in record["vqa_chain"]):
+        entry.update(options=["A. Broken", "B. Whole"], answer="A")
+    (root / "data.json").write_text(json.dumps(records))
+    assert any("config.data.step_names" in note for note in facts_of(root)["notes"])
+    names = tuple("abcdefg")
+    assert not any("step_names" in note for note in facts_of(root, step_names=names)["notes"])
+
+
 def test_splits_are_made_as_a_run_makes_them(root):
     for name in SPLIT_NAMES:
         (root / f"{name}.csv").unlink()

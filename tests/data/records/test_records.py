@@ -211,6 +211,7 @@ BAD_RECORDS = [
     ),
     (step_two(options=["Mass", "Normal"], answer="Mass"), "differ from"),
     (step_two(step="Step 1"), "2 steps ['Step 1', 'Step 1'] are not the expected 2, each once: ['Step 1', 'Step 2']"),
+    (step_two(step="Step 3"), "config.data.step_names (of data check --step-names) names those of another chain"),
     (step_two(step="Step " + "9" * 5000), "2 steps"),
     (lambda record: record["vqa_chain"].pop(), "1 steps ['Step 1']"),
 ]

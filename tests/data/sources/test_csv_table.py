@@ -98,6 +98,7 @@ def test_the_line_by_which_spreadsheets_name_the_separator(tmp_path):
         ("b.png,Mass,1,F,50,extra", "6 cells instead of 5"),
         ("b.png,Mass,1,F,50,,,", None),
         ("b.png,Edema,1,F,50", "'Edema'"),
+        ("b.png,Edema,1,F,50", "options that are not the published ones go into chain.json beside the table"),
         ("b.png,=1+1,1,F,50", "'=1+1'"),
         ("b.png,Mass,,F,50", "column patient_id: is empty"),
         ("b.png,Mass,1,X,50", "column sex: is not F, M, O"),
@@ -180,6 +181,10 @@ def test_a_chain_of_ones_own(tmp_path):
     assert [step.name for step in collection.chain.steps] == ["Anything", "Side"]
     assert collection.chain.steps[1].options == ("Left", "Right", "N/A")
     assert [answers(case, collection.chain) for case in collection.cases] == [["Yes", "Left"], ["No", "N/A"]]
+    write(tmp_path, "image,side\na.png,Up\n")
+    with pytest.raises(BadInput, match="'Up' is not one of") as caught:
+        read(tmp_path)
+    assert "chain.json" not in str(caught.value)
     write(tmp_path, "image,label\na.png,Left\n")
     assert [answers(case, collection.chain) for case in read(tmp_path).cases] == [[None, "Left"]]
     assert read(tmp_path, step_names=["Anything", "Side"]).chain == collection.chain
