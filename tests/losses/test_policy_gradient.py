@@ -95,7 +95,7 @@ def oracle(inputs, counted, s):
     return -average(rows), average(divergences), average(held)
 
 
-@pytest.mark.parametrize(("place", "choice"), enumerate(CHOICES))
+@pytest.mark.parametrize(("place", "choice"), list(enumerate(CHOICES)))
 def test_loss_agrees_with_the_loop(place, choice):
     ratio, kind, norm = choice
     counted = np.random.default_rng(5).random((ROLLOUTS, TOKENS)) < 0.6
