@@ -6,6 +6,7 @@ One array of records as on the authors' dataset card; the optional `stepcot_jax`
 import array
 import codecs
 import dataclasses
+import logging
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from jaxtyping import Bool
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
+from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
 from stepcot_jax.data.records.array_splitter import ArraySplitter
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import shorten
@@ -81,6 +83,7 @@ class PublishedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One entry of `data.json`; `stepcot_jax` is ours and optional."""
 
     patient_id: str | int
+    split: str | None = None
     image_path: str
     origin: str | None
     report: str | None
@@ -154,6 +157,7 @@ def split_message(error: Exception) -> tuple[str, str]:
 def _check_lengths(record: PublishedRecord, limits: Limits) -> None:
     added = record.stepcot_jax or NOTHING_ADDED
     names = [("patient_id", str(record.patient_id)), ("image_path", record.image_path), ("origin", record.origin)]
+    names.append(("split", record.split))
     texts = [("report", record.report)]
     for index, entry in enumerate(record.vqa_chain):
         where = f"vqa_chain[{index}]"
@@ -267,9 +271,10 @@ class RecordReader:
 
     def read(self, record: PublishedRecord) -> tuple[Record, tuple[Step, ...], str]:
         """Return a record as a case, its steps as it writes them, and its image with every link resolved."""
-        patient_id = str(record.patient_id)
+        patient_id = read_patient(written := str(record.patient_id))
         if not patient_id.strip():
-            raise BadInput(f"patient_id: {patient_id[:_NUM_SHOWN]!r} is blank; a patient's identifier is required")
+            what = "means a missing value" if written.strip() else "is blank"
+            raise BadInput(f"patient_id: {written[:_NUM_SHOWN]!r} {what}; a patient's identifier is required")
         try:
             real_path = self._locator.locate(record.image_path)
         except BadInput as error:
@@ -288,6 +293,7 @@ class RecordReader:
             patient=patient_id,
             image=normalise_image_path(record.image_path),
             origin=record.origin or "",
+            split="" if record.split is None else read_split(record.split),
             report=record.report or "",
             answers=tuple(labels),
             reasoning=tuple([record.vqa_chain[index].reasoning or "" for index in entries]),
@@ -342,6 +348,7 @@ class RecordReader:
 
 # Some checks need all records: the option set that most share, and images named twice.
 
+_LOG = logging.getLogger(__name__)
 _MOST_KEPT = 100_000_000
 _COST_OF_STEPS = 2_000
 _MOST_WORDINGS = 1000
@@ -427,6 +434,9 @@ def scan_records(
     scan.num_found = len(numbers) if require_images else None
     if len(numbers):
         _compare(scan, kinds, images)
+        scan.table, sentence = join_patients_of(scan.table)
+        if sentence:
+            _LOG.warning("%s: %s", path, sentence)
     return scan
 
 

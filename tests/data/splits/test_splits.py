@@ -1,6 +1,7 @@
 """Splits: tables in every form, what is refused and with which message, and splits that are made."""
 
 import collections
+import dataclasses
 import hashlib
 import json
 
@@ -110,10 +111,41 @@ def test_a_number_means_the_patient_with_zeros_before_it(tmp_path, number):
     assert read_splits(tmp_path, CASES) == EXPECTED
 
 
-def test_refuses_a_number_that_may_mean_two_patients(tmp_path):
+@pytest.mark.parametrize("written", ["1", "01", "0001.0", "\uff11"])
+def test_a_number_means_every_spelling_of_a_patient(tmp_path, written):
     cases = (*CASES, make_case("01", "f"))
-    message = refusal(tmp_path, {"train": [["patient_id"], ["1"]]}, cases=cases)
-    assert_says(message, "train.csv: row 2 (patient_id '1')", "any of ['0001', '01']")
+    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id"], [written]]})
+    assert read_splits(tmp_path, cases).train == (0, 1, 5)
+    message = refusal(tmp_path, {"test": [*IMAGE_ROWS["test"], ["images/f.png"]]}, cases=cases)
+    assert_says(message, "patients are in more than one split", "train.csv row 2, test.csv row 4")
+    refused = refusal(tmp_path, {"train": [["patient_id"], ["8.39861E+35"]]}, cases=cases)
+    assert_says(refused, "train.csv: row 2: patient_id: is a number that a spreadsheet shortened")
+
+
+def test_splits_that_the_records_name(tmp_path):
+    named = [
+        msgspec.structs.replace(case, split=split)
+        for case, split in zip(CASES, ["train", "train", "val", "test", "test"], strict=True)
+    ]
+    assert read_splits(tmp_path, named) == EXPECTED
+    assert_says(refusal(tmp_path, cases=[*named, CASES[0]]), "cases are in no split: 'images/a.png'")
+    write_tables(tmp_path, PATIENT_ROWS)
+    assert read_splits(tmp_path, named) == EXPECTED
+    named[2] = msgspec.structs.replace(named[2], split="test")
+    assert_says(
+        refusal(tmp_path, {}, cases=named), "records name another split than the tables: test for 'images/c.png'"
+    )
+
+
+def test_made_splits_of_data_without_a_collision_stay_the_same():
+    cases = [make_case(f"{number % 37:04d}", number, number % 5, "AB"[number % 2]) for number in range(200)]
+    splits = make_splits(cases, seed=3)
+    assert hashlib.sha256(repr(dataclasses.astuple(splits)).encode()).hexdigest()[:16] == "7421ed2a09829bf1"
+    spelled = [
+        msgspec.structs.replace(case, patient=f"{int(case.patient)}.0") if index > 99 else case
+        for index, case in enumerate(cases)
+    ]
+    assert make_splits(spelled, seed=3) == splits
 
 
 @pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
