@@ -11,8 +11,10 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Split
 
 _MISSING = frozenset(
-    "nan -nan none null nil na n/a nat <na> #n/a #na #null! #value! #ref! #name? #num! #div/0! missing unknown "
-    "undefined - -- ?".split()
+    (
+        *("nan", "-nan", "none", "null", "nil", "na", "n/a", "nat", "<na>", "missing", "unknown", "undefined"),
+        *("#n/a", "#na", "#null!", "#value!", "#ref!", "#name?", "#num!", "#div/0!", "-", "--", "?"),
+    )
 )
 _SHORTENED = re.compile(r"[0-9]+(?:[.,][0-9]+E[+-]|E\+)[0-9]+", re.IGNORECASE)
 _ZERO_DECIMALS = re.compile(r"([0-9]+)[.,]0+")

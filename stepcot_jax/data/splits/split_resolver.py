@@ -10,8 +10,8 @@ from jaxtyping import Bool
 from stepcot_jax.data.columns import RecordTable, TextColumn, TextIndex, as_table
 from stepcot_jax.data.identities import fold_patient, read_patient
 from stepcot_jax.data.records.data_json import normalise_image_path
-from stepcot_jax.data.sources.delimited import iterate_rows, open_text
-from stepcot_jax.data.splits.sheet_rows import iterate_sheet
+from stepcot_jax.data.sources.delimited import fold_column, read_rows
+from stepcot_jax.data.splits.sheet_rows import UNCOMPUTED, iterate_sheet
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import exceeds, read_limits
@@ -20,7 +20,6 @@ from stepcot_jax.record import Record, SetAside
 # The csv module, not pandas: messages need the row as spreadsheets count it, and a stray quote must stay an error.
 
 _COLUMNS = ("patient_id", "image_path")
-_LONGEST_HEADER = 2**16
 _EXPECTED = "expected a table whose first row has a column patient_id or image_path, or both"
 
 
@@ -40,14 +39,16 @@ class SplitRow:
 
 def read_split_table(path: Path) -> Iterator[SplitRow]:
     """Yield the rows that name a patient or an image, from .xlsx (first sheet) or .csv (comma, semicolon, tab)."""
-    columns, longest = list[int](), read_limits().name
+    columns, longest, num_uncomputed = list[int](), read_limits().name, 0
     try:
         for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
             if not columns:
                 columns = _find_columns(cells, path=path) if any(cells) else []
                 continue
             texts = [cells[column] if 0 <= column < len(cells) else "" for column in columns]
-            if any(texts):
+            if UNCOMPUTED in texts:
+                num_uncomputed += texts.count(UNCOMPUTED)
+            elif any(texts):
                 if max(map(len, texts)) > longest:
                     raise exceeds(path, f"row {number} has a name of {max(map(len, texts))} characters", "name")
                 try:
@@ -58,11 +59,12 @@ def read_split_table(path: Path) -> Iterator[SplitRow]:
                     yield SplitRow(path.name, number, *texts)
     except BadInput:
         raise
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8; CSV tables must be UTF-8") from error
     # zipfile, zlib and expat raise a dozen kinds of error on broken files.
     except Exception as error:
         raise BadInput(f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; {_EXPECTED}") from error
+    if num_uncomputed:
+        what = f"{num_uncomputed} cells have formulas without stored values"
+        raise BadInput(f"{path}: {what}; open and save it in a spreadsheet program")
     if not columns:
         raise BadInput(f"{path}: the table is empty; {_EXPECTED}")
 
@@ -79,10 +81,8 @@ def _find_columns(header: list[str], *, path: Path) -> list[int]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    with open_text(path) as file:
-        header = file.readline(_LONGEST_HEADER)
-        file.seek(0)
-        yield from iterate_rows(file, delimiter=max(",;\t", key=header.count), path=path)
+    rows = read_rows(path, known_columns={fold_column(name) for name in _COLUMNS}, expected=_EXPECTED)
+    return ((row.number, list(row.cells)) for row in rows)
 
 
 TABLE_SUFFIXES = (".xlsx", ".csv")

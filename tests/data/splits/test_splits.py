@@ -148,6 +148,14 @@ def test_made_splits_of_data_without_a_collision_stay_the_same():
     assert make_splits(spelled, seed=3) == splits
 
 
+def test_formulas_without_stored_values_are_refused_where_they_matter(tmp_path):
+    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id", "n"], ["0001", "=1+1"]]}, suffix="xlsx")
+    assert read_splits(tmp_path, CASES) == EXPECTED
+    write_tables(tmp_path, {"train": [["patient_id"], ["=1"], ["=1+1"]]}, suffix="xlsx")
+    with pytest.raises(BadInput, match=r"train.xlsx: 2 cells have formulas without stored values; open and save it"):
+        read_splits(tmp_path, CASES)
+
+
 @pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
 def test_refuses_some_tables_without_the_others(tmp_path, names):
     write_tables(tmp_path, {name: IMAGE_ROWS[name] for name in names})
@@ -201,10 +209,14 @@ def test_refuses_tables_that_are_none(tmp_path, rows, found):
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
-        ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: cannot be read"),
+        ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: is not an .xlsx: no zip archive (a CSV?)"),
         ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: cannot be read"),
-        ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: not UTF-8"),
-        ("val.csv", b'image_path\n"images/c.png', "val.csv: cannot be read"),
+        ("val.xlsx", b"\xd0\xcf\x11\xe0" + bytes(8), "val.xlsx: is an .xls of before 2007"),
+        ("val.csv", b"PK\x03\x04", "val.csv: is a zip archive, as an .xlsx is"),
+        ("val.csv", b"\n<!DOCTYPE html>", "val.csv: is an HTML page"),
+        ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: row 2 is not UTF-8 (Windows-1252?); save"),
+        ("val.csv", b"image_path|patient_id\n", "val.csv: the columns are separated by '|'"),
+        ("val.csv", b'image_path\n"images/c.png', "val.csv: the row at line 2 is malformed"),
         ("val.csv", b"image_path\n" + b"x" * 200_000, "val.csv: row 2 has a name of 200000 characters"),
     ],
 )
