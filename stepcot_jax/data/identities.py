@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
+from stepcot_jax.data.columns import DigestColumn, RecordTable, TextColumn, find_first
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Split
 
@@ -21,7 +21,7 @@ _ZERO_DECIMALS = re.compile(r"([0-9]+)[.,]0+")
 _BLANK_INSIDE = re.compile(r"(?<![0-9]) | (?![0-9])")  # between two digits a blank separates two numbers
 _SPLITS: dict[str, Split] = {
     "train": "train",
-    **dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "val"),  # type: ignore[dict-item]
+    **dict.fromkeys(("val", "valid", "validate", "validation", "dev"), "val"),
     "test": "test",
 }
 
@@ -81,7 +81,7 @@ def read_split(written: str) -> Split:
     return _SPLITS[written.strip().casefold()]
 
 
-def join_spellings(patients: Sequence[str]) -> tuple[dict[str, str], str]:
+def join_spellings(patients: Sequence[str] | TextColumn) -> tuple[dict[str, str], str]:
     """Return the first spelling of each patient for the others, and a sentence on them, "" without any."""
     first = find_first(DigestColumn(map(fold_patient, patients)).halves)
     kept = {}

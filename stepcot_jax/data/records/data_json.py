@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, BinaryIO, Literal, Protocol
@@ -209,6 +210,11 @@ def normalise_image_path(image_path: str) -> str:
     return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
+def fold_name(name: str) -> str:
+    """Return a file's name with Unicode form and letter case normalised."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
 class _Cache(dict[Any, Any]):
     def keep(self, key: Any, value: Any, *, num_chars: int = 0) -> None:
         if num_chars <= _LONGEST_REMEMBERED:
@@ -223,7 +229,7 @@ class ImageLocator:
     def __init__(self, root: Path, *, require_images: bool) -> None:
         self._root = os.path.realpath(root)
         self._require_images = require_images
-        self._folders = _Cache()
+        self._folders, self._names = _Cache(), _Cache()
 
     def locate(self, image_path: str) -> str:
         """Return the image's path with every link resolved."""
@@ -250,15 +256,31 @@ class ImageLocator:
         if os.path.islink(real_path):  # noqa: PTH114
             real_path = os.path.realpath(real_path)
         if not real_path.startswith(os.path.join(self._root, "")):  # noqa: PTH118
-            raise BadInput(f"{shown} is a link out of the data root; images must lie below it")
+            raise BadInput(f"{shown} is a link out of the data root; images must lie below it (cp -rL copies them)")
         if self._require_images:
             try:
                 is_file = stat.S_ISREG(os.stat(real_path).st_mode)  # noqa: PTH116
             except FileNotFoundError:
-                raise MissingImage(f"{shown} does not exist below the data root") from None
+                near = self._find_near(normal_path)
+                raise MissingImage(f"{shown} does not exist below the data root{near}") from None
             if not is_file:
                 raise BadInput(f"{shown} is not a file; an image below the data root is required")
         return real_path
+
+    def _find_near(self, normal_path: str) -> str:
+        """Return the end of a message that names a file whose name differs in Unicode form or letter case."""
+        folder = ""
+        for name in normal_path.split("/"):
+            if folder not in self._names:
+                try:
+                    names = os.listdir(os.path.join(self._root, folder))  # noqa: PTH118, PTH208
+                except OSError:
+                    return ""
+                self._names.keep(folder, {fold_name(near): near for near in names})
+            if (near := self._names[folder].get(fold_name(name))) is None:
+                return ""
+            folder = f"{folder}/{near}" if folder else near
+        return f"; {folder[:_NUM_SHOWN]!r} does: its name differs in Unicode form or letter case"
 
 
 class RecordReader:

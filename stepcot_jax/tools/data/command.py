@@ -136,10 +136,8 @@ def _write_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.tools.data.statistics import write_tables
 
     collection = read_source(options.root, require_images=False, **_reading_arguments(options))
-    splits, source = (
-        read_splits(collection.root, collection.cases, set_aside=collection.set_aside),
-        "read from the data",
-    )
+    splits = read_splits(collection.root, collection.cases, set_aside=collection.set_aside)
+    source = "read from tables or the records"
     if splits is None:
         splits = make_splits(collection.cases, seed=options.split_seed)
         source = f"made from seed {options.split_seed}, there being no tables"
