@@ -1,5 +1,6 @@
 """Tables of real inputs: patients in several spellings, official splits, lost N/A, and what is wrong with a file."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -20,6 +21,7 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.record import Record
+from stepcot_jax.tools.options import ReadStepNames
 
 SPELLINGS = ("0001", "1", "1.0", "1,00", "\uff11", " 1 ", "\ufeff1")
 COLUMNS = "image,patient_id,diagnosis"
@@ -188,3 +190,18 @@ def test_the_splits_and_names_of_first_contact(shared, tmp_path):
     (tmp_path / "nfd" / "images" / name).write_bytes(np.zeros(1).tobytes())
     stops = check(tmp_path / "nfd", images="exists")["stops"]
     assert f"'images/{name}' does: its name differs in Unicode form" in stops[0]
+
+
+def test_step_names_are_words_or_a_tuple():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--step-names", nargs="+", action=ReadStepNames)
+    for words in (["A b", "C"], ["('A b', 'C')"], ['["A b", "C"]']):
+        assert parser.parse_args(["--step-names", *words]).step_names == ("A b", "C")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--step-names", "('A b'"])
+
+
+def test_a_relative_root_names_the_folder_that_it_starts_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=f"data/mine: does not exist in {tmp_path} \\(another folder than the run's"):
+        read_source("data/mine")
