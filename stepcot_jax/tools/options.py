@@ -32,6 +32,7 @@ class ReadStepNames(argparse.Action):
     """Take step names as words, or as the Python tuple that `config.data.step_names` is."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        """Store the names."""
         if len(values) == 1 and values[0].lstrip()[:1] in ("(", "["):
             try:
                 values = tuple(map(str, ast.literal_eval(values[0])))
