@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import csv
 import io
 import json
 import shutil
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.check import CheckOptions, check_root
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.identities import fold_patient, join_spellings, read_patient, read_split
@@ -20,6 +22,7 @@ from stepcot_jax.data.sources.csv_table import read_csv_table
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reading.answer_sheet import write_sheet
 from stepcot_jax.record import Record
 from stepcot_jax.tools.options import ReadStepNames
 
@@ -205,3 +208,13 @@ def test_a_relative_root_names_the_folder_that_it_starts_from(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=f"data/mine: does not exist in {tmp_path} \\(another folder than the run's"):
         read_source("data/mine")
+
+
+def test_the_header_of_a_sheet_of_answers_runs_no_formula(tmp_path):
+    chain = Chain((Step("=1+1", "Is it?", ("Air", "=2")), Step("Last", "And?", ("Bad", "Cut"))))
+    write_sheet(tmp_path / "a.csv", [{"image": "@a.png", "=1+1": "=2", "Last": "Bad"}], chain)
+    header = csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())).fieldnames
+    assert "'=1+1" in header
+    assert not any(name.startswith("=") for name in header)
+    row = next(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))
+    assert (row["image"], row["'=1+1"], row["Last"]) == ("'@a.png", "'=2", "Bad")
