@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import csv
 import dataclasses
 import filecmp
 import hashlib
@@ -25,7 +24,7 @@ from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, read_file, read_json, write_whole
 from stepcot_jax.host.locks import LOCK_NAME, lock_folder
-from stepcot_jax.host.text import one_line
+from stepcot_jax.host.text import one_line, write_csv
 
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
@@ -91,7 +90,7 @@ class Result(Generic[Record]):
         lines = msgspec.json.Encoder().encode_lines(self.set_aside)
         write_whole(folder / SET_ASIDE_NAME, lines)
         table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows([("stage", "what", "number"), *funnel])
+        write_csv(table, [("stage", "what", "number"), *funnel])
         write_whole(folder / FUNNEL_NAME, table.getvalue().encode())
         write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
         if not self.records and not is_part:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.annotate.annotation import Aside, Reason, Report
+from stepcot_jax.data.identities import read_patient
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
@@ -88,7 +89,7 @@ def _read_published(folder: Path) -> Iterator[Report]:
     for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
             record = data_json.decode_record(raw)
-            patient_id = str(record.patient_id).strip()
+            patient_id = read_patient(str(record.patient_id).strip())
             if not patient_id:
                 raise BadInput(f"`$[{index}].patient_id` is blank")
             locator.locate(record.image_path)
@@ -153,7 +154,10 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
 
 def _as_report(row: _Row, *, where: str, root: Path) -> Report:
     name = str(row.id).strip()
-    patient_id = name if row.patient_id is None else str(row.patient_id).strip()
+    try:
+        patient_id = name if row.patient_id is None else read_patient(str(row.patient_id).strip()) or name
+    except BadInput as error:
+        raise BadInput(f"{where}, field {error}") from None
     for field, value in (("id", name), ("patient_id", patient_id)):
         if not value or not value.isprintable():
             raise BadInput(f"{where}, field {field!r}: {value[:_NUM_SHOWN]!r} is not a name on one line")

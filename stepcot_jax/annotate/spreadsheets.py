@@ -1,18 +1,17 @@
 """CSV files that users edit in a spreadsheet."""
 
-import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from stepcot_jax.data.sources import delimited
-from stepcot_jax.host.text import defuse_formula
+from stepcot_jax.host.text import write_csv
 
 
 def encode_rows(rows: Iterable[Sequence[str]]) -> bytes:
     """Encode rows as a CSV that every spreadsheet opens, without formulas."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerows(map(defuse_formula, row) for row in rows)
+    write_csv(text, rows, end="\r\n")
     return text.getvalue().encode("utf-8-sig")  # spreadsheets recognise UTF-8 by the byte order mark
 
 

@@ -197,6 +197,18 @@ def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | No
     ]
 
 
+def _find_lost(facts: dict[str, Any]) -> str:
+    """Return a note where a program may have read the answer N/A as a missing cell; "" elsewhere."""
+    offered = [step for step in facts["steps"] if NOT_APPLICABLE in step["answers"] and step["annotated"]]
+    cases, number = facts["cases"], len(offered) and max(facts["cases"] - step["annotated"] for step in offered)
+    if any(step["answers"][NOT_APPLICABLE] for step in offered) or number < _LOST_SHARE * cases or not number:
+        return ""
+    step = min(offered, key=lambda step: step["annotated"])["name"]
+    what = f"no case has the answer {NOT_APPLICABLE}, and {number} of {cases} cells of {step} are empty"
+    return f"{what}: did a program (pandas) read {NOT_APPLICABLE} as missing?"
+
+
+_LOST_SHARE = 0.1
 _TRAINED_AS = {
     "ignore": "ignores them",
     "negative": "takes the negative option in their place",
@@ -230,6 +242,8 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targ
             f"{num_uncertain} answers are uncertain: never the truth in validation or test; training "
             f"{_TRAINED_AS[facts['uncertain']]} (config.data.uncertain={facts['uncertain']})"
         )
+    if lost := _find_lost(facts):
+        notes.append(lost)
     if assignment is not None and targets is not None and scan.chain is not None and len(targets.labels):
         untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained:
@@ -276,7 +290,9 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
     require_images = options.images != "none" and not sharded
     if layout == "published":
         reasons = Reasons()
-        findings = Findings(_scan_published(root, reasons, options, require_images, terminal), reasons, layout)
+        with _recorded_warnings() as warnings:
+            scanned = _scan_published(root, reasons, options, require_images, terminal)
+        findings = Findings(scanned, reasons, layout, notes=warnings)
     else:
         findings = _read_other(root, layout, options, require_images)
     findings.uncertain = UncertainAnswers(options.uncertain)
@@ -472,7 +488,8 @@ _MISSING = "does not exist below the data root"
 
 
 def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
-    collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
+    with _recorded_warnings() as warnings:
+        collection = read_vqa_records(root, on_bad_record="skip", require_images=options.images != "none")
     oddities = Reasons()
     unreadable = _find_unreadable_images(collection, oddities, options, terminal) if options.images == "decode" else {}
     records = [record for record in collection.records if record.image not in unreadable]
@@ -500,7 +517,7 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
     facts["patients_in_several_splits"] = _count_shared(records)
     facts["stops"] = _find_stops_of_questions(facts, options)
     facts["odd_images"] = oddities.as_facts()
-    facts["notes"] = [*note_oddities(oddities), *_note_questions(facts)]
+    facts["notes"] = [*warnings, *note_oddities(oddities), *_note_questions(facts)]
     return facts
 
 

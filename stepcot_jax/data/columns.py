@@ -5,7 +5,7 @@ import bisect
 import copy
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import msgspec
@@ -55,8 +55,10 @@ class TextColumn:
 class DigestColumn:
     """Digests of 16 bytes by position, for finding equal contents."""
 
-    def __init__(self) -> None:
+    def __init__(self, contents: Iterable[str | bytes] = ()) -> None:
         self._content = bytearray()
+        for content in contents:
+            self.append(content)
 
     def append(self, content: str | bytes) -> None:
         """Append the BLAKE2b digest of a content."""
@@ -165,6 +167,8 @@ class RecordTable(Sequence[Record]):
         self.patient_ids, self.image_paths = TextColumn(), TextColumn()
         self.patients = DigestColumn()
         self.origins = CategoryColumn(other=None if with_texts else OTHER_ORIGINS)
+        self.splits = CategoryColumn()
+        self.has_one_spelling = False  # whether each patient is known to be written in one way
         self._labels, self._uncertain = array.array("b"), array.array("b")
         self._num_boxes, self._num_box_labels = array.array("i"), array.array("i")
         self._rest: list[bytes] | None = [] if with_texts else None
@@ -173,10 +177,12 @@ class RecordTable(Sequence[Record]):
 
     def append(self, case: Record) -> None:
         """Append a case."""
+        self.has_one_spelling = False
         self.patient_ids.append(case.patient)
         self.image_paths.append(case.image)
         self.patients.append(case.patient)
         self.origins.append(case.origin)
+        self.splits.append(case.split)
         self._labels.extend(case.answers)
         self._uncertain.extend(case.uncertain or (NOT_ANNOTATED,) * len(case.answers))
         self._num_boxes.append(len(case.boxes))
@@ -208,6 +214,7 @@ class RecordTable(Sequence[Record]):
             "patient": patient,
             "image": self.image_paths[number],
             "origin": self.origins[number],
+            "split": self.splits[number],
             "answers": tuple(self._labels[row]),
             "uncertain": possible if max(possible, default=NOT_ANNOTATED) >= 0 else (),
         }
@@ -245,6 +252,13 @@ class RecordTable(Sequence[Record]):
         changed._labels = array.array("b", labels.astype(np.int8).tobytes())
         if uncertain is not None:
             changed._uncertain = array.array("b", uncertain.astype(np.int8).tobytes())
+        return changed
+
+    def with_patients(self, names: Mapping[str, str]) -> "RecordTable":
+        """Return the same cases, with other names for some patients; the rest is shared."""
+        changed = copy.copy(self)
+        changed.patient_ids = TextColumn(names.get(patient, patient) for patient in self.patient_ids)
+        changed.patients = DigestColumn(changed.patient_ids)
         return changed
 
     def without_answers(self, indices: Iterable[int]) -> "RecordTable":

@@ -14,6 +14,7 @@ from typing import IO, NamedTuple
 import msgspec
 import numpy as np
 
+from stepcot_jax.data.identities import fold_patient
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.data.sources.delimited import iterate_rows
 from stepcot_jax.features.store import DESCRIPTION_FILE, FeatureStore, Kind, StoreSpec, digest_fields, digest_file
@@ -340,18 +341,18 @@ def _match_ids(ids: Sequence[str], cases: Sequence[Record], *, where: str) -> li
     paths = {case.image for case in cases}
     by_patient: dict[str, list[str]] = {}
     for case in cases:
-        by_patient.setdefault(case.patient, []).append(case.image)
+        by_patient.setdefault(fold_patient(case.patient), []).append(case.image)
     matched, unknown = [], []
     for identifier in ids:
         path = normalise_image_path(identifier) if identifier else ""
         if path in paths:
             matched.append(path)
-        elif len(by_patient.get(identifier, ())) == 1:
-            matched.append(by_patient[identifier][0])
-        elif identifier in by_patient:
+        elif len(images := by_patient.get(fold_patient(identifier), [])) == 1:
+            matched.append(images[0])
+        elif images:
             raise BadInput(
-                f"{where}: patient {identifier[:_NUM_SHOWN]!r} has {len(by_patient[identifier])} images; expected an "
-                f"image path, such as {by_patient[identifier][0]!r}"
+                f"{where}: patient {identifier[:_NUM_SHOWN]!r} has {len(images)} images; expected an image path, such "
+                f"as {images[0]!r}"
             )
         else:
             unknown.append(identifier)

@@ -1,10 +1,11 @@
 """Text that is safe to hand to other programs: spreadsheet cells, Markdown, terminals and matplotlib."""
 
 import contextlib
+import csv
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
 
 # Characters that start a formula in spreadsheets, including their full-width forms.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
@@ -26,6 +27,12 @@ def defuse_formula(cell: str) -> str:
     except ValueError:
         return f"'{cell}"
     return cell
+
+
+def write_csv(file: TextIO, rows: Iterable[Iterable[Any]], *, end: str = "\n") -> None:
+    """Write rows, the header among them, as CSV; no cell runs as a formula."""
+    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(file, lineterminator=end).writerows(safe)
 
 
 def escape_markdown(text: str) -> str:

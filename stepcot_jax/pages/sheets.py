@@ -3,7 +3,6 @@
 pandas writes the same CSV, but no figures with intervals, no marked headings, and not this escaping.
 """
 
-import csv
 import dataclasses
 import decimal
 import io
@@ -13,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.host.text import defuse_formula, escape_markdown
+from stepcot_jax.host.text import escape_markdown, write_csv
 
 Kind = Literal["text", "percent", "points", "number"]
 
@@ -148,7 +147,7 @@ def to_csv(table: Table) -> str:
         for row in table.rows
     ]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([defuse_formula(cell) for cell in line] for line in lines)
+    write_csv(text, lines)
     return text.getvalue()
 
 

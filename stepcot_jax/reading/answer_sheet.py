@@ -1,7 +1,6 @@
 """Readings as a sheet: one row an image, in the order of the images; an image that cannot be read has a row too."""
 
 import contextlib
-import csv
 import io
 import itertools
 import json
@@ -13,7 +12,7 @@ from typing import Any, BinaryIO
 from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
-from stepcot_jax.host.text import defuse_formula, install_extra
+from stepcot_jax.host.text import install_extra, write_csv
 from stepcot_jax.reading.readings import ChainReading
 
 PROBLEM, WARNINGS, GATE_SCORE, REPORT = "problem", "warnings", "gate score", "structured report"
@@ -118,11 +117,8 @@ def _write_lines(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Ma
 
 def _write_csv(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.DictWriter(text, list(columns))
-    writer.writeheader()
-    for row in rows:
-        flat = as_row(row) if isinstance(row, ChainReading) else row
-        writer.writerow({key: defuse_formula(cell) if isinstance(cell, str) else cell for key, cell in flat.items()})
+    flat = (as_row(row) if isinstance(row, ChainReading) else row for row in rows)
+    write_csv(text, itertools.chain([columns], ([row.get(name) for name in columns] for row in flat)), end="\r\n")
     text.detach()
 
 

@@ -63,35 +63,40 @@ def find_images(
         if not path.is_dir():
             images[path] = None
             continue
-        below, num_others = _look_below(path)
+        below, num_others, num_links = _look_below(path)
         images |= dict.fromkeys(below)
+        links = f"{num_links} links out of the folder were not followed: copy it with cp -rL" if num_links else ""
         if not below:
-            refuse(f"{path} holds no PNG, JPEG or DICOM file")
-        elif num_others:
-            note(
-                f"note: {path}: skipped {num_others} files that are not PNG, JPEG or DICOM, or links that lead outside"
-            )
+            refuse(f"{path} holds no PNG, JPEG or DICOM file" + (links and f"; {links}"))
+            continue
+        others = f"skipped {num_others} files that are not PNG, JPEG or DICOM images" if num_others else ""
+        if links or others:
+            note(f"note: {path}: {'; '.join(filter(None, (others, links)))}")
     return list(images)
 
 
-def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int]:
-    """Return the images below a folder, sorted, and the number of other files."""
-    images, num_others, root = [], 0, folder.resolve()
+def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int, int]:
+    """Return the images below a folder, sorted, the number of other files, and that of links out of the folder."""
+    images, num_others, num_links, root = [], 0, 0, folder.resolve()
     for parent, folders, names in os.walk(folder):
         folders.sort()
+        num_links += sum(pathlib.Path(parent, name).is_symlink() for name in folders)  # which are not walked
         for name in sorted(names):
             path = pathlib.Path(parent, name)
-            if _is_image(path) and path.resolve().is_relative_to(root):
+            if not path.resolve().is_relative_to(root):
+                num_links += 1
+            elif _is_image(path):
                 images.append(path)
             else:
                 num_others += 1
-    return sorted(images), num_others
+    return sorted(images), num_others, num_links
 
 
 def _is_image(path: pathlib.Path) -> bool:
     """Return whether a file is an image by its first bytes, or by its suffix, which a damaged file keeps."""
     try:
-        if not path.is_file():  # opening a pipe would block
+        # Opening a pipe would block; a DICOMDIR is a DICOM file, but an index of the others.
+        if not path.is_file() or path.stem.upper() == "DICOMDIR":
             return False
         # macOS keeps its own hidden files with these suffixes, such as ._image.png.
         if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."):

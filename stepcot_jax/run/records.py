@@ -1,6 +1,5 @@
 """Records of a folder, and datasets from records, without a config: `load_records`, `make_dataset`."""
 
-import dataclasses
 import os
 from typing import Any
 
@@ -11,7 +10,6 @@ from stepcot_jax.data.questions.record_files import FILE_NAME, VqaCollection, re
 from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO, read_source
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.record import Records
@@ -46,7 +44,7 @@ def load_records(
 def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **settings: Any) -> Dataset | VqaDataset:
     """Return the dataset of a run: splits by patient and pictures of one size, each decoded once.
 
-    Splits that every record names are kept. Otherwise they are read from the folder's tables, or made from `seed`.
+    Splits that the records name are kept. Otherwise they are read from the folder's tables, or made from `seed`.
 
     Args:
       image_size: side in pixels of the networks' pictures.
@@ -70,18 +68,10 @@ def make_dataset(records: Records, *, image_size: int = 224, seed: int = 0, **se
     of_folder = {"data.source": "folder", "data.root": str(records.root), "data.step_names": names}
     resolved = load_settings("base", **sizes, **of_folder, **settings)
     collection = Collection(records.root, records.chain, RecordTable(records), records.set_aside)
-    named = {record.image: record.split for record in records} if all(record.split for record in records) else {}
-    dataset = loading.make_dataset(
+    return loading.make_dataset(
         resolved,
         collection,
         folder_files(collection, max_pixels=resolved.data.max_pixels),
         preprocessing=trained_preprocessing(resolved),
         are_checked=resolved.data.check_images == "on_use",
-        splits=(Splits((), (), ()), "") if named else None,
     )
-    if not named:
-        return dataset
-    of_cases = [named[path] for path in dataset.cases.image_paths]
-    splits = Splits(*(tuple(k for k, split in enumerate(of_cases) if split == name) for name in SPLIT_NAMES))
-    check_splits(splits, dataset.cases, source=str(records.root))
-    return dataclasses.replace(dataset, splits=splits, splits_source=f"{records.root}: named by the records")

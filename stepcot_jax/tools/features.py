@@ -14,7 +14,7 @@ from absl import app, flags, logging
 from stepcot_jax.host.download import is_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.run.settings import make_settings
-from stepcot_jax.tools.options import define_flags, local_path, parse
+from stepcot_jax.tools.options import ReadStepNames, define_flags, local_path, parse
 
 
 def fill(arguments: list[str]) -> None:
@@ -84,7 +84,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--root", required=True, help="folder of the cases")
     parser.add_argument("--store", type=local_path, required=True, metavar="DIR", help="folder for the features")
     parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
-    parser.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
+    parser.add_argument(
+        "--step-names", nargs="+", action=ReadStepNames, default=(), metavar="NAME", help="default: the published seven"
+    )
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     options = parser.parse_args(arguments)
     from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES

@@ -4,10 +4,12 @@ A wrong flag, key or config file ends the program with one line and exit code 2.
 """
 
 import argparse
+import ast
 import contextlib
 import pathlib
 import re
 import sys
+from typing import Any
 
 from stepcot_jax.host.download import refuse_address
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
@@ -24,6 +26,19 @@ def local_path(text: str) -> pathlib.Path:
     if not text:
         raise argparse.ArgumentTypeError("'' names nothing; expected a path")
     return pathlib.Path(text)
+
+
+class ReadStepNames(argparse.Action):
+    """Take step names as words, or as the Python tuple that `config.data.step_names` is."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        """Store the names."""
+        if len(values) == 1 and values[0].lstrip()[:1] in ("(", "["):
+            try:
+                values = tuple(map(str, ast.literal_eval(values[0])))
+            except (SyntaxError, TypeError, ValueError):
+                parser.error(f"--step-names: {values[0][:80]!r} is not a list of names; expected words or ('A', 'B')")
+        setattr(namespace, self.dest, tuple(values))
 
 
 def define_flags() -> None:

@@ -50,11 +50,12 @@ class MetricsLog:
             self._board = _Board(workdir / BOARD_FOLDER, first_step=first_step)
         self._loggers: tuple[Logger, ...] = (self._board, *loggers)
 
-    def write(self, kind: str, *, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Append an entry; `kind` is "train", "val" or "test"."""
+    def write(self, kind: str, *, step: int, epoch: int, numbers: Mapping[str, float | None]) -> None:
+        """Append an entry; `kind` is "train", "val" or "test"; an undefined number, NaN or None, is null."""
         if self._silent:
             return
-        defined = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+        known = {name: math.nan if number is None else number for name, number in numbers.items()}
+        defined = {name: number if math.isfinite(number) else None for name, number in known.items()}
         with self._explain_failure():
             self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
             # tensorboardX warns of numbers that are not finite on the terminal.

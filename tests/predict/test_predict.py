@@ -263,10 +263,12 @@ def test_a_folder_is_searched_and_never_left(images, tmp_path):
     folder = shutil.copytree(images, tmp_path / "folder")
     (folder / "link.png").symlink_to(outside)
     (folder / "away").symlink_to(tmp_path)
+    (folder / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
     refused, notes = [], []
     paths = find_images([folder, folder / "c.png", tmp_path / "no.png"], refuse=refused.append, note=notes.append)
     assert paths == [folder / name for name in NAMES] + [tmp_path / "no.png"]
-    assert "skipped 2" in notes[0]  # notes.txt and link.png
+    assert "skipped 2 files that" in notes[0]  # notes.txt and DICOMDIR
+    assert "; 2 links out of the folder were not followed: copy it with cp -rL" in notes[0]
     assert not refused
     (folder / "broken.JPG").write_bytes(b"no image")
     (folder / "._b.png").write_bytes(b"no image")

@@ -3,7 +3,6 @@
 Answers are drawn first, then the picture. A case depends on (seed, index, prevalence), its pixels also on the size.
 """
 
-import csv
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,6 +27,7 @@ from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, draw_answ
 from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import write_csv
 from stepcot_jax.record import Record
 
 __all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
@@ -107,14 +107,13 @@ def export_phantom(
         (root / folder).mkdir(parents=True, exist_ok=True)
     cases = []
     with (root / "boxes.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(BOX_COLUMNS)
+        write_csv(file, [BOX_COLUMNS])
         for index in progress(range(num_cases)):
             drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
             write_pictures(root, drawn)
             for mark in drawn.marks:
                 numbers = (mark.box.x1, mark.box.y1, *mark.box.size, mark.side)
-                table.writerow([drawn.case.image, mark.box.label, *numbers, mark.kind, drawn.side])
+                write_csv(file, [[drawn.case.image, mark.box.label, *numbers, mark.kind, drawn.side]])
             cases.append(drawn.case)
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
 

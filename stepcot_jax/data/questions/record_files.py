@@ -2,6 +2,7 @@
 
 import codecs
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -9,6 +10,7 @@ from typing import Any, get_args
 import msgspec
 
 from stepcot_jax.box import Box, Corners
+from stepcot_jax.data.identities import join_spellings, read_patient
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import OnBadRecord
@@ -18,6 +20,7 @@ from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.record import KINDS, Cue, Record, SetAside, Split
 
 FILE_NAME = "records.jsonl"
+_LOG = logging.getLogger(__name__)
 _LONGEST_LINE = 2**22
 _LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
@@ -134,6 +137,10 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     if not records:
         why = f"no line is valid (line {set_aside[0].record}, {set_aside[0].reason})" if set_aside else "is empty"
         raise BadInput(f"{path}: {why}; {_EXPECTED}")
+    kept, sentence = join_spellings([record.patient for record in records])
+    if kept:
+        _LOG.warning("%s: %s", path, sentence)
+        records = [msgspec.structs.replace(r, patient=kept.get(r.patient, r.patient)) for r in records]
     ids = frozenset(name for name in names if name is not None)
     return VqaCollection(path, tuple(records), tuple(set_aside), tuple(lines), ids, names.count(None))
 
@@ -164,6 +171,8 @@ def decode_record(content: bytes) -> Record:
     record = Record(**fields)
     if not record.question:
         raise BadInput("question: blank; a text is required")
+    if not read_patient(record.patient):
+        raise BadInput("patient_id: a word for a missing one; a patient's identifier is required")
     return record
 
 

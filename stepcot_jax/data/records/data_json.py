@@ -6,9 +6,11 @@ One array of records as on the authors' dataset card; the optional `stepcot_jax`
 import array
 import codecs
 import dataclasses
+import logging
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, BinaryIO, Literal, Protocol
@@ -20,6 +22,7 @@ from jaxtyping import Bool
 from stepcot_jax.box import Box
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.columns import DigestColumn, RecordTable, find_first
+from stepcot_jax.data.identities import join_patients_of, read_patient, read_split
 from stepcot_jax.data.images.projections import LATERAL, name_projection
 from stepcot_jax.data.records.array_splitter import ArraySplitter
 from stepcot_jax.host.errors import BadInput
@@ -82,6 +85,7 @@ class PublishedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One entry of `data.json`; `stepcot_jax` is ours and optional."""
 
     patient_id: str | int
+    split: str | None = None
     image_path: str
     origin: str | None
     report: str | None
@@ -155,6 +159,7 @@ def split_message(error: Exception) -> tuple[str, str]:
 def _check_lengths(record: PublishedRecord, limits: Limits) -> None:
     added = record.stepcot_jax or NOTHING_ADDED
     names = [("patient_id", str(record.patient_id)), ("image_path", record.image_path), ("origin", record.origin)]
+    names.append(("split", record.split))
     texts = [("report", record.report)]
     for index, entry in enumerate(record.vqa_chain):
         where = f"vqa_chain[{index}]"
@@ -206,6 +211,11 @@ def normalise_image_path(image_path: str) -> str:
     return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
+def fold_name(name: str) -> str:
+    """Return a file's name with Unicode form and letter case normalised."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
 class _Cache(dict[Any, Any]):
     def keep(self, key: Any, value: Any, *, num_chars: int = 0) -> None:
         if num_chars <= _LONGEST_REMEMBERED:
@@ -220,7 +230,7 @@ class ImageLocator:
     def __init__(self, root: Path, *, require_images: bool) -> None:
         self._root = os.path.realpath(root)
         self._require_images = require_images
-        self._folders = _Cache()
+        self._folders, self._names = _Cache(), _Cache()
 
     def locate(self, image_path: str) -> str:
         """Return the image's path with every link resolved."""
@@ -247,15 +257,31 @@ class ImageLocator:
         if os.path.islink(real_path):  # noqa: PTH114
             real_path = os.path.realpath(real_path)
         if not real_path.startswith(os.path.join(self._root, "")):  # noqa: PTH118
-            raise BadInput(f"{shown} is a link out of the data root; images must lie below it")
+            raise BadInput(f"{shown} is a link out of the data root; images must lie below it (cp -rL copies them)")
         if self._require_images:
             try:
                 is_file = stat.S_ISREG(os.stat(real_path).st_mode)  # noqa: PTH116
             except FileNotFoundError:
-                raise MissingImage(f"{shown} does not exist below the data root") from None
+                near = self._find_near(normal_path)
+                raise MissingImage(f"{shown} does not exist below the data root{near}") from None
             if not is_file:
                 raise BadInput(f"{shown} is not a file; an image below the data root is required")
         return real_path
+
+    def _find_near(self, normal_path: str) -> str:
+        """Return the end of a message that names a file whose name differs in Unicode form or letter case."""
+        folder = ""
+        for name in normal_path.split("/"):
+            if folder not in self._names:
+                try:
+                    names = os.listdir(os.path.join(self._root, folder))  # noqa: PTH118, PTH208
+                except OSError:
+                    return ""
+                self._names.keep(folder, {fold_name(near): near for near in names})
+            if (near := self._names[folder].get(fold_name(name))) is None:
+                return ""
+            folder = f"{folder}/{near}" if folder else near
+        return f"; {folder[:_NUM_SHOWN]!r} does: its name differs in Unicode form or letter case"
 
 
 class RecordReader:
@@ -268,9 +294,10 @@ class RecordReader:
 
     def read(self, record: PublishedRecord) -> tuple[Record, tuple[Step, ...], str]:
         """Return a record as a case, its steps as it writes them, and its image with every link resolved."""
-        patient_id = str(record.patient_id)
+        patient_id = read_patient(written := str(record.patient_id))
         if not patient_id.strip():
-            raise BadInput(f"patient_id: {patient_id[:_NUM_SHOWN]!r} is blank; a patient's identifier is required")
+            what = "means a missing value" if written.strip() else "is blank"
+            raise BadInput(f"patient_id: {written[:_NUM_SHOWN]!r} {what}; a patient's identifier is required")
         try:
             real_path = self._locator.locate(record.image_path)
         except BadInput as error:
@@ -289,6 +316,7 @@ class RecordReader:
             patient=patient_id,
             image=normalise_image_path(record.image_path),
             origin=record.origin or "",
+            split="" if record.split is None else read_split(record.split),
             report=record.report or "",
             answers=tuple(labels),
             reasoning=tuple([record.vqa_chain[index].reasoning or "" for index in entries]),
@@ -344,6 +372,7 @@ class RecordReader:
 
 # Some checks need all records: the option set that most share, and images named twice.
 
+_LOG = logging.getLogger(__name__)
 _MOST_KEPT = 100_000_000
 _COST_OF_STEPS = 2_000
 _MOST_WORDINGS = 1000
@@ -443,6 +472,9 @@ def scan_records(
     for index in laterals if scan.is_frontal else ():
         if scan.good[index]:
             scan.drop_lateral(index, f"stepcot_jax.view: {LATERAL}")
+        scan.table, sentence = join_patients_of(scan.table)
+        if sentence:
+            _LOG.warning("%s: %s", path, sentence)
     return scan
 
 

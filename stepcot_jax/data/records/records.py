@@ -15,6 +15,7 @@ import numpy as np
 from stepcot_jax.box import Box
 from stepcot_jax.chain import PUBLISHED_STEPS, Chain
 from stepcot_jax.data.columns import RecordTable, as_table
+from stepcot_jax.data.identities import join_patients_of
 from stepcot_jax.data.images.projections import LATERAL
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.data_json import (
@@ -47,7 +48,10 @@ class Collection:
     file: str = data_json.FILE_NAME  # name of the file with the records, for messages
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cases", as_table(self.cases))
+        cases, sentence = join_patients_of(as_table(self.cases))
+        object.__setattr__(self, "cases", cases)
+        if sentence:
+            _LOG.warning("%s: %s", self.path, sentence)
 
     @property
     def path(self) -> Path:
@@ -106,6 +110,7 @@ def encode_records(chain: Chain, cases: Sequence[Record]) -> bytes:
     records = [
         PublishedRecord(
             patient_id=case.patient,
+            split=case.split or None,
             image_path=case.image,
             origin=case.origin,
             report=case.report,

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
+from stepcot_jax.data.identities import read_patient, read_split
 from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
@@ -26,7 +27,8 @@ from stepcot_jax.record import Record
 TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
 IMAGE_COLUMNS = ("image", "image path")
 PATIENT_COLUMN = "patient id"
-TEXT_COLUMNS = (PATIENT_COLUMN, "report", "origin", "sex", "age", "view")
+SPLIT_COLUMN = "split"
+TEXT_COLUMNS = (PATIENT_COLUMN, "report", "origin", "sex", "age", "view", SPLIT_COLUMN)
 LABEL_COLUMN = "label"
 _SEXES = {"": "", "f": "F", "female": "F", "m": "M", "male": "M", "o": "O", "other": "O"}
 _MAX_AGE = 150
@@ -52,7 +54,7 @@ def read_csv_table(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
 ) -> Collection:
-    """Read `cases.csv`: image, report, patient_id, origin, sex, age, view and one column per step.
+    """Read `cases.csv`: image, report, patient_id, origin, sex, age, view, split and one column per step.
 
     Column names ignore letter case, spacing, "_" and "-". Only image and one column with answers are required. Answers
     are letters or texts of the options, with "?" after one that is uncertain; an empty cell is not annotated. The chain
@@ -110,7 +112,8 @@ class _RowReader:
             if len(texts.get(name, "")) > (most := read_limits().name):
                 raise BadInput(f"column {name}: has {len(texts[name])} characters; at most {most} are accepted")
         # Messages end up in logs: they must not quote a patient's cells.
-        if not texts.get(PATIENT_COLUMN, image):
+        patient = read_patient(texts[PATIENT_COLUMN]) if PATIENT_COLUMN in texts else normalise_image_path(image)
+        if not patient:
             raise BadInput("column patient_id: is empty; expected a patient's identifier")
         sex = _SEXES.get(texts.get("sex", "").casefold())
         if sex is None:
@@ -120,7 +123,7 @@ class _RowReader:
             raise BadInput(f"column age: is not a number of years from 0 to {_MAX_AGE} or empty")
         labels, reasoning, doubts = self._answer(row)
         case = Record(
-            patient=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
+            patient=patient,
             image=normalise_image_path(image),
             origin=texts.get("origin", ""),
             report=texts.get("report", ""),
@@ -129,6 +132,7 @@ class _RowReader:
             sex=sex,
             age=age,
             view=texts.get("view", ""),
+            split=read_split(texts[SPLIT_COLUMN]) if SPLIT_COLUMN in texts else "",
         )
         return case.with_stated(labels, doubts) if any(doubts) else case, real_path
 
@@ -180,7 +184,7 @@ def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
     shown = names[:30] if known.intersection(folded) else f"{len(header)} unknown columns"
     expected = (
         f"expected image, one or more of {', '.join(step.name for step in chain.steps)} (or label for the last), "
-        "and optionally patient_id, report, origin, sex, age, view"
+        "and optionally patient_id, report, origin, sex, age, view, split"
     )
     repeated = sorted({name for name in folded if name in known and folded.count(name) > 1})
     if repeated:

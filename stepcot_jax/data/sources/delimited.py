@@ -16,6 +16,8 @@ from stepcot_jax.host.untrusted import Meter, exceeds, open_untrusted, read_limi
 
 _DELIMITERS = ",;\t"
 _EXPECTED = "expected a UTF-8 table with a header, separated by comma, semicolon or tab"
+_OTHER_SEPARATORS = "|^~"
+_LONGEST_HEADER = 2**16
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
@@ -64,21 +66,56 @@ def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str 
                 if any(texts):
                     yield Row(number, tuple(texts))
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: is not UTF-8 after row {number}; {expected}") from error
+        row = _find_undecodable(path)
+        raise BadInput(f"{path}: row {row} is not UTF-8 (Windows-1252?); save as CSV UTF-8; {expected}") from error
     except csv.Error as error:
         raise BadInput(f"{path}: the row at line {line + 1} is malformed ({error}); {expected}") from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
 
 
-def open_text(path: Path) -> TextIO:
+def open_text(path: Path, *, errors: str = "strict") -> TextIO:
     """Open a text file in UTF-8, with or without a byte order mark."""
     file = open_untrusted(path, accepted="a table")
-    if file.read(4).startswith(_OTHER_ENCODINGS):
+    start = file.read(64)
+    if kind := "UTF-16 or UTF-32 text" if start.startswith(_OTHER_ENCODINGS) else name_content(start):
         file.close()
-        raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {_EXPECTED}")
+        raise BadInput(f"{path}: is {kind}; {_EXPECTED}")
     file.seek(0)
-    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="", errors=errors)
+
+
+_CONTENTS = {
+    b"PK\x03\x04": "a zip archive, as an .xlsx is",
+    b"\xd0\xcf\x11\xe0": "an .xls of before 2007 or another old Office file",
+    b"version https://git-lfs": "a Git LFS pointer: fetch the file itself with `git lfs pull`",
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "compressed by gzip",
+    b"<!doctype html": "an HTML page, such as a download's login page",
+    b"<html": "an HTML page, such as a download's login page",
+}
+
+
+def name_content(start: bytes) -> str:
+    """Return what a file is that begins with these bytes and is no text table; "" if it may be one."""
+    lowered = start.removeprefix(codecs.BOM_UTF8).lstrip()
+    return next(
+        (kind for mark, kind in _CONTENTS.items() if start.startswith(mark) or lowered.lower().startswith(mark)), ""
+    )
+
+
+def _find_undecodable(path: Path) -> int:
+    """Return the first row, as spreadsheets count, that is not UTF-8."""
+    with open_text(path, errors="surrogateescape") as file:
+        header = file.readline(_LONGEST_HEADER)
+        file.seek(0)
+        lines = _Lines(file, path=path, most=read_limits().text)
+        rows = csv.reader(lines, delimiter=max(_DELIMITERS, key=header.count))
+        for number, texts in enumerate(rows, start=1):
+            lines.num_chars = 0
+            if any("\udc80" <= letter <= "\udcff" for text in texts if not text.isascii() for letter in text):
+                return number
+    return 0
 
 
 def iterate_rows(file: TextIO, *, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -121,7 +158,7 @@ def _find_delimiter(file: TextIO, *, known_columns: Collection[str], path: Path)
     if first.startswith("sep=") and len(first) == 5 and first[4] in _DELIMITERS:
         return first[4], 1
     num_known = {}
-    for delimiter in _DELIMITERS:
+    for delimiter in _DELIMITERS + _OTHER_SEPARATORS:
         file.seek(0)
         try:
             _, header = next(iterate_rows(file, delimiter=delimiter, path=path), (0, []))
@@ -129,4 +166,7 @@ def _find_delimiter(file: TextIO, *, known_columns: Collection[str], path: Path)
             header = []
         num_known[delimiter] = (sum(fold_column(name) in known_columns for name in header), len(header))
     file.seek(0)
-    return max(_DELIMITERS, key=num_known.__getitem__), 0
+    best, other = max(_DELIMITERS, key=num_known.__getitem__), max(_OTHER_SEPARATORS, key=num_known.__getitem__)
+    if num_known[best][1] == 1 < num_known[other][1] and num_known[other][0] >= num_known[best][0]:
+        raise BadInput(f"{path}: the columns are separated by {other!r}; {_EXPECTED}")
+    return best, 0

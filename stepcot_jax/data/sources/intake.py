@@ -1,6 +1,7 @@
 """Collect the records of a source: cases, bad records, and records that a rule of the reader excludes."""
 
 import collections
+import functools
 import os
 import re
 import string
@@ -17,7 +18,7 @@ from stepcot_jax.data.images.image_decoding import describe_other
 from stepcot_jax.data.images.image_files import set_laterals_aside
 from stepcot_jax.data.questions.record_files import read_lines
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.data_json import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.data_json import ImageLocator, fold_name, normalise_image_path
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.host.errors import BadInput
@@ -171,12 +172,18 @@ class ImageFinder:
         if len(paths) > 1:
             raise BadInput(f"image {name[:_NUM_SHOWN]!r} is ambiguous: {' and '.join(paths[:4])}")
         if not paths and self._require_images:
+            near = self._near_names.get(fold_name(os.path.splitext(name)[0]), "")  # noqa: PTH122
+            near = near and f" ({near[:_NUM_SHOWN]!r} differs in Unicode form or letter case)"
             raise BadInput(
-                f"no image {name[:_NUM_SHOWN]!r}; expected a file of this name with suffix {', '.join(SUFFIXES)} in "
-                f"one of the folders {', '.join(self._folders)}"
+                f"no image {name[:_NUM_SHOWN]!r}{near}; expected a file of this name with suffix "
+                f"{', '.join(SUFFIXES)} in one of the folders {', '.join(self._folders)}"
             )
         path = paths[0] if paths else f"images/{name}"
         return path, self._locator.locate(path)
+
+    @functools.cached_property
+    def _near_names(self) -> dict[str, str]:
+        return {fold_name(stem): paths[0] for stem, paths in self._paths.items()}
 
 
 def read_image_size(path: Path) -> tuple[int, int]:

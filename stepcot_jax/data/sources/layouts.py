@@ -67,7 +67,8 @@ def detect_layout(root: Path, *, further: str = "") -> str:
     except (OSError, ValueError) as error:
         raise BadInput(f"{str(root)[:200]!r}: is not a path ({error}); {_expected(further)}") from None
     if not exists:
-        raise BadInput(f"{root}: does not exist; {_expected(further)}")
+        where = "" if root.is_absolute() else f" in {Path.cwd()} (another folder than the run's?)"
+        raise BadInput(f"{root}: does not exist{where}; {_expected(further)}")
     layouts = [layout for layout in LAYOUTS if _has_layout(root, layout)]
     if not layouts:
         raise BadInput(f"{root}: has no known layout; {_expected(further)}")

@@ -11,6 +11,7 @@ import msgspec
 
 from stepcot_jax.box import Box
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.identities import read_patient
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
@@ -104,7 +105,7 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     for row in rows:
         named = dict(zip(folded, row.cells, strict=False))
         study, patient, sex, age = (named.get(fold_column(name), "") for name in _COLUMNS)
-        if not study or not patient:
+        if not study or not read_patient(patient):
             raise BadInput(f"{path}: row {row.number}: study and patient are required")
         facts = StudyFacts(patient, sex if sex in _SEXES else "", read_age(age, most=_MAX_AGE), row.number)
         known = studies.setdefault(study, facts)

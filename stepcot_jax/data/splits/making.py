@@ -14,6 +14,7 @@ from jaxtyping import Bool
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.columns import RecordTable, as_table
+from stepcot_jax.data.identities import join_patients_of
 from stepcot_jax.data.images.near_duplicates import join_patients
 from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
@@ -103,7 +104,7 @@ def form_groups(
     cases: Iterable[Record], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
 ) -> list[Group]:
     """Return the groups of patients; arguments and errors are those of `make_splits`."""
-    table = as_table(cases)
+    table, _ = join_patients_of(as_table(cases))
     diagnosis_of = table.labels[:, -1].tolist() if len(table) else []
     images = collections.defaultdict(list)
     for index in range(len(table)) if chosen is None else np.flatnonzero(chosen).tolist():

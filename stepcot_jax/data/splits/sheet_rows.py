@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
+from stepcot_jax.data.sources.delimited import name_content
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.untrusted import Meter, exceeds, open_archive, read_limits
+from stepcot_jax.host.untrusted import Meter, exceeds, open_archive, open_untrusted, read_limits
 
 _CHUNK_BYTES = 2**16
 _DEEPEST = 64
@@ -21,6 +22,8 @@ _LONGEST_FORMAT = 255
 _CELL = re.compile(r"([A-Z]{1,5})[0-9]*")
 _INTEGER = re.compile(r"-?[0-9]{1,300}")
 Attributes = dict[str, str]
+UNCOMPUTED = "(formula without a stored value)"
+"""Text of a cell with a formula that no spreadsheet program has computed."""
 
 
 class _Part:
@@ -137,6 +140,7 @@ class _Sheet(_Part):
         self._number = self._column = 0
         self._cells: dict[int, str] = {}
         self._kind, self._style, self._is_phonetic = "n", "0", False
+        self._is_formula = False
 
     def begin(self, name: str, attributes: Attributes) -> None:
         if name == "row":
@@ -145,9 +149,12 @@ class _Sheet(_Part):
             self._meter.add_cells(1)
             self._column = self._read_column(attributes)
             self._kind, self._style = attributes.get("t", "n"), attributes.get("s", "0")
+            self._is_formula = False
             self.clear()
         elif name == "rPh":
             self._is_phonetic = True
+        elif name == "f":
+            self._is_formula = True
         self.collects = name == ("t" if self._kind == "inlineStr" else "v") and not self._is_phonetic
 
     def end(self, name: str) -> None:
@@ -155,7 +162,10 @@ class _Sheet(_Part):
         if name == "rPh":
             self._is_phonetic = False
         elif name == "c":
-            if text := self._read_text(self.text):
+            text = self._read_text(self.text)
+            if self._is_formula and not text and self._kind != "str":  # a stored empty text has the kind "str"
+                text = UNCOMPUTED
+            if text:
                 self._cells[self._column] = text
             self.clear()
         elif name == "row":
@@ -197,7 +207,9 @@ class _Sheet(_Part):
         number = int(value) if _INTEGER.fullmatch(value.strip()) else float(value)
         if self._style in self._dates.styles:
             return self._dates.write(number)
-        return str(int(number)) if isinstance(number, int) or number.is_integer() else str(number)
+        # Above 2**53 a floating-point number has lost digits: it must not pass as an identifier.
+        is_exact = isinstance(number, int) or (number.is_integer() and abs(number) <= 2**53)
+        return str(int(number)) if is_exact else str(number)
 
 
 class _Dates:
@@ -238,6 +250,10 @@ class _Dates:
 
 def iterate_sheet(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number, from 1, and the texts of each row of the first sheet; integers have no decimal point."""
+    with open_untrusted(path, accepted="an .xlsx") as file:
+        if not (start := file.read(64)).startswith(b"PK"):
+            what = name_content(start) or "not an .xlsx: no zip archive (a CSV?)"
+            raise BadInput(f"{path}: is {what}; expected a workbook saved as .xlsx, or a table named .csv")
     with open_archive(path, accepted="an .xlsx", most_unpacked=read_limits().unpacked_bytes) as archive:
         members = set(archive.namelist())
         book = _follow(archive, "_rels/.rels", "", path=path).get("officeDocument", ("xl/workbook.xml",))[0]

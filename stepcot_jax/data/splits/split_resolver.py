@@ -1,7 +1,6 @@
 """Resolve the split tables of a data root to cases, for a run and for `data check`."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,9 +8,10 @@ import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.data.columns import RecordTable, TextColumn, TextIndex, as_table
+from stepcot_jax.data.identities import fold_patient, read_patient
 from stepcot_jax.data.records.data_json import normalise_image_path
-from stepcot_jax.data.sources.delimited import iterate_rows, open_text
-from stepcot_jax.data.splits.sheet_rows import iterate_sheet
+from stepcot_jax.data.sources.delimited import fold_column, read_rows
+from stepcot_jax.data.splits.sheet_rows import UNCOMPUTED, iterate_sheet
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.untrusted import exceeds, read_limits
@@ -20,7 +20,6 @@ from stepcot_jax.record import Record, SetAside
 # The csv module, not pandas: messages need the row as spreadsheets count it, and a stray quote must stay an error.
 
 _COLUMNS = ("patient_id", "image_path")
-_LONGEST_HEADER = 2**16
 _EXPECTED = "expected a table whose first row has a column patient_id or image_path, or both"
 
 
@@ -40,24 +39,32 @@ class SplitRow:
 
 def read_split_table(path: Path) -> Iterator[SplitRow]:
     """Yield the rows that name a patient or an image, from .xlsx (first sheet) or .csv (comma, semicolon, tab)."""
-    columns, longest = list[int](), read_limits().name
+    columns, longest, num_uncomputed = list[int](), read_limits().name, 0
     try:
         for number, cells in iterate_sheet(path) if path.suffix == ".xlsx" else _read_csv(path):
             if not columns:
                 columns = _find_columns(cells, path=path) if any(cells) else []
                 continue
             texts = [cells[column] if 0 <= column < len(cells) else "" for column in columns]
-            if any(texts):
+            if UNCOMPUTED in texts:
+                num_uncomputed += texts.count(UNCOMPUTED)
+            elif any(texts):
                 if max(map(len, texts)) > longest:
                     raise exceeds(path, f"row {number} has a name of {max(map(len, texts))} characters", "name")
-                yield SplitRow(path.name, number, *texts)
+                try:
+                    texts[0] = read_patient(texts[0])
+                except BadInput as error:
+                    raise BadInput(f"{path}: row {number}: {error}") from None
+                if any(texts):
+                    yield SplitRow(path.name, number, *texts)
     except BadInput:
         raise
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8; CSV tables must be UTF-8") from error
     # zipfile, zlib and expat raise a dozen kinds of error on broken files.
     except Exception as error:
         raise BadInput(f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; {_EXPECTED}") from error
+    if num_uncomputed:
+        what = f"{num_uncomputed} cells have formulas without stored values"
+        raise BadInput(f"{path}: {what}; open and save it in a spreadsheet program")
     if not columns:
         raise BadInput(f"{path}: the table is empty; {_EXPECTED}")
 
@@ -74,19 +81,15 @@ def _find_columns(header: list[str], *, path: Path) -> list[int]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    with open_text(path) as file:
-        header = file.readline(_LONGEST_HEADER)
-        file.seek(0)
-        yield from iterate_rows(file, delimiter=max(",;\t", key=header.count), path=path)
+    rows = read_rows(path, known_columns={fold_column(name) for name in _COLUMNS}, expected=_EXPECTED)
+    return ((row.number, list(row.cells)) for row in rows)
 
 
 TABLE_SUFFIXES = (".xlsx", ".csv")
-_NUMBER = re.compile(r"0*([0-9]+?)(?:\.0+)?")
-_NUM_SHOWN = 20
 
 
 def read_splits(root: Path, cases: Iterable[Record], *, set_aside: Sequence[SetAside] = ()) -> Splits | None:
-    """Read `train`, `val` and `test`, each .xlsx or .csv, below `root`."""
+    """Return the splits of `train`, `val` and `test`, each .xlsx or .csv, below `root`, or those that records name."""
     paths = TextColumn(item.image_path for item in set_aside)
     patients = TextColumn(item.patient_id for item in set_aside)
     assignment = resolve_tables(Path(root), as_table(cases), set_aside_paths=paths, set_aside_patients=patients)
@@ -104,8 +107,9 @@ def resolve_tables(
     set_aside_paths: TextColumn,
     set_aside_patients: TextColumn,
 ) -> Assignment | None:
-    """Return the splits of the three tables with all problems; None without tables."""
+    """Return the splits of the three tables or of the records with all problems; None if neither names any."""
     good = np.ones(len(table), bool) if good is None else good
+    of_records = _read_records(table, good)
     assignment = Assignment("tables", np.zeros((len(SPLIT_NAMES), len(table)), np.int32))
     try:
         tables = find_tables(root)
@@ -113,15 +117,29 @@ def resolve_tables(
         assignment.add_problem("tables are missing", str(error))
         return assignment
     if tables is None:
-        return None
+        if of_records is not None:
+            of_records.find_problems(table, good)
+        return of_records
     names = _Names(table, np.flatnonzero(good).tolist(), set_aside_paths, set_aside_patients)
     for split, path in enumerate(tables.values()):
         try:
             _claim(assignment, split, path, names)
         except BadInput as error:
             assignment.add_problem("tables cannot be read", str(error))
+    if of_records is not None:
+        for case in np.flatnonzero((assignment.member != of_records.member).any(axis=0) & good).tolist():
+            shown = f"{table.splits[case] or 'none'} for {table.image_paths[case][:80]!r}"
+            assignment.add_problem("records name another split than the tables", shown)
     assignment.find_problems(table, good)
     return assignment
+
+
+def _read_records(table: RecordTable, good: Bool[np.ndarray, " case"]) -> Assignment | None:
+    """Return the splits that the records themselves name."""
+    numbers, names = table.splits.numbers, table.splits.names
+    rows = [(numbers == names.index(name)) & good if name in names else np.zeros_like(good) for name in SPLIT_NAMES]
+    member = np.stack(rows)
+    return Assignment("records", member.astype(np.int32)) if member.any() else None
 
 
 def find_tables(root: Path) -> dict[str, Path] | None:
@@ -163,41 +181,25 @@ class _Names:
     """Finds the cases that a row names."""
 
     def __init__(self, table: RecordTable, good: Sequence[int], aside_paths: TextColumn, aside: TextColumn) -> None:
-        self._table, self._aside = table, aside
+        self._table = table
         self._by_path = TextIndex(table.image_paths, good)
-        self._by_patient = TextIndex(table.patient_ids, good)
-        self._by_number = TextIndex(table.patient_ids, good, key=_as_number)
+        self._by_patient = TextIndex(table.patient_ids, good, key=fold_patient)
         self._paths_aside = TextIndex(
             aside_paths, range(len(aside_paths)), key=lambda path: normalise_image_path(path) if path else None
         )
-        self._patients_aside = TextIndex(aside, range(len(aside)), key=lambda patient: patient or None)
-        self._numbers_aside = TextIndex(aside, range(len(aside)), key=_as_number)
+        self._aside = TextIndex(aside, range(len(aside)), key=lambda patient: fold_patient(patient) or None)
 
     def find(self, row: SplitRow) -> list[int]:
-        patients = self._find_patients(row.patient_id)
+        patient = fold_patient(row.patient_id)
         if row.image_path:
             path = normalise_image_path(row.image_path)
             cases = self._by_path.find(path)[-1:]
-            if cases and row.patient_id and (expected := self._table.patient_ids[cases[0]]) not in patients:
+            if cases and patient and fold_patient(expected := self._table.patient_ids[cases[0]]) != patient:
                 raise BadInput("another patient than the image's in data.json", f"expected {expected!r}")
             if not cases and not self._paths_aside.find(path):
                 raise BadInput("an image_path that data.json does not have")
             return cases
-        if not patients:
+        cases = self._by_patient.find(patient)
+        if not cases and not self._aside.find(patient):
             raise BadInput("a patient_id that data.json does not have")
-        if len(patients) > 1:
-            raise BadInput("a number that may mean several patients", f"any of {patients[:_NUM_SHOWN]}")
-        return self._by_patient.find(patients[0])
-
-    def _find_patients(self, written: str) -> list[str]:
-        if self._by_patient.find(written) or self._patients_aside.find(written):
-            return [written]
-        if not (number := _NUMBER.fullmatch(written)):
-            return []
-        aside = [self._aside[index] for index in self._numbers_aside.find(number[1])]
-        known = [self._table.patient_ids[index] for index in self._by_number.find(number[1])]
-        return list(dict.fromkeys((*aside, *known)))
-
-
-def _as_number(patient: str) -> str | None:
-    return (patient.lstrip("0") or "0") if patient.isascii() and patient.isdigit() else None
+        return cases

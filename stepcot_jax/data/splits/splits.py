@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from stepcot_jax.data.columns import RecordTable, as_table, find_first
+from stepcot_jax.data.identities import join_patients_of
 from stepcot_jax.data.records.data_json import normalise_image_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
@@ -95,7 +96,7 @@ class Assignment:
 
     def find_problems(self, table: RecordTable, good: Bool[np.ndarray, " case"] | None = None) -> None:
         """Add empty splits, patients in several splits, and those of the `good` cases that are in no split."""
-        member = self.member
+        member, (table, _) = self.member, join_patients_of(table)
         for name, in_split in zip(SPLIT_NAMES, member, strict=True):
             if not in_split.any():
                 self.add_problem("splits have no case", name)

@@ -15,7 +15,7 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tools.data.vqa import add_vqa, name_option
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import ReadStepNames, local_path
 
 EXIT_WOULD_STOP = 1
 
@@ -136,7 +136,8 @@ def _write_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.tools.data.statistics import write_tables
 
     collection = read_source(options.root, require_images=False, **_reading_arguments(options))
-    splits, source = read_splits(collection.root, collection.cases, set_aside=collection.set_aside), "read from tables"
+    splits = read_splits(collection.root, collection.cases, set_aside=collection.set_aside)
+    source = "read from tables or the records"
     if splits is None:
         splits = make_splits(collection.cases, seed=options.split_seed)
         source = f"made from seed {options.split_seed}, there being no tables"
@@ -224,7 +225,9 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", metavar="ROOT", help=root)
     parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
-    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names)
+    parser.add_argument(
+        "--step-names", nargs="+", action=ReadStepNames, default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names
+    )
     bad = "stop at a bad record, or set it aside with its reason (config.data.on_bad_record); default stop"
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help=bad)
     parser.add_argument(

@@ -13,6 +13,7 @@ from stepcot_jax.host.text import make_printable
 _WIDTH = 120
 _MOST_REASONS = 20
 _SPLITS_FROM = {"made": "drawn by patient, without split tables", "tables": "from split tables"}
+_SPLITS_FROM["records"] = "named by the records"
 _SUMMARY = (
     *("records", "cases", "patients", "set_aside", "records_with_other_options", "records_with_other_wordings"),
     *("records_that_repeat_an_image", "images_found", "images_missing", "images_unreadable"),

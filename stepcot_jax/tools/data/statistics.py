@@ -3,7 +3,6 @@
 The csv module writes the tables: pandas would turn the integers of columns with empty cells into floats.
 """
 
-import csv
 import io
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,7 @@ from stepcot_jax.data.statistics import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
-from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable, plain_text_style
+from stepcot_jax.host.text import escape_markdown, make_printable, plain_text_style, write_csv
 from stepcot_jax.record import KINDS, Record
 from stepcot_jax.tools.data.pictures import PALETTE, STYLE
 
@@ -44,8 +43,7 @@ _SPREAD = ("mean_words", *(f"percentile_{percentile}" for percentile in _PERCENT
 
 def _write_csv(path: Path, rows: Iterable[Row]) -> None:
     text = io.StringIO()
-    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-    csv.writer(text, lineterminator="\n").writerows(safe)
+    write_csv(text, rows)
     write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
 
 

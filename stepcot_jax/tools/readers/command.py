@@ -5,7 +5,7 @@ import pathlib
 
 from stepcot_jax.host.download import find_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.tools.options import local_path
+from stepcot_jax.tools.options import ReadStepNames, local_path
 
 _READING = ("layout", "step_names", "on_bad_record", "max_megapixels")
 _MAX_MEGAPIXELS = 64.0
@@ -114,7 +114,9 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--split", choices=("val", "test"), help="default test")
     reading = parser.add_argument_group("how DATA is read", "As the settings of a run; not with --workdir.")
     reading.add_argument("--layout", help="default: recognised by the files")
-    reading.add_argument("--step-names", nargs="+", metavar="NAME", help="default the published seven")
+    reading.add_argument(
+        "--step-names", nargs="+", action=ReadStepNames, metavar="NAME", help="default the published seven"
+    )
     reading.add_argument("--on-bad-record", choices=("stop", "skip"), help="default stop")
     reading.add_argument("--max-megapixels", type=float, metavar="N", help=f"of an image, default {_MAX_MEGAPIXELS:g}")
     parser.set_defaults(run=sample)

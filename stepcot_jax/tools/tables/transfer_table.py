@@ -12,6 +12,7 @@ import numpy as np
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.data.columns import RecordTable
 from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.identities import fold_patient
 from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.evaluation.comparison import CORRECTED, INTERVALS, AnswerComparison, join, last_step_alone, settle
@@ -95,8 +96,8 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
     learned, asked = _members(trained, "train", "val"), _members(read, "train", "val", "test")
     overlapping: list[int] = []
     if _has_same_patients(source, target):
-        patients = {trained.cases[index].patient for index in learned}
-        overlapping = [index for index in asked if read.cases[index].patient in patients]
+        patients = {fold_patient(trained.cases[index].patient) for index in learned}
+        overlapping = [index for index in asked if fold_patient(read.cases[index].patient) in patients]
     if not overlapping and (by_path or not are_phantoms):
         by_pixels = trained.images is None or read.images is None
         known = set(_identify_images(trained, learned, by_path=by_path, by_pixels=by_pixels))

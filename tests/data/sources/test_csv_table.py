@@ -150,7 +150,7 @@ def test_tables_that_cannot_be_used(tmp_path, text, message):
 
 
 def test_other_encodings_are_refused(tmp_path):
-    for encoding, message in (("utf-16", "is UTF-16"), ("latin-1", "not UTF-8 after row"), ("utf-32", "is UTF-16 or")):
+    for encoding, message in (("utf-16", "is UTF-16"), ("latin-1", "row 2 is not UTF-8"), ("utf-32", "is UTF-16 or")):
         write(tmp_path, "image,report,label\na.png,Größe,Mass\n", encoding=encoding)
         with pytest.raises(BadInput, match=message):
             read(tmp_path)

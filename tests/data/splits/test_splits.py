@@ -1,6 +1,7 @@
 """Splits: tables in every form, what is refused and with which message, and splits that are made."""
 
 import collections
+import dataclasses
 import hashlib
 import json
 
@@ -110,10 +111,49 @@ def test_a_number_means_the_patient_with_zeros_before_it(tmp_path, number):
     assert read_splits(tmp_path, CASES) == EXPECTED
 
 
-def test_refuses_a_number_that_may_mean_two_patients(tmp_path):
+@pytest.mark.parametrize("written", ["1", "01", "0001.0", "\uff11"])
+def test_a_number_means_every_spelling_of_a_patient(tmp_path, written):
     cases = (*CASES, make_case("01", "f"))
-    message = refusal(tmp_path, {"train": [["patient_id"], ["1"]]}, cases=cases)
-    assert_says(message, "train.csv: row 2 (patient_id '1')", "any of ['0001', '01']")
+    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id"], [written]]})
+    assert read_splits(tmp_path, cases).train == (0, 1, 5)
+    message = refusal(tmp_path, {"test": [*IMAGE_ROWS["test"], ["images/f.png"]]}, cases=cases)
+    assert_says(message, "patients are in more than one split", "train.csv row 2, test.csv row 4")
+    refused = refusal(tmp_path, {"train": [["patient_id"], ["8.39861E+35"]]}, cases=cases)
+    assert_says(refused, "train.csv: row 2: patient_id: is a number that a spreadsheet shortened")
+
+
+def test_splits_that_the_records_name(tmp_path):
+    named = [
+        msgspec.structs.replace(case, split=split)
+        for case, split in zip(CASES, ["train", "train", "val", "test", "test"], strict=True)
+    ]
+    assert read_splits(tmp_path, named) == EXPECTED
+    assert_says(refusal(tmp_path, cases=[*named, CASES[0]]), "cases are in no split: 'images/a.png'")
+    write_tables(tmp_path, PATIENT_ROWS)
+    assert read_splits(tmp_path, named) == EXPECTED
+    named[2] = msgspec.structs.replace(named[2], split="test")
+    assert_says(
+        refusal(tmp_path, {}, cases=named), "records name another split than the tables: test for 'images/c.png'"
+    )
+
+
+def test_made_splits_of_data_without_a_collision_stay_the_same():
+    cases = [make_case(f"{number % 37:04d}", number, number % 5, "AB"[number % 2]) for number in range(200)]
+    splits = make_splits(cases, seed=3)
+    assert hashlib.sha256(repr(dataclasses.astuple(splits)).encode()).hexdigest()[:16] == "7421ed2a09829bf1"
+    spelled = [
+        msgspec.structs.replace(case, patient=f"{int(case.patient)}.0") if index > 99 else case
+        for index, case in enumerate(cases)
+    ]
+    assert make_splits(spelled, seed=3) == splits
+
+
+def test_formulas_without_stored_values_are_refused_where_they_matter(tmp_path):
+    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id", "n"], ["0001", "=1+1"]]}, suffix="xlsx")
+    assert read_splits(tmp_path, CASES) == EXPECTED
+    write_tables(tmp_path, {"train": [["patient_id"], ["=1"], ["=1+1"]]}, suffix="xlsx")
+    with pytest.raises(BadInput, match=r"train.xlsx: 2 cells have formulas without stored values; open and save it"):
+        read_splits(tmp_path, CASES)
 
 
 @pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
@@ -169,10 +209,14 @@ def test_refuses_tables_that_are_none(tmp_path, rows, found):
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
-        ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: cannot be read"),
+        ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: is not an .xlsx: no zip archive (a CSV?)"),
         ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: cannot be read"),
-        ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: not UTF-8"),
-        ("val.csv", b'image_path\n"images/c.png', "val.csv: cannot be read"),
+        ("val.xlsx", b"\xd0\xcf\x11\xe0" + bytes(8), "val.xlsx: is an .xls of before 2007"),
+        ("val.csv", b"PK\x03\x04", "val.csv: is a zip archive, as an .xlsx is"),
+        ("val.csv", b"\n<!DOCTYPE html>", "val.csv: is an HTML page"),
+        ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: row 2 is not UTF-8 (Windows-1252?); save"),
+        ("val.csv", b"image_path|patient_id\n", "val.csv: the columns are separated by '|'"),
+        ("val.csv", b'image_path\n"images/c.png', "val.csv: the row at line 2 is malformed"),
         ("val.csv", b"image_path\n" + b"x" * 200_000, "val.csv: row 2 has a name of 200000 characters"),
     ],
 )

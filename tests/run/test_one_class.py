@@ -1,0 +1,53 @@
+"""Splits with one class, one case, or a class that training lacks: a run ends well, and undefined figures are null."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from run.small_run import small_run
+
+from stepcot_jax.training.log import MetricsLog
+
+DIAGNOSES = {"train": ("Normal", "Nodule") * 8, "val": ("Nodule",), "test": ("Mass",)}
+
+
+def test_an_undefined_number_is_null_in_every_writer(tmp_path):
+    class Heard:
+        def write(self, numbers, *, step):
+            heard.append((numbers, step))
+
+        def close(self):
+            pass
+
+    heard = []
+    log = MetricsLog(tmp_path, first_step=0, loggers=[Heard()])
+    log.write("test", step=3, epoch=1, numbers={"a": None, "b": float("nan"), "c": float("inf"), "d": 0.5})
+    log.close()
+    entry = {"kind": "test", "step": 3, "epoch": 1, "a": None, "b": None, "c": None, "d": 0.5}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == entry
+    assert heard == [({"test/d": 0.5}, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["distill", "chain_grpo"])
+def test_a_run_with_such_splits_ends_with_null(tmp_path, monkeypatch, capsys, job):
+    rows = ["image,patient_id,split,diagnosis"]
+    draw = np.random.default_rng(0)
+    for split, diagnoses in DIAGNOSES.items():
+        for number, diagnosis in enumerate(diagnoses):
+            name = f"{split}{number}.png"
+            Image.fromarray(draw.integers(0, 255, (32, 32), np.uint8)).save(tmp_path / name)
+            rows.append(f"{name},{name[:-4]},{split},{diagnosis}")
+    (tmp_path / "cases.csv").write_text("\n".join(rows))
+    changes = {"data__source": "folder", "data__root": str(tmp_path), "job": job, "training__joint_epochs": 1}
+    if job == "chain_grpo":
+        changes |= {"training__teacher_job_epochs": 1, "grpo__epochs": 1, "grpo__batch_size": 4,
+                    "grpo__updates_per_epoch": 2, "rewards__diagnosis_weight": 1.0}  # fmt: skip
+    report = small_run(tmp_path / "run", monkeypatch, **changes).execute()
+    assert all(figures["mean_accuracy"] is None for figures in report["test"].values())
+    entries = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert entries[-1]["kind"] == "test"
+    assert entries[-1]["teacher/mean_accuracy"] is None
+    assert "NaN" not in (tmp_path / "run" / "statistics.json").read_text()
+    assert "every test case has the same answer at Detection" in capsys.readouterr().out
