@@ -90,12 +90,12 @@ def write_reply(record: Record, dialect: str) -> str:
 
 
 def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
-    """Read a reply; no text raises. `with_thinking=False`: "gemex" requires no thinking (GEMeX-200K)."""
+    """Read a reply; no text raises. `with_thinking=False`: "gemex" requires no thinking, "medclm" needs no reasoning."""
     if dialect == FREE:
         return dataclasses.replace(read_free(text), text=text)
     read = _find(dialect).read
-    if read is read_gemex:
-        read = functools.partial(read_gemex, with_thinking=with_thinking)
+    if read in (read_gemex, read_medclm):
+        read = functools.partial(read, with_thinking=with_thinking)
     reply = read(without_stop_tokens(text))
     if reply.problems and (plain := normalise(text)) != text:  # full-width brackets, commas and digits
         reply = min(reply, read(plain), key=lambda reply: len(reply.problems))

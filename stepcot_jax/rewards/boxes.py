@@ -50,7 +50,7 @@ def localisation(
 
     The mean over questions is GEMeX-RMCoT's V-score. Arguments as in `box.mean_iou` and `grounding_reward`.
     """
-    if reply.references is None or (ill_formed == "nothing" and not reply.is_well_formed):
+    if reply.references is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
     return mean_iou(
         reply.boxes(record.image_size),

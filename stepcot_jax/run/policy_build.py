@@ -81,7 +81,7 @@ class JudgedRewards:
         return [None if exchange is None else rated[exchange.text] for exchange in exchanges]
 
     def _is_judged(self, record: Record, reply: Reply) -> bool:
-        is_read = reply.answer is not None and (reply.is_well_formed or self.ill_formed == "parts")
+        is_read = reply.answer is not None and (reply.counts or self.ill_formed == "parts")
         return record.kind == "open" and is_read
 
     def close(self) -> None:
