@@ -90,7 +90,7 @@ def write_reply(record: Record, dialect: str) -> str:
 
 
 def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
-    """Read a reply; no text raises. `with_thinking=False`: "gemex" requires no thinking, "medclm" needs no reasoning."""
+    """Read a reply; no text raises. Without thinking "gemex" requires none, and "medclm" needs no reasoning."""
     if dialect == FREE:
         return dataclasses.replace(read_free(text), text=text)
     read = _find(dialect).read
