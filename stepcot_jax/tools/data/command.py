@@ -247,10 +247,6 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
 
 
-if __name__ == "__main__":
-    run_tool(main)
-
-
 def add_fetch(commands: Any) -> None:
     """Add the command to the parser of `stepcot data`."""
     parser = commands.add_parser(
@@ -269,3 +265,7 @@ def _run(options: argparse.Namespace) -> int:
     download(options.address, options.out)
     print(f"{options.address} is in {options.out}")
     return 0
+
+
+if __name__ == "__main__":
+    run_tool(main)
