@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped, describe_disk, run_tool
+from stepcot_jax.host.files import removing_half, writing_for
 
 SHARED = "/dev/shm"  # noqa: S108
 SMALL = "is too small (Unable to allocate"
@@ -58,6 +59,27 @@ def test_a_device_without_memory_ends_in_a_sentence(capsys):
 def test_a_full_shared_memory_is_not_blamed_on_a_disk(free, filename, said, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=free))
     assert describe_disk(OSError(errno.ENOSPC, "No space left on device", filename), "/runs").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_of_the_disk"),
+    [(errno.ENOSPC, True), (errno.EROFS, True), (errno.ENOTDIR, False), (errno.EACCES, False)],
+)
+def test_an_options_file_on_a_failing_disk_is_an_error_of_the_disk(number, is_of_the_disk, tmp_path):
+    path = tmp_path / "half.png"
+
+    def write():
+        with writing_for("--out", path), removing_half(path):
+            path.write_bytes(b"half")
+            raise OSError(number, "reason")
+
+    with pytest.raises(OSError if is_of_the_disk else BadInput) as caught:
+        write()
+    assert not path.exists()
+    if is_of_the_disk:
+        assert caught.value.filename == str(path)
+    else:
+        assert str(caught.value) == f"--out: {path} cannot be written (reason)"
 
 
 FULL = (

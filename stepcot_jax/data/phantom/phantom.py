@@ -28,6 +28,7 @@ from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, draw_answ
 from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import removing_half
 from stepcot_jax.record import Record
 
 __all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
@@ -124,9 +125,12 @@ def write_pictures(root: Path, drawn: PhantomCase) -> None:
     from PIL import Image
 
     name = Path(drawn.case.image).name
-    Image.fromarray(drawn.image).save(root / drawn.case.image)
+    pictures = {root / drawn.case.image: drawn.image}
     for folder, mask in (("lung", drawn.lung_mask), ("heart", drawn.heart_mask)):
-        Image.fromarray(mask.astype(np.uint8) * 255).save(root / "masks" / folder / name)
+        pictures[root / "masks" / folder / name] = mask.astype(np.uint8) * 255
+    for path, pixels in pictures.items():
+        with removing_half(path):
+            Image.fromarray(pixels).save(path)
 
 
 def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
