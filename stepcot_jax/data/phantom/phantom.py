@@ -107,7 +107,8 @@ def export_phantom(
     for folder in PICTURE_FOLDERS:
         (root / folder).mkdir(parents=True, exist_ok=True)
     cases = []
-    with (root / "boxes.csv").open("w", newline="", encoding="utf-8") as file:
+    boxes = root / "boxes.csv"
+    with removing_half(boxes), boxes.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(BOX_COLUMNS)
         for index in progress(range(num_cases)):
