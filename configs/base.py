@@ -158,6 +158,7 @@ def get_config():
     config.sft = config_dict.ConfigDict()  # supervised fine-tuning
     config.sft.epochs = 8
     config.sft.batch_size = 16  # packs: questions of one image in a row, up to pack_length tokens
+    config.sft.epoch_end = "floor"  # updates of an epoch: records / batch, rounded down, or up ("ceil")
     config.sft.pack_length = 256  # tokens; 0: one question a pack
     config.sft.learning_rate = 2e-3  # AdamW, after the warm-up
     config.sft.first_learning_rate = 0.0  # at the first update
@@ -171,6 +172,7 @@ def get_config():
     config.grpo = config_dict.ConfigDict()  # after SFT; GEMeX-RMCoT: Eq. 2. docs/departures.md: what it leaves open
     config.grpo.epochs = 4
     config.grpo.batch_size = 32  # prompts
+    config.grpo.epoch_end = "floor"  # or "ceil", as of sft
     config.grpo.updates_per_epoch = 0  # batches of prompts; 0: each training record once
     config.grpo.group_size = 8  # G: replies to a prompt
     config.grpo.num_updates = 1  # passes over a batch of rollouts
@@ -187,6 +189,7 @@ def get_config():
     config.grpo.clamp_log_ratio = 0.0  # largest magnitude of the estimator's log-ratio; 0: none
     config.grpo.clamp_kl = 0.0  # largest magnitude of the estimate; 0: none
     config.grpo.length_norm = "sequence_mean"  # or "token_mean", "constant", "sequence_sum"
+    config.grpo.kl_norm = "length_norm"  # of the KL; or "sequence_sum", of a completion (as printed)
     config.grpo.std_ddof = 1  # of a group's standard deviation; or 0
     config.grpo.std_epsilon = 1e-6  # added to it
     config.grpo.scale = "group"  # whose deviation divides advantages; or "batch", "none"

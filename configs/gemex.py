@@ -44,6 +44,7 @@ def get_config():
 
     config.sft.epochs = 2  # [P]
     config.sft.batch_size = 256  # [P] questions
+    config.sft.epoch_end = "ceil"  # ours: the last part of an epoch counts
     config.sft.pack_length = 0  # ours: one question a row, so that the batch counts questions
     config.sft.first_learning_rate = 3e-7  # [P]
     config.sft.learning_rate = 1e-4  # [P]
@@ -53,6 +54,7 @@ def get_config():
 
     config.grpo.epochs = 1  # [P]
     config.grpo.batch_size = 128  # [P]; that it counts prompts is ours
+    config.grpo.epoch_end = "ceil"  # ours: the last part of an epoch counts
     config.grpo.group_size = 8  # [P]
     config.grpo.learning_rate = 2e-6  # [P]
     config.grpo.schedule = "constant"  # ours
@@ -65,6 +67,7 @@ def get_config():
     config.grpo.num_updates = 1
     config.grpo.temperature = 1.0
     config.grpo.length_norm = "sequence_mean"
+    config.grpo.kl_norm = "sequence_sum"  # [P] Eq. 2 has the divergence of the whole completion
     config.grpo.std_ddof = 1
     config.grpo.std_epsilon = 1e-6
     config.grpo.scale = "group"  # [P]

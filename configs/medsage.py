@@ -44,6 +44,7 @@ def get_config():
 
     config.sft.epochs = 4  # [P]
     config.sft.batch_size = 256  # [P] 4 a device x 16 accumulated x 4 devices; the paper calls it 1,024
+    config.sft.epoch_end = "ceil"  # ours: the last part of an epoch counts
     config.sft.pack_length = 0  # ours: one question a row, so that the batch counts questions
     config.sft.learning_rate = 1e-5  # [P]
     config.sft.schedule = "cosine"  # [C]
@@ -52,6 +53,7 @@ def get_config():
 
     config.grpo.epochs = 8  # [P]
     config.grpo.batch_size = 64  # [P] prompts: 2 x 8 x 4 devices
+    config.grpo.epoch_end = "ceil"  # ours: the last part of an epoch counts
     config.grpo.group_size = 6  # [P]
     config.grpo.learning_rate = 1e-5  # [P]
     config.grpo.schedule = "constant"  # ours

@@ -35,6 +35,7 @@ def get_config():
 
     config.sft.epochs = 3  # [C]
     config.sft.batch_size = 64  # [C] 1 a device x 16 accumulated x 4 devices
+    config.sft.epoch_end = "ceil"  # ours: the last part of an epoch counts
     config.sft.pack_length = 0  # ours: one question a row, so that the batch counts questions
     config.sft.learning_rate = 1e-5  # [C]
     config.sft.schedule = "cosine"  # [C]
@@ -43,6 +44,7 @@ def get_config():
 
     config.grpo.epochs = 2  # [C]
     config.grpo.batch_size = 64  # [C] prompts of a rollout; the code makes four updates of 16 prompts, this one
+    config.grpo.epoch_end = "ceil"  # ours: the last part of an epoch counts
     config.grpo.group_size = 6  # [C]
     config.grpo.learning_rate = 1e-5  # [C]; its warm-up over 0.1 of the run is left out
     config.grpo.schedule = "constant"  # ours

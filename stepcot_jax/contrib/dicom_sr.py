@@ -15,7 +15,7 @@ from stepcot_jax.data.images.dicom import is_dicom, read_header
 from stepcot_jax.data.images.dicom_fields import Fields, attempt
 from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import make_workdir, read_file, write_whole
+from stepcot_jax.host.files import make_workdir, read_file, write_whole, writing_for
 from stepcot_jax.host.text import install_extra, make_printable
 from stepcot_jax.reading.image_reader import MAKER, ReportingNetwork
 from stepcot_jax.reading.readings import ChainReading, StepAnswer
@@ -220,10 +220,8 @@ class ReportFolder:
     def _write(self, report: sr.ComprehensiveSR) -> pathlib.Path:
         path = self._folder / f"{report.SOPInstanceUID}.dcm"
         if not path.exists():
-            try:
+            with writing_for("--dicom-out", path):
                 write_whole(path, _encode(report))
-            except OSError as error:
-                raise BadInput(f"--dicom-out: {path} cannot be written ({error.strerror})") from None
         return path
 
 

@@ -38,6 +38,7 @@ from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES, Slot
 from stepcot_jax.host.download import fetch, find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import show
 
 IMPORT_FEATURES = "import features made elsewhere"
 
@@ -112,28 +113,28 @@ class ConfigFile:
         """Return a whole number from 1 to `most`; without a default the key is required."""
         value = self.entries.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise BadInput(f"{self.where}.{key}: {value!r} is not a whole number from 1 to {most}")
+            raise BadInput(f"{self.where}.{key}: {show(value)} is not a whole number from 1 to {most}")
         return value
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         """Return a number from `least` to `most`; without a default the key is required."""
         value = self.entries.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise BadInput(f"{self.where}.{key}: {value!r} is not a number from {least:g} to {most:g}")
+            raise BadInput(f"{self.where}.{key}: {show(value)} is not a number from {least:g} to {most:g}")
         return float(value)
 
     def one_of(self, key: str, accepted: Collection[Any], default: Any) -> Any:
         """Return a value that is among those accepted, the default if the key is missing; 1 is not true."""
         value = self.entries.get(key, default)
         if not any(type(value) is type(option) and value == option for option in accepted):
-            raise BadInput(f"{self.where}.{key}: {value!r} is not one of {', '.join(map(repr, accepted))}")
+            raise BadInput(f"{self.where}.{key}: {show(value)} is not one of {', '.join(map(repr, accepted))}")
         return value
 
     def group(self, key: str) -> "ConfigFile":
         """Return an object inside this one, empty if missing or null."""
         value = self.entries.get(key) or {}
         if not isinstance(value, Mapping):
-            raise BadInput(f"{self.where}.{key}: {value!r} is not an object")
+            raise BadInput(f"{self.where}.{key}: {show(value)} is not an object")
         return ConfigFile(f"{self.where}.{key}", value)
 
     def sizes(self, defaults: TransformerSizes) -> TransformerSizes:
@@ -216,9 +217,10 @@ def _read_fit(config: ConfigFile, *, crop: bool) -> tuple[Literal["crop", "stret
         return "crop", resized
     if isinstance(resized, tuple) and resized[0] == resized[1] and (not crop or cropped == resized[0]):
         return "stretch", resized[0]
+    size, crop = (show(config.entries.get(key)) for key in ("size", "crop_size"))
     raise BadInput(
-        f"{config.where}: size {config.entries.get('size')!r} with crop_size {config.entries.get('crop_size')!r} is "
-        "not supported (expected a short side cropped to a square of the same size, or a square without a crop)"
+        f"{config.where}: size {size} with crop_size {crop} is not supported (expected a short side cropped to "
+        "a square of the same size, or a square without a crop)"
     )
 
 
@@ -228,7 +230,7 @@ def read_colours(config: ConfigFile, key: str, default: tuple[float, ...]) -> tu
     try:
         red, green, blue = (float(number) for number in value)
     except (TypeError, ValueError):
-        raise BadInput(f"{config.where}.{key}: {value!r} is not 3 numbers") from None
+        raise BadInput(f"{config.where}.{key}: {show(value)} is not 3 numbers") from None
     return red, green, blue
 
 
@@ -291,7 +293,7 @@ def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Archite
     for name in names:
         if match := re.match(r"(resnet18|resnet50|densenet121)(?![0-9a-z])", name.lower()):
             return _torchvision(match[1], tensors, dtype)
-    problem = f"model_type {model_type!r} is not supported" if config else "no config.json"
+    problem = f"model_type {show(model_type)} is not supported" if config else "no config.json"
     raise BadInput(f"{path}: {problem}; {ACCEPTED}")
 
 
@@ -328,7 +330,7 @@ def _clip_text(config: ConfigFile, projected_width: int, dtype: DTypeLike) -> CL
 
 def _bert(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     if (kind := config.entries.get("position_embedding_type", "absolute")) != "absolute":
-        raise BadInput(f"{config.where}.position_embedding_type: {kind!r} is not 'absolute'")
+        raise BadInput(f"{config.where}.position_embedding_type: {show(kind)} is not 'absolute'")
     prefix = "bert." if any(name.startswith("bert.") for name in tensors) else ""
     text = Bert(
         sizes=config.sizes(BERT_SIZES),

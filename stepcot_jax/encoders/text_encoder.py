@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.encoders.tokenizer_files import load_tokenizer_files
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import one_line
 
 FIELDS = ("name", "question", "options")
 """Fields of a template: the step's short name, its question, its lettered options."""
@@ -97,14 +97,11 @@ def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: in
     expected = "expected the model's tokenizer.json and tokenizer_config.json, or vocab.txt"
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         raise BadInput(f"{folder}: no tokenizer; {expected}")
-    import transformers  # slow to import, and often not needed
-
     try:
-        loaded = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        vocabulary = loaded.get_vocab()
-    except Exception as error:  # transformers raises many kinds for broken or missing files
-        what = f"{type(error).__name__}: {one_line(error)}"
-        raise BadInput(f"{folder}: unreadable tokenizer ({what}); {expected}") from None
+        loaded = load_tokenizer_files(folder, local_files_only=True)
+    except BadInput as error:
+        raise BadInput(f"{folder}: unreadable tokenizer ({error}); {expected}") from None
+    vocabulary = loaded.get_vocab()
     largest = max(vocabulary.values(), default=-1)
     if not 0 <= largest < vocabulary_size:
         raise BadInput(

@@ -277,13 +277,29 @@ def assign(
     paths = {slot.path for slot in table.values()}
     if paths != set(targets):
         raise ValueError(f"table and network differ in {sorted(paths ^ set(targets))}")
-    leftover = sorted(set(tensors) - set(table) - set(unused))
-    missing = sorted(set(table) - set(tensors))
     flat, wrong = _fill(table, tensors, targets, only, None if dtype is None else np.dtype(dtype))
-    mismatches = {"unexpected": ", ".join(leftover), "missing": ", ".join(missing), "wrong": "; ".join(wrong)}
-    if problems := [f"{kind}: {names}" for kind, names in mismatches.items() if names]:
-        raise BadInput(f"{source}: the tensors do not match the config: {'. '.join(problems)}")
+    require_names(table, tensors, unused=unused, wrong=wrong, source=source)
     return flax.traverse_util.unflatten_dict(flat, sep="/")
+
+
+def require_names(
+    table: Collection[str],
+    tensors: Collection[str],
+    *,
+    unused: Collection[str] = (),
+    wrong: Collection[str] = (),
+    source: str,
+    most: int = 10**9,
+) -> None:
+    """Refuse tensors that the table lacks, and the reverse, and name `most` of each; `wrong` has further problems."""
+    unexpected, missing = sorted(set(tensors) - set(table) - set(unused)), sorted(set(table) - set(tensors))
+    problems = []
+    for kind, names in (("unexpected", unexpected), ("missing", missing), ("wrong", list(wrong))):
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        listed = ("; " if kind == "wrong" else ", ").join(names[:most])
+        problems += [f"{kind}: {listed}{more}"] if names else []
+    if problems:
+        raise BadInput(f"{source}: the tensors do not match the config: {'. '.join(problems)}")
 
 
 class Deferred:

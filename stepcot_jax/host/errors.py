@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -36,6 +37,34 @@ class Preempted(BaseException):
 
     Every tool prints the message on one line and exits with 75.
     """
+
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+_LEAST_SHARED = 2**20
+
+
+def describe_disk(error: OSError, otherwise: object) -> str:
+    """Return what failed and why; errors of the shared memory name no file, and are not those of a disk."""
+    if error.errno == errno.ENOSPC and str(error.filename or _SHARED_MEMORY).startswith(_SHARED_MEMORY):
+        free = shutil.disk_usage(_SHARED_MEMORY).free if os.path.isdir(_SHARED_MEMORY) else _LEAST_SHARED  # noqa: PTH112
+        if free < _LEAST_SHARED:
+            return (
+                f"{_SHARED_MEMORY}: the shared memory is full ({free} bytes free); worker processes pass images "
+                "through it: free some, or set config.data.num_workers=0"
+            )
+    return f"{error.filename or otherwise}: the disk failed ({error.strerror})"
+
+
+def _describe_memory(error: Exception) -> str:
+    """Return a line about memory that a device or this machine does not have; "" for any other error."""
+    is_device = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
+    if not is_device and not isinstance(error, MemoryError):
+        return ""
+    reason = " ".join(str(error).split())[:200] or "no further word"
+    return (
+        f"the memory of the {'device' if is_device else 'machine'} is too small ({reason}); a smaller batch or image, "
+        "or in training config.parallel.num_passes=2 or more, takes less"
+    )
 
 
 def end_process(code: int) -> None:
@@ -84,7 +113,10 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
         code = 0
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            print(f"stopped: {error.filename or 'a file'}: the disk failed ({error.strerror})", file=sys.stderr)
+            print(f"stopped: {describe_disk(error, 'a file')}", file=sys.stderr)
+            code = EXIT_STOPPED
+        elif problem := _describe_memory(error):
+            print(f"stopped: {problem}", file=sys.stderr)
             code = EXIT_STOPPED
         elif problem := _describe_platform(error):
             print(f"error: {problem}", file=sys.stderr)

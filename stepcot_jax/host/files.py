@@ -1,6 +1,7 @@
 """Make folders, read files with a size limit, and write them atomically."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from stepcot_jax.host.download import refuse_address
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.errors import DISK_ERRORS, BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
 
@@ -105,6 +106,30 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file atomically: readers see the old content or the new."""
     with writing_whole(path) as file:
         file.write(content)
+
+
+@contextlib.contextmanager
+def removing_half(path: Path) -> Iterator[None]:
+    """Name and remove a new file that a library could not write to its end."""
+    try:
+        yield
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
+def writing_for(option: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the option whose file cannot be written; a full or failing disk stays an error of the disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_ERRORS - {errno.EACCES, errno.EPERM}:
+            error.filename = str(path)
+            raise
+        raise BadInput(f"{option}: {path} cannot be written ({error.strerror})") from None
 
 
 def sync_folder(folder: Path) -> None:

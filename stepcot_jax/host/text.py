@@ -82,6 +82,11 @@ def shorten(text: str) -> str:
     return text if len(text) <= _NUM_SHOWN else f"{text[:_NUM_SHOWN]}…"
 
 
+def show(value: object) -> str:
+    """Return a value that a file holds as Python writes it, shortened, for messages."""
+    return shorten(repr(value))
+
+
 def list_texts(texts: Sequence[str]) -> str:
     """Return the first 26 texts of a list as Python writes them, each shortened, for messages."""
     shown = str([shorten(text) for text in texts[:_MOST_LISTED]])

@@ -17,6 +17,7 @@ Divergence = Literal["k1", "k2", "k3"]
 _LARGEST_LOG_RATIO = 60.0  # e^60 is beyond every clip and far from the limits of float32
 
 LengthNorm = Literal["sequence_mean", "token_mean", "constant", "sequence_sum"]
+DivergenceNorm = Literal["length_norm", "sequence_sum"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class PolicyGradient:
       clamp_log_ratio: the estimator's log-ratio is limited to this magnitude; None for no limit.
       clamp_divergence: the estimate is limited to this magnitude; None for no limit.
       length_norm: see `aggregate`.
+      divergence_norm: "length_norm" averages the divergence as the other terms; "sequence_sum" takes the divergence
+        of a completion, the sum over its tokens (Eq. 2 as printed), averaged over the completions.
     """
 
     ratio: Ratio = "token"
@@ -45,11 +48,17 @@ class PolicyGradient:
     clamp_log_ratio: float | None = None
     clamp_divergence: float | None = None
     length_norm: LengthNorm = "sequence_mean"
+    divergence_norm: DivergenceNorm = "length_norm"
 
     def __post_init__(self) -> None:
-        for name, accepted in (("ratio", Ratio), ("divergence", Divergence), ("length_norm", LengthNorm)):
+        kinds = {"ratio": Ratio, "divergence": Divergence, "length_norm": LengthNorm, "divergence_norm": DivergenceNorm}
+        for name, accepted in kinds.items():
             if getattr(self, name) not in get_args(accepted):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(accepted))}; got {getattr(self, name)!r}")
+        if self.divergence_norm == "sequence_sum" and not self.length_norm.startswith("sequence"):
+            raise ValueError(
+                f"divergence_norm 'sequence_sum' needs a length_norm by sequence; got {self.length_norm!r}"
+            )
         if not (0 <= self.clip_low <= 1 and 0 <= self.clip_high < math.inf and 0 <= self.beta < math.inf):
             shown = f"{self.clip_low}, {self.clip_high} and {self.beta}"
             raise ValueError(f"clip_low must lie in 0..1, clip_high and beta at or above 0; got {shown}")
@@ -122,7 +131,7 @@ def aggregate(
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss:
-    """The objective's value and two diagnostics, each averaged as `length_norm` sets.
+    """The objective's value and two diagnostics, averaged as `length_norm` and `divergence_norm` set.
 
     For a part of a global batch each value is the part's share; shares add up.
 
@@ -148,6 +157,8 @@ def policy_gradient_loss(
     divisor: Float[Array, ""] | None = None,
 ) -> PolicyLoss:
     """Return - aggregate(min(ratio A, clip(ratio) A) - beta KL) (GEMeX-RMCoT: Eq. 2).
+
+    With a `divergence_norm` of its own the divergence is averaged apart: beta KL - aggregate(min(..)).
 
     Args:
       log_probs: [rollout, token], of the policy; the only argument with a gradient.
@@ -180,10 +191,14 @@ def policy_gradient_loss(
     )
     held = (term < ratio * of_tokens).astype(jnp.float32)
 
-    def average(values: Array) -> Array:
-        return aggregate(values, counted=counted, settings=settings, divisor=divisor)
+    def average(values: Array, norm: LengthNorm = settings.length_norm) -> Array:
+        chosen = dataclasses.replace(settings, length_norm=norm)
+        return aggregate(values, counted=counted, settings=chosen, divisor=divisor)
 
-    return PolicyLoss(-average(term - settings.beta * penalty), average(penalty), average(held))
+    if settings.divergence_norm == "length_norm":
+        return PolicyLoss(-average(term - settings.beta * penalty), average(penalty), average(held))
+    total = average(penalty, settings.divergence_norm)
+    return PolicyLoss(settings.beta * total - average(term), total, average(held))
 
 
 def _ratio(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 
+from stepcot_jax.encoders.tokenizer_files import load_tokenizer_files
 from stepcot_jax.host.download import find_path, is_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
-from stepcot_jax.host.text import one_line
 from stepcot_jax.policies.qwen_inputs import ChatTokenizer
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 
@@ -47,12 +47,8 @@ def read_lengths(workdir: Path) -> PolicyLengths:
 
 def load_pretrained(name: str) -> PretrainedTokenizer:
     """Load a Hugging Face tokenizer; its own code is never run."""
-    import transformers  # slow to import, and often not needed
-
     source = find_path(name, _TOKENIZER) if is_address(name) else name
     try:
-        loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds
-        reason = one_line(error)
-        raise BadInput(f"{_TOKENIZER}: {name!r} cannot be loaded ({type(error).__name__}: {reason})") from None
-    return PretrainedTokenizer(loaded)
+        return PretrainedTokenizer(load_tokenizer_files(source))
+    except BadInput as error:
+        raise BadInput(f"{_TOKENIZER}: {name!r} cannot be loaded ({error})") from None

@@ -19,6 +19,9 @@ from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary, cut
 # Images as Qwen2.5-VL's processor prepares them: sides rounded to whole units, normalised, cut into patches.
 
 
+_LARGEST_MINIMUM = 2**20
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenPreprocessing:
     """Input format of the vision tower."""
@@ -89,10 +92,11 @@ def _pixel_limits(config: ConfigFile) -> tuple[int, int]:
     """Return the least and most pixels: keys of their own in published files, an object in newer ones."""
     size = config.group("size")
 
-    def limit(key: str, edge: str) -> int:
-        return config.integer(key, most=2**40) if key in config.entries else size.integer(edge, most=2**40)
+    def limit(key: str, edge: str, most: int) -> int:
+        return config.integer(key, most=most) if key in config.entries else size.integer(edge, most=most)
 
-    return limit("min_pixels", "shortest_edge"), limit("max_pixels", "longest_edge")
+    # Every picture is enlarged to the minimum: 3,136 pixels in published files.
+    return limit("min_pixels", "shortest_edge", _LARGEST_MINIMUM), limit("max_pixels", "longest_edge", 2**40)
 
 
 def cut_image(

@@ -17,17 +17,26 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from stepcot_jax.encoders.checkpoints import ConfigFile, read_config, resolve
-from stepcot_jax.encoders.weights import INDEX, LAYOUTS, Slot, assign, assign_later, dense_slots, read_tensors
+from stepcot_jax.encoders.weights import (
+    INDEX,
+    LAYOUTS,
+    Slot,
+    assign,
+    assign_later,
+    dense_slots,
+    read_tensors,
+    require_names,
+)
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import sync_folder
-from stepcot_jax.host.text import make_printable
+from stepcot_jax.host.text import make_printable, show
 from stepcot_jax.models.decoder import DecoderSizes
 from stepcot_jax.models.qwen import QwenImages, QwenPrompts, QwenVl, VisionSizes
 
 # Read the config.json of a Qwen2.5 or Qwen2.5-VL checkpoint, in the form of older and of newer files.
 
 
-_MOST_WORDS = 2**24
+_MOST_WORDS, _MOST_LAYERS, _MOST_STOPS = 2**24, 256, 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,9 @@ class QwenConfig:
     stops: tuple[int, ...]
     vision: VisionSizes | None = None
     image_token: int = -1
+    tie: str = dataclasses.field(
+        default="", compare=False
+    )  # the file and keys that say whether the head is the embedding
 
 
 def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
@@ -48,18 +60,21 @@ def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
     kind = config.one_of("model_type", ("qwen2", "qwen2_5_vl"), None)
     # Newer files have the decoder's settings in a group of their own.
     text = config.group("text_config") if config.entries.get("text_config") else config
-    tied = bool(config.entries.get("tie_word_embeddings", False) or text.entries.get("tie_word_embeddings", False))
-    sizes = _decoder_sizes(text, is_tied=tied, has_images=kind == "qwen2_5_vl")
+    # As transformers reads them: either ties, since older versions wrote the flag into the decoder's group.
+    ties = [group.where for group in dict.fromkeys((config, text)) if group.entries.get("tie_word_embeddings")]
+    tie = f"{(ties or [config.where])[-1]}.tie_word_embeddings"
+    sizes = _decoder_sizes(text, is_tied=bool(ties), has_images=kind == "qwen2_5_vl")
     generation = read_config(folder / "generation_config.json")
     stops = _stop_tokens([each for each in (generation, text, config) if each], sizes.num_words)
     if kind == "qwen2":
-        return QwenConfig(sizes=sizes, stops=stops)
+        return QwenConfig(sizes=sizes, stops=stops, tie=tie)
     image_token = config.integer("image_token_id", most=sizes.num_words - 1)
     return QwenConfig(
         sizes=sizes,
         stops=stops,
         vision=_vision_sizes(config.group("vision_config"), sizes.width),
         image_token=image_token,
+        tie=tie,
     )
 
 
@@ -93,7 +108,7 @@ def _decoder_sizes(config: ConfigFile, *, is_tied: bool, has_images: bool) -> De
         raise BadInput(f"{config.where}: mrope_section {list(sections)} does not add up to half of {head_width}")
     return DecoderSizes(
         width=width,
-        num_layers=config.integer("num_hidden_layers", most=2**10),
+        num_layers=config.integer("num_hidden_layers", most=_MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_width=head_width,
@@ -113,13 +128,13 @@ def _rotary(config: ConfigFile, *, has_images: bool) -> tuple[float, tuple[int, 
     kind = group.entries.get("rope_type", group.entries.get("type", "default"))
     # Published files say "mrope"; transformers writes "default", with the sections beside it.
     if kind not in (("default", "mrope") if has_images else ("default",)):
-        raise BadInput(f"{group.where}: rotary positions of type {kind!r} are not supported (expected 'default')")
+        raise BadInput(f"{group.where}: rotary positions of type {show(kind)} are not supported (expected 'default')")
     theta = (group if is_new else config).number("rope_theta", least=1.0, most=1e12)
     found = group.entries.get("mrope_section")
     if not has_images:
         return theta, ()
     if not (isinstance(found, list) and len(found) == 3 and all(type(each) is int and each > 0 for each in found)):
-        raise BadInput(f"{group.where}.mrope_section: {found!r} is not three whole numbers above 0")
+        raise BadInput(f"{group.where}.mrope_section: {show(found)} is not three whole numbers above 0")
     return theta, tuple(found)
 
 
@@ -131,7 +146,7 @@ def _vision_sizes(config: ConfigFile, out_width: int) -> VisionSizes:
     width, num_heads = config.integer("hidden_size", most=2**16), config.integer("num_heads", most=2**10)
     if width % (4 * num_heads):
         raise BadInput(f"{config.where}.num_heads: hidden_size ({width}) is not a multiple of {4 * num_heads}")
-    num_layers = config.integer("depth", most=2**10)
+    num_layers = config.integer("depth", most=_MOST_LAYERS)
     patch_size = config.integer("patch_size", 14, most=2**8)
     merge_size = config.integer("spatial_merge_size", 2, most=2**4)
     window_size = config.integer("window_size", 112, most=2**12)
@@ -152,8 +167,11 @@ def _vision_sizes(config: ConfigFile, out_width: int) -> VisionSizes:
 
 def _full_layers(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
     found = config.entries.get("fullatt_block_indexes")
-    if not isinstance(found, list) or not all(type(each) is int and 0 <= each < num_layers for each in found):
-        raise BadInput(f"{config.where}.fullatt_block_indexes: {found!r} is not a list of blocks below {num_layers}")
+    is_list = isinstance(found, list) and len(found) <= num_layers
+    if not is_list or not all(type(each) is int and 0 <= each < num_layers for each in found):
+        raise BadInput(
+            f"{config.where}.fullatt_block_indexes: {show(found)} is not a list of at most {num_layers} blocks below it"
+        )
     return tuple(found)
 
 
@@ -164,8 +182,10 @@ def _stop_tokens(files: list[ConfigFile], num_words: int) -> tuple[int, ...]:
         if found is None:
             continue
         stops = found if isinstance(found, list) else [found]
-        if not stops or not all(type(each) is int and 0 <= each < num_words for each in stops):
-            raise BadInput(f"{config.where}.eos_token_id: {found!r} is not a token, or tokens, below {num_words}")
+        few = 0 < len(stops) <= _MOST_STOPS
+        if not few or not all(type(each) is int and 0 <= each < num_words for each in stops):
+            accepted = f"a token, or 1 to {_MOST_STOPS} tokens, below {num_words}"
+            raise BadInput(f"{config.where}.eos_token_id: {show(found)} is not {accepted}")
         return tuple(stops)
     raise BadInput(f"{files[-1].where}.eos_token_id is missing here and in generation_config.json (expected a token)")
 
@@ -176,6 +196,8 @@ def _stop_tokens(files: list[ConfigFile], num_words: int) -> tuple[int, ...]:
 NEW_TEXT, OLD_TEXT = "model.language_model.", "model."
 NEW_VISION, OLD_VISION = "model.visual.", "visual."
 """Prefixes of transformers' classes since 4.52, and of the published files."""
+
+_EMBEDDINGS = tuple(f"{prefix}embed_tokens.weight" for prefix in (NEW_TEXT, OLD_TEXT))
 
 
 def qwen_table(names: Collection[str], sizes: DecoderSizes, vision: VisionSizes | None) -> dict[str, Slot]:
@@ -246,8 +268,20 @@ def load_qwen(
     note_penalty(folder)
     network = QwenVl(config.sizes, config.vision, jnp.dtype(dtype))
     kept = None if param_dtype == "stored" else param_dtype or dtype
-    params = assign_qwen(read_tensors(folder), network, source=str(folder), dtype=kept)
+    tensors = read_tensors(folder)
+    _check_head(tensors, config, source=str(folder))
+    params = assign_qwen(tensors, network, source=str(folder), dtype=kept)
     return Qwen(config=config, network=network, params=params, folder=folder)
+
+
+def _check_head(tensors: Mapping[str, np.ndarray], config: QwenConfig, *, source: str) -> None:
+    """Name the flag that does not fit: a head of its own in a tied model, or none in another."""
+    embedding = next((tensors[name] for name in _EMBEDDINGS if name in tensors), None)
+    head, ties = tensors.get("lm_head.weight"), config.sizes.is_tied
+    if embedding is None or (head is None) == ties or (ties and np.array_equal(head, embedding)):  # type: ignore[arg-type]
+        return
+    found = "has a head of its own (lm_head.weight)" if ties else "has no head (lm_head.weight)"
+    raise BadInput(f"{source}: {found}, but {config.tie} is {str(ties).lower()}; one of both must change")
 
 
 def assign_qwen(
@@ -255,6 +289,8 @@ def assign_qwen(
 ) -> dict[str, Any]:
     """Return a network's parameters from named tensors, each used exactly once; without `dtype` they are read later."""
     table = qwen_table(tensors, network.sizes, network.vision)
+    if abs(len(table) - len(tensors)) > 1:  # before shapes are made for layers that the tensors do not have
+        require_names(table, tensors, source=source, most=20)
     unused: tuple[str, ...] = ()
     if network.sizes.is_tied and "lm_head.weight" in tensors:
         # Some files repeat the embedding under the head's name.

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.files import writing_for, writing_whole
 from stepcot_jax.host.text import install_extra, write_csv
 from stepcot_jax.reading.readings import ChainReading
 
@@ -102,11 +102,8 @@ def write_sheet(
     write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix.lower())
     if write is None:
         raise BadInput(f"--out: {path} ends with none of {', '.join(SUFFIXES)}")
-    try:
-        with writing_whole(path) as file:
-            write(file, rows, _find_columns(chain, with_reports=with_reports))
-    except OSError as error:
-        raise BadInput(f"--out: {path} cannot be written ({error.strerror})") from None
+    with writing_for("--out", path), writing_whole(path) as file:
+        write(file, rows, _find_columns(chain, with_reports=with_reports))
 
 
 def _write_lines(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:

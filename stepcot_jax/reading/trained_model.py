@@ -18,7 +18,13 @@ from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.store import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.reading.exported_model import ENCODER, StoredParts, list_exported_models, read_exported_parts
+from stepcot_jax.reading.exported_model import (
+    ENCODER,
+    LABELS_FILE,
+    StoredParts,
+    list_exported_models,
+    read_exported_parts,
+)
 from stepcot_jax.run.given import check_readable
 from stepcot_jax.run.stored import StoredRun, read_stored
 from stepcot_jax.run.stored_reading import (
@@ -31,7 +37,7 @@ from stepcot_jax.run.stored_reading import (
 )
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.training.checkpoints import read_best, restore_params
-from stepcot_jax.training.exported_weights import is_export, require_modest
+from stepcot_jax.training.exported_weights import is_export, require_counts
 from stepcot_jax.training.state import Params
 from stepcot_jax.training.system import System
 
@@ -60,8 +66,10 @@ def check_shapes(
     known = None if exported else read_shapes(workdir, inputs=inputs)
     if known is not None and all(_list_shapes(tree) == known for tree in parts.params.values()):
         return  # tracing the networks takes a third of the time to a first answer
-    if used != networks.teacher.text:  # an export of the student alone has no prompts and no teacher
-        networks = dataclasses.replace(networks, teacher=networks.teacher.clone(text=False))
+    if exported:
+        _check_counts(workdir, parts, networks)
+    if exported and "teacher" not in parts.params:  # nor are there prompts
+        networks = dataclasses.replace(networks, teacher=networks.teacher.clone(text=False, num_layers=1))
     shapes = jax.eval_shape(
         lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
     )
@@ -75,6 +83,15 @@ def check_shapes(
                 f"{workdir}, weights of the {name}, {path}: {actual.get(path, 'missing')} does not fit settings.json, "
                 f"which needs {expected.get(path, 'no such tensor')}; {len(other)} tensors differ"
             )
+
+
+def _check_counts(workdir: pathlib.Path, parts: StoredParts, networks: Networks) -> None:
+    for name, tree in parts.params.items():
+        layers = (networks.teacher.num_layers, r"teacher/graph_attention/attention_(\d+)/")
+        stated = {
+            f"{workdir / LABELS_FILE}: steps": (parts.chain.num_steps, rf"{name}/(?:.*/)?(?:classifier|head)_(\d+)/")
+        }
+        require_counts(tree, stated | ({f"{workdir}/settings.json, num_layers": layers} if name == "teacher" else {}))
 
 
 def _list_shapes(tree: Params) -> dict[str, tuple[int, ...]]:
@@ -148,9 +165,6 @@ def load_trained(
         check_readable(workdir)
     exported = is_export(workdir)
     held = list_exported_models(workdir) if exported else run.names
-    if exported:
-        teacher = run.settings.teacher
-        require_modest(workdir, num_layers=teacher.num_layers, num_heads=teacher.num_heads)
     for name in names or ():
         if name not in held:
             raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(held)}")

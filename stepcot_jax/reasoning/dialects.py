@@ -106,7 +106,7 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     Args:
       text: what the model wrote.
       dialect: of `DIALECTS`, or "free" for replies without a grammar.
-      with_thinking: False for replies of "gemex" without thinking (GEMeX-200K).
+      with_thinking: False for replies of "gemex" without thinking (GEMeX-200K), and of "medclm" without reasoning.
 
     Raises:
       BadInput: the dialect is unknown.
@@ -114,8 +114,8 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     if dialect == FREE:
         return dataclasses.replace(read_free(text), text=text)
     read = _find(dialect).read
-    if read is read_gemex:
-        read = functools.partial(read_gemex, with_thinking=with_thinking)
+    if read in (read_gemex, read_medclm):
+        read = functools.partial(read, with_thinking=with_thinking)
     reply = read(without_stop_tokens(text))
     if reply.problems and (plain := normalise(text)) != text:  # full-width brackets, commas and digits
         reply = min(reply, read(plain), key=lambda reply: len(reply.problems))

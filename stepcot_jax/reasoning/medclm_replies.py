@@ -6,7 +6,7 @@ Grammar of the easy and the medium stage:
 
     Answer: ..
 
-The hard stage has neither reasoning nor boxes:
+The hard stage, and it alone, has neither reasoning nor boxes:
 
     Answer: ..
 """
@@ -22,6 +22,7 @@ from stepcot_jax.reasoning.replies import (
     BOX_AFTER_NAME,
     IN_ROUND_BRACKETS,
     MOST_BOXES,
+    NO_REASONING,
     Reply,
     corners_of,
     find_named_boxes,
@@ -43,7 +44,7 @@ def write_medclm(record: Record) -> str:
     return f"Reasoning: {_write_reasoning(_check('thinking', record.thinking), record)}\n\nAnswer: {answer}"
 
 
-def read_medclm(text: str) -> Reply:
+def read_medclm(text: str, *, with_thinking: bool = True) -> Reply:
     """Read a reply; its references are all boxes of the reasoning, those without a name included."""
     text = text.strip()
     heads = list(itertools.islice(_HEADS.finditer(text), 3))
@@ -56,6 +57,8 @@ def read_medclm(text: str) -> Reply:
     answer = text[heads[-1].end() :].strip() if names.count("Answer") == 1 and names[-1] == "Answer" else ""
     if not answer and not problems:
         problems.append("'Answer:' is empty")
+    if with_thinking and names == ["Answer"] and not problems:
+        problems.append(NO_REASONING)
     references: tuple[Box, ...] | None = () if names == ["Answer"] else None
     reasoning = ""
     if names == ["Reasoning", "Answer"]:

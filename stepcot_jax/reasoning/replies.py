@@ -23,6 +23,9 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 Missing = Literal["wrong", "stop", "skip"]
 """How a missing reply counts: as wrong, as a reason to refuse the file, or not at all."""
 
+NO_REASONING = "no 'Reasoning:', which the hard stage alone leaves out"
+"""A problem that costs the format alone: answer and boxes count as those of a well-formed reply."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
@@ -56,6 +59,11 @@ class Reply:
     def is_well_formed(self) -> bool:
         """Whether the text follows the dialect's grammar."""
         return not self.problems
+
+    @property
+    def counts(self) -> bool:
+        """Whether answer and boxes count where an ill-formed reply earns nothing."""
+        return set(self.problems) <= {NO_REASONING}
 
     def boxes(self, image_size: Sequence[float]) -> Float64[np.ndarray, "box 4"]:
         """Return the references as corners in pixels of a picture of (width, height), x first."""

@@ -74,7 +74,7 @@ def answer_reward(
       ill_formed: reward of a reply that violates its dialect's grammar: "nothing", or that of its readable "parts".
       judged: scores of this reply.
     """
-    if reply.answer is None or (ill_formed == "nothing" and not reply.is_well_formed):
+    if reply.answer is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
     if record.kind == "open":
         return _open_reward(reply.answer, record, open_answer, judged)

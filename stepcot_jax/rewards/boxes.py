@@ -58,7 +58,7 @@ def localisation(
       empty_boxes: value of no box on either side, "one" or "zero".
       ill_formed: as in `rewards.answers.answer_reward`.
     """
-    if reply.references is None or (ill_formed == "nothing" and not reply.is_well_formed):
+    if reply.references is None or (ill_formed == "nothing" and not reply.counts):
         return 0.0
     return mean_iou(
         reply.boxes(record.image_size),

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Array
 
 from stepcot_jax.data.batches import Batches, iterate, training_batches
-from stepcot_jax.data.batches import batches_per_epoch as count_batches
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
@@ -24,6 +23,7 @@ from stepcot_jax.run.settings import Settings
 from stepcot_jax.run.start import read_start
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.chain_grpo import ChainGrpo, ChainRewards
+from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.systems.updates import AnswerSchedule
 from stepcot_jax.training.optimizers import Plateau, make_optimizer
@@ -146,7 +146,7 @@ def _make_chain_grpo(
     chain = dataset.chain
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
     batches = read_training_batches(settings, dataset, grpo.batch_size)
-    length = grpo.updates_per_epoch or count_batches(dataset, grpo.batch_size)
+    length = count_updates(grpo, len(dataset.splits.train))
     teaching = _teaching(settings, dataset, image_encoder, batches_per_epoch)
     del teaching["teacher_only"], teaching["joint_epochs"], teaching["plateau"]
     return ChainGrpo(

@@ -23,6 +23,7 @@ from stepcot_jax.run.start import given_start, smooth_start
 from stepcot_jax.run.stored_policy import StoredPolicy
 from stepcot_jax.systems.curriculum import StagedRows
 from stepcot_jax.systems.grpo import Rollouts
+from stepcot_jax.systems.options import count_updates
 from stepcot_jax.systems.policy_system import PolicySystem
 from stepcot_jax.systems.self_check import SelfCheck
 from stepcot_jax.training.devices import Devices
@@ -81,7 +82,7 @@ class JudgedRewards:
         return [None if exchange is None else rated[exchange.text] for exchange in exchanges]
 
     def _is_judged(self, record: Record, reply: Reply) -> bool:
-        is_read = reply.answer is not None and (reply.is_well_formed or self.ill_formed == "parts")
+        is_read = reply.answer is not None and (reply.counts or self.ill_formed == "parts")
         return record.kind == "open" and is_read
 
     def close(self) -> None:
@@ -159,8 +160,8 @@ def make_policy_system(
         checking=settings.self_check,
         epsilon=settings.training.adam_epsilon,
         clip_norm=settings.training.clip_norm,
-        sft_updates=max(num_rows // settings.sft.batch_size, 1),
-        grpo_updates=settings.grpo.updates_per_epoch or max(num_train // settings.grpo.batch_size, 1),
+        sft_updates=count_updates(settings.sft, num_rows),
+        grpo_updates=count_updates(settings.grpo, num_train),
         rollouts=rollouts,
         staged=staged,
         start=given_start(policy, start, data.source),

@@ -12,7 +12,7 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.uncertain import note_one_answers
-from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped
+from stepcot_jax.host.errors import DISK_ERRORS, BadInput, RunStopped, describe_disk
 from stepcot_jax.run.given import Given, check_same_given
 from stepcot_jax.run.settings import Settings, changed_keys, read_settings
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, GATE_FILE, PAIRS_FILE, STATISTICS_FILE
@@ -25,15 +25,19 @@ _RESULTS = (
 
 @contextlib.contextmanager
 def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
-    """Report a disk error in one line."""
+    """Report a disk error, or a workdir that is gone, in one line."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
+    except BadInput:
+        raise
+    except Exception as error:
+        if not workdir.is_dir():
+            raise RunStopped(f"{workdir}: the workdir is gone, with its checkpoints (moved or removed?)") from error
+        if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
             raise
         raise RunStopped(
-            f"{error.filename or workdir}: the disk failed ({error.strerror}); the checkpoints stay, and the same "
-            "command resumes from the latest once the disk can be written to"
+            f"{describe_disk(error, workdir)}; the checkpoints stay, and the same command resumes from the latest once "
+            "there is room and it can be written to"
         ) from error
 
 

@@ -101,7 +101,7 @@ def _exchange(records: Sequence[Record], replies: Mapping[str, str], settings: S
     """Yield the replies whose answer can be read under `settings`."""
     for record in records:
         reply = read(replies.get(record.id, ""), settings)
-        if reply.answer is None or (settings.reading == "strict" and not reply.is_well_formed):
+        if reply.answer is None or (settings.reading == "strict" and not reply.counts):
             continue
         yield make_exchange(record, reply)
 

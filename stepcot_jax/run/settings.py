@@ -279,9 +279,11 @@ _LATER = {
     "curriculum": "first_loss first_overall least_loss",
     "data": "fold uncertain uncertain_weight",
     "evaluation": "coverage_by gate_false_alarms miss_cost operating_point operating_target step_costs",
+    "grpo": "epoch_end kl_norm",
     "loss": "parts",
     "parallel": "model_devices",
     "policy": "low_rank low_rank_alpha low_rank_targets random shrink weights",
+    "sft": "epoch_end",
     "training": "given_answers given_noise given_rate given_to profile_updates",
 }
 """Sections and settings that earlier versions lacked; their defaults reproduce those versions."""

@@ -32,7 +32,7 @@ from stepcot_jax.training.exported_weights import (
     MANIFEST_FILE,
     is_export,
     read_weights,
-    require_modest,
+    require_counts,
     require_read,
 )
 from stepcot_jax.training.state import Params, shapes_by_name, unflatten
@@ -91,12 +91,17 @@ def read_policy(
         if settings.policy.weights:
             raise BadInput(f"{workdir / 'settings.json'}: an export names no config.policy.weights of another folder")
         require_read(workdir)
-        require_modest(workdir, num_layers=settings.policy.num_layers, num_heads=settings.policy.num_heads)
     lengths = read_lengths(workdir)
     tokenizer = _read_tokenizer(workdir, settings, lengths, is_exported=exported)
     source = read_source(workdir, settings)
     network = choose_policy(settings, tokenizer, source)
     carried = _read_exported(workdir, phase) if exported else None
+    if carried is not None:
+        layers = (settings.policy.num_layers, r"(?:.*/)?decoder/layer_(\d+)/")
+        stages = (len(settings.policy.encoder_widths), r"image_encoder/stage_(\d+)_")
+        reads_pictures = carried.manifest.encoder is None
+        stated = {"num_layers": layers} | ({"encoder_widths": stages} if reads_pictures else {})
+        require_counts(carried.params, {f"{workdir}/settings.json, {name}": count for name, count in stated.items()})
     if not for_training:
         patches = _load_patches(workdir, settings, carried)
     check_encoder(workdir, lengths, patches)

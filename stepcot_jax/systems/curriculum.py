@@ -29,7 +29,7 @@ from stepcot_jax.data.questions.vqa_dataset import VqaDataset
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.records import EncodedRecord, RecordEncoder, lay_out_pack, stack_rows, write_texts
-from stepcot_jax.systems.options import CurriculumOptions, SftOptions
+from stepcot_jax.systems.options import CurriculumOptions, SftOptions, count_updates
 from stepcot_jax.systems.sft import NAME, Batch, See, SftUpdate
 from stepcot_jax.training.devices import GlobalBatch
 from stepcot_jax.training.state import TrainState
@@ -421,7 +421,7 @@ def make_staged_rows(
     curriculum = Curriculum(
         options,
         num_epochs=fine_tuning.epochs,
-        updates_per_epoch=max(len(indices) // fine_tuning.batch_size, 1),
+        updates_per_epoch=count_updates(fine_tuning, len(indices)),
         seed=seed,
         domains=tuple(sorted(domains - {""})),
     )

@@ -57,6 +57,7 @@ def make_objective(settings: GrpoOptions) -> PolicyGradient:
         clamp_log_ratio=settings.clamp_log_ratio or None,
         clamp_divergence=settings.clamp_kl or None,
         length_norm=settings.length_norm,
+        divergence_norm=settings.kl_norm,
     )
 
 

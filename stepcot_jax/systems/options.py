@@ -12,6 +12,8 @@ import msgspec
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ranges import Count, NotNegative, Positive, PositiveShare, Share, Whole
 
+EpochEnd = Literal["floor", "ceil"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SftOptions:
@@ -19,6 +21,7 @@ class SftOptions:
 
     epochs: Whole = 8
     batch_size: Count = 16
+    epoch_end: EpochEnd = "floor"
     pack_length: Whole = 256
     learning_rate: Positive = 0.002
     first_learning_rate: NotNegative = 0.0
@@ -45,6 +48,7 @@ class GrpoOptions:
 
     epochs: Whole = 4
     batch_size: Count = 32
+    epoch_end: EpochEnd = "floor"
     updates_per_epoch: Whole = 0
     group_size: Annotated[int, msgspec.Meta(ge=2)] = 8
     num_updates: Count = 1
@@ -61,6 +65,7 @@ class GrpoOptions:
     clamp_log_ratio: NotNegative = 0.0
     clamp_kl: NotNegative = 0.0
     length_norm: Literal["sequence_mean", "token_mean", "constant", "sequence_sum"] = "sequence_mean"
+    kl_norm: Literal["length_norm", "sequence_sum"] = "length_norm"
     std_ddof: Literal[0, 1] = 1
     std_epsilon: NotNegative = 1e-06
     scale: Literal["group", "batch", "none"] = "group"
@@ -70,6 +75,19 @@ class GrpoOptions:
     def __post_init__(self) -> None:
         if self.dual_clip and self.dual_clip <= 1:
             raise BadInput(f"config.grpo.dual_clip: {self.dual_clip} is not above 1, or 0 for none")
+        if self.kl_norm == "sequence_sum" and self.length_norm in ("token_mean", "constant"):
+            raise BadInput(
+                f"config.grpo.kl_norm: 'sequence_sum' needs config.grpo.length_norm='sequence_mean' or 'sequence_sum'; "
+                f"got {self.length_norm!r}"
+            )
+
+
+def count_updates(options: SftOptions | GrpoOptions, num_rows: int) -> int:
+    """Return the updates of an epoch, at least one; batches go on over its end, so none is short."""
+    if isinstance(options, GrpoOptions) and options.updates_per_epoch:
+        return options.updates_per_epoch
+    number, rest = divmod(num_rows, options.batch_size)
+    return max(number + (options.epoch_end == "ceil" and rest > 0), 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

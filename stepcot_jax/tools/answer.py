@@ -7,7 +7,7 @@ import argparse
 import json
 
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import write_whole, writing_for
 from stepcot_jax.host.machine import use_compilation_cache
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.tools.options import local_path
@@ -45,10 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         print("\n".join(make_printable(line) for line in str(answered).split("\n")))
     if options.out is not None:
-        try:
+        with writing_for("--out", options.out):
             write_whole(options.out, write_png(answered.draw()))
-        except OSError as error:
-            raise BadInput(f"--out: {options.out} cannot be written ({error.strerror})") from None
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

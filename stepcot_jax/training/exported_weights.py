@@ -1,8 +1,11 @@
 """Tensors of an export, compared with its SHA256SUMS; nothing of the export is run."""
 
 import pathlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import jax
 import numpy as np
 
 from stepcot_jax.encoders.weights import read_tensors
@@ -15,7 +18,6 @@ MANIFEST_FILE, SUMS_FILE = "export.json", "SHA256SUMS"
 READ_SUFFIXES = (".json", ".npz")
 """Suffixes of the files that readers use besides the tensors."""
 
-_MOST_LAYERS = 1024
 _MOST_SUMS_BYTES = 2**16
 _MOST_BYTES = 4 * 2**30
 
@@ -40,13 +42,17 @@ def require_read(folder: pathlib.Path) -> None:
     check_digests(folder, [name for name in list_files(folder) if name.endswith(READ_SUFFIXES)])
 
 
-def require_modest(folder: pathlib.Path, **sizes: int) -> None:
-    """Refuse sizes of settings.json that would take hours to lay out; weights are compared with them afterwards."""
-    for name, size in sizes.items():
-        if size > _MOST_LAYERS:
-            raise BadInput(
-                f"{folder / 'settings.json'}, {name}: {size} is above {_MOST_LAYERS}, the limit of an export"
-            )
+def require_counts(params: Any, stated: Mapping[str, tuple[int, str]]) -> None:
+    """Refuse layers or steps that a file states in other numbers than the tensors have; laying them out takes hours.
+
+    Args:
+      stated: by file and key, the number, and the pattern of a tensor's path whose group is the number of its part.
+    """
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
+    for where, (number, pattern) in stated.items():
+        held = len({match[1] for path in paths if (match := re.match(pattern, path))})
+        if number != held:
+            raise BadInput(f"{where}: {number}, but the tensors have {held}")
 
 
 def check_digests(folder: pathlib.Path, names: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import pathlib
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -46,6 +47,8 @@ class MetricsLog:
                     if _step_of(line) <= first_step and '"kind": "test"' not in line
                 ]
                 write_whole(self._path, "".join(line + "\n" for line in kept).encode())
+            elif first_step:
+                print(f"note: {self._path} is missing; it begins anew after update {first_step}", file=sys.stderr)
             self._file = self._path.open("a", buffering=1)
             self._board = _Board(workdir / BOARD_FOLDER, first_step=first_step)
         self._loggers: tuple[Logger, ...] = (self._board, *loggers)

@@ -141,12 +141,35 @@ def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(folders, copy)
     write_sums(copy)
     with pytest.raises(BadInput, match=r"'\.\./student\.safetensors' is not a \.safetensors file of the same folder"):
         load(copy)
-    settings = json.loads((copy / "settings.json").read_text())
-    settings["teacher"]["num_layers"] = 10**7
-    (copy / "settings.json").write_text(json.dumps(settings))
+
+
+def test_sizes_are_counted_before_they_are_laid_out(copy, tmp_path):
+    def refuse(folder, file, change, message, model=None):
+        whole = (folder / file).read_text()
+        content = json.loads(whole)
+        change(content)
+        (folder / file).write_text(json.dumps(content))
+        write_sums(folder)
+        with pytest.raises(BadInput, match=message):
+            load(folder, model=model)
+        (folder / file).write_text(whole)
+
+    for layers in (1_024, 10**7, 2):
+        change = lambda settings: settings["teacher"].update(num_layers=layers)  # noqa: B023, E731
+        refuse(
+            copy, "settings.json", change, rf"settings\.json, num_layers: {layers}, but the tensors have 1", "teacher"
+        )
     write_sums(copy)
-    with pytest.raises(BadInput, match=r"settings\.json, num_layers: 10000000 is above 1024"):
-        load(copy)
+    assert load(copy, model="student").model == "student"
+    steps = [{"name": f"{number}", "question": "?", "options": ["a", "b"]} for number in range(30_000)]
+    more = lambda labels: labels["steps"].extend(steps)  # noqa: E731
+    for model in ("student", "teacher"):
+        refuse(copy, "labels.json", more, r"labels\.json: steps: 30007, but the tensors have 7|expected \[30007", model)
+    make_policy_workdir(tmp_path / "policy")
+    export_policy(tmp_path / "policy", tmp_path / "out")
+    for key, value in (("num_layers", 1_024), ("encoder_widths", [8] * 10_000)):
+        change = lambda settings: settings["policy"].update({key: value})  # noqa: B023, E731
+        refuse(tmp_path / "out", "settings.json", change, rf"{key}: \d+, but the tensors have \d\b")
 
 
 def test_what_an_export_of_an_earlier_version_still_does(copy):

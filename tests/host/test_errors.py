@@ -1,17 +1,25 @@
 """What tools print, and the codes with which they end."""
 
+import errno
 import subprocess
 import sys
+import types
 
+import jax
 import pytest
 
-from stepcot_jax.host.errors import BadInput, Preempted, RunStopped, run_tool
+from stepcot_jax.host.errors import BadInput, Preempted, RunStopped, describe_disk, run_tool
+from stepcot_jax.host.files import removing_half, writing_for
 
+SHARED = "/dev/shm"  # noqa: S108
+SMALL = "is too small (Unable to allocate"
+LESS = "a smaller batch or image, or in training config.parallel.num_passes=2 or more, takes less"
 ENDS = [
     (BadInput("a.csv, line 2: empty"), 2, "error: a.csv, line 2: empty\n"),
     (RunStopped("step 3: loss is nan"), 3, "stopped: step 3: loss is nan\n"),
     (Preempted("step 3: saved"), 75, "preempted: step 3: saved\n"),
     (KeyboardInterrupt(), 130, "interrupted\n"),
+    (MemoryError("Unable to allocate 9. GiB"), 3, f"stopped: the memory of the machine {SMALL} 9. GiB); {LESS}\n"),
     (KeyboardInterrupt("the same command goes on"), 130, "interrupted; the same command goes on\n"),
 ]
 
@@ -24,6 +32,54 @@ def test_every_end_is_one_line_and_its_code(error, code, line, capsys):
     with pytest.raises(SystemExit) as ended:
         run_tool(fail)
     assert (ended.value.code, capsys.readouterr().err) == (code, line)
+
+
+def test_a_device_without_memory_ends_in_a_sentence(capsys):
+    def fail():
+        jax.numpy.zeros(2**46).block_until_ready()
+
+    with pytest.raises(SystemExit) as ended:
+        run_tool(fail)
+    said = capsys.readouterr().err
+    assert ended.value.code == 3
+    assert said.startswith("stopped: the memory of the device is too small (RESOURCE_EXHAUSTED: ")
+    assert said.endswith(f"{LESS}\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("free", "filename", "said"),
+    [
+        (0, None, f"{SHARED}: the shared memory is full (0 bytes free); "),
+        (0, f"{SHARED}/psm_1", f"{SHARED}: the shared memory is full (0 bytes free); "),
+        (0, "/runs/a", "/runs/a: the disk failed (No space left on device)"),
+        (2**30, None, "/runs: the disk failed (No space left on device)"),
+    ],
+)
+def test_a_full_shared_memory_is_not_blamed_on_a_disk(free, filename, said, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=free))
+    assert describe_disk(OSError(errno.ENOSPC, "No space left on device", filename), "/runs").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_of_the_disk"),
+    [(errno.ENOSPC, True), (errno.EROFS, True), (errno.ENOTDIR, False), (errno.EACCES, False)],
+)
+def test_an_options_file_on_a_failing_disk_is_an_error_of_the_disk(number, is_of_the_disk, tmp_path):
+    path = tmp_path / "half.png"
+
+    def write():
+        with writing_for("--out", path), removing_half(path):
+            path.write_bytes(b"half")
+            raise OSError(number, "reason")
+
+    with pytest.raises(OSError if is_of_the_disk else BadInput) as caught:
+        write()
+    assert not path.exists()
+    if is_of_the_disk:
+        assert caught.value.filename == str(path)
+    else:
+        assert str(caught.value) == f"--out: {path} cannot be written (reason)"
 
 
 FULL = (

@@ -113,6 +113,41 @@ def test_loss_agrees_with_the_loop(place, choice):
             assert_close(value, expected, 1e-5)
 
 
+@pytest.mark.parametrize("norm", ["sequence_mean", "sequence_sum"])
+def test_the_printed_divergence_is_the_sum_over_a_completion(norm):
+    """GEMeX-RMCoT, Eq. 2, completion by completion; parts of a batch add up, and beta 0 leaves the other terms."""
+    counted = np.arange(TOKENS) < np.array([5, 1, 0, 3, 4, 2])[:, None]
+    inputs, beta = draw(11, spread=0.8), 0.3
+    settings = PolicyGradient(ratio="sequence", beta=beta, length_norm=norm, divergence_norm="sequence_sum")
+    terms, sums = [], []
+    for row in np.flatnonzero(counted.any(axis=1)):
+        new, old, ref = (
+            np.float64(inputs[f"{name}log_probs"])[row][counted[row]] for name in ("", "old_", "reference_")
+        )
+        rho, gain = np.exp((new - old).sum()), float(inputs["advantage"][row, 0])
+        length = counted[row].sum() if norm == "sequence_sum" else 1
+        terms.append(length * min(rho * gain, np.clip(rho, 0.8, 1.2) * gain))
+        sums.append((np.exp(ref - new) - (ref - new) - 1).sum())
+    found = policy_gradient_loss(**inputs, counted=counted, settings=settings)
+    assert_close(found.divergence, np.mean(sums), 1e-5)
+    assert_close(found.total, beta * np.mean(sums) - np.mean(terms), 1e-5)
+    parts = (slice(0, 3), slice(3, 6))
+    divisor = sum(aggregate_weight(counted[part], settings) for part in parts)
+    shares = [
+        policy_gradient_loss(
+            **{name: rows[part] for name, rows in inputs.items()},
+            counted=counted[part],
+            settings=settings,
+            divisor=divisor,
+        ).total
+        for part in parts
+    ]
+    assert_close(sum(shares), found.total, 1e-5)
+    for accepted in ("token_mean", "constant"):
+        with pytest.raises(ValueError, match="length_norm by sequence"):
+            dataclasses.replace(settings, length_norm=accepted)
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("limits", [(0.5, None), (None, 0.1), (0.5, 0.1)], ids=["log-ratio", "estimate", "both"])
 def test_each_limit_of_the_divergence_agrees_with_the_loop(kind, limits):

@@ -4,8 +4,10 @@ import pytest
 from reasoning_records import make_record
 
 from stepcot_jax.box import UNIT_SQUARE, Box
+from stepcot_jax.evaluation.replies import ScoringSettings, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.rewards.presets import PRESETS, reward
 
 MASS = Box("Mass", (15, 40, 20, 44))
 HEART = Box("heart", (0, 0, 64, 1))
@@ -34,8 +36,30 @@ def test_the_writer_puts_the_references_into_the_reasoning():
 def test_the_hard_stage_is_the_answer_alone():
     text = write("", MASS)
     assert text == "Answer: Yes"
-    reply = read_reply(text, "medclm")
+    reply = read_reply(text, "medclm", with_thinking=False)
     assert (reply.problems, reply.answer, reply.references) == ((), "Yes", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "with_thinking", "expected"),
+    [  # A and format; the reasoning's lack costs the format alone
+        ("Answer: Nodule", True, (1, 0)),
+        ("Answer: Nodule", False, (1, 1)),
+        ("Answer: Mass", True, (0, 0)),
+        ("Reasoning: It is round.\n\nAnswer: Nodule", True, (1, 1)),
+        ("Reasoning: It is round.\n\nAnswer: Nodule", False, (1, 1)),
+        ("So.\nAnswer: Nodule", True, (0, 0)),
+        ("So.\nAnswer: Nodule", False, (0, 0)),
+        ("Reasoning: \n\nAnswer: Nodule", True, (0, 0)),
+    ],
+)
+def test_an_answer_alone_has_no_format_outside_of_the_hard_stage(text, with_thinking, expected):
+    record = make_record("open", answer="Nodule", references=(), thinking="")
+    score = score_text(text, record, ScoringSettings(dialect="medclm", with_thinking=with_thinking))
+    assert (score.a_score, score.format) == expected
+    reply = read_reply(text, "medclm", with_thinking=with_thinking)
+    paper = reward(reply, record, PRESETS["paper"])
+    assert paper.total == pytest.approx(0.9 * paper.answer + 0.1 * expected[1])
 
 
 @pytest.mark.parametrize(

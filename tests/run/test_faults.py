@@ -108,3 +108,11 @@ def test_a_folder_that_is_gone_is_told_before_orbax_is_asked(tmp_path, monkeypat
     with pytest.raises(RunStopped, match=r"step 5 could not be written \(FileNotFoundError"):
         run.execute()
     assert not asked
+
+
+def test_a_workdir_that_is_gone_is_named(tmp_path, monkeypatch):
+    run = small_run(tmp_path / "run", monkeypatch, **SHORT)
+    lose = lambda: (tmp_path / "run").rename(tmp_path / "elsewhere")  # noqa: E731
+    stop_at(run.task, "validate", 1, monkeypatch, stop=lose)
+    with pytest.raises(RunStopped, match=r"run: the workdir is gone, with its checkpoints"):
+        run.execute()

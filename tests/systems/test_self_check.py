@@ -9,7 +9,8 @@ import pytest
 from policies.tiny_policy import NETWORK, WORDS, draw_pictures, normalise, random_params
 from reasoning_records import make_record
 
-from stepcot_jax.rewards.presets import Rewards, RewardSettings
+from stepcot_jax.reasoning.dialects import read_reply
+from stepcot_jax.rewards.presets import PRESETS, Rewards
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate, Rollouts
 from stepcot_jax.systems.self_check import (
@@ -85,9 +86,9 @@ class FirstLetter(Rollouts):
 WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 0: np.nan, 6: np.nan}
 
 
-def make_rollouts(*, num_devices=1, with_check=True, **changes):
+def make_rollouts(*, num_devices=1, with_check=True, kind=FirstLetter, rewards="gemex", **changes):
     found = settings(**changes)
-    return FirstLetter(
+    return kind(
         policy=NETWORK,
         normalise=normalise,
         tokenizer=Letters(),
@@ -96,7 +97,7 @@ def make_rollouts(*, num_devices=1, with_check=True, **changes):
         records=[make_record()] * PROMPTS,
         devices=devices(num_devices),
         settings=found.grpo,
-        rewards=RewardSettings(),
+        rewards=PRESETS[rewards],
         longest=LONGEST,
         self_check=make_check(num_devices=num_devices, **changes) if with_check else None,
     )
@@ -133,6 +134,21 @@ def prompts():
 def collected(num_devices=1, **changes):
     """The batch that is collected with some settings."""
     return make_rollouts(num_devices=num_devices, **changes)(state(), prompts())
+
+
+def test_a_right_answer_in_a_broken_format_is_accepted_and_not_retried():
+    """MEDSAGE's base reward: it earns 0.9; a wrong one keeps its format's 0.1; what cannot be read earns nothing."""
+    form = "<think>I look.</think><response><answer>{}</answer><location><ref>a</ref><box>[1, 2, 3, 4]</box>{}"
+    good = "</location></response>"
+    texts = [form.format("Yes", good), form.format("Yes", ""), form.format("No", good), form.format("No", ""), "Yes"]
+    rollouts = make_rollouts(kind=Rollouts, rewards="paper")
+    rollouts.read = lambda tokens: read_reply(texts[int(tokens[0]) % len(texts)], "gemex")
+    earned = rollouts.reward_all([(make_record(), np.array([number])) for number in range(len(texts))])
+    assert [reward.total for reward in earned] == pytest.approx([1, 0.9, 0.1, 0, 0])
+    batch = rollouts(state(), prompts())
+    kinds = batch["completions"][..., 0] % len(texts)
+    assert set(np.unique(kinds)) == set(range(len(texts)))
+    np.testing.assert_array_equal(batch["check"].any(axis=-1), kinds > 1)
 
 
 def first_attempts(number=1):

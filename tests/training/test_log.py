@@ -69,6 +69,16 @@ def test_entries_go_to_both_and_those_after_the_first_step_are_removed(tmp_path)
     assert [(entry["kind"], entry["step"]) for entry in read(tmp_path)] == [("train", 1), ("train", 2)]
 
 
+def test_a_log_that_was_removed_is_begun_anew_with_a_note(tmp_path, capsys):
+    MetricsLog(tmp_path, first_step=0).close()
+    MetricsLog(tmp_path, first_step=7).close()
+    assert capsys.readouterr().err == ""
+    (tmp_path / "metrics.jsonl").unlink()
+    MetricsLog(tmp_path, first_step=7, silent=True).close()
+    MetricsLog(tmp_path, first_step=7).close()
+    assert capsys.readouterr().err == f"note: {tmp_path}/metrics.jsonl is missing; it begins anew after update 7\n"
+
+
 def test_a_picture_goes_to_the_board_alone(tmp_path):
     file = io.BytesIO()
     Image.new("RGB", (7, 5)).save(file, "png")

@@ -184,12 +184,13 @@ def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 # Prompts of the reasoning pipelines and of the judge: fixed texts, with all data as one escaped JSON object.
 #
-# The papers describe their prompts; the words here are ours. Sentences and facts stand for the picture, whether or not
-# it is sent too.
+# GEMeX-RMCoT prints the judge's prompt (Table 3) and the question of trust (Section 3.2.2), MEDSAGE those of the stages
+# (Figures 8 to 11; code assembles the stages). Every instruction of theirs stands here in our words; what else is
+# asked is ours, as are the other prompts. Sentences and facts stand for the picture, whether or not it is sent too.
 
 
 VQA_PROMPT_VERSION = "2"
-"""Incremented with every change of a text below; it is part of each text, so ledgers keep versions apart."""
+"""Part of each text. Ledgers are keyed by whole texts: one prompt that changes leaves paid answers to the others."""
 
 KNOWLEDGE_STYLES = ("one general rule", "conditions that must hold together", "what speaks for it and what against")
 
@@ -257,25 +258,35 @@ LOCALISATION = _write(
     "lvkc_localisation",
     """\
 You are a chest radiologist. The data hold a question about a chest radiograph and a hidden hint at the region of \
-interest. A picture, if one is sent, is cropped to that region. Say in one or two sentences where to look, in \
-anatomical words. No coordinates or numbers, no look of anything, no diagnosis, and no word of the hint.""",
+interest. A picture, if one is sent, is cropped to that region. Say concisely, in one or two sentences, where to look \
+to answer the question: about where it lies, in the anatomical words that people use. You may name structures, the \
+side, and the relative position, such as upper or lower, medial or lateral. No coordinates or numbers, no look of \
+anything, no diagnosis, no interpretation, no answer to the question, and no word of the hint or of how the region \
+was found.""",
     "localisation",
 )
 VISUAL = _write(
     "lvkc_visual",
     """\
 You observe a chest radiograph and interpret nothing. The data hold a question, the region of interest, and facts and \
-sentences that stand for the picture. A picture, if one is sent, is cropped to that region. First name one or two \
-features of the background, then the evidence within the region: place, shape, margin, size, density, inner pattern, \
-neighbours. No diagnosis, no cause, no "suggests", no coordinates.""",
+sentences that stand for the picture. A picture, if one is sent, is cropped to that region. Describe, in neutral and \
+objective words, what can be seen and matters for the question, in two parts that are clearly apart, in this order:
+- "Context:", one or two features of the background outside of the region, in brief. Do not guess how the picture was \
+made unless it shows.
+- "Within the region:", only what can be seen in the region: anatomical place, shape, margin, size beside its \
+surroundings, density or intensity, inner pattern, and how it lies to neighbouring structures.
+No interpretation, no diagnosis and none implied, no cause, no "suggests", no coordinates, and no word of how the \
+region was found.""",
     "visual",
 )
 RULE = _write(
     "lvkc_knowledge",
     """\
 You are a chest radiologist who teaches. The data hold a question, what is seen, a hidden label and a style. Write in \
-that style, in one or two sentences, the abstract conditions that must hold for the hidden label. Never name the \
-label, and repeat no sentence of what is seen.""",
+that style, in one or two sentences, the key medical knowledge that supports the answer: the abstract conditions, \
+criteria or principles that must hold for the hidden label. The label only tells you which knowledge matters. State \
+what must be true, not why; be concise, as text that a model learns from. Never name the label, a diagnosis or the \
+answer, and repeat no sentence of what is seen.""",
     "knowledge",
 )
 LVKC_TRUST = _write_trust(
@@ -332,7 +343,8 @@ RATE_ANSWERS = _write_json(
     "judge_answers",
     "You rate the answers of two assistants to a question about a medical picture. The caption stands for the picture. "
     "Accuracy counts most, then relevance; judge the reason too where an assistant gives one. Give each assistant one "
-    'overall score from 1 to 10: "reference" for the first, "reply" for the second. The order must not matter.',
+    'overall score from 1 to 10, higher for a better answer: "reference" for the first, "reply" for the second. The '
+    "order must not matter.",
     '"reason": "one or two sentences", "reference": 1 to 10, "reply": 1 to 10',
     _score_schema("reference", "reply"),
 )

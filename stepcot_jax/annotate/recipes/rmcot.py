@@ -84,7 +84,8 @@ def require_assembled(record: Record, assembled: Record, *, dialect: str) -> Non
     same = msgspec.structs.replace(assembled, provenance=record.provenance)
     require(record == same, Reason.NOT_ASSEMBLED, "the record is not its source with these parts")
     try:
-        problems = read_reply(write_reply(record, dialect), dialect).problems
+        has_thinking = bool(record.thinking.strip()) or dialect != "medclm"
+        problems = read_reply(write_reply(record, dialect), dialect, with_thinking=has_thinking).problems
     except BadInput as error:
         raise CannotAnnotate(Reason.MARKUP, str(error).partition(":")[0]) from None
     require(not problems, Reason.MARKUP, "; ".join(problems)[:80])

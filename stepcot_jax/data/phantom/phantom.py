@@ -27,6 +27,7 @@ from stepcot_jax.data.phantom.answers import Prevalence, answer_texts, draw_answ
 from stepcot_jax.data.phantom.findings import Mark, Scene, draw_findings, plan_scene
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import removing_half
 from stepcot_jax.host.text import write_csv
 from stepcot_jax.record import Record
 
@@ -106,7 +107,8 @@ def export_phantom(
     for folder in PICTURE_FOLDERS:
         (root / folder).mkdir(parents=True, exist_ok=True)
     cases = []
-    with (root / "boxes.csv").open("w", newline="", encoding="utf-8") as file:
+    boxes = root / "boxes.csv"
+    with removing_half(boxes), boxes.open("w", newline="", encoding="utf-8") as file:
         write_csv(file, [BOX_COLUMNS])
         for index in progress(range(num_cases)):
             drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
@@ -123,9 +125,12 @@ def write_pictures(root: Path, drawn: PhantomCase) -> None:
     from PIL import Image
 
     name = Path(drawn.case.image).name
-    Image.fromarray(drawn.image).save(root / drawn.case.image)
+    pictures = {root / drawn.case.image: drawn.image}
     for folder, mask in (("lung", drawn.lung_mask), ("heart", drawn.heart_mask)):
-        Image.fromarray(mask.astype(np.uint8) * 255).save(root / "masks" / folder / name)
+        pictures[root / "masks" / folder / name] = mask.astype(np.uint8) * 255
+    for path, pixels in pictures.items():
+        with removing_half(path):
+            Image.fromarray(pixels).save(path)
 
 
 def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:

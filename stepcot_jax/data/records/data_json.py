@@ -468,13 +468,13 @@ def scan_records(
     scan.num_found = len(numbers) if require_images else None
     if len(numbers):
         _compare(scan, kinds, images)
+        scan.table, sentence = join_patients_of(scan.table)
+        if sentence:
+            _LOG.warning("%s: %s", path, sentence)
     scan.is_frontal = len(laterals) < len(numbers)
     for index in laterals if scan.is_frontal else ():
         if scan.good[index]:
             scan.drop_lateral(index, f"stepcot_jax.view: {LATERAL}")
-        scan.table, sentence = join_patients_of(scan.table)
-        if sentence:
-            _LOG.warning("%s: %s", path, sentence)
     return scan
 
 

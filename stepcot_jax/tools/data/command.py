@@ -12,7 +12,7 @@ from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
 from stepcot_jax.host.download import download
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
+from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole, writing_for
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tools.data.vqa import add_vqa, name_option
 from stepcot_jax.tools.options import ReadStepNames, local_path
@@ -98,10 +98,8 @@ def _check(options: argparse.Namespace) -> int:
         sys.stdout.write(write_facts(facts))
     else:
         if options.json:
-            try:
+            with writing_for("--json", options.json):
                 write_whole(options.json, write_facts(facts).encode())
-            except OSError as error:
-                raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
         print_facts(facts)
     return EXIT_WOULD_STOP if facts["stops"] else 0
 

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.files import make_workdir, writing_for
 from stepcot_jax.tools.options import local_path
 
 if TYPE_CHECKING:
@@ -103,10 +103,8 @@ def score(arguments: list[str]) -> int:
     scores = scores if options.data is None else {**scores, "data": options.data}
     print(describe_scores(scores))
     if options.json is not None:
-        try:
+        with writing_for("--json", options.json):
             write_whole(options.json, write_scores(scores))
-        except OSError as error:
-            raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
     return 0
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,52 @@ def test_digests_tell_chains_tasks_and_versions_apart():
     # Digests of paid answers: a change makes resumed runs pay again.
     assert write_vote_prompt(CHAIN).digest.startswith("6cee2f686b95")
     assert vqa_prompts.RMCOT.digest.startswith("da008d3b32ff")
+
+
+PRINTED = {  # words of ours for each instruction that a paper prints, in its order
+    "LOCALISATION": (  # MEDSAGE, Figure 8
+        *("radiologist", "concisely", "to answer the question", "anatomical words that people use", "structures"),
+        *("the side", "upper or lower, medial or lateral", "No coordinates or numbers", "no look", "no diagnosis"),
+        *("no interpretation", "no answer to the question", "no word of the hint or of how the region was found"),
+    ),
+    "VISUAL": (  # Figure 9
+        *("You observe", "matters for the question", "two parts that are clearly apart", "one or two features"),
+        *("background outside of the region", "in brief", "Do not guess how the picture was made unless it shows"),
+        *(
+            "only what can be seen in the region",
+            "anatomical place",
+            "shape",
+            "margin",
+            "size beside",
+            "density or inten",
+        ),
+        *("inner pattern", "neighbouring structures", "neutral and objective", "No interpretation", "none implied"),
+        *("no word of how the region was found", "no coordinates"),
+    ),
+    "RULE": (  # Figure 10
+        *("key medical knowledge that supports the answer", "The label only tells you which knowledge matters"),
+        *("Never name the label, a diagnosis or the answer", "repeat no sentence of what is seen"),
+        *(
+            "abstract conditions, criteria or principles",
+            "must be true, not why",
+            "concise, as text that a model learns",
+        ),
+    ),
+    "RATE_ANSWERS": (  # GEMeX-RMCoT, Table 3
+        *("two assistants", "The caption stands for the picture", "Accuracy counts most, then relevance"),
+        *("the reason too where an assistant gives one", "one overall score from 1 to 10, higher for a better"),
+        *('"reason"', '"reference": 1 to 10', '"reply": 1 to 10', "JSON"),
+    ),
+    "RMCOT_TRUST": ("Do you trust", "your thinking", '"yes", "no" or "not sure"'),  # Section 3.2.2
+    "RMCOT_VOTE": ("a question, its answer, and the thinking", '"correct", "incorrect" or "uncertain"'),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_every_printed_instruction_is_covered(name):
+    prompt = getattr(vqa_prompts, name)
+    text = f"{prompt.system} {prompt.follow_up}"
+    assert [words for words in PRINTED[name] if words not in text] == []
 
 
 def test_what_was_wrong_is_quoted_too():

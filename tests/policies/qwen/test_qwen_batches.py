@@ -114,6 +114,10 @@ def test_sizes_of_images():
         ({"resample": 2}, "resample: 2 is not one of 3"),
         ({"rescale_factor": 1}, "rescale_factor: 1.0 is not 1/255"),
         ({"image_std": [0, 1, 1]}, r"std \(0\.0, 1\.0, 1\.0\) are not finite numbers"),
+        (
+            {"min_pixels": 12_000_000, "max_pixels": 2**24},
+            "min_pixels: 12000000 is not a whole number from 1 to 1048576",
+        ),
         ({"max_pixels": 20}, "min_pixels 100 and max_pixels 20"),
         ({"max_pixels": None}, "size.longest_edge: None is not a whole number"),
     ],

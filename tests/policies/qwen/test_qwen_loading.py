@@ -7,7 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from policies.qwen.tiny_qwen import IMAGES, TEXT, published, write_config, write_qwen
+from policies.qwen.tiny_qwen import IMAGES, TEXT, draw_tensors, published, write_config, write_qwen
 from safetensors.numpy import load_file, save_file
 
 from stepcot_jax.host.errors import BadInput
@@ -89,8 +89,57 @@ def test_a_tied_head_may_repeat_the_embedding_only(tmp_path):
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, tmp_path / "model.safetensors")
     assert "head" not in load_qwen(str(tmp_path)).params["decoder"]
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}, tmp_path / "model.safetensors")
-    with pytest.raises(BadInput, match=r"unexpected: lm_head\.weight"):
+    write_config(tmp_path, TEXT)
+    with pytest.raises(BadInput, match=r"has a head of its own .*config.json.tie_word_embeddings is true"):
         load_qwen(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("top", "inner", "has_head", "message"),
+    [
+        (
+            False,
+            True,
+            True,
+            r"head of its own \(lm_head.weight\), but \S+config.json.text_config.tie_word_embeddings is true",
+        ),
+        (True, False, True, r"head of its own \(lm_head.weight\), but \S+config.json.tie_word_embeddings is true"),
+        (None, None, False, r"has no head \(lm_head.weight\), but \S+config.json.tie_word_embeddings is false"),
+        (False, True, False, ""),
+        (True, None, False, ""),
+        (None, None, True, ""),
+    ],
+)
+def test_the_flag_that_ties_is_named(tmp_path, top, inner, has_head, message):
+    """As transformers reads them, either flag ties."""
+    tensors, _ = write_qwen(tmp_path, IMAGES)
+    if not has_head:
+        del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    flags = {"tie_word_embeddings": top}, {"tie_word_embeddings": inner}
+    config, text = ({key: value for key, value in flag.items() if value is not None} for flag in flags)
+    bare = {key: value for key, value in IMAGES.items() if key != "tie_word_embeddings"}
+    write_config(tmp_path, bare | config | {"text_config": bare | text})
+    if message:
+        with pytest.raises(BadInput, match=message):
+            load_qwen(str(tmp_path))
+    else:
+        assert ("head" in load_qwen(str(tmp_path)).params["decoder"]) == has_head
+
+
+def test_layers_are_counted_before_they_are_laid_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("stepcot_jax.policies.qwen_weights.qwen_shapes", None)
+    config = read_qwen_config(write_config(tmp_path, IMAGES))
+    monkeypatch.undo()
+    tensors, _ = draw_tensors(config)
+    save_file(tensors, tmp_path / "model.safetensors")
+    monkeypatch.setattr("stepcot_jax.policies.qwen_weights.qwen_shapes", None)  # not called
+    more = {"num_hidden_layers": 256}, {"vision_config": IMAGES["vision_config"] | {"depth": 256}}
+    for change in more:
+        write_config(tmp_path, IMAGES, **change)
+        with pytest.raises(BadInput, match=r"do not match the config: missing: .* and \d{4} more$") as caught:
+            load_qwen(str(tmp_path))
+        assert len(str(caught.value)) < 2_000
 
 
 def test_older_and_newer_files_say_the_same(tmp_path):
@@ -121,8 +170,22 @@ def test_older_and_newer_files_say_the_same(tmp_path):
         ({"rope_scaling": {"type": "yarn"}}, "type 'yarn' are not supported"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, r"mrope_section \[1, 1, 1\] does not add up"),
         ({"eos_token_id": 60}, "eos_token_id: 60 is not a token"),
+        (
+            {"eos_token_id": [1] * 10**6},
+            r"\[1, 1, .{60,80}… is not a token, or 1 to 64 tokens, below 60$",
+        ),
+        ({"num_hidden_layers": 1024}, "num_hidden_layers: 1024 is not a whole number from 1 to 256"),
+        (
+            {"vision_config": IMAGES["vision_config"] | {"depth": 1024}},
+            "depth: 1024 is not a whole number from 1 to 256",
+        ),
+        ({"hidden_act": "x" * 12 * 10**6}, r"hidden_act: 'x{79}… is not one of 'silu'$"),
+        (
+            {"vision_config": IMAGES["vision_config"] | {"fullatt_block_indexes": [0] * 10**6}},
+            "a list of at most 3 blocks",
+        ),
         ({"vision_config": None}, "out_hidden_size: None is not one of 32"),
-        ({"vision_config": IMAGES["vision_config"] | {"fullatt_block_indexes": [3]}}, "not a list of blocks below 3"),
+        ({"vision_config": IMAGES["vision_config"] | {"fullatt_block_indexes": [3]}}, "not a list of at most 3 blocks"),
         ({"vision_config": IMAGES["vision_config"] | {"window_size": 10}}, "window_size: 10 px is not a multiple of 4"),
     ],
 )
