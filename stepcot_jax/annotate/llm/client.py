@@ -416,9 +416,8 @@ class Client:
                 return RequestFailed(f"{message}; {expected}, or a report that the endpoint accepts")
             return BadInput(f"{where}: {message}; {expected}")
         if status < 400 or status in (404, 405):
-            words = " ".join(hide_key(error.message, self._key).split())[:160]
             return BadInput(
-                f"{where}: {message} for model {self._endpoint.model!r} ({words}); expected an OpenAI-compatible "
+                f"{where}: {message} for model {self._endpoint.model!r}; expected an OpenAI-compatible "
                 "endpoint and one of its models"
             )
         return RequestRefused(message)

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, m
 from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import (
     BASELINE,
@@ -39,6 +41,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole, writing_whole
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Entry, Interval, Kind, Table, columns, write_table
+from stepcot_jax.reasoning.dialects import DIALECTS, FREE
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import Judged
 from stepcot_jax.run.scored_baseline import score_baseline
@@ -55,6 +58,11 @@ from stepcot_jax.tools.evaluate_replies.robustness import (
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""
+
+AUTO = "auto"
+"""The dialect is chosen for each file."""
+
+_NUM_TESTED = 1000  # replies that are tested for another form of boxes
 
 _STAGES = (
     *((name, ("stage", name)) for name in STAGE_NAMES),
@@ -73,7 +81,7 @@ _CHECKED = (
 def make_tables(results: Results) -> list[Table]:
     """Make the table of all models, and those of differences and of stages where there are any."""
     title = f"{results.num_records} questions of {results.num_patients} patients, dialect {results.settings.dialect}"
-    tables = [_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes)]
+    tables = [_with_unread(_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes), results)]
     if results.differences:
         first = next(name for name in results.figures if name not in results.differences)
         tests = {name: [test["all"].exact_p if "all" in test else None] for name, test in results.tests.items()}
@@ -90,6 +98,20 @@ def make_tables(results: Results) -> list[Table]:
         notes = ("Scores of the judge from 1 to 5 (MEDSAGE, Table 2).",)
         tables.append(_tabulate("rated_stages", "Stages as rated", results.stages, _RATED, notes, "number"))
     return tables
+
+
+def _with_unread(table: Table, results: Results) -> Table:
+    """Add the number of unread replies of each model, and their three most frequent reasons."""
+
+    def describe(name: str) -> tuple[Entry, Entry]:
+        reasons = results.unread.get(name)
+        if reasons is None:
+            return None, None
+        return reasons.total(), "; ".join(f"{text} ({count})" for text, count in reasons.most_common(3)) or "-"
+
+    heads = (*table.columns, *columns("number", "unread"), *columns("text", "because"))
+    rows = tuple((*row, *describe(str(row[0]))) for row in table.rows)
+    return dataclasses.replace(table, columns=heads, rows=rows)
 
 
 def _tabulate(
@@ -176,19 +198,27 @@ def _ask(
     return {exchange.id: score for exchange, score in pairs if score is not None}
 
 
-def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> str:
-    """Score the files that the command line names, write all results, and return the table as text."""
+def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> tuple[str, str]:
+    """Score the files of the command line, write all results; return the table as text, and why to doubt it or ""."""
     settings = _read_settings(options)
+    _refuse_small_boxes(chosen, collection.path)
     files = _read_files(options, collection, chosen)
     make_workdir(options.out)
     judge = _make_judge(options)
-    scores = {file.name: _score(file, chosen, settings, judge, options) for file in files}
-    baseline, remark = score_baseline(collection.records, chosen, settings)
+    of_files = {file.name: _choose_dialect(file, settings) for file in files}
+    scores = {file.name: _score(file, chosen, of_files[file.name], judge, options) for file in files}
+    dialects = [used.dialect for used in of_files.values()]
+    baseline, remark = score_baseline(collection.records, chosen, replace(settings, dialect=DIALECTS[0], boxes=None))
     remarks = [remark, *(_describe_missing(file, chosen) for file in files)]
+    for file in files:
+        remarks += _describe_reading(file, chosen, scores[file.name], of_files[file.name], options)
+    if judge is not None and judge.unusable:
+        counts = "; ".join(f"{number} {reason}" for reason, number in judge.unusable.most_common())
+        remarks.append(f"Replies of the judge without a score: {counts}.")
     results = summarise(
         chosen,
         scores,
-        settings,
+        replace(settings, dialect=", ".join(dict.fromkeys(dialects))),
         baseline=baseline,
         num_resamples=options.num_resamples,
         seed=options.seed,
@@ -196,8 +226,10 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
     )
     tables = make_tables(results)
     document = _describe(results, collection, files, options)
+    for name, used in of_files.items():
+        document["models"][name]["dialect"] = used.dialect
     if options.perturbed:
-        perturbed = _score_perturbed(options, collection, chosen, results, settings)
+        perturbed = _score_perturbed(options, collection, chosen, results, of_files[files[0].name])
         tables.append(perturbed)
         document["perturbed"] = {
             "std": options.perturbation_std,
@@ -223,7 +255,53 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
     lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
     lines.append(f"in {options.out}: metrics.json, scores.jsonl, index.html ({size / 1e6:.1f} MB), {', '.join(names)}")
     printed = [to_text(table) for table in tables if table.name in ("table", "stages", "perturbed")]
-    return "\n".join([*printed, *lines]) + "\n"
+    doubts = [
+        f"{file.name}: {number} of {len(file.replies)} replies have neither an answer nor a box that can be read, as "
+        f"dialect {of_files[file.name].dialect}"
+        for file in files
+        if 2 * (number := results.unread[file.name].total()) > len(file.replies)
+    ]
+    return "\n".join([*printed, *lines]) + "\n", "; ".join(doubts)
+
+
+def _refuse_small_boxes(records: Sequence[Record], path: Path) -> None:
+    for record in records:
+        for box in record.references:
+            if min(box.size) < 1:
+                raise BadInput(
+                    f"{path}, record {record.id[:80]!r}, references: {list(box.corners)} is less than a pixel wide or "
+                    "high; expected corners in pixels of the picture, not shares of its sides"
+                )
+
+
+def _choose_dialect(file: ReplyFile, settings: ScoringSettings) -> ScoringSettings:
+    """Return the settings with the first of the papers' dialects that half of a file's replies follow, else "free"."""
+    if settings.dialect != AUTO:
+        return settings
+    for dialect in DIALECTS:
+        of_dialect = replace(settings, dialect=dialect)
+        num_followed = sum(read(text, of_dialect).is_well_formed for text in file.replies.values())
+        if 2 * num_followed >= len(file.replies):
+            return of_dialect
+    return replace(settings, dialect=FREE)
+
+
+def _describe_reading(
+    file: ReplyFile,
+    records: Sequence[Record],
+    scores: Sequence[ReplyScore],
+    settings: ScoringSettings,
+    options: argparse.Namespace,
+) -> Iterator[str]:
+    """Yield notes on how a file's replies were read: dialect, swapped corners, and boxes that fit another form."""
+    if options.dialect == AUTO:
+        yield f"{file.name}: read as dialect {settings.dialect} (--dialect=auto)."
+    if num_turned := sum(score.num_turned for score in scores):
+        yield f"{file.name}: {num_turned} boxes have swapped corners, which were sorted."
+    located = [record for record in records if record.references and record.id in file.replies][:_NUM_TESTED]
+    replies = [read(file.replies[record.id], settings) for record in located]
+    if note := find_better_form(replies, located, settings.boxes or BoxForm()):
+        yield f"{file.name}: {note}."
 
 
 def _read_settings(options: argparse.Namespace) -> ScoringSettings:
@@ -239,6 +317,7 @@ def _read_settings(options: argparse.Namespace) -> ScoringSettings:
         raise BadInput(f"--judge is not used with --open-score={open_score}; expected relative or within_two")
     return ScoringSettings(
         dialect=options.dialect,
+        boxes=BoxForm(options.box_space, options.box_order),
         reading=options.reading,
         with_thinking=options.with_thinking,
         open_score=open_score,
