@@ -5,6 +5,7 @@ Everything is float64 on the host. A box without a positive width and height is 
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -57,6 +58,34 @@ UNIT_SQUARE = Space(1, 1, decimals=4)
 
 GRID_1000 = Space(1000, 1000, y_first=True)
 """Whole numbers from 0 to 1000 in both directions, y first."""
+
+
+QWEN_PIXELS = (56 * 56, 28 * 28 * 16_384)
+"""Least and most pixels of a picture that Qwen2-VL's processor resized, as published."""
+
+
+def qwen_size(image_size: tuple[int, int], *, unit: int = 28, limits: tuple[int, int] = QWEN_PIXELS) -> tuple[int, int]:
+    """Return the width and height that Qwen2-VL's processor resizes a picture of (width, height) to, px.
+
+    Multiples of a unit, nearest to the picture's own; if those have too many or too few pixels, the largest that fit or
+    the smallest that suffice at about the same aspect.
+
+    >>> qwen_size((640, 480))
+    (644, 476)
+    """
+    width, height = image_size
+    if max(image_size) > 200 * min(image_size):
+        raise BadInput(f"image of {width} x {height} px: one side is more than 200 times the other")
+    # Python rounds halves to even, as the processor does.
+    columns, rows = (round(side / unit) for side in image_size)
+    least, most = limits
+    if columns * rows * unit**2 > most:
+        shrink = math.sqrt(height * width / most)
+        columns, rows = (max(1, math.floor(side / shrink / unit)) for side in image_size)
+    elif columns * rows * unit**2 < least:
+        grow = math.sqrt(least / (height * width))
+        columns, rows = (math.ceil(side * grow / unit) for side in image_size)
+    return columns * unit, rows * unit
 
 
 class Box(msgspec.Struct, frozen=True):

@@ -123,9 +123,9 @@ class ConfigFile:
         return float(value)
 
     def one_of(self, key: str, accepted: Collection[Any], default: Any) -> Any:
-        """Return a value that is among those accepted, the default if the key is missing."""
+        """Return a value that is among those accepted, the default if the key is missing; 1 is not true."""
         value = self.entries.get(key, default)
-        if value not in accepted:
+        if not any(type(value) is type(option) and value == option for option in accepted):
             raise BadInput(f"{self.where}.{key}: {value!r} is not one of {', '.join(map(repr, accepted))}")
         return value
 

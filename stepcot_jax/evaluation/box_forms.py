@@ -8,9 +8,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from stepcot_jax.box import Box, Space, mean_iou, pixels
+from stepcot_jax.box import Box, Space, mean_iou, pixels, qwen_size
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, fit_size
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 
@@ -46,7 +45,7 @@ class BoxForm:
         """Return the space of a record's boxes, x first."""
         width, height = record.image_size
         if self.space == "qwen":
-            height, width = fit_size(height, width, QwenPreprocessing())
+            width, height = qwen_size((width, height))
         elif self.space in ("unit", "1000"):
             width = height = {"unit": 1, "1000": 1000}[self.space]
         elif size := _SIZE.fullmatch(self.space):

@@ -1,7 +1,6 @@
 """Batches of prompts with images: padding to few sizes, windows of patches, M-RoPE positions."""
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 from PIL import Image
 
+from stepcot_jax.box import QWEN_PIXELS, qwen_size
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD
 from stepcot_jax.encoders.checkpoints import BICUBIC, ConfigFile, read_colours, read_image_processor
 from stepcot_jax.host.errors import BadInput
@@ -19,18 +19,14 @@ from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary, cut
 # Images as Qwen2.5-VL's processor prepares them: sides rounded to whole units, normalised, cut into patches.
 
 
-MOST_ASPECT = 200
-"""Longest side over shortest, of the processor."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenPreprocessing:
     """Input format of the vision tower."""
 
     patch_size: int = 14
     merge_size: int = 2
-    min_pixels: int = 56 * 56
-    max_pixels: int = 28 * 28 * 16_384
+    min_pixels: int = QWEN_PIXELS[0]
+    max_pixels: int = QWEN_PIXELS[1]
     mean: tuple[float, float, float] = CLIP_MEAN
     std: tuple[float, float, float] = CLIP_STD
 
@@ -99,30 +95,6 @@ def _pixel_limits(config: ConfigFile) -> tuple[int, int]:
     return limit("min_pixels", "shortest_edge"), limit("max_pixels", "longest_edge")
 
 
-def fit_size(height: int, width: int, preprocessing: QwenPreprocessing) -> tuple[int, int]:
-    """Return the height and width that an image is resized to, px.
-
-    Multiples of a unit, nearest to the image's own; if those have too many or too few pixels, the largest that fit or
-    the smallest that suffice at about the same aspect.
-
-    >>> fit_size(480, 640, QwenPreprocessing())
-    (476, 644)
-    """
-    if max(height, width) > MOST_ASPECT * min(height, width):
-        raise BadInput(f"image of {width} x {height} px: one side is more than {MOST_ASPECT} times the other")
-    unit = preprocessing.patch_size * preprocessing.merge_size
-    # Python rounds halves to even, as the processor does.
-    rows, columns = round(height / unit), round(width / unit)
-    pixels = rows * columns * unit**2
-    if pixels > preprocessing.max_pixels:
-        shrink = math.sqrt(height * width / preprocessing.max_pixels)
-        rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
-    elif pixels < preprocessing.min_pixels:
-        grow = math.sqrt(preprocessing.min_pixels / (height * width))
-        rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
-    return rows * unit, columns * unit
-
-
 def cut_image(
     pixels: UInt8[np.ndarray, "height width 3"], preprocessing: QwenPreprocessing, *, name: str = "image"
 ) -> CutImage:
@@ -130,7 +102,11 @@ def cut_image(
     if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size or pixels.dtype != np.uint8:
         raise BadInput(f"{name}: {pixels.dtype} of shape {list(pixels.shape)} is not uint8 [height, width, 3]")
     try:
-        height, width = fit_size(pixels.shape[0], pixels.shape[1], preprocessing)
+        width, height = qwen_size(
+            (pixels.shape[1], pixels.shape[0]),
+            unit=preprocessing.patch_size * preprocessing.merge_size,
+            limits=(preprocessing.min_pixels, preprocessing.max_pixels),
+        )
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
     resized = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC), np.float32)

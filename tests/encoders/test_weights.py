@@ -214,7 +214,10 @@ BAD_PREPROCESSING = {
     "image size 64 is not the network's 32": {"size": 64, "crop_size": 64},
     "resample: 2 is not one of 3": {"resample": 2},
     "image_mean: .* is not 3 numbers": {"image_mean": [0.5]},
-    "do_normalize: False is not one of True": {"do_normalize": False},
+    **{
+        f"do_{key}: {value} is not one of True": {f"do_{key}": value}
+        for key, value in (("normalize", False), ("normalize", 1), ("rescale", 1), ("resize", 1))
+    },
     "rescale_factor: 1.0 is not a number from": {"rescale_factor": 1.0},
 }
 

@@ -6,7 +6,6 @@ import pytest
 from stepcot_jax.box import GRID_1000, Box
 from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form, place_boxes
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.policies.qwen_inputs import QwenPreprocessing, fit_size
 from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.record import Record
 
@@ -25,8 +24,7 @@ def make_record(number=0):
 def write(record, form):
     """Write the true box in a form, by hand."""
     x1, y1, x2, y2 = record.references[0].corners
-    height, width = fit_size(HEIGHT, WIDTH, QwenPreprocessing())
-    sizes = {"unit": (1, 1), "1000": (1000, 1000), "qwen": (width, height), "320x240": (320, 240)}
+    sizes = {"unit": (1, 1), "1000": (1000, 1000), "qwen": (644, 476), "320x240": (320, 240)}
     across, down = sizes.get(form.space, (WIDTH, HEIGHT))
     x1, x2, y1, y2 = x1 / WIDTH * across, x2 / WIDTH * across, y1 / HEIGHT * down, y2 / HEIGHT * down
     written = {"xywh": (x1, y1, x2 - x1, y2 - y1), "yxyx": (y1, x1, y2, x2)}.get(form.order, (x1, y1, x2, y2))

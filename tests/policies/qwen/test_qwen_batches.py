@@ -10,13 +10,13 @@ import pytest
 from oracles.quick_jit import quick_jit
 from policies.qwen.tiny_qwen import IMAGE, PREPROCESSING, VISION, cut_pictures, picture, tiny
 
+from stepcot_jax.box import qwen_size
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen import VisionTower
 from stepcot_jax.policies.qwen_inputs import (
     QwenPreprocessing,
     QwenPrompt,
     cut_image,
-    fit_size,
     lay_out_prompts,
     pack_images,
     read_qwen_preprocessing,
@@ -96,12 +96,12 @@ def test_prompts_that_do_not_fit_their_images(prompt, message):
 
 def test_sizes_of_images():
     published = QwenPreprocessing()
-    assert fit_size(28, 28, published) == (56, 56)
-    assert fit_size(1024, 1024, published) == (1036, 1036)
-    assert fit_size(3000, 2500, QwenPreprocessing(max_pixels=28 * 28 * 1280)) == (1092, 896)
-    assert fit_size(42, 70, QwenPreprocessing(min_pixels=784)) == (56, 56)  # halves to even, as the processor
+    assert qwen_size((28, 28)) == (56, 56)
+    assert qwen_size((1024, 1024)) == (1036, 1036)
+    assert qwen_size((2500, 3000), limits=(56 * 56, 28 * 28 * 1280)) == (896, 1092)
+    assert qwen_size((70, 42), limits=(784, 10**6)) == (56, 56)  # halves to even, as the processor
     with pytest.raises(BadInput, match="more than 200 times"):
-        fit_size(1, 201, published)
+        qwen_size((201, 1))
     with pytest.raises(BadInput, match=r"x\.png: image of 201 x 1 px"):
         cut_image(np.zeros((1, 201, 3), np.uint8), published, name="x.png")
     with pytest.raises(BadInput, match=r"x\.png: float32 of shape"):
