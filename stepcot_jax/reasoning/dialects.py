@@ -100,13 +100,12 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     plain = normalise(text)  # with ASCII for full-width brackets, commas and digits
     if reply.problems and plain != text:
         reply = min(reply, read(plain), key=lambda reply: len(reply.problems))
-    if reply.problems:
-        thinking, behind, is_open = split_thoughts(plain)
-        if is_open and not plain.endswith("</response>"):  # a draft; GEMeX's complete response only lacks a </think>
-            reply = Reply(dialect, thinking=thinking, problems=(*reply.problems, UNCLOSED), space=reply.space)
-        elif thinking and not is_open:
-            problems = reply.problems
-            reply = dataclasses.replace(read(behind), thinking=thinking, regions=reply.regions, problems=problems)
+    thinking, behind, is_open = split_thoughts(plain)
+    if is_open and not plain.endswith("</response>"):  # a draft; GEMeX's complete response only lacks a </think>
+        reply = Reply(dialect, thinking=thinking, problems=(*reply.problems, UNCLOSED), space=reply.space)
+    elif thinking and not is_open and reply.problems:
+        problems = reply.problems
+        reply = dataclasses.replace(read(behind), thinking=thinking, regions=reply.regions, problems=problems)
     return dataclasses.replace(reply, text=text)
 
 
