@@ -47,7 +47,7 @@ def test_the_inputs_of_first_contact(tmp_path, name, flags, a, v, note):
     (tmp_path / "records.jsonl").symlink_to(SHARED / "records" / "records.jsonl")
     _, (mean_a, mean_v), notes = run(tmp_path, SHARED / "replies" / f"{name}.jsonl", "--split=all", *flags)
     assert a is None or mean_a == a
-    assert v is None or mean_v == v
+    assert v is None or mean_v == pytest.approx(v, abs=0.1)
     assert note in notes
     assert note or "overlap the true ones" not in notes
 

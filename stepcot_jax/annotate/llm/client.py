@@ -14,6 +14,7 @@ import math
 import os
 import re
 import ssl
+import sys
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -44,6 +45,7 @@ TRANSIENT = frozenset({408, 409, 429})
 _PORTS = {"http": 80, "https": 443}
 _NO_KEY = "none"
 _TOKENS_OF_A_MESSAGE = 32
+_QUIET = 20.0  # seconds without an answer after which a line says so
 _LONGEST_WAIT = 120.0  # seconds of Retry-After that the openai package sits out
 _SETTINGS = ("temperature", "seed")
 _REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
@@ -286,6 +288,7 @@ class Client:
         self._openai = connect(endpoint, self._key, self._attempt)
         self._form, self._tokens_name = first_wording(schema)
         self._has_answered = self.answered_before = False  # whether an earlier run received an answer of this model
+        self._is_quiet_said = False
         # tokens of the largest prompt with a picture that the endpoint counted; None before the first
         self.largest_counted: int | None = None
 
@@ -338,10 +341,14 @@ class Client:
             started, status, headers, content = time.monotonic(), 200, httpx2.Headers(), b""
             try:
                 # The package's timeout restarts with every byte, which a dripping server exploits.
-                async with asyncio.timeout(self._endpoint.timeout):
-                    response = await send(request)
-                    status, headers = response.status_code, response.headers
-                    content, ask.problem = await self._read(response)
+                notice = asyncio.get_running_loop().call_later(_QUIET, self._say_quiet)
+                try:
+                    async with asyncio.timeout(self._endpoint.timeout):
+                        response = await send(request)
+                        status, headers = response.status_code, response.headers
+                        content, ask.problem = await self._read(response)
+                finally:
+                    notice.cancel()
             except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
                 ask.problem = f"{self._endpoint.base_url} cannot be reached ({type(error).__name__})"
                 raise
@@ -373,6 +380,13 @@ class Client:
             return httpx2.Response(status, headers=headers, content=content, request=request)
         finally:
             await self._budget.settle(reserved, num_spent=spent)
+
+    def _say_quiet(self) -> None:
+        """Say once that an endpoint takes the requests and does not answer them."""
+        if not self._is_quiet_said:
+            self._is_quiet_said = True
+            limit = f"{self._endpoint.num_attempts} attempts of {self._endpoint.timeout:g} s"
+            print(f"waiting for {self._endpoint.base_url}: no answer for {_QUIET:g} s ({limit})", file=sys.stderr)
 
     async def _read(self, response: Any) -> tuple[Any, str]:
         """Return a response's body, None if it is too large, and its problem."""
