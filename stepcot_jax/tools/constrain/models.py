@@ -95,8 +95,7 @@ class Reply:
     @classmethod
     def without(cls, error: CannotAnnotate) -> "Reply":
         """Return the reply of a model that refused, or that did not end its thoughts."""
-        is_cut = error.reason is Reason.CUT
-        return cls(None, error.detail if error.reason is Reason.NO_ANSWER else str(error.reason), is_cut)
+        return cls(None, error.detail if error.reason is Reason.NO_ANSWER else str(error.reason))
 
 
 class Model(Protocol):
