@@ -484,6 +484,7 @@ def decode_pictures(
 
 
 _EXAMPLES_OF_DIALECT = 5
+_CONTROL_TOKEN = re.compile(r"<\|\w{1,40}\|>|</?(?:image|think|response|answer|s)>")
 _MISSING = "does not exist below the data root"
 
 
@@ -515,6 +516,7 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
         "formats": _try_formats(watched),
     }
     facts["patients_in_several_splits"] = _count_shared(records)
+    facts["control_tokens"] = _count_control_tokens(records)
     facts["stops"] = _find_stops_of_questions(facts, options)
     facts["odd_images"] = oddities.as_facts()
     facts["notes"] = [*warnings, *note_oddities(oddities), *_note_questions(facts)]
@@ -627,4 +629,16 @@ def _note_questions(facts: dict[str, Any]) -> list[str]:
     ]
     if facts["splits"].get(""):
         notes.append(f"{facts['splits']['']} records are in no split")
+    notes += [
+        f"{number} {'question has' if number == 1 else 'questions have'} {token!r}, which tokenizers read as a control "
+        "token"
+        for token, number in facts["control_tokens"].items()
+    ]
     return notes
+
+
+def _count_control_tokens(records: Iterable[Record]) -> dict[str, int]:
+    """Return the number of records whose question or options have each control token, the most frequent first."""
+    texts = ("\n".join((record.question, *record.options)) for record in records)
+    counts = collections.Counter(token for text in texts for token in set(_CONTROL_TOKEN.findall(text)))
+    return dict(counts.most_common(_EXAMPLES_OF_DIALECT))

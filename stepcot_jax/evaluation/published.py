@@ -182,7 +182,8 @@ class Constrained(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[tuple[str, list[str]]]  # name and options of each step
     num_cases: int  # number of cases, unannotated ones included
     num_patients: int  # number of patients with a diagnosis
-    num_missing: int  # number of dialogues without a reply, such as refused ones
+    num_missing: int  # number of dialogues without a reply
+    missing: dict[str, int] = {}  # of these by reason: refused, filtered, without content
     num_cut: int  # number of replies that were cut at the limit of their length
     cases: str  # SHA-256 of the cases' ids, by `digest_cases`
     levels: list[Level]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepcot_jax.box import Box, Corners, UnequalCounts
 from stepcot_jax.chain import fold
+from stepcot_jax.evaluation.box_forms import BoxForm, place_boxes
 from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures
 from stepcot_jax.evaluation.statistics import (
     LEVEL,
@@ -242,6 +243,7 @@ class ScoringSettings:
     unequal_counts: UnequalCounts = "penalise"  # V-score of a reply with another number of boxes than the truth
     with_thinking: bool = True  # whether a reply needs a thinking part
     missing: Missing = "wrong"  # wrong, left out, or refused
+    boxes: BoxForm | None = None  # how boxes are written; None: the dialect's way, corners not sorted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +262,8 @@ class ReplyScore:
     stages: tuple[float, ...] = UNKNOWN  # value of each stage, NaN without; see `evaluation.stage_quality`
     rated_stages: tuple[float, ...] = UNKNOWN  # a judge's score of each stage from 1 to 5, NaN without
     problems: tuple[str, ...] = ()  # why the reply is not well formed
+    unread: str = ""  # why neither an answer nor a box could be read; "" if one could
+    num_turned: int = 0  # boxes whose corners were swapped
 
 
 def score_text(
@@ -271,9 +275,25 @@ def score_text(
             return ReplyScore(record.id, None, None, (), *(4 * (math.nan,)), problems=(MISSING,))
         stages = _label({}, record, settings)
         return ReplyScore(record.id, None, None, (), *(4 * (0.0,)), stages=stages, problems=(MISSING,))
-    reply = read(text, settings)
+    reply, num_turned = read(text, settings), 0
+    if settings.boxes is not None:
+        reply, num_turned = place_boxes(reply, record, settings.boxes)
     score = score_reply(reply, record, settings, judged=judged)
-    return dataclasses.replace(score, text=text, stages=_label(_stages_that_count(reply, settings), record, settings))
+    return dataclasses.replace(
+        score,
+        text=text,
+        stages=_label(_stages_that_count(reply, settings), record, settings),
+        unread="" if score.answer is not None or score.boxes else _explain_unread(reply, record),
+        num_turned=num_turned,
+    )
+
+
+def _explain_unread(reply: Reply, record: Record) -> str:
+    if not reply.text.strip():
+        return "empty"
+    if reply.problems:
+        return reply.problems[0]
+    return "neither yes nor no" if record.kind == "closed" else "not one reading as options"
 
 
 def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, str]:
@@ -393,6 +413,7 @@ class Results:
     figures: Mapping[str, Mapping[Key, Interval]]  # by model, with intervals; the baseline's first, where there is one
     stages: Mapping[str, Mapping[Key, Interval]]  # by model whose replies have stages
     num_stages: Mapping[str, Mapping[str, int]]  # by model and stage
+    unread: Mapping[str, collections.Counter[str]]  # by model, replies of which nothing could be read, by reason
     differences: Mapping[str, Mapping[Key, Interval]]  # by model, its figures less those of the first model
     tests: Mapping[str, Mapping[str, McNemar]]  # by model, McNemar's test against the first model, by kind
     notes: tuple[str, ...]  # what a reader of the tables must know
@@ -411,6 +432,11 @@ def summarise(
     """Compute every figure with its interval by patient; the others are compared with the first model."""
     rows = {**({} if baseline is None else {BASELINE: baseline}), **models}
     replies = {name: as_columns(records, scores) for name, scores in rows.items()}
+    if not any(record.references for record in records):  # nothing to locate: no V, rather than 1 for no box
+        nothing = np.full(len(records), math.nan)
+        replies = {
+            name: dataclasses.replace(columns, v_score=nothing, grounding=nothing) for name, columns in replies.items()
+        }
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}
     first, mean_kinds = next(iter(models)), find_scored_kinds(*replies.values())
     others = {name: columns for name, columns in replies.items() if name != first}
@@ -440,6 +466,10 @@ def summarise(
         figures=score_models(replies, open_score=settings.open_score, **how),
         stages=_score_stages(models, patients, **how),
         num_stages={name: _count_stages(scores) for name, scores in models.items()},
+        unread={
+            name: collections.Counter(score.unread for score in scores if score.unread)
+            for name, scores in models.items()
+        },
         differences=differences,
         tests=tests,
         notes=(*notes, *unscored, *filter(None, judged), *_explain(settings, mean_kinds, replies[first].references)),
@@ -483,7 +513,7 @@ def _count_stages(scores: Sequence[ReplyScore]) -> dict[str, int]:
 
 
 def count_replies(records: Sequence[Record], scores: Sequence[ReplyScore]) -> dict[str, dict[str, int]]:
-    """Count, for each kind and for "all": questions, missing, not well formed, without answer and unscored."""
+    """Count, for each kind and "all": questions, missing, not well formed, without answer, unscored and unread."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record, score in zip(records, scores, strict=True):
         missing = MISSING in score.problems
@@ -494,8 +524,9 @@ def count_replies(records: Sequence[Record], scores: Sequence[ReplyScore]) -> di
                 ill_formed=bool(score.problems) and not missing,
                 without_answer=score.answer is None and not missing,
                 unscored=math.isnan(score.a_score) and not missing,
+                unread=bool(score.unread),
             )
-    names = ("questions", "missing", "ill_formed", "without_answer", "unscored")
+    names = ("questions", "missing", "ill_formed", "without_answer", "unscored", "unread")
     return {group: {name: counts[group][name] for name in names} for group in (*KINDS, "all") if group in counts}
 
 
@@ -510,7 +541,8 @@ def _explain(settings: ScoringSettings, mean_kinds: Sequence[str], references: n
         f"A: right answers. Mean A: unweighted over the kinds that every row is scored on "
         f"({', '.join(mean_kinds) or 'none'}). V: mean IoU. Passed: replies whose boxes earn the grounding reward. "
         "Well formed: replies that follow the dialect.",
-        f"{reading} A missing reply {missing}. Open questions: {settings.open_score}.",
+        f"{reading} A missing reply {missing}. Unread: no answer and no box can be read; it counts as wrong. "
+        f"Open questions: {settings.open_score}.",
         "V on findings and V on regions: by what the true boxes show. Boxes of regions hardly vary between pictures. "
         f"{num_neither} of {len(references)} records have boxes of both, or none, and are in neither.",
         "Intervals are 95 %, from resampling patients.",
@@ -532,6 +564,7 @@ def to_json(results: Results) -> dict[str, Any]:
         if name in results.stages:
             models[name]["stages"] = figures(results.stages[name])
             models[name]["num_stages"] = dict(results.num_stages[name])
+        models[name]["unread"] = dict(results.unread.get(name, {}))
         if name in results.differences:
             models[name]["less_first"] = figures(results.differences[name])
             models[name]["mcnemar"] = dict(results.tests[name])

@@ -1,6 +1,7 @@
 """Tables of replies, and the section to look through them with the true and the predicted boxes over the pictures."""
 
 import base64
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ _CHECKED = (
 def make_tables(results: Results) -> list[Table]:
     """Make the table of all models, and those of differences and of stages where there are any."""
     title = f"{results.num_records} questions of {results.num_patients} patients, dialect {results.settings.dialect}"
-    tables = [_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes)]
+    tables = [_with_unread(_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes), results)]
     if results.differences:
         first = next(name for name in results.counts if name not in results.differences)
         tests = {name: [test["all"].exact_p if "all" in test else None] for name, test in results.tests.items()}
@@ -52,6 +53,20 @@ def make_tables(results: Results) -> list[Table]:
         notes = ("Scores of the judge from 1 to 5 (MEDSAGE, Table 2).",)
         tables.append(_tabulate("rated_stages", "Stages as rated", results.stages, _RATED, notes, "number"))
     return tables
+
+
+def _with_unread(table: Table, results: Results) -> Table:
+    """Add the number of unread replies of each model, and their three most frequent reasons."""
+
+    def describe(name: str) -> tuple[Entry, Entry]:
+        reasons = results.unread.get(name)
+        if reasons is None:
+            return None, None
+        return reasons.total(), "; ".join(f"{text} ({count})" for text, count in reasons.most_common(3)) or "-"
+
+    heads = (*table.columns, *columns("number", "unread"), *columns("text", "because"))
+    rows = tuple((*row, *describe(str(row[0]))) for row in table.rows)
+    return dataclasses.replace(table, columns=heads, rows=rows)
 
 
 def _tabulate(

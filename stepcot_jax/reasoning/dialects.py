@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reasoning.free_replies import read_free, read_free_answer
+from stepcot_jax.reasoning.free_replies import UNCLOSED, read_free, read_free_answer, split_thoughts
 from stepcot_jax.reasoning.gemex_replies import read_gemex, read_gemex_plain, write_gemex, write_gemex_plain
 from stepcot_jax.reasoning.lvkc_replies import read_lvkc, read_lvkc_released, write_lvkc, write_lvkc_released
 from stepcot_jax.reasoning.medclm_replies import read_medclm, write_medclm
@@ -117,8 +117,15 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     if read in (read_gemex, read_medclm):
         read = functools.partial(read, with_thinking=with_thinking)
     reply = read(without_stop_tokens(text))
-    if reply.problems and (plain := normalise(text)) != text:  # full-width brackets, commas and digits
+    plain = normalise(text)  # with ASCII for full-width brackets, commas and digits
+    if reply.problems and plain != text:
         reply = min(reply, read(plain), key=lambda reply: len(reply.problems))
+    thinking, behind, is_open = split_thoughts(plain)
+    if is_open and not plain.endswith("</response>"):  # a draft; GEMeX's complete response only lacks a </think>
+        reply = Reply(dialect, thinking=thinking, problems=(*reply.problems, UNCLOSED), space=reply.space)
+    elif thinking and not is_open and reply.problems:
+        problems = reply.problems
+        reply = dataclasses.replace(read(behind), thinking=thinking, regions=reply.regions, problems=problems)
     return dataclasses.replace(reply, text=text)
 
 

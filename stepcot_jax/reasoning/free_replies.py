@@ -16,7 +16,7 @@ UNCLOSED = "thoughts are opened and not closed"
 NOTHING_SAID = "no answer and no box"
 
 _LONGEST = 2**16
-"""Of a longer text only the end is read, where answers stand."""
+"""Of a longer text only the beginning and the end are read, where answers stand."""
 
 _THOUGHTS = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _TAGGED = tuple(
@@ -81,7 +81,9 @@ _ALL = re.compile(
 
 def read_free(text: str) -> Reply:
     """Read a reply of any form; its boxes keep the coordinates that they are written with."""
-    text = normalise(text[-_LONGEST:])
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}\n{text[-_LONGEST // 2 :]}"
+    text = normalise(text)
     thinking, text, is_open = split_thoughts(text)
     if is_open:
         return Reply("free", thinking=thinking, problems=(UNCLOSED,))

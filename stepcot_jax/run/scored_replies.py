@@ -14,6 +14,7 @@ from stepcot_jax.box import UnequalCounts
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.questions.reply_files import ReplyFile, read_replies
 from stepcot_jax.data.records.data_json import ImageLocator
+from stepcot_jax.evaluation.box_forms import BoxForm, find_better_form
 from stepcot_jax.evaluation.replies import (
     CHECKED_STAGES,
     JUDGED,
@@ -37,7 +38,7 @@ from stepcot_jax.host.files import make_workdir, read_file, write_whole, writing
 from stepcot_jax.pages.pictures import write_picture
 from stepcot_jax.pages.sheets import Table, write_table
 from stepcot_jax.pages.shell import tabulate, write_report
-from stepcot_jax.reasoning.dialects import AUTO
+from stepcot_jax.reasoning.dialects import AUTO, DIALECTS
 from stepcot_jax.reasoning.replies import Missing
 from stepcot_jax.record import STAGE_NAMES, Record
 from stepcot_jax.rewards.answers import Judged
@@ -45,6 +46,8 @@ from stepcot_jax.run.scored_baseline import score_baseline
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""
+
+_NUM_TESTED = 1000  # replies that are tested for another form of boxes
 
 
 def to_text(table: Table) -> str:
@@ -126,16 +129,20 @@ class ReplyScores:
       scores: by model a `ReplyScore` for each record; a figure of NaN is unscored.
       records: the questions that were scored, in that order.
       root: folder of their images.
+      dialects: by model, the dialect that its replies were read in.
+      doubt: says of which models most replies cannot be read; "" if of none.
     """
 
     results: Results
     scores: Mapping[str, Sequence[ReplyScore]]
     records: Sequence[Record]
     root: Path
+    dialects: Mapping[str, str]
+    doubt: str
 
     @property
     def dialect(self) -> str:
-        """The dialect that the replies were read in."""
+        """The dialects that the replies were read in."""
         return self.results.settings.dialect
 
     @property
@@ -253,8 +260,6 @@ def score_replies(
         unequal_counts=unequal_counts,
         missing=missing,
     )
-    if dialect == AUTO:
-        settings = dataclasses.replace(settings, dialect=choose_dialect(file.replies.values(), settings))
     root = getattr(records, "root", Path())
     return score_files([file], chosen, records, settings, root=root, num_resamples=num_resamples, seed=seed)
 
@@ -281,12 +286,55 @@ def score_files(
     rates_stages: bool = False,
 ) -> ReplyScores:
     """Score models on the chosen records, beside a baseline made of the training ones, with a judge if there is one."""
-    scores = {file.name: _score(file, chosen, settings, judge, rates_stages) for file in files}
-    baseline, remark = score_baseline(records, chosen, settings)
+    _refuse_small_boxes(chosen)
+    of_files = {file.name: settings for file in files}
+    if settings.dialect == AUTO:
+        for file in files:
+            dialect = choose_dialect(file.replies.values(), settings)
+            of_files[file.name] = dataclasses.replace(settings, dialect=dialect)
+    scores = {file.name: _score(file, chosen, of_files[file.name], judge, rates_stages) for file in files}
+    baseline, remark = score_baseline(records, chosen, dataclasses.replace(settings, dialect=DIALECTS[0], boxes=None))
     notes = [note for note in (remark, *(_describe_missing(file, chosen) for file in files)) if note]
+    for file in files:
+        if settings.dialect == AUTO:
+            notes.append(f"{file.name}: read as dialect {of_files[file.name].dialect} (--dialect=auto).")
+        notes += _describe_boxes(file, chosen, scores[file.name], of_files[file.name])
+    if judge is not None and judge.unusable:
+        counts = "; ".join(f"{number} {reason}" for reason, number in judge.unusable.most_common())
+        notes.append(f"Replies of the judge without a score: {counts}.")
+    dialects = {name: of_file.dialect for name, of_file in of_files.items()}
+    settings = dataclasses.replace(settings, dialect=", ".join(dict.fromkeys(dialects.values())))
     how: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed, "notes": notes}
     results = summarise(chosen, scores, settings, baseline=baseline, **how)
-    return ReplyScores(results, scores, chosen, root)
+    doubts = [
+        f"{file.name}: {number} of {len(file.replies)} replies have neither an answer nor a box that can be read, as "
+        f"dialect {dialects[file.name]}"
+        for file in files
+        if 2 * (number := results.unread[file.name].total()) > len(file.replies)
+    ]
+    return ReplyScores(results, scores, chosen, root, dialects, "; ".join(doubts))
+
+
+def _refuse_small_boxes(records: Sequence[Record]) -> None:
+    for record in records:
+        for box in record.references:
+            if min(box.size) < 1:
+                raise BadInput(
+                    f"record {record.id[:80]!r}, references: {list(box.corners)} is less than a pixel wide or high; "
+                    "expected corners in pixels of the picture, not shares of its sides"
+                )
+
+
+def _describe_boxes(
+    file: ReplyFile, records: Sequence[Record], scores: Sequence[ReplyScore], settings: ScoringSettings
+) -> Iterator[str]:
+    """Yield notes on swapped corners, and on boxes that fit another form."""
+    if num_turned := sum(score.num_turned for score in scores):
+        yield f"{file.name}: {num_turned} boxes have swapped corners, which were sorted."
+    located = [record for record in records if record.references and record.id in file.replies][:_NUM_TESTED]
+    replies = [read(file.replies[record.id], settings) for record in located]
+    if note := find_better_form(replies, located, settings.boxes or BoxForm()):
+        yield f"{file.name}: {note}."
 
 
 def _score(

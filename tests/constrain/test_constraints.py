@@ -57,7 +57,6 @@ def test_a_perfect_reply_follows_everything():
         (f"{write(GOOD)}\nI hope this helps.", {"json"}, set()),
         (f"**{write(GOOD)}**", {"json"}, set()),
         (f"One\ntwo\n{write(GOOD)}", {"json"}, {"json"}),
-        (f"<think>A. Normal? {{}}</think>\n{write(GOOD)}", set(), set()),
         (write(GOOD, step_2="A"), {"letter step_2"}, {"letter step_2"}),
         (write(GOOD, step_2="focal"), {"letter step_2"}, {"letter step_2"}),
         (write(GOOD, step_2=" a.  FOCAL "), set(), set()),

@@ -113,9 +113,9 @@ def test_stages_are_rated_and_labelled_where_facts_are_missing(folder):
 def test_only_what_counts_is_judged(folder):
     replies = write_replies(folder / "mine.jsonl", RECORDS, change=lambda text, place: text.replace("</think>", ""))
     with MisbehavingServer(judge) as server:
-        assert score(folder, replies, server)["figures"]["a_score"]["open"]["value"] == 0
+        assert score(folder, replies, server, "--dialect=gemex")["figures"]["a_score"]["open"]["value"] == 0
         assert server.requests == []
-        found = score(folder, replies, server, "--reading", "parts")
+        found = score(folder, replies, server, "--reading", "parts", "--dialect=gemex")
         assert found["figures"]["a_score"]["open"]["value"] == pytest.approx(6 / 8)
         assert len(server.requests) == 4
 

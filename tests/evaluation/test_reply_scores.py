@@ -96,7 +96,14 @@ def test_replies_are_counted_by_outcome():
     assert scores[0].problems == ("no reply",)
     counts = count_replies([HEART] * 3, scores)
     assert counts["closed"] == counts["all"]
-    assert counts["all"] == {"questions": 3, "missing": 1, "ill_formed": 1, "without_answer": 1, "unscored": 0}
+    assert counts["all"] == {
+        "questions": 3,
+        "missing": 1,
+        "ill_formed": 1,
+        "without_answer": 1,
+        "unscored": 0,
+        "unread": 1,
+    }
 
 
 def test_judged_open_answers():

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.annotate.llm.client import Entry
 from stepcot_jax.annotate.llm.prompts import Message
+from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.text import one_line

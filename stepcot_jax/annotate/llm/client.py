@@ -14,14 +14,16 @@ import math
 import os
 import re
 import ssl
+import sys
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from stepcot_jax.annotate.llm.prompts import Message
+from stepcot_jax.annotate.llm.replies import Entry, count_bytes, hide_key, read_body, start_entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.text import install_extra
 
@@ -42,8 +44,8 @@ TRANSIENT = frozenset({408, 409, 429})
 
 _PORTS = {"http": 80, "https": 443}
 _NO_KEY = "none"
-_SHORTEST_SECRET = 8
 _TOKENS_OF_A_MESSAGE = 32
+_QUIET = 20.0  # seconds without an answer after which a line says so
 _LONGEST_WAIT = 120.0  # seconds of Retry-After that the openai package sits out
 _SETTINGS = ("temperature", "seed")
 _REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
@@ -133,11 +135,6 @@ def read_key(endpoint: Endpoint) -> str:
     return key
 
 
-def hide_key(text: str, key: str) -> str:
-    """Return `text` with the key masked, except short placeholders such as "ollama"."""
-    return text.replace(key, "[key]") if len(key) >= _SHORTEST_SECRET else text
-
-
 class Budget:
     """Tokens of all models of a run and of earlier runs into the same folder, at most `cap` (None: no cap)."""
 
@@ -180,93 +177,7 @@ class Budget:
             self._changed.notify_all()
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request and its outcome, as the ledger keeps it."""
-
-    report: str
-    text: str  # SHA-256 of the report's text
-    request: str  # SHA-256 of the messages, which differs between a question and its repairs
-    answer: str | None  # text of the answer; None for none
-    problem: str = ""  # why there is no answer; "" otherwise
-    is_final: bool = True  # whether a retry is pointless (an answer, or one that is too large)
-    finish: str = ""  # finish reason of the endpoint
-    served_model: str = ""  # model name of the endpoint, possibly more specific than the requested one
-    form: str  # how JSON was requested: "json_schema", "json_object" or "plain"
-    prompt_tokens: int
-    answer_tokens: int
-    is_counted: bool = True  # whether the endpoint counted the tokens; otherwise they are upper bounds
-    has_picture: bool = False  # whether the prompt shows a picture; False in ledgers of earlier versions
-    seconds: float
-    time: str  # when the answer arrived, ISO 8601 with time zone
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of prompt and answer."""
-        return self.prompt_tokens + self.answer_tokens
-
-
 Record = Callable[[Entry], None]
-
-
-def start_entry(
-    about: Mapping[str, str], *, form: str, prompt_tokens: int, answer_tokens: int, has_picture: bool
-) -> Entry:
-    """Return the entry of a request without an answer, charged at its upper bounds."""
-    return Entry(
-        **about,
-        answer=None,
-        is_final=False,
-        form=form,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        is_counted=False,
-        has_picture=has_picture,
-        seconds=0.0,
-        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    )
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Completion(msgspec.Struct):
-    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
-    model: str | None = None
-    usage: object = None
-
-
-def read_reply(content: bytes, *, lost: Entry, key: str) -> Entry:
-    """Parse a response's body; the openai package builds its own types without validation."""
-    try:
-        completion = msgspec.json.decode(content, type=_Completion)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.structs.replace(lost, problem="the response is not a chat completion")
-    choice = completion.choices[0]
-    answer = hide_key(choice.message.content or "", key)
-    try:
-        usage = msgspec.convert(completion.usage, _Usage)
-        counts = {"prompt_tokens": usage.prompt_tokens, "answer_tokens": usage.completion_tokens, "is_counted": True}
-    except msgspec.ValidationError:
-        counts = {"answer_tokens": min(_num_bytes(answer) + 1, lost.answer_tokens)}
-    return msgspec.structs.replace(
-        lost,
-        answer=answer,
-        is_final=True,
-        finish=hide_key(choice.finish_reason or "", key)[:40],
-        served_model=hide_key(completion.model or "", key)[:120],
-        **counts,
-    )
 
 
 def bound_prompt_tokens(
@@ -275,7 +186,7 @@ def bound_prompt_tokens(
     """Return an upper bound of a prompt's tokens: the bytes of its texts, and of pictures unless one was counted."""
     num_tokens = _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
     for part in (part for message in messages for part in _split_parts(message)):
-        num_bytes = _num_bytes(part if isinstance(part, str) else json.dumps(part))
+        num_bytes = count_bytes(part if isinstance(part, str) else json.dumps(part))
         if largest_counted is not None and _is_picture(part):
             num_bytes = min(num_bytes, PICTURE_MULTIPLE * largest_counted)
         num_tokens += num_bytes
@@ -294,10 +205,6 @@ def _split_parts(message: Message) -> list[Any]:
 
 def _is_picture(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
 
 
 def first_wording(schema: Mapping[str, Any]) -> tuple[str, str]:
@@ -396,6 +303,7 @@ class Client:
         self._openai = connect(endpoint, self._key, self._attempt)
         self._form, self._tokens_name = first_wording(schema)
         self._has_answered = self.answered_before = False  # whether an earlier run received an answer of this model
+        self._is_quiet_said = False
         # tokens of the largest prompt with a picture that the endpoint counted; None before the first
         self.largest_counted: int | None = None
 
@@ -448,10 +356,14 @@ class Client:
             started, status, headers, content = time.monotonic(), 200, httpx2.Headers(), b""
             try:
                 # The package's timeout restarts with every byte, which a dripping server exploits.
-                async with asyncio.timeout(self._endpoint.timeout):
-                    response = await send(request)
-                    status, headers = response.status_code, response.headers
-                    content, ask.problem = await self._read(response)
+                notice = asyncio.get_running_loop().call_later(_QUIET, self._say_quiet)
+                try:
+                    async with asyncio.timeout(self._endpoint.timeout):
+                        response = await send(request)
+                        status, headers = response.status_code, response.headers
+                        content, ask.problem = await self._read(response)
+                finally:
+                    notice.cancel()
             except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
                 ask.problem = f"{self._endpoint.base_url} cannot be reached ({type(error).__name__})"
                 raise
@@ -467,10 +379,10 @@ class Client:
                 is_too_large = content is None
                 entry = msgspec.structs.replace(entry, problem=ask.problem, is_final=is_too_large)
                 if not ask.problem:
-                    entry = read_reply(content, lost=entry, key=self._key)
+                    entry = read_body(content, lost=entry, key=self._key)
                 seconds, now = round(time.monotonic() - started, 3), datetime.datetime.now(datetime.UTC)
                 ask.entry = msgspec.structs.replace(entry, seconds=seconds, time=now.isoformat(timespec="seconds"))
-                ask.problem, spent = entry.problem, entry.num_tokens
+                ask.problem, spent = "" if entry.is_final else entry.problem, entry.num_tokens
                 ask.record(ask.entry)
                 if is_too_large:
                     raise _TooLarge
@@ -483,6 +395,13 @@ class Client:
             return httpx2.Response(status, headers=headers, content=content, request=request)
         finally:
             await self._budget.settle(reserved, num_spent=spent)
+
+    def _say_quiet(self) -> None:
+        """Say once that an endpoint takes the requests and does not answer them."""
+        if not self._is_quiet_said:
+            self._is_quiet_said = True
+            limit = f"{self._endpoint.num_attempts} attempts of {self._endpoint.timeout:g} s"
+            print(f"waiting for {self._endpoint.base_url}: no answer for {_QUIET:g} s ({limit})", file=sys.stderr)
 
     async def _read(self, response: Any) -> tuple[Any, str]:
         """Return a response's body, None if it is too large, and its problem."""
@@ -526,9 +445,8 @@ class Client:
                 return RequestFailed(f"{message}; {expected}, or a report that the endpoint accepts")
             return BadInput(f"{where}: {message}; {expected}")
         if status < 400 or status in (404, 405):
-            words = " ".join(hide_key(error.message, self._key).split())[:160]
             return BadInput(
-                f"{where}: {message} for model {self._endpoint.model!r} ({words}); expected an OpenAI-compatible "
+                f"{where}: {message} for model {self._endpoint.model!r}; expected an OpenAI-compatible "
                 "endpoint and one of its models"
             )
         return RequestRefused(message)

@@ -96,8 +96,9 @@ async def process_items(
                 return Outcome(item, aside=Aside(item.id, error.reason, error.detail))
             except RequestFailed as error:
                 streak.number += not isinstance(error, RequestRefused)
-                if isinstance(error, RequestRefused) or streak.number < MOST_FAILURES_IN_A_ROW:
-                    aside = Aside(item.id, Reason.NO_ANSWER, str(error))
+                is_refused = isinstance(error, RequestRefused)
+                if is_refused or streak.number < MOST_FAILURES_IN_A_ROW:
+                    aside = Aside(item.id, Reason.REFUSED if is_refused else Reason.NO_ANSWER, str(error))
                     return Outcome(item, aside=aside, has_failed=True)
                 why = f"{streak.number} requests in a row were given up, the last with: {error}"
                 stop = RunStopped(f"{why}; every answer is in the ledger, rerun the command to resume")

@@ -4,14 +4,14 @@ A new answer is written to the ledger before it is read, so a repeated run asks 
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Provenance, Reason
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint, Entry, Record
+from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint, Record
 from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, write_repair
+from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, read_text
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
@@ -26,7 +26,6 @@ MAX_REASONING = 4000
 MIN_QUOTED_LETTERS = 3
 """Minimal number of letters of a quote: "no" and "." are in every report."""
 
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _MAX_OBJECTS = 200
 
 
@@ -129,7 +128,7 @@ def find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the one JSON object of a text with exactly these names."""
     other = "no JSON object"
     objects: list[dict[str, Any]] = []
-    for candidate in _objects(_THOUGHTS.sub("", text)):
+    for candidate in _objects(text):
         missing = [name for name in names if name not in candidate]
         more = [str(name)[:80] for name in candidate if name not in names]
         if missing:
@@ -229,21 +228,29 @@ class Interviewer:
         """Return whether the ledger has an answer to this request, without repairs."""
         return self.ledger.find(item.id, digest_messages(list(messages))) is not None
 
+    async def hear(self, item: Item, messages: Sequence[Message]) -> tuple[str, Entry]:
+        """Return what a reply says behind its thoughts, and its ledger entry."""
+        request = digest_messages(messages)
+        entry = self.ledger.find(item.id, request)
+        if entry is None:
+            about = {"report": item.id, "text": digest_text(item.text), "request": request}
+            entry = await self._client.ask(messages, about=about, record=self.ledger.append)
+        return read_text(entry, model=self.endpoint.model), entry
+
     async def ask(self, item: Item, messages: Sequence[Message], read: Callable[[str], _Value]) -> tuple[_Value, Entry]:
-        """Return the answer as parsed by `read`, and its ledger entry."""
+        """Return the answer as parsed by `read`, and its ledger entry; one that cannot be parsed is asked for again."""
         conversation = list(messages)
         for _ in range(self._num_tries):
-            request = digest_messages(conversation)
-            entry = self.ledger.find(item.id, request)
-            if entry is None:
-                about = {"report": item.id, "text": digest_text(item.text), "request": request}
-                entry = await self._client.ask(conversation, about=about, record=self.ledger.append)
-            if entry.answer is None:
-                raise CannotAnnotate(Reason.NO_ANSWER, f"{self.endpoint.model}: {entry.problem}")
+            text, entry = await self.hear(item, conversation)
             try:
-                return read(entry.answer), entry
+                value = read(text)
             except BadAnswer as error:
                 field, problem, reason = error.field, str(error), error.reason
+            else:
+                if goes_on_behind(text, entry.finish):
+                    detail = f"{self.endpoint.model}: cut at {entry.answer_tokens} tokens; allow more"
+                    raise CannotAnnotate(Reason.CUT_BEHIND, detail)
+                return value, entry
             if entry.finish == "length":
                 problem = f"the answer was cut at {entry.answer_tokens} tokens, accepted is a shorter one; {problem}"
             conversation += [{"role": "assistant", "content": entry.answer}, write_repair(problem)]

@@ -4,6 +4,7 @@ A request that is given up or cannot be read is unscored (None), never 0.
 """
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import json
@@ -91,6 +92,8 @@ class Judge:
     cap: int | None = None  # most tokens of all ledgers in the folder; None for no cap
     concurrency: int = 4  # number of requests in flight
     num_repairs: int = 2  # how often an unreadable answer is requested again
+    # replies without a usable answer so far, by reason
+    unusable: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
 class JudgeSession(Generic[_Score]):
@@ -127,9 +130,10 @@ class JudgeSession(Generic[_Score]):
             outcomes = process_items(
                 items, process, budget=crew.budget, concurrency=self._judge.concurrency, streak=streak
             )
-            made = [outcome.made async for outcome in outcomes]
-            for index, score in zip(indices, made, strict=True):
-                scores[index] = score
+            ended = [outcome async for outcome in outcomes]
+            self._judge.unusable.update(outcome.aside.reason for outcome in ended if outcome.aside)
+            for index, outcome in zip(indices, ended, strict=True):
+                scores[index] = outcome.made
         return scores
 
     def close(self) -> None:

@@ -27,7 +27,6 @@ from stepcot_jax.annotate.llm.client import (
     AwaitsReply,
     Budget,
     Endpoint,
-    Entry,
     Record,
     RequestRefused,
     bound_prompt_tokens,
@@ -36,14 +35,13 @@ from stepcot_jax.annotate.llm.client import (
     find_refused_setting,
     first_wording,
     fold_body,
-    read_reply,
     shows_picture,
-    start_entry,
     suggest_omitting,
     write_settings,
 )
 from stepcot_jax.annotate.llm.interviews import identify
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
+from stepcot_jax.annotate.llm.replies import Entry, read_body, start_entry
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir, sync_folder
 from stepcot_jax.host.locks import lock_folder
@@ -314,7 +312,7 @@ def _import_reply(reply: _Reply, answers: Answers, counts: ReplyCounts) -> None:
     known, entry = answers.find(asked.ledger, asked.report, asked.request), None
     if reply.response is not None and reply.response.status_code == 200 and reply.error is None:
         entry = _read_entry(reply.response.body, asked)
-    if known is not None and known.answer is not None:
+    if known is not None and (known.answer is not None or (entry is not None and entry.answer is None)):
         if entry is not None and entry.answer != known.answer:
             counts.differing.append(reply.custom_id)
         else:
@@ -323,7 +321,10 @@ def _import_reply(reply: _Reply, answers: Answers, counts: ReplyCounts) -> None:
             answers.end(asked.id, "answered")
     elif entry is not None and entry.is_final:
         answers.add(asked.ledger, entry)
-        counts.answered += 1
+        if entry.answer is None:  # refused or filtered, and paid for
+            counts.refused[entry.problem] += 1
+        else:
+            counts.answered += 1
         answers.end(asked.id, "answered")
     elif request.how or not is_current:
         counts.repeated += 1  # a failure that is known, or that a later round has asked again
@@ -339,7 +340,7 @@ def _read_entry(body: msgspec.Raw, asked: Asked) -> Entry:
     about = {"report": asked.report, "text": asked.text, "request": asked.request}
     bounds = {"prompt_tokens": asked.prompt_tokens, "answer_tokens": asked.answer_tokens}
     lost = start_entry(about, form=asked.form, has_picture=asked.has_picture, **bounds)
-    return read_reply(bytes(body), lost=lost, key="")
+    return read_body(bytes(body), lost=lost, key="")
 
 
 def _judge(reply: _Reply, asked: Asked, answers: Answers) -> tuple[str, str]:

@@ -81,7 +81,7 @@ async def ask_case(case: AskedCase, model: Model, asking: Asking) -> CaseReplies
         if digest not in replies:
             replies[digest] = await model.reply(Request(case.id, dialogue, messages, [case.image]))
         verified = verify(
-            replies[digest].text, chain=asking.chain, dialogue=dialogue, lists_diagnoses=asking.lists_diagnoses
+            replies[digest].answer, chain=asking.chain, dialogue=dialogue, lists_diagnoses=asking.lists_diagnoses
         )
         answered[key] = Answered(dialogue, replies[digest], verified)
         if key[0] == "own":

@@ -103,14 +103,10 @@ def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnose
 def loose_forms(text: str) -> list[str]:
     r"""Return the forms of a reply that IFEval's loose accuracy accepts, the reply itself first, each once.
 
-    A leading thought between think tags is not part of the reply.
-
     >>> loose_forms("Sure:\n*A*")
     ['Sure:\n*A*', 'Sure:\nA', '*A*', 'A', 'Sure:', '']
     """
     reply = text[:MAX_CHARACTERS].strip()
-    if reply.startswith("<think>") and (end := reply.find("</think>")) >= 0:
-        reply = reply[end + len("</think>") :].strip()
     lines = reply.split("\n")
     cut = [reply, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
     return list(dict.fromkeys(form for kept in cut for form in (kept, kept.replace("*", ""))))

@@ -21,11 +21,12 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from PIL import Image
 
-from stepcot_jax.annotate.annotation import CannotAnnotate
+from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.client import Budget, Endpoint, Entry, RequestRefused
+from stepcot_jax.annotate.llm.client import Budget, Endpoint, RequestRefused
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
+from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, read_text
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
@@ -86,6 +87,16 @@ class Reply:
     problem: str = ""
     is_cut: bool = False
 
+    @property
+    def answer(self) -> str | None:
+        """The text, unless it was cut behind its object: what the model was about to add might take it back."""
+        return None if goes_on_behind(self.text or "", "length" if self.is_cut else "") else self.text
+
+    @classmethod
+    def without(cls, error: CannotAnnotate) -> "Reply":
+        """Return the reply of a model that refused, or that did not end its thoughts."""
+        return cls(None, error.detail if error.reason is Reason.NO_ANSWER else str(error.reason))
+
 
 class Model(Protocol):
     """Answers dialogues."""
@@ -129,9 +140,9 @@ class EndpointModel:
         messages = attach(request.messages, [image.data_url for image in request.images])
         about = _Asked(request.case, request.messages[-1]["content"])
         try:
-            text, entry = await self._interviewer.ask(about, messages, lambda text: text)
+            text, entry = await self._interviewer.hear(about, messages)
         except CannotAnnotate as error:
-            return Reply(None, error.detail)
+            return Reply.without(error)
         except RequestRefused as error:
             return Reply(None, f"refused: {error}")
         return Reply(text, is_cut=entry.finish == "length")
@@ -203,7 +214,10 @@ class LocalModel:
         if entry is None:
             entry = self._answer(request, digest)
             self._ledger.append(entry)
-        return Reply(entry.answer, is_cut=entry.finish == "length")
+        try:
+            return Reply(read_text(entry, model=self.name), is_cut=entry.finish == "length")
+        except CannotAnnotate as error:
+            return Reply.without(error)
 
     def _answer(self, request: Request, digest: str) -> Entry:
         started = time.monotonic()

@@ -4,6 +4,7 @@ A reply without a readable answer counts as wrong: it is an extra class, which n
 is that of answers without probabilities, the mean of sensitivity and specificity of each diagnosis.
 """
 
+import collections
 import dataclasses
 import math
 import string
@@ -79,6 +80,7 @@ def summarise_levels(
         num_cases=len(cases),
         num_patients=count_patients(patients[known]),
         num_missing=sum(reply.text is None for reply in asked),
+        missing=dict(collections.Counter(reply.problem for reply in asked if reply.text is None).most_common()),
         num_cut=sum(reply.is_cut for reply in asked),
         cases=digest_cases([case.id for case in cases]),
         levels=[
@@ -303,7 +305,8 @@ def _describe_notes(results: Constrained) -> list[str]:
             "Below the last level the prompts do not list the diagnoses; a reply counts as the one it mentions."
         )
     if results.num_missing:
-        notes.append(f"{results.num_missing} dialogues have no reply (refused, or too long); they count as wrong.")
+        counted = "; ".join(f"{number} {problem}" for problem, number in results.missing.items())
+        notes.append(f"{results.num_missing} dialogues have no reply ({counted or 'refused'}); they count as wrong.")
     if results.num_cut:
         notes.append(f"{results.num_cut} replies were cut at the limit of their length (--max-answer-tokens).")
     return notes

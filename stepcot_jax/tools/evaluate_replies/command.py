@@ -42,7 +42,10 @@ def score(options: argparse.Namespace) -> None:
     options.perturbed = [find_path(file, "--perturbed") for file in options.perturbed]
     if options.perturbed_records is not None:
         options.perturbed_records = find_path(options.perturbed_records, "--perturbed-records")
-    print(score_command(options, *records), end="")
+    text, doubt = score_command(options, *records)
+    print(text, end="", flush=True)
+    if doubt:
+        raise BadInput(f"{doubt}; the results are in {options.out}")
 
 
 def prompts(options: argparse.Namespace) -> None:
@@ -86,10 +89,13 @@ def main(arguments: list[str] | None = None) -> None:
     options.run(options)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, *, also: tuple[str, ...] = ()) -> None:
     records = "records.jsonl, or a folder that holds it; or gs://, s3://"
     parser.add_argument("records", metavar="RECORDS", help=records)
-    parser.add_argument("--dialect", choices=_DIALECTS, default="gemex", help="form of the replies, default gemex")
+    default = (*also, "gemex")[0]
+    parser.add_argument(
+        "--dialect", choices=(*also, *_DIALECTS), default=default, help=f"form of the replies, default {default}"
+    )
     without = "replies of gemex need no <think> part, and prompts do not ask for one"
     parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
     parser.add_argument("--split", default="test", help="train, val, test (default) or all")
@@ -102,12 +108,16 @@ def _score_parser() -> argparse.ArgumentParser:
         description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
         epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer.",
     )
-    _add_common(parser)
+    _add_common(parser, also=("auto", "free"))
     replies = "JSON lines with id and reply; or gs://, s3://"
     parser.add_argument("replies", nargs="+", metavar="REPLIES", help=replies)
     out = "folder of the results"
     parser.add_argument("--out", type=local_path, required=True, metavar="DIR", help=out)
     parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
+    space = "coordinates of boxes: pixels, unit, 1000, WxH or qwen; default the dialect's own"
+    parser.add_argument("--box-space", default="", metavar="SPACE", help=space)
+    order = ("xyxy", "xywh", "yxyx")
+    parser.add_argument("--box-order", choices=order, default="", help="default the dialect's own")
     parser.add_argument("--missing", choices=("wrong", "stop", "skip"), default="wrong", help="replies, default wrong")
     scores = ("relative", "within_two", "exact", "token_f1")
     open_score = "of open questions, default exact, and relative with --judge"

@@ -1,6 +1,7 @@
 """The command's files and options: scores, perturbed rounds, and a judge at an endpoint."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from stepcot_jax.annotate.llm.judge import Judge
 from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.questions.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.questions.reply_files import ReplyFile, as_text, name_models, read_replies
+from stepcot_jax.evaluation.box_forms import BoxForm
 from stepcot_jax.evaluation.interventions import PERTURBED_KINDS
 from stepcot_jax.evaluation.replies import BASELINE, JUDGED, OpenScore, Results, ScoringSettings, to_json
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_workdir
 from stepcot_jax.pages.sheets import Table
 from stepcot_jax.record import Record
-from stepcot_jax.run.scored_replies import score_files, to_text
+from stepcot_jax.run.scored_replies import ReplyScores, score_files, to_text
 from stepcot_jax.tools.evaluate_replies.robustness import (
     describe_rounds,
     name_round,
@@ -26,17 +28,18 @@ from stepcot_jax.tools.evaluate_replies.robustness import (
 )
 
 
-def score_command(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> str:
-    """Score the files that the command line names, write all results, and return the table as text."""
+def score_command(options: argparse.Namespace, collection: VqaCollection, chosen: Sequence[Record]) -> tuple[str, str]:
+    """Score the files of the command line, write all results; return the table as text, and why to doubt it or ""."""
     settings = _read_settings(options)
     files = _read_files(options, collection, chosen)
     make_workdir(options.out)
     how: dict[str, Any] = {"num_resamples": options.num_resamples, "seed": options.seed}
     how |= {"judge": _make_judge(options), "rates_stages": options.judge_stages}
     scored = score_files(files, chosen, collection.records, settings, root=collection.root, **how)
-    document, further = _describe(scored.results, collection, files, options), []
+    document, further = _describe(scored, collection, files, options), []
     if options.perturbed:
-        further = [_score_perturbed(options, collection, chosen, scored.results, settings)]
+        of_model = dataclasses.replace(settings, dialect=scored.dialects[files[0].name])
+        further = [_score_perturbed(options, collection, chosen, scored.results, of_model)]
         document["perturbed"] = {
             "std": options.perturbation_std,
             "files": [_identify(path) for path in options.perturbed],
@@ -50,7 +53,7 @@ def score_command(options: argparse.Namespace, collection: VqaCollection, chosen
         with_pictures=not options.without_pictures,
         num_shown=options.num_shown,
     )
-    return "\n".join([scored.table(), *map(to_text, further), written])
+    return "\n".join([scored.table(), *map(to_text, further), written]), scored.doubt
 
 
 def _read_settings(options: argparse.Namespace) -> ScoringSettings:
@@ -66,6 +69,7 @@ def _read_settings(options: argparse.Namespace) -> ScoringSettings:
         raise BadInput(f"--judge is not used with --open-score={open_score}; expected relative or within_two")
     return ScoringSettings(
         dialect=options.dialect,
+        boxes=BoxForm(options.box_space, options.box_order),
         reading=options.reading,
         with_thinking=options.with_thinking,
         open_score=open_score,
@@ -133,11 +137,12 @@ def _score_perturbed(
 
 
 def _describe(
-    results: Results, collection: VqaCollection, files: Sequence[ReplyFile], options: argparse.Namespace
+    scored: ReplyScores, collection: VqaCollection, files: Sequence[ReplyFile], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Return the content of metrics.json."""
-    document = to_json(results)
+    document = to_json(scored.results)
     for file in files:
+        document["models"][file.name]["dialect"] = scored.dialects[file.name]
         document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
         document["models"][file.name] |= {"num_set_aside": file.num_set_aside, "num_unknown": file.num_unknown}
     document["records"] = {**_identify(collection.path), "split": options.split}

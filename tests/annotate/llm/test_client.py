@@ -6,6 +6,7 @@ import logging
 import pytest
 from annotate.misbehaving_server import GOOD, NUM_TOKENS, MisbehavingServer
 
+from stepcot_jax.annotate.llm import client
 from stepcot_jax.annotate.llm.client import (
     FORMS,
     Budget,
@@ -115,7 +116,8 @@ def test_an_endpoint_that_is_not_there_is_said():
     [
         (("status", (401, {"error": {"message": f"wrong key {KEY}"}}, {})), BadInput, "OPENAI_API_KEY"),
         (("status", (403, {"error": {"code": f"no_{KEY}"}}, {})), BadInput, "HTTP 403 (no_[key])"),
-        (("status", (404, {"error": {"message": f"no model; {KEY}"}}, {})), BadInput, "'some-model'"),
+        (("status", (404, {"error": {"message": f"no model; {KEY}; Mrs Example"}}, {})), BadInput, "'some-model'"),
+        (("status", (405, {"error": {"message": "Mrs Example"}}, {})), BadInput, "HTTP 405"),
         (("status", (307, b"", {"Location": "http://127.0.0.1:1/elsewhere"})), BadInput, "HTTP 307"),
         (("status", (402, {"error": {"message": "pay"}}, {})), RunStopped, "no credit"),
         (("status", (429, {"error": {"code": "insufficient_quota"}}, {})), RunStopped, "no credit"),
@@ -138,6 +140,13 @@ def test_what_no_repetition_mends_is_said_at_once(behaviour, kind, words):
     assert "Example" not in str(error)
     assert "\n" not in str(error)
     assert len(server.requests) == 1
+
+
+def test_an_endpoint_that_never_answers_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(client, "_QUIET", 0.1)
+    with MisbehavingServer(lambda request, number: ("answer_slowly", 0.5)) as server:
+        ask(server, num_requests=2)
+    assert capsys.readouterr().err == f"waiting for {server.base_url}: no answer for 0.1 s (4 attempts of 5 s)\n"
 
 
 def test_a_huge_response_or_error_and_a_compressed_one_are_not_read_to_their_end():

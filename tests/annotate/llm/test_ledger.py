@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import asdict as to_dict
 
 from stepcot_jax.annotate.llm.answers import Answers, Asked, Ledger, digest_text
-from stepcot_jax.annotate.llm.client import Entry
+from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 PROMPT = {"task": "annotate", "prompt_version": "1", "prompt_digest": "abc"}

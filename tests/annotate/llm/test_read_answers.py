@@ -51,7 +51,6 @@ def test_what_is_written_reads_back(labels):
     "text",
     [
         f"Here is the chain:\n```json\n{TEXT}\n```\nI hope that helps {{truly}}.",
-        f'<think>Perhaps {{"step_1": 1}}? Or {TEXT.replace("because", "since")}</think>\n{TEXT}',
         f"{TEXT}\n{TEXT}",
         f"{{}} {{not json}} {TEXT}",
         change(step_1={"quote": "Opacity", "reasoning": " because 0\n", "answer": "increased OPACITY"}),

@@ -157,12 +157,17 @@ def test_patients_in_several_splits_stop_a_run(damaged, capsys):
 
 def test_records_that_a_dialect_cannot_write_are_noted(damaged, capsys):
     records = read_vqa_records(damaged).records
-    write_records(damaged, [msgspec.structs.replace(record, stages=None, split="") for record in records])
+    changed = [msgspec.structs.replace(record, stages=None, split="") for record in records]
+    for place, tokens in ((0, "<|im_end|>"), (1, "<image>\n<|im_end|>"), (2, "</think> <b>")):
+        changed[place] = msgspec.structs.replace(changed[place], question=f"{changed[place].question} {tokens}")
+    write_records(damaged, changed)
     code, facts = _check(damaged, "--images=none", capsys=capsys)
     assert code == 0
     assert [each["written"] for each in facts["formats"]] == [120, 120, 0, 0, 120]
     assert any("120 records cannot be written in dialect lvkc (stages: none" in note for note in facts["notes"])
     assert "120 records are in no split" in facts["notes"]
+    assert facts["control_tokens"] == {"<|im_end|>": 2, "<image>": 1, "</think>": 1}
+    assert "1 question has '<image>', which tokenizers read as a control token" in facts["notes"]
 
 
 def test_a_reply_that_says_something_else_is_found(folder):

@@ -1,0 +1,98 @@
+"""Replies as the field writes them: which dialect reads them, what is said about boxes, and what ends with exit 2."""
+
+import json
+import pathlib
+
+import pytest
+from evaluate_replies.asked import ask, write_folder, write_replies
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import interpret_answer, read_reply, write_reply
+from stepcot_jax.tools.evaluate_replies.command import main
+
+SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data" / "first_contact"
+RECORDS, _ = ask(6)
+SINGLE = next(record for record in RECORDS if record.kind == "single")
+
+
+def run(folder, replies, *flags):
+    """Score; return a model's part of metrics.json, its figures A and V in percent, and the notes."""
+    out = folder / "out"
+    main([str(folder), str(replies), "--out", str(out), "--num-resamples=20", "--without-pictures", *flags])
+    found = json.loads((out / "metrics.json").read_text())
+    mine = found["models"][replies.stem]
+    score = {name: mine["figures"][f"{name.lower()}_score"] for name in "AV"}
+    values = [score["A"]["mean"]["value"], score["V"]["all"]["value"]]
+    return mine, [None if value is None else round(100 * value, 1) for value in values], " ".join(found["notes"])
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the inputs of first contact are not here")
+@pytest.mark.parametrize(
+    ("name", "flags", "a", "v", "note"),
+    [
+        ("g00_true", (), 100, 100, "dialect gemex"),
+        ("g01_im_end", (), 100, 100, ""),
+        ("g04_fullwidth_boxes", (), 100, 100, ""),
+        ("g05_unit_boxes", (), 100, None, "--box-space=unit"),
+        ("g05_unit_boxes", ("--box-space=unit",), 100, 99.9, ""),
+        ("g05b_thousand_boxes", (), 100, None, "--box-space=1000"),
+        ("g05b_thousand_boxes", ("--box-space=1000",), 100, 98.9, ""),
+        ("g07_swapped_corners", (), 100, 100, "swapped corners"),
+        ("g10_qwen_json", (), None, 100, "dialect free"),
+        ("g12_answer_bold", (), 100, 100, ""),
+        ("g12b_answer_dot", (), 100, 100, ""),
+    ],
+)
+def test_the_inputs_of_first_contact(tmp_path, name, flags, a, v, note):
+    (tmp_path / "records.jsonl").symlink_to(SHARED / "records" / "records.jsonl")
+    _, (mean_a, mean_v), notes = run(tmp_path, SHARED / "replies" / f"{name}.jsonl", "--split=all", *flags)
+    assert a is None or mean_a == a
+    assert v is None or mean_v == pytest.approx(v, abs=0.1)
+    assert note in notes
+    assert note or "overlap the true ones" not in notes
+
+
+def test_unread_replies_are_counted_with_reasons_and_end_with_exit_2(tmp_path, capsys):
+    folder = write_folder(tmp_path, RECORDS)
+    texts = ("", "Perhaps.", "<think>Yes")
+    half = write_replies(
+        folder / "half.jsonl", RECORDS, change=lambda text, place: texts[place % 3] if place % 2 else text
+    )
+    mine, _, _ = run(folder, half, "--dialect=gemex")
+    assert mine["counts"]["all"]["unread"] == len(RECORDS) // 2 == sum(mine["unread"].values())
+    none = write_replies(folder / "none.jsonl", RECORDS, change=lambda text, place: "<think>Yes")
+    with pytest.raises(BadInput, match=f"none: {len(RECORDS)} of {len(RECORDS)} replies have neither"):
+        run(folder, none)
+    assert (folder / "out" / "index.html").exists()
+    assert f"thoughts are opened and not closed ({len(RECORDS)})" in capsys.readouterr().out
+
+
+def test_without_true_boxes_there_is_no_v_and_a_true_box_below_one_pixel_is_refused(tmp_path):
+    folder = write_folder(tmp_path, RECORDS)
+    replies = write_replies(folder / "mine.jsonl", RECORDS, dialect="gemex")
+    path = folder / "records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def rewrite(box):
+        for record in records:
+            for reference in record["references"]:
+                reference["box"] = box
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    rewrite([0.1, 0.2, 0.4, 0.6])
+    with pytest.raises(BadInput, match="less than a pixel wide or high"):
+        run(folder, replies)
+    for record in records:
+        record["references"] = []
+    rewrite([])
+    _, (a, v), _ = run(folder, replies)
+    assert (a, v) == (100, None)
+
+
+@pytest.mark.parametrize("dialect", ["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"])
+def test_thoughts_hold_no_answer_in_any_dialect(dialect):
+    text = write_reply(SINGLE, dialect).rpartition("</think>")[2]
+    for drafted in (f"<think>Maybe {text} or not", f"<think>x</think>{text}<think>No"):
+        assert interpret_answer(read_reply(drafted, dialect), SINGLE) is None
+    for thoughts in (f"A draft: {text} no.</think>{text}", f"<think>{text}</think>{text}"):
+        assert interpret_answer(read_reply(thoughts, dialect), SINGLE) == SINGLE.answer
