@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal

@@ -217,9 +217,9 @@ def _read_fit(config: ConfigFile, *, crop: bool) -> tuple[Literal["crop", "stret
         return "crop", resized
     if isinstance(resized, tuple) and resized[0] == resized[1] and (not crop or cropped == resized[0]):
         return "stretch", resized[0]
-    size, crop = (show(config.entries.get(key)) for key in ("size", "crop_size"))
+    size, crop_size = (show(config.entries.get(key)) for key in ("size", "crop_size"))
     raise BadInput(
-        f"{config.where}: size {size} with crop_size {crop} is not supported (expected a short side cropped to "
+        f"{config.where}: size {size} with crop_size {crop_size} is not supported (expected a short side cropped to "
         "a square of the same size, or a square without a crop)"
     )
 

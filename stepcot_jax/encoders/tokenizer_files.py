@@ -76,7 +76,7 @@ def _list_parts(part: Any) -> Iterator[Any]:
     while waiting:
         part = waiting.pop()
         if isinstance(part, Mapping) and part.get("type") == "Sequence":
-            listed = next((part[key] for key in ("normalizers", "pretokenizers", "decoders") if key in part), [])
+            listed: Any = next((part[key] for key in ("normalizers", "pretokenizers", "decoders") if key in part), [])
             waiting += listed if isinstance(listed, list) else [listed]
         yield part
 

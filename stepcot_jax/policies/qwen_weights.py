@@ -166,13 +166,16 @@ def _vision_sizes(config: ConfigFile, out_width: int) -> VisionSizes:
 
 
 def _full_layers(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
-    found = config.entries.get("fullatt_block_indexes")
-    is_list = isinstance(found, list) and len(found) <= num_layers
-    if not is_list or not all(type(each) is int and 0 <= each < num_layers for each in found):
+    blocks = config.entries.get("fullatt_block_indexes")
+    if (
+        not isinstance(blocks, list)
+        or len(blocks) > num_layers
+        or not all(type(block) is int and 0 <= block < num_layers for block in blocks)
+    ):
         raise BadInput(
-            f"{config.where}.fullatt_block_indexes: {show(found)} is not a list of at most {num_layers} blocks below it"
+            f"{config.where}.fullatt_block_indexes: {show(blocks)} is not a list of at most {num_layers} blocks below it"
         )
-    return tuple(found)
+    return tuple(blocks)
 
 
 def _stop_tokens(files: list[ConfigFile], num_words: int) -> tuple[int, ...]:
