@@ -54,7 +54,7 @@ _HOMES = {
     "describe_focus": "reading.explain:describe_change",
     "draw_phantom": "data.phantom.phantom:draw_case",
     "evaluate": "evaluation.chains",
-    "explain_image": "reading.explain",
+    "explain_image": "reading.image_reader",
     "export_model": "export.folder",
     "fit": "run.fit",
     "holm": "evaluation.statistics:correct",

@@ -173,7 +173,8 @@ def _full_layers(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
         or not all(type(block) is int and 0 <= block < num_layers for block in blocks)
     ):
         raise BadInput(
-            f"{config.where}.fullatt_block_indexes: {show(blocks)} is not a list of at most {num_layers} blocks below it"
+            f"{config.where}.fullatt_block_indexes: {show(blocks)} is not a list of at most {num_layers} blocks below "
+            "it"
         )
     return tuple(blocks)
 

@@ -1,8 +1,7 @@
-"""The step of a reading that is worth checking, and a terminal dialogue that asks one step after another."""
+"""The step of a reading that is worth checking."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +9,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.readings import ChainReading, percent
-
-if TYPE_CHECKING:
-    from stepcot_jax.reading.image_reader import ImageReader
+from stepcot_jax.reading.readings import percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,41 +90,3 @@ def _describe(readings: npt.NDArray, position: int, start: int, gains: npt.NDArr
     known = {other.name: float(gain) for other, gain in zip(chain.steps, gains, strict=True) if np.isfinite(gain)}
     outcomes.sort(key=lambda outcome: -outcome.probability)
     return NextStep(step, float(gains[position]), known, *conclude(readings[0]), tuple(outcomes))
-
-
-def ask_in_turn(
-    reader: "ImageReader", image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
-) -> ChainReading:
-    """Ask the steps one by one, the most useful first, and show how the last step's answer changes."""
-    given: dict[str, str] = {}
-    skipped: set[str] = set()
-    reading = reader.read(image)
-    say(_conclusion(reading))
-    while (asked := reader.ask_next(reading, leave_out=skipped)) is not None:
-        say(f"\n{asked.step.name}: {asked.step.question}")
-        for outcome in asked.outcomes:
-            option = asked.step.lettered_options[asked.step.options.index(outcome.answer)]
-            last = f"{outcome.last_answer} {percent(outcome.last_probability)}"
-            say(f"  {option} ({percent(outcome.probability)}) → {last}")
-        try:
-            typed = answer("letter or answer, Enter to skip, q to end: ").strip()
-        except EOFError:
-            break
-        if typed.casefold() == "q":
-            break
-        if not typed:
-            skipped.add(asked.step.name)
-            continue
-        try:
-            reading = reader.read(image, given={**given, asked.step.name: typed})
-        except BadInput as error:
-            say(str(error))
-            continue
-        given[asked.step.name] = typed
-        say(_conclusion(reading))
-    return reading
-
-
-def _conclusion(reading: ChainReading) -> str:
-    last = reading.steps[-1]
-    return f"{last.step.name}: {last.answer} ({percent(last.probability)})"

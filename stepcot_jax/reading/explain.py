@@ -18,9 +18,7 @@ from stepcot_jax.encoders.resnet import ResidualBlock
 from stepcot_jax.encoders.torchvision_networks import FrozenBatchNorm, FrozenBlock, FrozenDenseNet
 from stepcot_jax.encoders.transformer import VisionTransformer
 from stepcot_jax.reading.corrections import check_given
-from stepcot_jax.reading.image_reader import ImageReader
 from stepcot_jax.reading.programs import Reader, Reading, read_features
-from stepcot_jax.reading.radiographs import read_picture, to_input
 from stepcot_jax.reading.trained_model import Trained
 from stepcot_jax.systems.networks import Networks
 from stepcot_jax.training.state import Params
@@ -166,25 +164,6 @@ class Explainer:
         logits, attention, followed, maps = joined
         scores = self.reader.gate_scores(images)
         return Explanation(self.reader.interpret(logits, attention, scores), followed, maps)
-
-
-def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step row column"]:
-    """Return for each step a map over an image: the parts that support the network's answer.
-
-    Args:
-      reader: of `reading.image_reader.load`.
-      image: a path, the bytes of an image file, or uint8 pixels [height, width] or [height, width, 3].
-
-    Returns:
-      Maps [step, row, column], not negative, each with sum 1; of what the encoder sees, after cropping or padding.
-
-    Raises:
-      BadInput: the image cannot be read, or the run's encoder runs in another framework.
-    """
-    trained = reader.trained
-    pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
-    images = to_input([pixels], trained.preprocessing)
-    return Explainer(trained, model=reader.model).explain(images).maps[0]
 
 
 @functools.partial(jax.jit, static_argnames=("network", "networks", "model"))

@@ -20,7 +20,15 @@ from stepcot_jax.reading.answer_sheet import PROBLEM, as_row
 from stepcot_jax.reading.asking import NextStep, find_next_steps
 from stepcot_jax.reading.corrections import Given, check_accepts_answers, follows_corrections, given_distributions
 from stepcot_jax.reading.programs import Reader
-from stepcot_jax.reading.radiographs import Pixels, Scale, find_images, read_pictures, read_radiograph, to_input
+from stepcot_jax.reading.radiographs import (
+    Pixels,
+    Scale,
+    find_images,
+    read_picture,
+    read_pictures,
+    read_radiograph,
+    to_input,
+)
 from stepcot_jax.reading.readings import ChainReading, make_readings
 from stepcot_jax.reading.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.stored_reading import PAIRS_FILE
@@ -222,7 +230,7 @@ class ImageReader:
         Returns:
           Maps [step, row, column], not negative, each with sum 1.
         """
-        from stepcot_jax.reading.explain import Explainer  # imports this module
+        from stepcot_jax.reading.explain import Explainer  # another 350 lines, for those who ask
 
         images = to_input([reading.picture], self.trained.preprocessing)
         labels = np.array([[answer.label for answer in reading.steps]], np.int32)
@@ -280,3 +288,24 @@ def _name_image(image: Any, index: int | None = None) -> str:
 
 def _raise(message: str) -> None:
     raise BadInput(message)
+
+
+def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step row column"]:
+    """Return for each step a map over an image: the parts that support the network's answer.
+
+    Args:
+      reader: of `load`.
+      image: a path, the bytes of an image file, or uint8 pixels [height, width] or [height, width, 3].
+
+    Returns:
+      Maps [step, row, column], not negative, each with sum 1; of what the encoder sees, after cropping or padding.
+
+    Raises:
+      BadInput: the image cannot be read, or the run's encoder runs in another framework.
+    """
+    from stepcot_jax.reading.explain import Explainer
+
+    trained = reader.trained
+    pixels = read_picture(image, trained.preprocessing, max_pixels=trained.max_pixels)
+    images = to_input([pixels], trained.preprocessing)
+    return Explainer(trained, model=reader.model).explain(images).maps[0]

@@ -19,7 +19,7 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.extras import find_extra
@@ -87,7 +87,6 @@ def _read_and_write(
     has_rows: bool,
 ) -> None:
     from stepcot_jax.reading.answer_sheet import in_order, write_sheet
-    from stepcot_jax.reading.asking import ask_in_turn
     from stepcot_jax.reading.corrections import check_accepts_answers
 
     report = _reporting(options.dicom_out, reader, complaints)
@@ -109,6 +108,48 @@ def _read_and_write(
     else:
         texts = (reading.describe(verbose=options.verbose) for reading in readings)
         _write(("\n" * bool(number) + text for number, text in enumerate(texts)), options.out)
+
+
+def ask_in_turn(
+    reader: "ImageReader", image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
+) -> "ChainReading":
+    """Ask the steps one by one, the most useful first, and show how the last step's answer changes."""
+    from stepcot_jax.reading.readings import percent
+
+    given: dict[str, str] = {}
+    skipped: set[str] = set()
+    reading = reader.read(image)
+    say(_conclusion(reading))
+    while (asked := reader.ask_next(reading, leave_out=skipped)) is not None:
+        say(f"\n{asked.step.name}: {asked.step.question}")
+        for outcome in asked.outcomes:
+            option = asked.step.lettered_options[asked.step.options.index(outcome.answer)]
+            last = f"{outcome.last_answer} {percent(outcome.last_probability)}"
+            say(f"  {option} ({percent(outcome.probability)}) → {last}")
+        try:
+            typed = answer("letter or answer, Enter to skip, q to end: ").strip()
+        except EOFError:
+            break
+        if typed.casefold() == "q":
+            break
+        if not typed:
+            skipped.add(asked.step.name)
+            continue
+        try:
+            reading = reader.read(image, given={**given, asked.step.name: typed})
+        except BadInput as error:
+            say(str(error))
+            continue
+        given[asked.step.name] = typed
+        say(_conclusion(reading))
+    return reading
+
+
+def _conclusion(reading: "ChainReading") -> str:
+    from stepcot_jax.reading.readings import percent
+
+    last = reading.steps[-1]
+    return f"{last.step.name}: {last.answer} ({percent(last.probability)})"
 
 
 def _reporting(

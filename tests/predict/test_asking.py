@@ -6,10 +6,11 @@ import pytest
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.interventions import as_distributions, as_probabilities, expected_gains
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.reading.asking import ask_in_turn, find_next_steps
+from stepcot_jax.reading.asking import find_next_steps
 from stepcot_jax.reading.corrections import given_distributions
 from stepcot_jax.reading.programs import Reading
 from stepcot_jax.reading.readings import make_readings
+from stepcot_jax.tools.predict import ask_in_turn
 
 CHAIN = Chain(
     (Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("peak", "quiet")))
