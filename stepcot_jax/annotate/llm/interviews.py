@@ -11,7 +11,7 @@ from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Item, Pr
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.client import Budget, Client, Endpoint, Record
 from stepcot_jax.annotate.llm.prompts import TRUST, VOTES, Message, Prompt, write_repair
-from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, read_text
+from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, reply_text
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
@@ -235,7 +235,7 @@ class Interviewer:
         if entry is None:
             about = {"report": item.id, "text": digest_text(item.text), "request": request}
             entry = await self._client.ask(messages, about=about, record=self.ledger.append)
-        return read_text(entry, model=self.endpoint.model), entry
+        return reply_text(entry, model=self.endpoint.model), entry
 
     async def ask(self, item: Item, messages: Sequence[Message], read: Callable[[str], _Value]) -> tuple[_Value, Entry]:
         """Return the answer as parsed by `read`, and its ledger entry; one that cannot be parsed is asked for again."""

@@ -112,7 +112,7 @@ def _text_of(part: Any) -> str:
     return part if isinstance(part, str) else ""
 
 
-def read_text(entry: Entry, *, model: str) -> str:
+def reply_text(entry: Entry, *, model: str) -> str:
     """Return what a reply says behind its thoughts; raise `CannotAnnotate` if it was refused or says nothing."""
     if entry.answer is None:
         reason = next((known for known in (Reason.REFUSED, Reason.FILTERED) if known == entry.problem), None)

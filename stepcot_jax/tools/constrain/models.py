@@ -26,7 +26,7 @@ from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_messages, d
 from stepcot_jax.annotate.llm.client import Budget, Endpoint, RequestRefused
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.prompts import Message, Prompt
-from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, read_text
+from stepcot_jax.annotate.llm.replies import Entry, goes_on_behind, reply_text
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
@@ -215,7 +215,7 @@ class LocalModel:
             entry = self._answer(request, digest)
             self._ledger.append(entry)
         try:
-            return Reply(read_text(entry, model=self.name), is_cut=entry.finish == "length")
+            return Reply(reply_text(entry, model=self.name), is_cut=entry.finish == "length")
         except CannotAnnotate as error:
             return Reply.without(error)
 

@@ -13,7 +13,7 @@ from stepcot_jax.annotate.llm.client import Endpoint
 from stepcot_jax.annotate.llm.crew import Crew
 from stepcot_jax.annotate.llm.interviews import read_choice
 from stepcot_jax.annotate.llm.prompts import Prompt
-from stepcot_jax.annotate.llm.replies import goes_on_behind, read_body, read_text, start_entry
+from stepcot_jax.annotate.llm.replies import goes_on_behind, read_body, reply_text, start_entry
 
 GOOD = '{"reasoning": "x", "vote": "correct"}'
 DRAFT = GOOD.replace("correct", "incorrect")
@@ -54,7 +54,7 @@ def write_body(message, finish):
 @pytest.mark.parametrize("way", READ)
 def test_the_answer_stands_behind_the_thoughts_in_the_text_parts(way):
     entry = read_body(write_body(*READ[way]), lost=LOST, key="")
-    text = read_text(entry, model="m")
+    text = reply_text(entry, model="m")
     assert read_choice(text, field="vote", accepted=("correct", "incorrect")) == "correct"
     assert not goes_on_behind(text, entry.finish)
 

@@ -170,7 +170,7 @@ def test_what_a_model_does_wrong_is_named_and_nothing_is_lost_or_paid_twice(tmp_
     asides = {aside["id"]: aside["reason"] for aside in read_asides(tmp_path)}
     records = read_vqa_records(tmp_path).records
     assert len(records) + len(asides) == len(items) == 12
-    reasons = (Reason.WRONG_BOX, Reason.SPEAKS_OF_REPORT, Reason.NO_ANSWER, Reason.NO_ANSWER)
+    reasons = (Reason.WRONG_BOX, Reason.SPEAKS_OF_REPORT, Reason.REFUSED, Reason.NO_ANSWER)
     assert asides == {item.id: reason for item, reason in zip(items[5:9], reasons, strict=True)}
     final = [entry for entry in read_entries(tmp_path) if entry.get("is_final", True)]
     late = 1  # an answer that came too late is paid for, and asked for again
