@@ -33,6 +33,7 @@ def test_the_tools_are_listed_without_jax():
     assert not {"jax", "numpy"} & imported
 
 
+@pytest.mark.slow
 def test_a_module_runs_nothing_before_its_last_definition():
     guards = {path: ast.parse(path.read_text()).body for path in (ROOT / "stepcot_jax").rglob("*.py")}
     early = [path for path, body in guards.items() if any("__main__" in ast.unparse(node)[:25] for node in body[:-1])]

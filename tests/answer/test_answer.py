@@ -22,6 +22,7 @@ def run(tmp_path_factory):
     return folder, next(record for record in records if record.kind == "closed").question
 
 
+@pytest.mark.slow
 def test_reply_answer_and_picture(run, capsys, tmp_path):
     folder, question = run
     asked = [str(folder / "a.png"), question, f"--checkpoint={folder / 'run'}"]

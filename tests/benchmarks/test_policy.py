@@ -52,6 +52,7 @@ def test_logits_agree():
     assert_close(found.numpy(), expected, 1e-4)
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_agree():
     ours, theirs, replies = sides()
 
@@ -78,6 +79,7 @@ def test_loss_and_gradients_agree():
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-2
 
 
+@pytest.mark.slow
 def test_log_probs_of_the_cache_agree_with_ours():
     ours, theirs, _ = sides()
     tokens, log_probs, counted = (jnp.asarray(each.numpy()) for each in theirs.roll_out())

@@ -131,6 +131,7 @@ def check_sent(row, traffic):
     assert sent == traffic.sent_alignment_bytes(row["num_devices"], batch)
 
 
+@pytest.mark.slow
 def test_the_joint_step_sends_what_is_computed():
     """Before XLA has compiled it, which takes a quarter of a minute and changes nothing here."""
     problem, num_devices = Problem(TINY, answers=(3, 2), batch_size=4), 2

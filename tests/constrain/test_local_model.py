@@ -29,6 +29,7 @@ def run(folder, out):
     return [json.loads(line) for line in (out / "replies.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_second_run_answers_from_the_ledger(folder, tmp_path, monkeypatch, capsys):
     asked = []
     answer = QwenReader.answer

@@ -33,6 +33,7 @@ def measured():
     )
 
 
+@pytest.mark.slow
 def test_the_measured_curve_agrees_with_the_expected_one(measured):
     assert len(measured.levels) == 1 + 3 * 7
     inside = []

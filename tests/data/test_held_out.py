@@ -33,6 +33,7 @@ def calls_of(tree):
                     yield function.name
 
 
+@pytest.mark.slow
 def test_the_listed_functions_alone_open_the_test_split():
     package = pathlib.Path(stepcot_jax.__file__).parent
     found = {

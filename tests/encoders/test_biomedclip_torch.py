@@ -115,6 +115,7 @@ def check(folder, model, num_cases):
     assert largest_difference(texts.encode(prompts, pooling="projected"), expected_text) <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
 def test_both_towers(tmp_path, file):
     check(tmp_path, save(tmp_path, file=file), 3)

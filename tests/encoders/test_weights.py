@@ -264,6 +264,7 @@ def test_published_counts(tmp_path):
     assert counts["clip"] + 285_226 == 151_562_539
 
 
+@pytest.mark.slow
 def test_padding_does_not_matter():
     network = Bert(TransformerSizes(16, 2, 2, 24, "gelu", 1e-12, norm_first=False), 30, 12, 2, projection=(8, 4))
     tokens = jnp.arange(10, dtype=jnp.int32).reshape(2, 5)

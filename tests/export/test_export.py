@@ -139,6 +139,7 @@ def test_temperatures_and_operating_points_are_those_of_the_run_and_stored_once(
     assert (other.operating_points, other.above(images[:1])) == ({}, {})
 
 
+@pytest.mark.slow
 def test_another_process_with_jax_and_numpy_alone_gives_the_same_logits(run, exported, images, tmp_path):
     np.save(tmp_path / "images.npy", images)
     arguments = [str(exported), str(tmp_path / "images.npy"), str(tmp_path / "found.npz")]

@@ -52,6 +52,7 @@ def content_of(folder):
     return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
 
 
+@pytest.mark.slow
 def test_what_is_pushed_is_loaded_again(folders, hub, tmp_path, capsys):
     out = tmp_path / "out"
     flags = [f"--checkpoint={folders[0]}", f"--out={out}", "--model=student", "--push-to-hub=ann/chest"]
@@ -122,6 +123,7 @@ def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder
     assert (download_folder(f"hf://ann/chest@{other}") / "labels.json").read_text() == "{}"
 
 
+@pytest.mark.slow
 def test_a_policy_is_loaded_from_the_hub(hub, tmp_path, capsys):
     _, records, _ = make_policy_workdir(tmp_path / "run")
     export_policy(tmp_path / "run", tmp_path / "out")

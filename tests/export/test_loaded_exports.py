@@ -43,6 +43,7 @@ def copy(folders, tmp_path):
     return pathlib.Path(shutil.copytree(folders[1], tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(folders):
     card = (folders[1] / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: stepcot-jax\npipeline_tag: image-classification\n")
@@ -75,6 +76,7 @@ def test_an_export_of_one_network_reads(folders, tmp_path):
         load(tmp_path / "one", model="teacher")
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_is_made_again_from_the_export(tmp_path):
     run = random_run.make_run(tmp_path / "run", frozen=True)
     run = dataclasses.replace(
@@ -143,6 +145,7 @@ def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(folders, copy)
         load(copy)
 
 
+@pytest.mark.slow
 def test_sizes_are_counted_before_they_are_laid_out(copy, tmp_path):
     def refuse(folder, file, change, message, model=None):
         whole = (folder / file).read_text()

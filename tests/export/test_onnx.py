@@ -86,6 +86,7 @@ def test_another_process_with_numpy_and_onnxruntime_alone_gives_the_same_logits(
             np.testing.assert_allclose(found[f"{name}/{number}"], expected[:number], atol=1e-4, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_answers_are_calibrated_and_the_lines_of_the_card_give_them(exported, tmp_path):
     run, out = exported
     path = tmp_path / "image.png"

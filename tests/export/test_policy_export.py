@@ -211,6 +211,7 @@ def pretrained(tmp_path_factory):
     return folder / "run", folder / "out", records
 
 
+@pytest.mark.slow
 def test_a_policy_with_a_pretrained_tokenizer_answers_alone_and_here(pretrained):
     workdir, out, records = pretrained
     question = records[0].question

@@ -64,6 +64,7 @@ def features_of(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_features_on_a_store_are_those_of_a_folder_and_are_encoded_once(fill, tmp_path, monkeypatch, capsys):
     address = new_address(monkeypatch)
     assert fill("a", tmp_path / "here") == (0, 24)

@@ -50,6 +50,7 @@ def same(one, other):
     ).all()
 
 
+@pytest.mark.slow
 def test_another_machine_encodes_nothing(load, monkeypatch):
     first, seen = load("a")
     assert seen == (48, 7)  # the last batch of 16 is padded

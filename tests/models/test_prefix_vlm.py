@@ -105,6 +105,7 @@ def test_replies_of_one_token_are_scored_by_the_prompt(params):
     np.testing.assert_allclose(first, whole[:, :1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gradient_through_a_shared_prompt_is_that_of_whole_texts(params):
     weights = jnp.asarray(np.random.default_rng(5).standard_normal((*COMPLETIONS.shape, WORDS)).astype(np.float32))
     texts = [[*PROMPTS[n // EACH, : LENGTHS[n // EACH]].tolist(), *row.tolist()] for n, row in enumerate(COMPLETIONS)]

@@ -54,6 +54,7 @@ def test_patches_are_those_of_the_host(case):
     assert_close(found.patches, expected.patches, 1e-6)
 
 
+@pytest.mark.slow
 def test_replies_and_texts_are_scored_as_by_the_plain_network(case):
     config, params, pictures, prompts, lengths = case
     square, plain = networks(config)

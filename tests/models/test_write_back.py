@@ -45,6 +45,7 @@ def test_no_write_back_has_a_memory_and_no_cell():
     assert without_memory["context"]["linear"]["kernel"].shape == (8, 8)
 
 
+@pytest.mark.slow
 def test_given_answers_reach_later_steps_only_where_they_are_written_back(readings):
     moved = {
         name: np.abs(readings[name, "given"].logits - readings[name, "none"].logits)[:, :, :2].max(axis=(0, 2))

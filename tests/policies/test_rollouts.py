@@ -35,6 +35,7 @@ def full_pass(params, tokens):
     return NETWORK.apply({"params": params}, *GIVEN, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probs_of_the_cache_agree_with_a_full_pass(temperature):
     replies = run(Sampling(longest=LONGEST, stop=STOP, temperature=temperature))

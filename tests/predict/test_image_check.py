@@ -88,6 +88,7 @@ def test_a_reading_warns_of_noise_and_of_a_lateral_view(run, images):
     assert alone == pytest.approx(noise.check.gate_score, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_sheets_and_explanations_have_warnings(run, images, tmp_path, capsys):
     out = tmp_path / "answers.csv"
     assert predict.main([str(images), f"--checkpoint={run}", f"--out={out}"]) == 0

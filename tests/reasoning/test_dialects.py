@@ -233,6 +233,7 @@ def test_reading_takes_linear_time(dialect, frame):
         assert time.process_time() - start < 3, unit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_10_megabytes_and_100000_nested_tags_are_read(dialect):
     start = time.process_time()

@@ -129,6 +129,7 @@ def test_filters_count_what_they_say(page, cases):
     assert shown(page) == sum(case.truth[6] == 4 for case in cases)
 
 
+@pytest.mark.slow
 def test_text_of_the_data_is_shown_as_text(page, cases):
     page.tab.locator(".case-card").nth(5).click()
     texts = {

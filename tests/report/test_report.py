@@ -75,6 +75,7 @@ def test_every_section_is_there(page):
     assert "Not a medical device" in page
 
 
+@pytest.mark.slow
 def test_the_cases_are_those_of_the_predictions(page, workdir):
     split, data = read_test(workdir), data_of(page)
     assert len(data["cases"]) == len({case["picture"] for case in data["cases"]}) == 10
@@ -183,6 +184,7 @@ def folder_run(workdir, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_cases_of_a_folder_have_their_own_reports_as_text(folder_run, tmp_path):
     out = tmp_path / "page.html"
     assert main([str(folder_run), f"--out={out}", "--without-maps"]) == 0

@@ -68,6 +68,7 @@ def test_every_command_is_accepted(parsed):
     assert {name for name, _, _ in parsed} >= {"qwen.md", "launch.md", "README.md", *(f"{name}.py" for name in LARGE)}
 
 
+@pytest.mark.slow
 def test_batches_of_large_policies_divide_among_devices_and_passes(parsed):
     """A dry run on one CPU; the others on eight accelerators with `model_devices`, which the command names."""
     large = [(name, settings) for name, _, settings in parsed if settings.policy.weights]

@@ -143,6 +143,7 @@ def test_the_command_that_scores_replies_gives_the_figures_of_the_run(of_a_folde
     assert all(0 < own[name] < 1 for name in named)
 
 
+@pytest.mark.slow
 def test_one_validated_question_gives_a_score(of_a_folder):
     (score,) = (entry for entry in read_log(of_a_folder) if entry["kind"] == "val")
     assert 0 <= score["sft/score"] <= 1

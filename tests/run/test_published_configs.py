@@ -64,6 +64,7 @@ def test_the_last_part_of_an_epoch_counts():
     assert count_updates(dataclasses.replace(gemex.grpo, updates_per_epoch=7), 202_384) == 7
 
 
+@pytest.mark.slow
 def test_large_policies_start_from_the_published_model():
     for name in REWARDS:
         settings = load_settings(name, **ROOT)

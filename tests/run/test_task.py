@@ -191,6 +191,7 @@ def test_the_best_of_each_phase_is_reported(finished):
     assert [line["reward"] for line in log if "reward" in line] == [6.5, 8.5]
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_start_of_the_second_phase(finished):
     params = finished[0].task.validated
     for step in (8, 10):

@@ -78,6 +78,7 @@ def test_grpo_moves_the_teacher_and_the_encoder_but_not_the_start(finished):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_readers_load_the_refined_teacher(finished, tmp_path, monkeypatch):
     workdir, _, _ = finished
     monkeypatch.setattr(stored, "make_resnet", lambda name: LinearEncoder())
@@ -115,6 +116,7 @@ def test_a_run_killed_within_an_epoch_of_rollouts_goes_on_to_the_same_bits(finis
     assert entries(tmp_path) == entries(workdir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_store", [False, True])
 def test_a_run_may_start_from_the_teacher_of_another(finished, on_store, tmp_path, monkeypatch):
     workdir, _, report = finished

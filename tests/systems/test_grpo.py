@@ -81,6 +81,7 @@ def test_the_loss_is_that_of_whole_texts(batch, changes):
     assert 0.02 < expected["clipped"] < 0.9
 
 
+@pytest.mark.slow
 def test_on_the_policy_that_sampled_nothing_is_clipped_and_ratios_are_one():
     found = dict(sample()[0])
     old = np.where(found["counted"], found["old_log_probs"], 0.0)  # of replies that were not scored nothing counts

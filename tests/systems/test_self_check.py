@@ -136,6 +136,7 @@ def collected(num_devices=1, **changes):
     return make_rollouts(num_devices=num_devices, **changes)(state(), prompts())
 
 
+@pytest.mark.slow
 def test_a_right_answer_in_a_broken_format_is_accepted_and_not_retried():
     """MEDSAGE's base reward: it earns 0.9; a wrong one keeps its format's 0.1; what cannot be read earns nothing."""
     form = "<think>I look.</think><response><answer>{}</answer><location><ref>a</ref><box>[1, 2, 3, 4]</box>{}"
@@ -235,6 +236,7 @@ def test_sampled_log_probabilities_are_those_of_the_full_pass(context):
     np.testing.assert_allclose(found[counted], sampled[counted], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_hidden_check_changes_nothing_after_it():
     """The second attempt's log-probabilities are those of a completion whose check is empty."""
     batch = collected(self_check__context="first")

@@ -77,6 +77,7 @@ def test_loss_and_gradient_are_those_of_each_record_alone(params, reduction, pac
         np.testing.assert_allclose(leaf, wanted, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 def test_the_length_of_a_row_and_its_padding_do_not_matter(params):
     del params
     devices, update = Devices(num_devices=1), make_update("sft")

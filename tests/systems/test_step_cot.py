@@ -271,6 +271,7 @@ def test_joint_step_is_teacher_then_fresh_targets_then_student(joint, targets):
     assert_trees_close(state.params["teacher_projection"], PARAMS["teacher_projection"], 0)
 
 
+@pytest.mark.slow
 def test_batch_without_annotations_moves_parameters_by_decay_alone(joint):
     state, metrics = joint(start(NETWORKS, ADAMW), {**BATCH, "labels": np.full_like(LABELS, -100)}, TEXT)
     assert float(metrics.losses["teacher"].total) == float(metrics.losses["student"].total) == 0.0
@@ -279,6 +280,7 @@ def test_batch_without_annotations_moves_parameters_by_decay_alone(joint):
             np.testing.assert_allclose(found, np.asarray(leaf) * (1 - 0.01 * rate), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_step_is_a_function_of_state_and_batch(noisy_joint):
     runs = [noisy_joint(start(NOISY), BATCH, TEXT) for _ in range(2)]
     assert_trees_close(runs[0][0].params, runs[1][0].params, 0)
@@ -295,6 +297,7 @@ def test_targets_are_made_without_dropout_by_an_updated_teacher(noisy_joint):
         assert_close(getattr(metrics.losses["student"], part), value, 1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_of_targets_and_the_teachers_projection_act_on_request():
     objective = Objective(target_dropout=True, train_teacher_projection=True)
     step = compile_step(make_joint_update, NOISY, objective=objective)
@@ -320,6 +323,7 @@ def test_teachers_phase_leaves_the_student_alone():
     assert_trees_close(state.params["teacher"], descended, 1e-5)
 
 
+@pytest.mark.slow
 def test_image_encoder_learns_from_the_teachers_loss_alone():
     assert set(teacher_part(SEEING_PARAMS)) == {"teacher", "image_encoder"}
     assert "image_encoder" not in student_part(SEEING_PARAMS, train_teacher_projection=True)

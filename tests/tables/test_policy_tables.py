@@ -118,6 +118,7 @@ def test_figures_are_the_shares_of_right_replies(plan, made):
         assert found["mean A"][row].value == pytest.approx(np.mean(by_kind))
 
 
+@pytest.mark.slow
 def test_the_baseline_is_that_of_the_training_split(plan, made):
     dataset = load_vqa_dataset(plan.settings)
     records = [record for record in dataset.records if record.split == "test"]

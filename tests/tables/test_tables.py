@@ -70,6 +70,7 @@ def test_all_files_are_there_and_say_how_they_were_made(written):
     assert "The best weights are chosen by different validation scores" in notes["diagnosis"]
 
 
+@pytest.mark.slow
 def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(plan, written):
     constant, *found = read_rows(written[0], "diagnosis")
     assert constant["model"] == "most frequent answer"

@@ -153,6 +153,7 @@ def test_damage_is_refused_with_its_reason(damage):
         assert caught.value.reason == reason, (item.id, damaged, caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_the_offline_version_passes_its_own_checks(name):
     task, items = TASKS[name], items_of(name)

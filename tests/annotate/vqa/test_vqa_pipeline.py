@@ -382,6 +382,7 @@ def test_the_released_boxes_are_made_into_records(shared, tmp_path):
     assert {len(splits) for splits in of_patient.values()} == {1}
 
 
+@pytest.mark.slow
 def test_images_without_a_box_are_asked_about_only_when_wanted(shared, tmp_path, few):
     source, common = str(shared / "data" / "nih_chestxray8"), ["--task=rmcot", "--images=none"]
     normal = set()

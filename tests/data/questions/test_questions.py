@@ -25,6 +25,7 @@ def records(images):
     return [record for image in images for record in ask_questions(image, seed=1)]
 
 
+@pytest.mark.slow
 def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
     for index in (700, 3):
         again = ground_phantom(index, seed=1, size=32)[0]

@@ -241,6 +241,7 @@ LONG_CHAIN = Chain(
 WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k in range(26))) for number in range(2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chain", "how"),
     [
@@ -329,6 +330,7 @@ def is_inside(ends, node):
     return node.get_y() - 1e-9 <= ends[0] and ends[1] <= node.get_y() + node.get_height() + 1e-9
 
 
+@pytest.mark.slow
 def test_pictures_are_written_twice_alike(cases, tmp_path):
     found = count(cases)
     for folder in ("one", "two"):
@@ -388,6 +390,7 @@ def chi_squared(observed, published):
     return float(((observed - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.slow
 def test_the_command_writes_everything(tmp_path, capsys):
     chain = Chain(CHAIN.steps[::2])
     write_records(tmp_path / "root", chain=chain, cases=make_cases(60, chain=chain))

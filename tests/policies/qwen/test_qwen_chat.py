@@ -64,6 +64,7 @@ def test_a_text_model_has_the_system_prompt_of_its_template(tmp_path, roles):
     assert ("created by Alibaba Cloud" in expected) == (roles[0] != "system")
 
 
+@pytest.mark.slow
 def test_replies(reader):
     chats = [[Turn("user", "What is this?", [PICTURE])], [Turn("user", "Why?")]]
     replies = reader.reply(chats, longest=8)

@@ -35,6 +35,7 @@ def test_what_was_read_is_written(tmp_path, is_new):
     assert len({path.stat().st_mode for path in (tmp_path / "b").iterdir()}) == 1
 
 
+@pytest.mark.slow
 def test_a_merged_model_replies_as_the_merged_parameters_do(tmp_path):
     write_reader(tmp_path / "a")
     reader = load_qwen_reader(str(tmp_path / "a"), dtype=jnp.float32)

@@ -55,6 +55,7 @@ def test_greedy_replies_are_the_likeliest_tokens_of_a_full_pass(dtype):
     assert behind.max() <= (0 if dtype == jnp.float32 else 0.05)
 
 
+@pytest.mark.slow
 def test_a_reply_does_not_depend_on_its_batch():
     config, params = tiny()
     network = QwenVl(config.sizes, config.vision)
@@ -65,6 +66,7 @@ def test_a_reply_does_not_depend_on_its_batch():
         assert_close(alone.log_probs[0], together.log_probs[row], 1e-4)
 
 
+@pytest.mark.slow
 def test_several_replies_to_each_prompt_share_its_pass():
     config, params = tiny()
     network, batch = QwenVl(config.sizes, config.vision), lay_out(config, PROMPTS)

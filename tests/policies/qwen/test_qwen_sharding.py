@@ -36,6 +36,7 @@ def test_axes_of_a_parameter(path, shape, mesh, expected):
     assert spec_of(path, shape, mesh) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [{"data": 8, "model": 1}, {"data": 2, "model": 4}])
 def test_published_parameters_and_lora_are_divided(tmp_path, axes):
     config = read_qwen_config(write_config(tmp_path, PUBLISHED["VL-7B"][0]))

@@ -177,6 +177,7 @@ def generated(model, prompts, *, longest, stops):
     return [tokens[counted].tolist() for tokens, counted in rows], (laid, ends)
 
 
+@pytest.mark.slow
 def test_greedy_replies_of_20_tokens(vl):
     model, ours, preprocessing = vl
     cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
