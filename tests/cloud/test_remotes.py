@@ -1,11 +1,12 @@
 """Folders on stores and the folders of this machine that are kept like them, in fsspec's memory."""
 
 import json
+import threading
 
 import pytest
 from cloud.memory_store import Killed, count_downloads, disturb, new_address, objects
 
-from stepcot_jax.contrib.cloud import copies
+from stepcot_jax.contrib.cloud import copies, stores
 from stepcot_jax.contrib.cloud.copies import MANIFEST, UNFINISHED, Remote, download
 from stepcot_jax.contrib.cloud.stores import Stored, StoreError, StoreFolder
 from stepcot_jax.contrib.cloud.sync import main as sync
@@ -41,6 +42,16 @@ def machine(store, tmp_path, monkeypatch):
 def test_addresses_of_another_form_are_refused(address):
     with pytest.raises(BadInput, match="not the address of a folder on a store"):
         StoreFolder(address)
+
+
+def test_a_store_that_does_not_answer_is_named(store, monkeypatch, capsys):
+    named = threading.Event()
+    monkeypatch.setattr(stores, "_QUIET_SECONDS", 0.0)
+    name_wait = store._name_wait
+    monkeypatch.setattr(store, "_name_wait", lambda done: (name_wait(done), named.set()))
+    monkeypatch.setattr(store._files, "info", lambda path: named.wait(60) and {"size": 1})
+    store.look_up("a")
+    assert f"note: {store.address} is not read after 0 s" in capsys.readouterr().err
 
 
 def test_objects_are_written_whole_and_removed(store, tmp_path):

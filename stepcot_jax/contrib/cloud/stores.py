@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import pathlib
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +22,7 @@ _FORM = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<folder>\w[\w.-]*(?:/[^/\\\s?#*\[\]{}]+)+)/?")
 _TAGS = ("generation", "ETag", "etag", "md5Hash", "created", "mtime")
 _NUM_THREADS = 8
+_QUIET_SECONDS = 20.0  # before a wait is named
 
 
 class StoreError(BadInput):
@@ -119,11 +122,23 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def _explain(self, done: str) -> Iterator[None]:
-        """Turn every error of the store into one line."""
+        """Turn every error of the store into one line, and name a long wait."""
+        timer = threading.Timer(_QUIET_SECONDS, self._name_wait, (done,))
+        timer.daemon = True
+        timer.start()
         try:
             yield
         except Exception as error:  # botocore, aiohttp, google.auth and the system raise dozens of kinds
             raise StoreError(f"{self.address}: cannot be {done} ({_describe(error)})") from error
+        finally:
+            timer.cancel()
+
+    def _name_wait(self, done: str) -> None:
+        print(
+            f"note: {self.address} is not {done} after {_QUIET_SECONDS:.0f} s; waiting for the store or a slow network",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _describe_object(facts: Mapping[str, Any]) -> Stored:
