@@ -24,6 +24,7 @@ from stepcot_jax.data.held_out import HeldOut
 from stepcot_jax.evaluation.chains import evaluate
 from stepcot_jax.evaluation.predictions import read_predictions
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
+from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.run import training_run
 from stepcot_jax.systems import step_cot
 from stepcot_jax.training.checkpoints import saved_steps
@@ -170,6 +171,18 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
     with pytest.raises(RunStopped, match=r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last"):
         run.execute()
     assert saved_steps(tmp_path / "checkpoints") == [5]
+
+
+def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, training__teacher_learning_rate=1e6)
+    with pytest.raises(RunStopped, match=r"step [23]: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
+        run.execute()
+    assert not saved_steps(tmp_path / "checkpoints")
+
+
+def test_a_workdir_in_use_is_refused(tmp_path, monkeypatch):
+    with lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
+        small_run(tmp_path, monkeypatch)
 
 
 def test_settings_made_before_may_be_overridden(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from stepcot_jax.models.student import Baseline, Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
 from stepcot_jax.systems.networks import Networks, read_as_baseline
+from stepcot_jax.training.devices import GlobalBatch
 
 COUNTS, RATE = (3, 2), 0.1
 TEXT = normal(3, 2, 4)
@@ -79,6 +80,17 @@ def test_labels_of_the_last_step_alone_leave_the_other_head_alone(stepped):
     np.testing.assert_array_equal(after["head_0"]["kernel"], before["head_0"]["kernel"])
     assert np.abs(after["head_1"]["kernel"] - before["head_1"]["kernel"]).max() > 0
     assert np.abs(after["hidden"]["kernel"] - before["hidden"]["kernel"]).max() > 0
+
+
+@pytest.mark.slow
+def test_several_passes_find_the_same_gradients(stepped):
+    start, run = stepped
+    system = BaselineSystem(CHAIN, NETWORKS.baseline, optimizer=optax.sgd(RATE))
+    passed, metrics = quick_jit(lambda state, batch: system.update(state, batch, GlobalBatch(None, 5)))(start, BATCH)
+    expected, single = run(BATCH["labels"])
+    for one, other in zip(jax.tree.leaves(passed.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert float(metrics.losses["baseline"].total) == pytest.approx(float(single.losses["baseline"].total), rel=1e-5)
 
 
 @pytest.mark.parametrize(("schedule", "last"), [("cosine", 0.0), ("constant", 1.0)])
