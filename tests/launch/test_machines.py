@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+from run.small_run import SIZES
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training import processes
@@ -91,7 +92,7 @@ def test_a_user_without_a_home_trains(tmp_path):
         # Reading the interpreter and this checkout, which may lie in root's home; writing is refused as ever.
         *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", sys.executable),
     ]
-    dropped = ("XDG_", "JAX_COMPILATION", "XLA_FLAGS")
+    dropped = ("XDG_", "JAX_COMPILATION")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     variables = {**kept, "HOME": "/", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(work)}
 
@@ -103,7 +104,7 @@ def test_a_user_without_a_home_trains(tmp_path):
 
     code = "from stepcot_jax.contrib.cloud.copies import _cache_folder; print(_cache_folder('runs'))"
     assert pathlib.Path(start("-c", code)).parent == work / "stepcot_jax-1000"
-    settings = {"phantom.num_cases": 60, "training.teacher_epochs": 1, "training.joint_epochs": 1}
+    settings = SIZES | {"parallel.num_devices": 1, "training.teacher_epochs": 1, "training.joint_epochs": 1}
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
     start("-m", "stepcot_jax.main", "--config=quickstart", f"--workdir={work / 'run'}", *flags)
     assert (work / "run/report.json").exists()

@@ -1,5 +1,6 @@
 """The chain as a policy: probabilities of all chains add up to 1, and drawn chains have them."""
 
+import functools
 import itertools
 
 import jax
@@ -19,41 +20,41 @@ TEACHER = Teacher(ANSWERS, width=8, num_heads=2, num_layers=1)
 CHAINS = np.array(list(itertools.product(*map(range, ANSWERS))))
 
 
-def make_reader(num_rollouts, seed=0):
-    text = 2 * normal(1, len(ANSWERS), 5)
-    params = randomise(declare(TEACHER, image_features=normal(0, 1, 6), text_features=text, deterministic=True), seed)
-    image = jnp.repeat(jnp.asarray(normal(2, 1, 6)), num_rollouts, axis=0)
+TEXT = 2 * normal(1, len(ANSWERS), 5)
 
-    def read(given):
-        reading = TEACHER.apply(
-            {"params": params},
-            image_features=image,
-            text_features=jnp.asarray(text),
-            given_answers=given,
-            deterministic=True,
-        )
-        return reading.logits
 
-    return read
+@functools.cache
+def draw_params(seed):
+    return randomise(declare(TEACHER, image_features=normal(0, 1, 6), text_features=TEXT, deterministic=True), seed)
+
+
+@jax.jit
+def read_chains(params, given):
+    image = jnp.broadcast_to(jnp.asarray(normal(2, 1, 6)), (len(given), 6))
+    inputs = {"image_features": image, "text_features": jnp.asarray(TEXT), "given_answers": given}
+    return TEACHER.apply({"params": params}, **inputs, deterministic=True).logits
+
+
+def make_reader(seed=0):
+    return functools.partial(read_chains, draw_params(seed))
 
 
 def exact(temperature=1.0, seed=0):
-    """Probability of every chain, step by step, each step read with nothing but the answers before it."""
-    read, found = make_reader(1, seed), []
-    for chain in CHAINS:
-        total = 0.0
-        for step in range(len(ANSWERS)):
-            given = np.full((1, len(ANSWERS)), -1, np.int32)
-            given[0, :step] = chain[:step]
-            scores = np.asarray(read(jnp.asarray(given)), np.float64)[0, step, : ANSWERS[step]] / temperature
-            total += scores[chain[step]] - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
-        found.append(np.exp(total))
-    return np.array(found)
+    """Probability of every chain, each step read with nothing but the answers before it."""
+    steps = np.arange(len(ANSWERS))
+    given = np.where(steps < steps[:, None], CHAINS[:, None], -1)  # [chain, step read, step given]
+    rows = given.reshape(-1, len(ANSWERS)).astype(np.int32)
+    logits = np.asarray(make_reader(seed)(jnp.asarray(rows)), np.float64).reshape(*given.shape, -1)
+    total = np.zeros(len(CHAINS))
+    for step in steps:
+        scores = logits[:, step, step, : ANSWERS[step]] / temperature
+        total += scores[np.arange(len(CHAINS)), CHAINS[:, step]] - np.log(np.exp(scores).sum(axis=1))
+    return np.exp(total)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_probabilities_are_those_of_steps_in_order_and_add_up_to_one(temperature):
-    logs = score_chains(make_reader(len(CHAINS)), jnp.asarray(CHAINS, jnp.int32), temperature=temperature)
+    logs = score_chains(make_reader(), jnp.asarray(CHAINS, jnp.int32), temperature=temperature)
     found = np.exp(np.asarray(logs, np.float64).sum(axis=1))
     assert_close(found, exact(temperature), 1e-5)
     assert abs(found.sum() - 1) < 1e-5
@@ -62,7 +63,7 @@ def test_probabilities_are_those_of_steps_in_order_and_add_up_to_one(temperature
 def test_chains_are_drawn_with_their_probabilities():
     number = 4000
     keys = rollout_keys(jax.random.key(3), first=0, number=number)
-    drawn = np.asarray(jax.jit(lambda keys: sample_chains(make_reader(number), num_steps=3, keys=keys))(keys))
+    drawn = np.asarray(jax.jit(lambda keys: sample_chains(make_reader(), num_steps=3, keys=keys))(keys))
     counts = np.array([(drawn == chain).all(1).sum() for chain in CHAINS])
     assert counts.sum() == number
     expected = number * exact()
@@ -71,14 +72,14 @@ def test_chains_are_drawn_with_their_probabilities():
 
 def test_greedy_is_the_teachers_own_reading_where_it_is_sure():
     keys = rollout_keys(jax.random.key(0), first=0, number=2)
-    drawn = np.asarray(sample_chains(make_reader(2), num_steps=3, keys=keys, greedy=True))
+    drawn = np.asarray(sample_chains(make_reader(), num_steps=3, keys=keys, greedy=True))
     np.testing.assert_array_equal(drawn[0], drawn[1])
-    logits = np.asarray(make_reader(2)(jnp.asarray(drawn)))
+    logits = np.asarray(make_reader()(jnp.asarray(drawn)))
     for step, number in enumerate(ANSWERS):
         assert drawn[0, step] == logits[0, step, :number].argmax()
 
 
 def test_a_rollout_depends_on_its_own_key_alone():
     keys = rollout_keys(jax.random.key(3), first=0, number=6)
-    whole = sample_chains(make_reader(6), num_steps=3, keys=keys)
-    np.testing.assert_array_equal(sample_chains(make_reader(2), num_steps=3, keys=keys[2:4]), np.asarray(whole)[2:4])
+    whole = sample_chains(make_reader(), num_steps=3, keys=keys)
+    np.testing.assert_array_equal(sample_chains(make_reader(), num_steps=3, keys=keys[2:4]), np.asarray(whole)[2:4])

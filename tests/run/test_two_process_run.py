@@ -13,15 +13,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = SIZES | {
+    "job": "teacher",  # whose update alone is compiled; test_parallel compares the gradients of both phases
     "training.batch_size": 8,
-    "training.teacher_epochs": 1,
     "training.log_every": 1,
     "evaluation.num_resamples": 20,
 }
 
 
-def launch(workdir, num_processes, *, joint_epochs, transform="pmap"):
-    settings = SMALL | {"training.joint_epochs": joint_epochs, "parallel.transform": transform}
+def launch(workdir, num_processes, *, num_epochs, transform="pmap"):
+    settings = SMALL | {"training.teacher_job_epochs": num_epochs, "parallel.transform": transform}
     flags = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
     environment = os.environ | {
         "CONFIG": "configs/quickstart.py",
@@ -40,9 +40,9 @@ def launch(workdir, num_processes, *, joint_epochs, transform="pmap"):
 
 def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    launch(one, 1, joint_epochs=1)
-    launch(two, 2, joint_epochs=0)
-    printed = launch(two, 2, joint_epochs=1, transform="shard_map")  # resumes with another transform
+    launch(one, 1, num_epochs=2)
+    launch(two, 2, num_epochs=1)
+    printed = launch(two, 2, num_epochs=2, transform="shard_map")  # resumes with another transform
     assert "resuming from step 5" in printed
     for kind in ("train", "val", "test"):
         found, expected = read_log(two, kind), read_log(one, kind)
