@@ -99,8 +99,7 @@ def read_policy(
     if carried is not None:
         layers = (settings.policy.num_layers, r"(?:.*/)?decoder/layer_(\d+)/")
         stages = (len(settings.policy.encoder_widths), r"image_encoder/stage_(\d+)_")
-        reads_pictures = carried.manifest.encoder is None
-        stated = {"num_layers": layers} | ({"encoder_widths": stages} if reads_pictures else {})
+        stated = {"num_layers": layers} | ({} if settings.image_encoder.is_frozen else {"encoder_widths": stages})
         require_counts(carried.params, {f"{workdir}/settings.json, {name}": count for name, count in stated.items()})
     if not for_training:
         patches = _load_patches(workdir, settings, carried)

@@ -141,7 +141,7 @@ def test_a_normal_chest_is_set_aside_where_the_rules_assert_a_finding(tmp_path):
     assert [(aside["id"], aside["detail"]) for aside in asides] == [("r1", "effusion"), ("r3", "emphysema")]
 
 
-@pytest.mark.parametrize("answer", ["", GOOD[:200], GOOD.replace('"answer": "A"', '"answer": "Q"')])
+@pytest.mark.parametrize("answer", [GOOD[:200], GOOD.replace('"answer": "A"', '"answer": "Q"')])
 def test_an_unreadable_answer_is_repaired_with_what_was_wrong_or_its_report_is_set_aside(tmp_path, six, answer):
     def cut(request, number):
         return ("answer_cut_at_the_limit", answer) if len(request["messages"]) == 2 else None
