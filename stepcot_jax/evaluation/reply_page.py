@@ -62,7 +62,7 @@ def _with_unread(table: Table, results: Results) -> Table:
         reasons = results.unread.get(name)
         if reasons is None:
             return None, None
-        return reasons.total(), "; ".join(f"{text} ({count})" for text, count in reasons.most_common(3)) or "-"
+        return reasons.total(), "; ".join(f"{text} ({count})" for text, count in reasons.most_common(3)) or None
 
     heads = (*table.columns, *columns("number", "unread"), *columns("text", "because"))
     rows = tuple((*row, *describe(str(row[0]))) for row in table.rows)

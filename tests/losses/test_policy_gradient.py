@@ -46,6 +46,21 @@ def draw(seed, spread=0.4, num_advantages=1):
     }
 
 
+def sum_of_shares(inputs, counted, settings, *, at):
+    """The sum of the losses of the rows before and after `at`, each with the divisor of all."""
+    parts = (slice(None, at), slice(at, None))
+    divisor = sum(aggregate_weight(counted[part], settings) for part in parts)
+    return sum(
+        policy_gradient_loss(
+            **{name: rows[part] for name, rows in inputs.items()},
+            counted=counted[part],
+            settings=settings,
+            divisor=divisor,
+        ).total
+        for part in parts
+    )
+
+
 def oracle(inputs, counted, s):
     """Completion by completion and token by token, in float64."""
     rows, divergences, held = [], [], []
@@ -131,18 +146,7 @@ def test_the_printed_divergence_is_the_sum_over_a_completion(norm):
     found = policy_gradient_loss(**inputs, counted=counted, settings=settings)
     assert_close(found.divergence, np.mean(sums), 1e-5)
     assert_close(found.total, beta * np.mean(sums) - np.mean(terms), 1e-5)
-    parts = (slice(0, 3), slice(3, 6))
-    divisor = sum(aggregate_weight(counted[part], settings) for part in parts)
-    shares = [
-        policy_gradient_loss(
-            **{name: rows[part] for name, rows in inputs.items()},
-            counted=counted[part],
-            settings=settings,
-            divisor=divisor,
-        ).total
-        for part in parts
-    ]
-    assert_close(sum(shares), found.total, 1e-5)
+    assert_close(sum_of_shares(inputs, counted, settings, at=3), found.total, 1e-5)
     for accepted in ("token_mean", "constant"):
         with pytest.raises(ValueError, match="length_norm by sequence"):
             dataclasses.replace(settings, length_norm=accepted)
@@ -202,18 +206,8 @@ def test_gradient_agrees_with_finite_differences(ratio):
 def test_shares_of_devices_add_up_to_the_whole(norm):
     inputs, settings = draw(2), PolicyGradient(length_norm=norm, beta=0.1)
     counted = np.random.default_rng(8).random((ROLLOUTS, TOKENS)) < 0.5
-    parts = [slice(0, 2), slice(2, ROLLOUTS)]
-    divisor = sum(aggregate_weight(counted[part], settings) for part in parts)
-    shares = [
-        policy_gradient_loss(
-            **{name: rows[part] for name, rows in inputs.items()},
-            counted=counted[part],
-            settings=settings,
-            divisor=divisor,
-        ).total
-        for part in parts
-    ]
-    assert_close(sum(shares), policy_gradient_loss(**inputs, counted=counted, settings=settings).total, 1e-5)
+    expected = policy_gradient_loss(**inputs, counted=counted, settings=settings).total
+    assert_close(sum_of_shares(inputs, counted, settings, at=2), expected, 1e-5)
 
 
 def test_the_first_update_moves_by_the_advantage():
