@@ -74,7 +74,9 @@ def open_untrusted(
         status = os.fstat(descriptor)  # the path may have changed since
         _require_regular(status, path, accepted)
         if max_bytes is not None and status.st_size > max_bytes:
-            raise BadInput(f"{path}: {status.st_size} bytes, more than {max_bytes}")
+            raise BadInput(
+                f"{path}: {status.st_size} bytes, more than {max_bytes}; expected {accepted} within this size"
+            )
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
