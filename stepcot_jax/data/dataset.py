@@ -21,6 +21,7 @@ from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.splits import Splits, write_manifest
 from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +141,15 @@ class Dataset:
         return {name: len(indices) for name, indices in self.splits.by_name().items()}
 
 
-ACCOUNT_FILES = ("splits.json", "quarantine.jsonl")  # files of a workdir that `write_account` writes or removes
+ACCOUNT_FILES = ("splits.json", "quarantine.jsonl", "images.sha256")  # of a workdir; `write_account` writes them
 
 
 def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
-    """Write the splits to `splits.json`, and the records set aside with their reasons to `quarantine.jsonl`."""
+    """Write the splits, the digests of the image files and, with their reasons, the records set aside."""
+    if dataset.digests:
+        digests = {dataset.cases.image_paths[index]: digest for index, digest in dataset.digests.items()}
+        lines = "".join(f"{digest}  {path}\n" for path, digest in sorted(digests.items()))
+        write_whole(workdir / ACCOUNT_FILES[2], lines.encode())
     write_manifest(workdir / ACCOUNT_FILES[0], dataset.splits, dataset.cases, source=dataset.splits_source)
     quarantine = workdir / ACCOUNT_FILES[1]
     if not dataset.set_aside:
@@ -153,3 +158,19 @@ def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
     write_quarantine(quarantine, dataset.set_aside)
     num_records = len(dataset.set_aside) + len(dataset.cases)
     return f"{len(dataset.set_aside)} of {num_records} records are set aside, each with its reason in {quarantine}"
+
+
+def check_same_images(dataset: Dataset, workdir: pathlib.Path) -> None:
+    """Refuse images of other content than those in `images.sha256`, if the run wrote it and loading read them all."""
+    file = workdir / ACCOUNT_FILES[2]
+    if not dataset.digests or not file.exists():
+        return
+    lines = file.read_text(encoding="utf-8").splitlines()
+    known = {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
+    paths = {dataset.cases.image_paths[index]: digest for index, digest in dataset.digests.items()}
+    changed = sorted(path for path, digest in paths.items() if known.get(path, digest) != digest)
+    if changed:
+        raise BadInput(
+            f"{changed[0]}: not the picture that the run started with (its SHA-256 differs from {file}); "
+            f"{len(changed)} of {len(paths)} differ; use the same pictures or a new workdir"
+        )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from stepcot_jax.data.batches import batches_per_epoch, evaluation_batches
-from stepcot_jax.data.dataset import Dataset, write_account
+from stepcot_jax.data.dataset import Dataset, check_same_images, write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits.splits import check_manifest
 from stepcot_jax.evaluation.consistency import true_prefixes
@@ -266,8 +266,9 @@ class ChainTask(Task):
         return f"cases: {self.dataset.num_cases}"
 
     def check_same_splits(self) -> None:
-        """Refuse other splits than those of splits.json."""
+        """Refuse other splits than those of splits.json, and other pictures than those of images.sha256."""
         dataset = self.open_test().inputs.dataset
+        check_same_images(dataset, self.workdir)
         check_manifest(self.workdir / "splits.json", dataset.splits, dataset.cases, set_aside=dataset.set_aside)
 
     def check_same_data(self, digest: str) -> None:

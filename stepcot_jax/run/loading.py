@@ -90,7 +90,7 @@ def make_dataset(
     """Return the dataset of a run from a collection and its images; see `load_dataset`."""
     max_pixels, file, numbers = settings.data.max_pixels, str(collection.path), collection.record_numbers
     cache = PixelCache(FilePixels(images, preprocessing, max_pixels, file, numbers), _budget(settings))
-    digests: dict[str, str] = {}  # by image path, if there are known images
+    digests: dict[str, str] = {}  # by image path
 
     def digest_known(case: Record, content: bytes) -> bool:
         digests[case.image] = hashlib.sha256(content).hexdigest()
@@ -104,7 +104,7 @@ def make_dataset(
             max_pixels=max_pixels,
             preprocessing=preprocessing,
             visit=cache.put,
-            is_known=None if is_known is None else digest_known,
+            is_known=digest_known,
             progress=lambda cases: progress(cases, "reading the images"),
             num_threads=settings.data.num_threads,
         )
