@@ -20,19 +20,13 @@ def coded(value, scheme="SCT"):
     return [item]
 
 
-@pytest.mark.parametrize(
-    ("projection", "positions"),
-    [
-        ("lateral", ["LL", "Lateral", "XTABLE LATERAL"]),
-        ("frontal", ["PA", "AP AXIAL"]),
-        ("decubitus", ["AP LLD", "LATERAL DECUB"]),
-        ("oblique", ["LAO"]),
-        ("", ["PA LAT", "PALL"]),
-    ],
-)
-def test_view_position(projection, positions):
-    for position in positions:
-        assert read_projection(header(ViewPosition=position), name="scan.dcm") == projection
+POSITIONS = {"LL": "lateral", "Lateral": "lateral", "XTABLE LATERAL": "lateral", "PA": "frontal", "AP AXIAL": "frontal"}
+POSITIONS |= {"AP LLD": "decubitus", "LATERAL DECUB": "decubitus", "LAO": "oblique", "PA LAT": "", "PALL": ""}
+
+
+@pytest.mark.parametrize(("position", "projection"), POSITIONS.items())
+def test_view_position(position, projection):
+    assert read_projection(header(ViewPosition=position), name="scan.dcm") == projection
 
 
 VIEWS = {"LeftLateral": "lateral", "PosteroAnterior": "frontal", "RightAnteriorOblique": "oblique", "CranioCaudal": ""}
