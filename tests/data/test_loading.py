@@ -91,8 +91,7 @@ def test_near_duplicates_stay_on_one_side(folder, tmp_path):
     assert "near-duplicates within 1 bits" in dataset.splits_source
 
 
-@pytest.mark.slow
-def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys):
+def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys, monkeypatch):
     """A root that is a file and the folder that it is in are the same data, hence the same splits."""
     patients = [f"p{number}" for number in range(12)]
     rows = ["image,patient_id,diagnosis"]
@@ -114,6 +113,7 @@ def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys)
         assert main(["check", str(root), "--json", "-"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert (facts["splits_from"], [split["cases"] for split in facts["splits"]]) == ("tables", [4, 4, 4])
+    monkeypatch.setattr("stepcot_jax.tools.data.pictures.write_pictures", lambda *_: ([], ""))
     main(["stats", str(root), "--out", str(tmp_path / "statistics")])
     assert "read from tables" in (tmp_path / "statistics" / "splits.md").read_text()
 
