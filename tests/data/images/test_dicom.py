@@ -21,6 +21,7 @@ from pydicom import uid
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.sequence import Sequence
+from pydicom.sr.codedict import codes
 
 from stepcot_jax.data.images.dicom import read_dicom, read_projection
 from stepcot_jax.data.images.dicom_fields import EXTRA
@@ -520,3 +521,42 @@ def test_without_pydicom(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
     assert f"scan.dcm: reading a DICOM file requires pydicom: {EXTRA} None" in done.stdout
+
+
+def view_header(**elements):
+    """A DICOM file without a picture, whose free texts name another view."""
+    return write(make(PatientName="LATERAL^JANE", SeriesDescription="LATERAL", **{"ViewPosition": None, **elements}))
+
+
+def coded(value, scheme="SCT"):
+    item = Dataset()
+    item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = value, scheme, "LATERAL"
+    return [item]
+
+
+POSITIONS = {"LL": "lateral", "Lateral": "lateral", "XTABLE LATERAL": "lateral", "PA": "frontal", "AP AXIAL": "frontal"}
+POSITIONS |= {"AP LLD": "decubitus", "LATERAL DECUB": "decubitus", "LAO": "oblique", "PA LAT": "", "PALL": ""}
+
+
+@pytest.mark.filterwarnings("ignore")  # of values that are not in the standard
+@pytest.mark.parametrize(("position", "projection"), POSITIONS.items())
+def test_view_position(position, projection):
+    assert read_projection(view_header(ViewPosition=position), name="scan.dcm") == projection
+
+
+CODES = {"LeftLateral": "lateral", "PosteroAnterior": "frontal", "RightAnteriorOblique": "oblique", "CranioCaudal": ""}
+
+
+@pytest.mark.parametrize(("name", "projection"), CODES.items())
+def test_view_code_where_the_position_is_absent(name, projection):
+    code = getattr(codes.CID4010, name).value
+    cases = [({}, coded(code), projection), ({"ViewPosition": ""}, coded(code), projection)]
+    cases += [({}, coded(code, "99VENDOR"), ""), ({"ViewPosition": "AP"}, coded(code), "frontal")]
+    for elements, sequence, expected in cases:
+        assert read_projection(view_header(ViewCodeSequence=sequence, **elements), name="x") == expected
+
+
+def test_projections_of_other_files():
+    assert read_projection(b"\x89PNG\r\n\x1a\n", name="x.png") == ""
+    with pytest.raises(BadInput, match=r"^scan.dcm: "):
+        read_projection(view_header()[:140] + b"\xff" * 40, name="scan.dcm")

@@ -44,6 +44,7 @@ def test_options_are_judged_by_how_often_they_were_right_where_offered():
         _record(3, "single", answer="A", options=("Two", "three")),
         _record(4, "multi", answer=("A", "B"), options=("one", "two", "three")),
         _record(5, "multi", answer=("B",), options=("three", "one", "four")),
+        _record(6, "multi", answer=("A",), options=("four", "five", "three")),
     ]
     answer = fit_baseline(train).answer
     # Offered and right: one 2 of 2, two 1 of 3, three 0 of 1.

@@ -186,35 +186,30 @@ def test_the_digest_tells_every_change(tmp_path, change):
     assert (load_vqa_dataset(_settings(root)).digest == dataset.digest) == (change == "nothing")
 
 
-@pytest.mark.parametrize("fault", ["missing", "broken", "large"])
+FAULTS = {"missing": "does not exist", "broken": "cannot be decoded", "large": "400 x 300 pixels"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_image_stops_or_is_set_aside(tmp_path, fault, caplog):
-    records = _records(40)
+    records, limits = _records(40), {"data.max_megapixels": 0.1}
     root = _write(tmp_path, records=records, sizes={records[4].image: (400, 300)} if fault == "large" else None)
     bad = root / records[4].image
     if fault == "missing":
         bad.unlink()
     elif fault == "broken":
         bad.write_bytes(bad.read_bytes()[:60])
-    reason = {"missing": "does not exist", "broken": "cannot be decoded", "large": "400 x 300 pixels"}[fault]
-    limits = {"data.max_megapixels": 0.1}
-    with pytest.raises(
-        BadInput, match=rf"line 5, image of record 'record 4': .*{reason}.*on_bad_record=skip"
-    ) as caught:
+    message = rf"line 5, image of record 'record 4': .*{FAULTS[fault]}.*on_bad_record=skip"
+    with pytest.raises(BadInput, match=message) as caught:
         load_vqa_dataset(_settings(root, **limits))
     whole = load_vqa_dataset(_settings(_write(tmp_path / "whole", records=records)))
     with caplog.at_level(logging.DEBUG):
         kept = load_vqa_dataset(_settings(root, **limits, **{"data.on_bad_record": "skip"}))
-    assert [(aside.record, aside.image_path, aside.patient_id) for aside in kept.set_aside] == [
-        (5, "", ""),
-        (6, "", ""),
-    ]
+    assert [(item.record, item.image_path, item.patient_id) for item in kept.set_aside] == [(5, "", ""), (6, "", "")]
     assert "10002" not in str(caught.value) + caplog.text + "".join(aside.reason for aside in kept.set_aside)
     left = [place for place in range(40) if place not in (4, 5)]
     assert kept.records == tuple(whole.records[place] for place in left)  # the same splits
     if fault != "large":
-        expected = whole.load_images(whole.image_of[left])
-        assert np.array_equal(kept.load_images(kept.image_of), expected)
-    assert kept.num_images == 19
+        assert np.array_equal(kept.load_images(kept.image_of), whole.load_images(whole.image_of[left]))
 
 
 def test_a_missing_image_is_found_at_once_and_a_broken_one_at_its_use(tmp_path):

@@ -322,18 +322,16 @@ def test_archive_bomb(tmp_path, monkeypatch):
         list(read_reports(write_tar(path, [entry(f"{number}.xml", report_xml()) for number in range(3)])))
 
 
-def make_root(tmp_path, folder="NLMCXR_png", ending=".png"):
-    images = tmp_path / folder
-    images.mkdir()
-    names = ("CXR1_IM-0001-2001", "CXR2_IM-0002-1001", "CXR2_IM-0002-2001")
-    for name in names:
-        Image.new("L", (4, 4)).save(images / f"{name}{ending}")
-    three = "".join(
-        image_xml(name, edges)
-        for name, edges in zip((*names[1:], "CXR2_IM-0002-3001"), (FRONTAL, FRONTAL, ""), strict=True)
-    )
-    codes = "<major>Nodule</major><major>Mass</major>"
-    reports = [report_xml(images=TWO), report_xml("CXR2", images=three, mesh=codes), report_xml("CXR3"), b"<broken"]
+NAMES = ("CXR1_IM-0001-2001", "CXR2_IM-0002-1001", "CXR2_IM-0002-2001")
+
+
+def make_root(tmp_path, folder, ending):
+    (tmp_path / folder).mkdir()
+    for name in NAMES:
+        Image.new("L", (4, 4)).save(tmp_path / folder / f"{name}{ending}")
+    three = [(NAMES[1], FRONTAL), (NAMES[2], FRONTAL), ("CXR2_IM-0002-3001", "")]
+    codes, images = "<major>Nodule</major><major>Mass</major>", "".join(image_xml(*each) for each in three)
+    reports = [report_xml(images=TWO), report_xml("CXR2", images=images, mesh=codes), report_xml("CXR3"), b"<broken"]
     write_tar(tmp_path / "NLMCXR_reports.tgz", [entry(f"{n}.xml", content) for n, content in enumerate(reports, 1)])
     return tmp_path
 
@@ -342,13 +340,10 @@ def make_root(tmp_path, folder="NLMCXR_png", ending=".png"):
 def test_collection(tmp_path, coding, folder, ending):
     root = make_root(tmp_path, folder, ending)
     collection = read_iu_xray(root, on_bad_record="skip")
-    assert [case.image for case in collection.cases] == [
-        f"{folder}/{name}{ending}" for name in ("CXR1_IM-0001-2001", "CXR2_IM-0002-1001", "CXR2_IM-0002-2001")
-    ]
-    assert [case.patient for case in collection.cases] == ["CXR1", "CXR2", "CXR2"]
-    assert [case.answers[0] for case in collection.cases] == [0, 1, 1]
-    assert collection.cases[0].report == "FINDINGS: Clear lungs. IMPRESSION: Normal."
-    assert (collection.cases[0].view, collection.cases[0].origin) == ("PA", "IU X-Ray")
+    assert [case.image for case in collection.cases] == [f"{folder}/{name}{ending}" for name in NAMES]
+    assert [(case.patient, case.answers[0]) for case in collection.cases] == [("CXR1", 0), ("CXR2", 1), ("CXR2", 1)]
+    first = collection.cases[0]
+    assert (first.report, first.view) == ("FINDINGS: Clear lungs. IMPRESSION: Normal.", "PA")
     asides = [(aside.record, aside.patient_id) for aside in collection.set_aside]
     assert asides == [(0, "CXR1"), (4, "CXR2"), (5, "CXR3"), (6, "")]
     with pytest.raises(BadInput, match=r"NLMCXR_reports\.tgz, record 6 .*4\.xml: is not XML"):
