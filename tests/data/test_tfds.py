@@ -110,42 +110,32 @@ assert importlib.util.find_spec("tensorflow") is None
 """
 
 
-def test_prepares_and_reads_without_tensorflow(sources, tmp_path):
-    script = f"""{HIDING}
-import tensorflow_datasets as tfds
-from stepcot_jax.data.tfds.builder import StepCot
-from stepcot_jax.data.tfds.source import open_prepared
-root, data_dir = sys.argv[1:]
-StepCot(data_root=root, data_dir=data_dir).download_and_prepare()
-found = tfds.data_source("step_cot", data_dir=data_dir)
-print({{name: len(part) for name, part in found.items()}}, found["val"][0]["patient_id"].decode())
-images = open_prepared(data_dir).images
-print(len(images.read(0)))
-assert not [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]
-"""
-    done = run(script, sources, tmp_path)
-    size = (sources / read_records(sources).cases[0].image).stat().st_size
-    assert done.stdout.splitlines()[-2:] == [f"{{'train': {NUM_CASES - 2}, 'val': 1, 'test': 1}} Ä0", str(size)], done
-
-
-def test_the_librarys_own_build_command_prepares_without_tensorflow(sources, tmp_path):
+def test_the_librarys_own_build_command_prepares_and_the_library_reads_without_tensorflow(sources, tmp_path):
     # The program `tfds` itself imports its command `convert_format` at the start, and that needs tensorflow.
     script = f"""{HIDING}
 import simple_parsing
+import tensorflow_datasets as tfds
 from tensorflow_datasets.scripts.cli import build
+from stepcot_jax.data.tfds.source import open_prepared
 parser = simple_parsing.ArgumentParser()
 parser.add_arguments(build.Args, dest="build")
 parser.parse_args(sys.argv[1:]).build.execute()
+found = tfds.data_source("step_cot", data_dir=sys.argv[3])
+print({{name: len(part) for name, part in found.items()}}, found["val"][0]["patient_id"].decode())
+print(len(open_prepared(sys.argv[3]).images.read(0)))
+assert not [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]
 """
-    where = ("--data_dir", tmp_path, "--manual_dir", sources)
-    done = run(script, "stepcot_jax/data/tfds/builder.py", *where)
-    assert done.returncode == 0, done.stderr
+    done = run(script, "stepcot_jax/data/tfds/builder.py", "--data_dir", tmp_path, "--manual_dir", sources)
+    size = (sources / read_records(sources).cases[0].image).stat().st_size
+    assert done.stdout.splitlines()[-2:] == [f"{{'train': {NUM_CASES - 2}, 'val': 1, 'test': 1}} Ä0", str(size)], done
     assert open_prepared(tmp_path).collection.cases == read_records(sources).cases
 
 
 def test_without_the_library_the_message_says_what_to_install(sources, tmp_path):
     script = """
 import sys
+import stepcot_jax.data.tfds.source, stepcot_jax.tools.data.command, stepcot_jax.run.training_run
+assert not {"tensorflow", "tensorflow_datasets"} & {*sys.modules}
 sys.modules["tensorflow_datasets"] = None
 from stepcot_jax.tools.data.tfds import main
 from stepcot_jax.host.errors import run_tool

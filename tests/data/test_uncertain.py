@@ -162,16 +162,16 @@ def test_check_and_stats_count_uncertain_answers(root, tmp_path):
     assert "Diagnosis,(not annotated),1," in lines
 
 
-def check_with(root, treatment):
-    options = CheckOptions(images="none", step_names=NAMES, uncertain=treatment)
-    return check_root(root, options, terminal=Terminal(silent=True))
-
-
 def test_check_counts_what_training_takes(root):
     """All answers of step 2 are uncertain."""
     doubtful = {"options": ["A. Mass", "B. Nodule"], "answer": "B", "uncertain": True}
     write(root, [change_step(make_record(f"p{number}"), 1, **doubtful) for number in range(12)])
-    ignored, taken, refused = (check_with(root, treatment) for treatment in ("ignore", "positive", "negative"))
+
+    def check(treatment):
+        options = CheckOptions(images="none", step_names=NAMES, uncertain=treatment)
+        return check_root(root, options, terminal=Terminal(silent=True))
+
+    ignored, taken, refused = (check(treatment) for treatment in ("ignore", "positive", "negative"))
     num_train = ignored["splits"][0]["cases"]
     assert [step["trained"] for step in ignored["steps"]] == [num_train, 0]
     assert [step["trained"] for step in taken["steps"]] == [num_train, num_train]

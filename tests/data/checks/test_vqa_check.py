@@ -8,7 +8,7 @@ import pytest
 
 from stepcot_jax.data.check import find_difference
 from stepcot_jax.data.questions.making import make_phantom_records, write_records
-from stepcot_jax.data.questions.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.record_files import holds_records, read_vqa_records, write_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
 from stepcot_jax.record import KINDS
@@ -163,3 +163,9 @@ def test_a_reply_that_says_something_else_is_found(folder):
     pairs = ((record, text, ""), (record, other, "answer"), (moved, text, "boxes"), (record, text[8:], "form"))
     for expected, reply, problem in pairs:
         assert find_difference(expected, reply, "gemex").partition(":")[0] == problem
+
+
+def test_data_json_wins_unless_the_file_is_named(damaged):
+    assert holds_records(damaged)
+    (damaged / "data.json").write_text("[]")
+    assert [holds_records(path) for path in (damaged, damaged / "records.jsonl")] == [False, True]

@@ -90,6 +90,13 @@ def test_overlays_private_values_and_pixels_do_not_count(monkeypatch, syntax):
     assert read(content, whole=False).shape == (8, 8)
 
 
+def test_private_values_of_another_type_count(monkeypatch):
+    content = write(change=lambda image: image.add_new(0x60003000, "DS", ["1"] * 1000))
+    monkeypatch.setenv(VARIABLE, "header_bytes=1000")
+    with pytest.raises(BadInput, match="the elements of its header"):
+        read(content, whole=True)
+
+
 def nest(depth, *, undefined, syntax, innermost=b""):
     """An element of so many sequences in sequences, as bytes; pydicom would recurse to write it."""
     order = "<" if syntax.is_little_endian else ">"

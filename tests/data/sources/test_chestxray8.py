@@ -227,6 +227,15 @@ def test_an_image_in_two_folders_is_refused_and_the_named_ending_is_preferred(tm
         read_chestxray8(tmp_path)
 
 
+def test_links_out_of_the_root_are_refused(tmp_path):
+    (tmp_path / "root").mkdir()
+    write_image(tmp_path / "elsewhere/00000001_000.png")
+    (tmp_path / "root/images").symlink_to(tmp_path / "elsewhere")
+    write_boxes(tmp_path / "root", "00000001_000.png,Mass,1,1,1,1")
+    with pytest.raises(BadInput, match="is a link out of the data root"):
+        read_chestxray8(tmp_path / "root")
+
+
 def test_tables_that_cannot_be_used(tmp_path):
     def refuses(message, **options):
         with pytest.raises(BadInput, match=message):

@@ -183,14 +183,6 @@ def test_refuses_unreadable_tables(tmp_path, name, content, found):
     assert_says(refusal(tmp_path), found)
 
 
-def test_a_long_list_of_shared_patients_is_cut(tmp_path):
-    cases = [make_case(f"p{number:02}", number) for number in range(30)]
-    rows = [["patient_id"], *([case.patient] for case in cases)]
-    message = refusal(tmp_path, dict.fromkeys(("train", "val", "test"), rows), cases=cases)
-    assert_says(message, "30 patients", "'p04' (train.csv row 6, val.csv row 6, test.csv row 6) and 25 more")
-    assert "p05" not in message
-
-
 def test_rows_of_records_that_were_set_aside_are_passed_over(tmp_path):
     set_aside = [
         SetAside(0, "./images/y.png", "", "0077"),
