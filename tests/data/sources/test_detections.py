@@ -98,7 +98,7 @@ def test_boxes_of_agreeing_readers_are_averaged(tmp_path):
         "a,Nodule/Mass,8,R1,10,10,30,30",
         "b,No finding,14,R1,,,,",
         "a,Nodule/Mass,8,R2,12,10,32,30",
-        "a,Nodule/Mass,8,R3,100,10,120,30",
+        "a,Nodule/Mass,8,R3,28,10,48,30",
         "a,ILD,5,R1,10,10,30,30",
         "b,No finding,14,R2,,,,",
     )
