@@ -34,7 +34,7 @@ from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, O
 from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
 from stepcot_jax.data.splits.making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, count_shared
 from stepcot_jax.data.statistics import LENGTHS, count_lengths_of, count_records
 from stepcot_jax.data.uncertain import IGNORED, Targets, Treatment, UncertainAnswers, make_targets, note_one_answers
 from stepcot_jax.host.errors import BadInput
@@ -516,7 +516,9 @@ def _check_questions(root: Path, options: CheckOptions, *, terminal: Terminal) -
         "lengths": {name: _spread(count_lengths_of(records, name)) for name in LENGTHS},
         "formats": _try_formats(watched),
     }
-    facts["patients_in_several_splits"] = _count_shared(records)
+    facts["patients_in_several_splits"] = count_shared(
+        {(record.patient, record.split) for record in records if record.split}
+    )
     facts["control_tokens"] = _count_control_tokens(records)
     facts["stops"] = _find_stops_of_questions(facts, options)
     facts["odd_images"] = oddities.as_facts()
@@ -586,13 +588,6 @@ def find_difference(record: Record, text: str, dialect: str) -> str:
     if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=0, atol=1e-9):
         return f"boxes: {actual.tolist()!r:.80}"
     return ""
-
-
-def _count_shared(records: Sequence[Record]) -> int:
-    splits = collections.defaultdict(set)
-    for record in records:
-        splits[record.patient].add(record.split)
-    return sum(len(names - {""}) > 1 for names in splits.values())
 
 
 def _find_stops_of_questions(facts: dict[str, Any], options: CheckOptions) -> list[str]:

@@ -146,6 +146,15 @@ def test_lost_answers_are_noted(tmp_path):
     assert not any("pandas" in note for note in check(write(tmp_path, *kept, header=header))["notes"])
 
 
+def test_step_names_are_words_or_a_tuple():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--step-names", nargs="+", action=ReadStepNames)
+    for words in (["A b", "C"], ["('A b', 'C')"], ['["A b", "C"]']):
+        assert parser.parse_args(["--step-names", *words]).step_names == ("A b", "C")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--step-names", "('A b'"])
+
+
 SAYS = {
     "csv/c02b_cp1252_late": "row 14 is not UTF-8 (Windows-1252?); save as CSV UTF-8",
     "csv/c04_zeros_lost_half": "4 patients are written in several ways that differ only in leading zeros",
@@ -193,15 +202,6 @@ def test_the_splits_and_names_of_first_contact(shared, tmp_path):
     (tmp_path / "nfd" / "images" / name).write_bytes(np.zeros(1).tobytes())
     stops = check(tmp_path / "nfd", images="exists")["stops"]
     assert f"'images/{name}' does: its name differs in Unicode form" in stops[0]
-
-
-def test_step_names_are_words_or_a_tuple():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--step-names", nargs="+", action=ReadStepNames)
-    for words in (["A b", "C"], ["('A b', 'C')"], ['["A b", "C"]']):
-        assert parser.parse_args(["--step-names", *words]).step_names == ("A b", "C")
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--step-names", "('A b'"])
 
 
 def test_a_relative_root_names_the_folder_that_it_starts_from(tmp_path, monkeypatch):

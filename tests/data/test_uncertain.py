@@ -38,14 +38,14 @@ def targets(treatment, weight=0.5, chain=CHAIN):
     return make_targets(labels=LABELS, uncertain=UNCERTAIN, chain=chain, rule=UncertainAnswers(treatment, weight))
 
 
-@pytest.mark.parametrize(
-    ("treatment", "expected"),
-    [
-        ("ignore", [[0, NO], [NO, 1], [1, 2], [NO, NO]]),
-        ("positive", [[0, 0], [0, 1], [1, 2], [NO, 1]]),
-        ("negative", [[0, 2], [1, 1], [1, 2], [NO, 2]]),
-    ],
-)
+HARD = {
+    "ignore": [[0, NO], [NO, 1], [1, 2], [NO, NO]],
+    "positive": [[0, 0], [0, 1], [1, 2], [NO, 1]],
+    "negative": [[0, 2], [1, 1], [1, 2], [NO, 2]],
+}
+
+
+@pytest.mark.parametrize(("treatment", "expected"), HARD.items())
 def test_hard_treatments(treatment, expected):
     found = targets(treatment)
     assert (found.labels.tolist(), found.labels.dtype, found.distributions) == (expected, np.int32, None)
@@ -73,15 +73,13 @@ def test_the_limits_of_soft_targets_are_hard(weight, treatment):
 @pytest.mark.parametrize("treatment", ["negative", "soft"])
 def test_a_step_without_a_negative_option_is_refused(treatment):
     chain = Chain((CHAIN.steps[0], Step("Zone", "?", ("Upper", "Lower", "Middle"))))
-    with pytest.raises(
-        BadInput, match=r"config\.data\.uncertain: .*'Zone' \(2 uncertain training answers\) offers none"
-    ):
+    message = r"config\.data\.uncertain: .*'Zone' \(2 uncertain training answers\) offers none"
+    with pytest.raises(BadInput, match=message):
         targets(treatment, chain=chain)
     assert targets("positive", chain=chain).labels[3, 1] == 1
-    without = make_targets(
-        labels=LABELS, uncertain=np.full_like(LABELS, NO), chain=chain, rule=UncertainAnswers(treatment)
-    )
-    np.testing.assert_array_equal(without.labels, LABELS)
+    rule, certain = UncertainAnswers(treatment), np.full_like(LABELS, NO)
+    found = make_targets(labels=LABELS, uncertain=certain, chain=chain, rule=rule)
+    np.testing.assert_array_equal(found.labels, LABELS)
 
 
 def make_dataset(treatment="ignore", weight=0.5):
@@ -164,16 +162,16 @@ def test_check_and_stats_count_uncertain_answers(root, tmp_path):
     assert "Diagnosis,(not annotated),1," in lines
 
 
-def check_with(root, treatment):
-    options = CheckOptions(images="none", step_names=NAMES, uncertain=treatment)
-    return check_root(root, options, terminal=Terminal(silent=True))
-
-
 def test_check_counts_what_training_takes(root):
     """All answers of step 2 are uncertain."""
     doubtful = {"options": ["A. Mass", "B. Nodule"], "answer": "B", "uncertain": True}
     write(root, [change_step(make_record(f"p{number}"), 1, **doubtful) for number in range(12)])
-    ignored, taken, refused = (check_with(root, treatment) for treatment in ("ignore", "positive", "negative"))
+
+    def check(treatment):
+        options = CheckOptions(images="none", step_names=NAMES, uncertain=treatment)
+        return check_root(root, options, terminal=Terminal(silent=True))
+
+    ignored, taken, refused = (check(treatment) for treatment in ("ignore", "positive", "negative"))
     num_train = ignored["splits"][0]["cases"]
     assert [step["trained"] for step in ignored["steps"]] == [num_train, 0]
     assert [step["trained"] for step in taken["steps"]] == [num_train, num_train]

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8, UInt16
 
-from stepcot_jax.data.images.dicom_fields import (
-    EXTRA,
-    SYNTAXES,
-    Fields,
-    HeaderFile,
-    attempt,
-    clean_items,
-    is_packed,
-)
+from stepcot_jax.data.images.dicom_fields import EXTRA, SYNTAXES, Fields, HeaderFile, attempt, clean_items, is_packed
 from stepcot_jax.data.images.dicom_pixels import OVERLAY_POSITIONS, PixelFormat, decode_stored
 from stepcot_jax.data.images.projections import VIEWS, Projection, name_projection
 from stepcot_jax.host.errors import BadInput

@@ -46,10 +46,7 @@ _OTHER_FORMATS: dict[bytes, tuple[str, str]] = {
     b"%PDF": ("a PDF file", "export the image as PNG or DICOM"),
     b"PK": ("a ZIP archive", "unpack it"),
     b"\x1f\x8b": ("a gzip archive", "unpack it"),
-    b"<!doctype": (
-        _PAGE := "a web page (HTML), not the image",
-        _AGAIN := "sign in and download it again",
-    ),
+    b"<!doctype": (_PAGE := "a web page (HTML), not the image", _AGAIN := "sign in and download it again"),
     b"<html": (_PAGE, _AGAIN),
     b"<": ("an XML or HTML text, such as a store's error", _AGAIN),
     b"{": ("a JSON text, such as a store's error", _AGAIN),

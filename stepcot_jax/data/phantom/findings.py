@@ -192,13 +192,8 @@ def _widened(box: Box, margin: int, size: int) -> Box:
 
 
 def _holds(outer: Box, inner: Box) -> bool:
-    return (
-        outer.label == inner.label
-        and outer.x1 <= inner.x1
-        and outer.y1 <= inner.y1
-        and outer.x2 >= inner.x2
-        and outer.y2 >= inner.y2
-    )
+    reaches = outer.x1 <= inner.x1 and outer.y1 <= inner.y1 and outer.x2 >= inner.x2 and outer.y2 >= inner.y2
+    return outer.label == inner.label and reaches
 
 
 def _fluid(fluid: Fluid, chest: Chest) -> Image:

@@ -97,6 +97,11 @@ def refer_to_region(image: Record, name: str, seen: str) -> tuple[Reference, ...
     return () if box is None else ((Box(name, box, region=name), seen),)
 
 
+def refer_or_clear(image: Record, findings: Sequence[Box], rng: np.random.Generator) -> tuple[Reference, ...]:
+    """Refer to findings, without any to both lungs as clear."""
+    return refer(image, findings, rng) or refer_to_region(image, BOTH_LUNGS, "clear lungs")
+
+
 def pick(rng: np.random.Generator, items: Sequence[Any], shares: Sequence[float] | None = None) -> Any:
     """Draw one of the items with probabilities proportional to their shares."""
     cumulative = np.cumsum(np.ones(len(items)) if shares is None else shares)
@@ -155,13 +160,13 @@ def ask_single(image: Record, rng: np.random.Generator) -> Draft | None:
     choice: _Choice = pick(rng, choices, [_DIAGNOSIS_SHARE if choice.topic == "diagnosis" else 1 for choice in choices])
     wrong = [choice.wrong[index] for index in rng.permutation(len(choice.wrong))[: _NUM_CHOICES - 1]]
     options, letters = _shuffle(rng, [choice.right], wrong)
-    references = refer(image, findings_of(image, choice.right.label or diagnosis_of(image)), rng)
+    references = refer_or_clear(image, findings_of(image, choice.right.label or diagnosis_of(image)), rng)
     return Draft(
         choice.topic,
         pick(rng, choice.questions),
         letters[0],
         f"{letters[0]}, {choice.right.text}",
-        references or refer_to_region(image, BOTH_LUNGS, "clear lungs"),
+        references,
         tuple(option.text for option in options),
         _judge(options, letters),
     )
@@ -429,8 +434,7 @@ def _ask_closed(image: Record, rng: np.random.Generator) -> Draft | None:
 def _ask_normality(image: Record, rng: np.random.Generator) -> Draft:
     is_normal, wording = image.facts["diagnosis"] == NORMAL, int(rng.integers(2))
     answer = "Yes" if is_normal == (wording == 0) else "No"
-    references = refer(image, findings_of(image, image.facts["diagnosis"]), rng)
-    references = references or refer_to_region(image, BOTH_LUNGS, "clear lungs")
+    references = refer_or_clear(image, findings_of(image, image.facts["diagnosis"]), rng)
     return Draft("normality", _NORMALITY[wording], answer, answer, references)
 
 
@@ -439,8 +443,7 @@ def _ask_open(image: Record, rng: np.random.Generator) -> Draft | None:
     diagnosis, secondary = diagnosis_of(image), image.facts.get("secondary", "")
     if not diagnosis:
         return _ask_for_all(image, rng)
-    references = refer(image, findings_of(image, diagnosis), rng)
-    references = references or refer_to_region(image, BOTH_LUNGS, "clear lungs")
+    references = refer_or_clear(image, findings_of(image, diagnosis), rng)
     answer, *synonyms = accepted_names(diagnosis)
     topic, question = "main abnormality", pick(rng, _MAIN)
     if diagnosis in EXPLAINS.get(secondary, ()) and rng.random() < 0.5:

@@ -28,21 +28,11 @@ _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": get_args(Split)}
 _ENCODER = msgspec.json.Encoder()
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Record)}
 _REQUIRED = ("id", "image", "image_size", "patient", "kind", "question", "answer")
-_LINE: tuple[str, ...] = (
-    "id",
-    "image",
-    "image_size",
-    "patient",
-    "origin",
-    "split",
-    "kind",
-    "topic",
-    "question",
-    "options",
-    "answer",
+_LINE: tuple[str, ...] = (  # the fields of a question in the order of the file
+    *("id", "image", "image_size", "patient", "origin", "split", "kind", "topic", "question", "options", "answer"),
+    *("synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion", "organ", "modality", "facts"),
+    "provenance",
 )
-_LINE = (*_LINE, "synonyms", "references", "thinking", "preamble", "stages", "cue", "lesion")
-_LINE = (*_LINE, "organ", "modality", "facts", "provenance")  # the fields of a question in the order of the file
 _FILE_NAMES = {"image": "image_path", "patient": "patient_id", "options": "choices"}
 
 
@@ -59,16 +49,8 @@ def _field(name: str) -> tuple[Any, ...]:
     return name, kind, msgspec.field(default_factory=dict) if default is msgspec.NODEFAULT else default
 
 
-_DECODER = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Line",
-        [_field(name) for name in _LINE],
-        frozen=True,
-        kw_only=True,
-        forbid_unknown_fields=True,
-        rename=_FILE_NAMES,
-    )
-)
+_HOW = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+_DECODER = msgspec.json.Decoder(msgspec.defstruct("Line", list(map(_field, _LINE)), rename=_FILE_NAMES, **_HOW))
 
 
 def as_line(record: Record) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The data of a policy's run in memory: reasoning records with boxes in pixels of the model's picture, and pixels."""
 
-import collections
 import dataclasses
 import hashlib
 import re
@@ -25,7 +24,7 @@ from stepcot_jax.data.questions.vocabulary import canonical
 from stepcot_jax.data.records.data_json import ImageLocator
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.splits.making import split_by_patient
-from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, count_shared
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.machine import map_in_threads
 from stepcot_jax.reasoning.replies import IN_ROUND_BRACKETS, corners_of
@@ -144,7 +143,9 @@ def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed
         number = sum(not record.split for record in records)
         raise BadInput(f"{path}: {number} of {len(records)} records have no split; expected all or none")
     images = list(first.values())
-    _check_patients(images, path)
+    if number := count_shared({(image.patient, image.split) for image in images}):
+        total = len({image.patient for image in images})
+        raise BadInput(f"{path}: {number} of {total} patients are in more than one split; expected one each")
     train, val, _ = shares = tuple(fractions)
     names: tuple[str, ...] = SPLIT_NAMES
     if named == {"train", "test"}:
@@ -159,16 +160,6 @@ def split_records(collection: VqaCollection, *, fractions: Sequence[float], seed
         raise BadInput(f"{path}: {error}") from None
     made = {image.image: split for image, split in zip(images, splits, strict=True)}
     return tuple(msgspec.structs.replace(record, split=made.get(record.image, record.split)) for record in records)
-
-
-def _check_patients(images: Iterable[Record], path: Path) -> None:
-    """Raise `BadInput` for patients in two splits, without naming them."""
-    splits = collections.defaultdict(set)
-    for image in images:
-        splits[image.patient].add(image.split)
-    number = sum(len(names) > 1 for names in splits.values())
-    if number:
-        raise BadInput(f"{path}: {number} of {len(splits)} patients are in more than one split; expected one each")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.box import Box
+from stepcot_jax.box import Box, Corners
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.identities import read_patient
 from stepcot_jax.data.records import data_json
@@ -28,7 +28,6 @@ _SLACK = 1e-6
 _MAX_AGE = 150
 _SEXES = ("F", "M", "O")
 _COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
-Corners = tuple[float, float, float, float]
 
 
 class GroundedFinding(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 A run stops at the first problem; `data check` lists all.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -122,6 +123,11 @@ class Assignment:
         """Raise the first problem, if any, as `BadInput`."""
         for problem in self.problems.values():
             raise BadInput(f"{source}: {problem}")
+
+
+def count_shared(members: Iterable[tuple[str, str]]) -> int:
+    """Count the patients in several splits among distinct pairs of patient and split."""
+    return sum(number > 1 for number in collections.Counter(patient for patient, _ in members).values())
 
 
 def check_splits(splits: Splits, cases: Iterable[Record], *, source: str) -> None:

@@ -79,15 +79,9 @@ def test_pictures_that_show_nothing_are_counted_and_named(tmp_path):
 
 def as_published(root, views):
     entry = {"step": "Step 1", "question": "?", "options": ["no", "yes"], "answer": "no", "reasoning": ""}
+    shared = {"origin": "", "report": "", "vqa_chain": [entry]}
     records = [
-        {
-            "patient_id": f"p{number}",
-            "image_path": f"{number}.png",
-            "origin": "",
-            "report": "",
-            "vqa_chain": [entry],
-            "stepcot_jax": {"view": view},
-        }
+        {"patient_id": f"p{number}", "image_path": f"{number}.png", **shared, "stepcot_jax": {"view": view}}
         for number, view in enumerate(views)
     ]
     (root / "data.json").write_text(json.dumps(records))
@@ -98,41 +92,29 @@ VIEWS = ["PA", "LATERAL", "LL", "AP", "", "Lateral", "AP_horizontal", "PA LATERA
 
 
 @pytest.mark.parametrize("layout", ["csv", "published", "dicom"])
-def test_lateral_views_are_set_aside_in_a_frontal_task(tmp_path, layout):
+def test_lateral_views_are_set_aside_in_a_frontal_task_and_kept_in_a_lateral_one(tmp_path, layout):
     images = [png(noise(number)) for number in range(12)]
     if layout == "dicom":
         images = [write(make(noise(number), ViewPosition=view)) for number, view in enumerate(VIEWS)]
     make_root(tmp_path, images, None if layout == "dicom" else VIEWS)
-    options = {}
-    if layout == "published":
+    options = {"step_names": ("Only",)} if layout == "published" else {}
+    if options:
         as_published(tmp_path, VIEWS)
-        options = {"step_names": ("Only",)}
     facts = check(tmp_path, **options)
     assert (facts["set_aside"], facts["cases"], facts["images_unreadable"], facts["stops"]) == (3, 9, 0, [])
     (reason,) = facts["set_aside_reasons"]
     assert "is a lateral view; expected frontal ones" in reason["reason"]
     assert [example["record"] for example in reason["examples"]] == [1, 2, 5]
-    kept = ["0.png", "3.png", "4.png", "6.png", "7.png", "8.png", "9.png", "10.png", "11.png"]
-    if layout == "published":
-        collection = read_source(tmp_path, step_names=("Only",))
-        assert [case.image for case in collection.cases] == kept
-    else:
-        dataset = load(tmp_path)
-        assert [case.image for case in dataset.cases] == kept
-        assert [item.record for item in dataset.set_aside] == [1, 2, 5]
-        assert dataset.pixels[1].shape == (16, 16, 3)
-
-
-@pytest.mark.parametrize("layout", ["csv", "published"])
-def test_a_task_on_lateral_views_keeps_them(tmp_path, layout):
+    loaded = read_source(tmp_path, **options) if options else load(tmp_path)
+    assert [case.image for case in loaded.cases] == [f"{number}.png" for number in (0, 3, 4, 6, 7, 8, 9, 10, 11)]
+    assert [item.record for item in loaded.set_aside] == [1, 2, 5]
     views = ["LL", "LATERAL"] * 6
     make_root(tmp_path, [write(make(noise(number), ViewPosition="LL")) for number in range(12)], views)
-    if layout == "published":
+    if options:
         as_published(tmp_path, views)
-    facts = check(tmp_path, **({"step_names": ("Only",)} if layout == "published" else {}))
+    facts = check(tmp_path, **options)
     assert (facts["cases"], facts["set_aside"], facts["stops"]) == (12, 0, [])
-    if layout == "csv":
-        assert len(load(tmp_path).cases) == 12
+    assert len((read_source(tmp_path, **options) if options else load(tmp_path)).cases) == 12
 
 
 def test_lateral_views_do_not_hide_bad_records(tmp_path):

@@ -20,8 +20,8 @@ pydicom = pytest.importorskip("pydicom")
 from pydicom import uid
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
-from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
+from pydicom.sr.codedict import codes
 
 from stepcot_jax.data.images.dicom import read_dicom, read_projection
 from stepcot_jax.data.images.dicom_fields import EXTRA
@@ -90,6 +90,10 @@ def decode(pixels, **settings):
     return result
 
 
+def read(content, **options):
+    return read_dicom(content, name="x", max_pixels=MAX_PIXELS, **options)
+
+
 def round_half_up(brightness):
     return np.floor(np.clip(brightness, 0, 1) * 255 + 0.5).astype(np.uint8)
 
@@ -132,7 +136,7 @@ STORED12 = {"BitsStored": 12, "HighBit": 11}
 
 
 @pytest.mark.parametrize("pixels", [GREY8, GREY16, SIGNED16, SIGNED16.astype(np.int8)], ids=lambda p: p.dtype.name)
-@pytest.mark.parametrize("syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian])
+@pytest.mark.parametrize("syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRBigEndian])
 def test_uncompressed(pixels, syntax):
     if syntax == uid.ExplicitVRBigEndian and pixels.itemsize == 1:
         pixels = pixels[:4]  # whole words
@@ -151,23 +155,18 @@ def compress(pixels, syntax, **elements):
     return write(dataset)
 
 
-@pytest.mark.parametrize(
-    ("syntax", "pixels"),
-    [
-        (uid.RLELossless, LARGE8),
-        (uid.RLELossless, LARGE_SIGNED // 4000),  # with long runs
-        (uid.JPEG2000Lossless, LARGE8),
-        (uid.JPEG2000Lossless, LARGE12),
-        (uid.JPEG2000Lossless, LARGE_SIGNED),
-        (uid.JPEGLSLossless, LARGE8),
-        (uid.JPEGLSLossless, LARGE12),
-    ],
-    ids=lambda value: getattr(value, "keyword", None) or value.dtype.name,
-)
+LOSSLESS = [
+    (uid.RLELossless, LARGE8),
+    (uid.RLELossless, LARGE_SIGNED // 4000),  # with long runs
+    *[(syntax, pixels) for syntax in (uid.JPEG2000Lossless, uid.JPEGLSLossless) for pixels in (LARGE8, LARGE12)],
+    (uid.JPEG2000Lossless, LARGE_SIGNED),
+]
+
+
+@pytest.mark.parametrize(("syntax", "pixels"), LOSSLESS, ids=lambda v: getattr(v, "keyword", None) or v.dtype.name)
 def test_lossless_compression(syntax, pixels):
     content = compress(pixels, syntax, **(STORED12 if pixels is LARGE12 else {}))
-    result = read_dicom(content, name="x", max_pixels=MAX_PIXELS)
-    np.testing.assert_array_equal(result, show_range(pixels))
+    np.testing.assert_array_equal(read(content), show_range(pixels))
 
 
 def jpeg(pixels, **options):
@@ -182,14 +181,12 @@ def test_jpeg_baseline():
     np.testing.assert_array_equal(result, show_range(np.asarray(Image.open(io.BytesIO(packed)))))
 
 
-@pytest.mark.parametrize("planar", [0, 1])
+@pytest.mark.parametrize("planar", [None, 0, 1])
 def test_colour(planar):
     colour = RANDOM.integers(0, 256, (4, 6, 3), np.uint8)
     data = np.moveaxis(colour, -1, 0).tobytes() if planar else colour.tobytes()
     expected = np.asarray(Image.fromarray(colour).convert("L"))
     np.testing.assert_array_equal(decode(colour, data=data, PlanarConfiguration=planar), expected)
-    if not planar:
-        np.testing.assert_array_equal(decode(colour, data=data, PlanarConfiguration=None), expected)
 
 
 def test_unused_bits_are_not_part_of_the_value():
@@ -205,7 +202,7 @@ def test_unused_bits_are_not_part_of_the_value():
             share = np.mean(above > 0) if not extra else np.mean((above >> 12) != (stored >> 11) * 15 * (above > 0))
             assert f"BitsStored: 12, but {share:.2%} of the pixels have higher bits" in refusal(write(dirty))
             dirty.add_new(0x60020102, "US", 12)  # declares an overlay there
-            result = read_dicom(write(dirty), name="x", max_pixels=MAX_PIXELS)
+            result = read(write(dirty))
             np.testing.assert_array_equal(result, show_range(clean))
         np.testing.assert_array_equal(decode(clean, **extra, **STORED12), show_range(clean))  # signs repeated above
 
@@ -216,14 +213,14 @@ def test_the_precision_of_the_codestream_counts(syntax):
     dataset = make((SMOOTH * 100).astype(np.uint16), BitsStored=14, HighBit=13)
     dataset.compress(syntax, generate_instance_uid=False)
     dataset.BitsStored, dataset.HighBit = 12, 11
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    result = read(write(dataset))
     np.testing.assert_array_equal(result, show_range(SMOOTH))
     if syntax == uid.JPEG2000Lossless:  # and its sign, with as many bits or more
         for stored in (14, 12):
             dataset = make((SMOOTH * 100 - 7000).astype(np.int16), BitsStored=14, HighBit=13)
             dataset.compress(syntax, generate_instance_uid=False)
             dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = stored, stored - 1, 0
-            result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+            result = read(write(dataset))
             np.testing.assert_array_equal(result, show_range(SMOOTH))
 
 
@@ -250,29 +247,25 @@ def test_windows_that_miss_the_pixels(photometric):
     for pixels, elements, bright, number in cases:
         notes = []
         content = write(make(pixels, PhotometricInterpretation=photometric, **elements))
-        result = read_dicom(content, name="x", max_pixels=MAX_PIXELS, note=notes.append)
+        result = read(content, note=notes.append)
         expected = bright if photometric == "MONOCHROME2" else 255 - bright.astype(int)
         np.testing.assert_allclose(result.astype(int), expected, rtol=0, atol=photometric == "MONOCHROME1")
         assert [note[: len(MISSED)] for note in notes] == [MISSED] * number
 
 
-@pytest.mark.parametrize(
-    ("elements", "found"),
-    [
-        (
-            {"PresentationLUTShape": "INVERSE"},
-            "PresentationLUTShape INVERSE contradicts PhotometricInterpretation MONOC",
-        ),
-        ({"PresentationLUTShape": "IDENTITY"}, ""),
-        ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 by 0.2"),
-        ({"ImagerPixelSpacing": [0.2, 0.2], "PixelAspectRatio": [2, 1]}, ""),
-        ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 by 1"),
-    ],
-)
+NOTES = [
+    ({"PresentationLUTShape": "INVERSE"}, "PresentationLUTShape INVERSE contradicts PhotometricInterpretation MONOC"),
+    ({"PresentationLUTShape": "IDENTITY"}, ""),
+    ({"PixelSpacing": [0.4, 0.2]}, "its pixels are not square: PixelSpacing 0.4 by 0.2"),
+    ({"ImagerPixelSpacing": [0.2, 0.2], "PixelAspectRatio": [2, 1]}, ""),
+    ({"PixelAspectRatio": [2, 1]}, "its pixels are not square: PixelAspectRatio 2 by 1"),
+]
+
+
+@pytest.mark.parametrize(("elements", "found"), NOTES)
 def test_notes_of_headers_that_contradict_the_picture(elements, found):
     notes = []
-    result = read_dicom(write(make(GREY8, **elements)), name="x", max_pixels=MAX_PIXELS, note=notes.append)
-    np.testing.assert_array_equal(result, show_range(GREY8))
+    np.testing.assert_array_equal(read(write(make(GREY8, **elements)), note=notes.append), show_range(GREY8))
     assert [note[: len(found)] for note in notes] == ([found] if found else [])
 
 
@@ -280,8 +273,7 @@ WINDOWS = [("LINEAR", 2e3, 1500.0), ("LINEAR_EXACT", 2e3, 1500.0), ("SIGMOID", 2
 
 
 @pytest.mark.parametrize(("function", "centre", "width"), WINDOWS)
-@pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
-def test_window(function, centre, width, syntax):
+def test_window(function, centre, width):
     """One pixel at a time by the words of PS3.3 C.11.2.1.2 and C.11.2.1.3, after slope and intercept."""
     settings = {"RescaleSlope": "2", "RescaleIntercept": "-1024", "WindowCenter": [str(centre), "1"]}
     settings |= {"WindowWidth": [str(width), "1"], "VOILUTFunction": function, **STORED12}
@@ -299,7 +291,7 @@ def test_window(function, centre, width, syntax):
         else:
             y = (x - (centre - 0.5)) / (width - 1) + 0.5
         expected[place] = y
-    result = decode(GREY12, syntax=syntax, **settings)
+    result = decode(GREY12, **settings)
     np.testing.assert_array_equal(result, round_half_up(expected))
     assert len(np.unique(result)) > (1 if width == 1 else 10)
 
@@ -316,56 +308,42 @@ def lut(entries, *, first, bits, packed=False):
 @pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
 @pytest.mark.parametrize("pixels", [GREY12, (GREY12.astype(np.int32) - 2048).astype(np.int16)], ids=["u2", "i2"])
 def test_voi_lut(pixels, syntax):
-    entries = np.sort(RANDOM.integers(0, 1024, 1500))
-    first = int(pixels.min()) + 300
+    entries, first = np.sort(RANDOM.integers(0, 1024, 1500)), int(pixels.min()) + 300
     dataset = make(pixels, syntax=syntax, VOILUTSequence=lut(entries, first=first, bits=10), **STORED12)
     places = np.clip(pixels.astype(int) - first, 0, 1499)
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
-    np.testing.assert_array_equal(result, round_half_up(entries[places] / 1023))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = apply_voi_lut(pixels, pydicom.dcmread(io.BytesIO(write(dataset))))
-    np.testing.assert_array_equal(result, round_half_up(theirs / 1023))
+    np.testing.assert_array_equal(read(write(dataset)), round_half_up(entries[places] / 1023))
 
 
-@pytest.mark.parametrize(
-    ("bits", "largest", "range_"), [(16, 4095, 4095), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
-)
+RANGES = [(16, 4095, 4095), (16, 2500, 4095), (8, 4000, 4095), (8, 200, 255)]
+
+
+@pytest.mark.parametrize(("bits", "largest", "range_"), RANGES)
 def test_the_largest_entry_decides_where_a_lut_states_the_width_of_storage(bits, largest, range_):
     entries = np.linspace(0, largest, 4096).astype(int)
     dataset = make(GREY12, VOILUTSequence=lut(entries, first=0, bits=bits), **STORED12)
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    result = read(write(dataset))
     np.testing.assert_array_equal(result, round_half_up(entries[GREY12] / range_))
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_modality_lut_before_the_window(packed):
     entries = RANDOM.permutation(256)[:200]
-    dataset = make(
-        GREY8, ModalityLUTSequence=lut(entries, first=20, bits=8, packed=packed), WindowCenter="100", WindowWidth="150"
-    )
+    sequence = lut(entries, first=20, bits=8, packed=packed)
+    dataset = make(GREY8, ModalityLUTSequence=sequence, WindowCenter="100", WindowWidth="150")
     physical = entries[np.clip(GREY8.astype(int) - 20, 0, 199)].astype(float)
-    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
-    np.testing.assert_array_equal(result, round_half_up((physical - 99.5) / 149 + 0.5))
-    if not packed:
-        np.testing.assert_array_equal(apply_modality_lut(GREY8, pydicom.dcmread(io.BytesIO(write(dataset)))), physical)
+    np.testing.assert_array_equal(read(write(dataset)), round_half_up((physical - 99.5) / 149 + 0.5))
 
 
 @pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 def test_padding(photometric, syntax):
     pixels = np.array([[-2000, -2000, 100], [300, 500, 400], [7, 7, 200]], np.int16)
-    rest = (pixels != -2000) & (pixels != 7)
     settings = {"syntax": syntax, "PhotometricInterpretation": photometric, "PixelPaddingValue": -2000}
-    one = np.where(pixels == -2000, 7, pixels)  # 7 is then the smallest
-    brightness = (one - 7) / 493
-    expected = round_half_up(brightness if photometric == "MONOCHROME2" else 1 - brightness)
-    expected[pixels == -2000] = 0
-    np.testing.assert_array_equal(decode(pixels, **settings), expected)
-    brightness = np.where(rest, (pixels - 100) / 400, 0)
-    expected = round_half_up(brightness if photometric == "MONOCHROME2" else 1 - brightness)
-    expected[~rest] = 0
-    np.testing.assert_array_equal(decode(pixels, PixelPaddingRangeLimit=10, **settings), expected)
+    for limit, least in (({}, 7), ({"PixelPaddingRangeLimit": 10}, 100)):  # the smallest value of the picture itself
+        brightness = (pixels - least) / (500 - least)
+        expected = round_half_up(brightness if photometric == "MONOCHROME2" else 1 - brightness)
+        expected[pixels < least] = 0
+        np.testing.assert_array_equal(decode(pixels, **settings, **limit), expected)
 
 
 REFUSED = [
@@ -393,18 +371,18 @@ def test_refused(settings, found):
     assert found in refusal(write(make(GREY8, **settings)))
 
 
-@pytest.mark.parametrize(
-    ("syntax", "found"),
-    [("1.2.840.10008.1.2.1.99", "Deflated Explicit VR Little Endian is not one"), ("1.2.3.4711", "an unknown syntax")],
-)
+SYNTAXES = [
+    ("1.2.840.10008.1.2.1.99", "Deflated Explicit VR Little Endian is not one"),
+    ("1.2.3.4711", "an unknown syn"),
+]
+
+
+@pytest.mark.parametrize(("syntax", "found"), SYNTAXES)
 def test_refused_syntaxes(syntax, found):
-    content = write(make(GREY8))
-    old = str(uid.ExplicitVRLittleEndian).encode() + b"\0"
-    place = content.index(old, 132)
-    new = syntax.encode() + b"\0" * (len(syntax) % 2)
+    content, old = write(make(GREY8)), str(uid.ExplicitVRLittleEndian).encode() + b"\0"
+    place, new = content.index(old, 132), syntax.encode() + b"\0" * (len(syntax) % 2)
     message = refusal(content[: place - 2] + struct.pack("<H", len(new)) + new + content[place + len(old) :])
-    assert "TransferSyntaxUID" in message
-    assert found in message
+    assert f"TransferSyntaxUID: {found}" in message
 
 
 def test_deflated_bomb_is_not_inflated():
@@ -448,7 +426,7 @@ def test_rle_bomb_stays_small():
     frame = struct.pack("<16L", 1, 64, *[0] * 14) + segment
     content = write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=encapsulate([frame])))
     tracemalloc.start()
-    np.testing.assert_array_equal(read_dicom(content, name="x", max_pixels=MAX_PIXELS), np.zeros((90, 90)))
+    np.testing.assert_array_equal(read(content), np.zeros((90, 90)))
     assert tracemalloc.get_traced_memory()[1] < 8 * 10**6
     tracemalloc.stop()
     for frame, found in (
@@ -463,28 +441,20 @@ def test_rle_bomb_stays_small():
 
 def corrupt_values():
     """Files whose values are not what their types say, with the patient's data in them."""
-    for keyword, vr in (
-        ("Rows", "PN"),
-        ("WindowCenter", "PN"),
-        ("RescaleSlope", "LO"),
-        ("PhotometricInterpretation", "PN"),
-        ("PixelData", "LT"),
-        ("VOILUTSequence", "PN"),
-        ("ViewPosition", "PN"),
-    ):
+    kinds = {"Rows": "PN", "WindowCenter": "PN", "RescaleSlope": "LO", "PhotometricInterpretation": "PN"}
+    for keyword, vr in (kinds | {"PixelData": "LT", "VOILUTSequence": "PN", "ViewPosition": "PN"}).items():
         dataset = make(GREY8, RescaleIntercept="0", WindowWidth="10")
         dataset.add_new(keyword, vr, "MARKER^JANE 4711 ")
         yield f"{keyword} as {vr}", write(dataset)
     good = write(make(GREY8, RescaleSlope="1.00", RescaleIntercept="0", WindowCenter="40.0", WindowWidth="10.0"))
     yield "RescaleSlope as text", good.replace(b"1.00", b"4711", 1).replace(b"40.0", b"MARK", 1)
     yield "UID as text", good.replace(b"1.2.840.10008.5.1.4.1.1.1.1", b"MARKER^JANE 4711 AAAAAAAAAA")
-    for marker in (b"MARKER^JANE", b"MARKER-4711"):
-        place = good.index(marker)
-        yield "length too long", good[: place - 2] + b"\xff\x7f" + good[place:]
-        yield "type unknown", good[: place - 4] + b"ZZ" + good[place - 2 :]
-        yield "type a number", good[: place - 4] + b"DS" + good[place - 2 :]
-        yield "cut in it", good[: place + 4]
-        yield "character set", good[: place - 8] + b"\x08\x00\x05\x00CS" + good[place - 2 :]
+    place = good.index(b"MARKER^JANE")
+    yield "length too long", good[: place - 2] + b"\xff\x7f" + good[place:]
+    yield "type unknown", good[: place - 4] + b"ZZ" + good[place - 2 :]
+    yield "type a number", good[: place - 4] + b"DS" + good[place - 2 :]
+    yield "cut in it", good[: place + 4]
+    yield "character set", good[: place - 8] + b"\x08\x00\x05\x00CS" + good[place - 2 :]
 
 
 @pytest.mark.parametrize(("kind", "content"), list(corrupt_values()))
@@ -527,18 +497,13 @@ def test_any_damage(kind, length, changes):
     content = bytearray(VALID[kind][: max(132, length)])
     for place, value in changes:
         content[132 + place % max(1, len(content) - 132) if len(content) > 132 else 0] = value
-    assert_picture_or_error(bytes(content))
-
-
-def assert_picture_or_error(content):
     try:
-        pixels = read_dicom(content, name="x", max_pixels=MAX_PIXELS)
+        pixels = read(bytes(content))
     except BadInput as error:
         assert_no_marker(error)
-        return
-    assert pixels.dtype == np.uint8
-    assert pixels.ndim == 2
-    assert 0 < pixels.size <= MAX_PIXELS
+    else:
+        assert (pixels.dtype, pixels.ndim) == (np.uint8, 2)
+        assert 0 < pixels.size <= MAX_PIXELS
 
 
 def test_without_pydicom(tmp_path):
@@ -556,3 +521,42 @@ def test_without_pydicom(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
     assert f"scan.dcm: reading a DICOM file requires pydicom: {EXTRA} None" in done.stdout
+
+
+def view_header(**elements):
+    """A DICOM file without a picture, whose free texts name another view."""
+    return write(make(PatientName="LATERAL^JANE", SeriesDescription="LATERAL", **{"ViewPosition": None, **elements}))
+
+
+def coded(value, scheme="SCT"):
+    item = Dataset()
+    item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = value, scheme, "LATERAL"
+    return [item]
+
+
+POSITIONS = {"LL": "lateral", "Lateral": "lateral", "XTABLE LATERAL": "lateral", "PA": "frontal", "AP AXIAL": "frontal"}
+POSITIONS |= {"AP LLD": "decubitus", "LATERAL DECUB": "decubitus", "LAO": "oblique", "PA LAT": "", "PALL": ""}
+
+
+@pytest.mark.filterwarnings("ignore")  # of values that are not in the standard
+@pytest.mark.parametrize(("position", "projection"), POSITIONS.items())
+def test_view_position(position, projection):
+    assert read_projection(view_header(ViewPosition=position), name="scan.dcm") == projection
+
+
+CODES = {"LeftLateral": "lateral", "PosteroAnterior": "frontal", "RightAnteriorOblique": "oblique", "CranioCaudal": ""}
+
+
+@pytest.mark.parametrize(("name", "projection"), CODES.items())
+def test_view_code_where_the_position_is_absent(name, projection):
+    code = getattr(codes.CID4010, name).value
+    cases = [({}, coded(code), projection), ({"ViewPosition": ""}, coded(code), projection)]
+    cases += [({}, coded(code, "99VENDOR"), ""), ({"ViewPosition": "AP"}, coded(code), "frontal")]
+    for elements, sequence, expected in cases:
+        assert read_projection(view_header(ViewCodeSequence=sequence, **elements), name="x") == expected
+
+
+def test_projections_of_other_files():
+    assert read_projection(b"\x89PNG\r\n\x1a\n", name="x.png") == ""
+    with pytest.raises(BadInput, match=r"^scan.dcm: "):
+        read_projection(view_header()[:140] + b"\xff" * 40, name="scan.dcm")

@@ -61,12 +61,6 @@ def png(*, width, height, depth, colour_type, rows, extra=b""):
     )
 
 
-def run(script, path):
-    """Runs a script on a file in a process of its own."""
-    root = pathlib.Path(__file__).parents[3]
-    return subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True, cwd=root)
-
-
 def refusal(path, **settings):
     with pytest.raises(BadInput) as caught:
         decode_image(path, **settings)
@@ -101,19 +95,10 @@ def test_every_kind_of_png(kind):
     np.testing.assert_array_equal(pixels, np.asarray(expected).reshape(*pixels.shape[:2], -1) + np.zeros(3))
 
 
-@pytest.mark.parametrize(
-    ("largest", "full_scale"),
-    [
-        (255, 1023),
-        (1024, 1023),
-        (1025, 4095),
-        (4095, 4095),
-        (4096, 4095),
-        (4100, 16383),
-        (16384, 16383),
-        (65535, 65535),
-    ],
-)
+FULL_SCALES = {255: 1023, 1024: 1023, 1025: 4095, 4096: 4095, 4100: 16383, 16384: 16383, 65535: 65535}
+
+
+@pytest.mark.parametrize(("largest", "full_scale"), FULL_SCALES.items())
 @pytest.mark.parametrize("colour_type", [0, 2, 4, 6], ids=["grey", "RGB", "grey with alpha", "RGBA"])
 @pytest.mark.parametrize("transparent", [False, True])
 def test_sixteen_bits_are_scaled_by_the_detectors_full_scale(largest, full_scale, colour_type, transparent):
@@ -145,12 +130,10 @@ def test_what_is_transparent_lies_on_black(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}])
-def test_jpeg(tmp_path, mode, options):
-    smooth = Image.fromarray(COLOUR).resize((64, 48), Image.Resampling.BICUBIC)
-    path = save(tmp_path, smooth.convert(mode), "JPEG", quality=95, **options)
-    expected = np.asarray(smooth.convert(mode).convert("RGB"), np.float32)
-    assert np.abs(decode_image(path) - expected).mean() < 4
+def test_jpeg(tmp_path, mode):
+    smooth = Image.fromarray(COLOUR).resize((64, 48), Image.Resampling.BICUBIC).convert(mode)
+    path = save(tmp_path, smooth, "JPEG", quality=95, progressive=mode == "RGB")
+    assert np.abs(decode_image(path) - np.asarray(smooth.convert("RGB"), np.float32)).mean() < 4
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("PNG", 0), ("JPEG", 12)])
@@ -160,18 +143,6 @@ def test_orientation_is_applied(tmp_path, kind, tolerance):
     image = Image.fromarray(GREY).resize((24, 16))
     pixels = decode_image(save(tmp_path, image, kind, exif=exif))
     np.testing.assert_allclose(pixels[:, :, 0].astype(int), np.rot90(np.asarray(image), -1).astype(int), atol=tolerance)
-
-
-def test_broken_metadata_around_a_sound_picture_is_passed_over(tmp_path):
-    path = save(tmp_path, Image.fromarray(GREY), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\x12\x34")
-    # A process of its own, because pytest undoes what the package says about warnings.
-    script = (
-        "import sys\n"
-        "from stepcot_jax.data.images.preprocessing import decode_image\n"
-        "print(decode_image(sys.argv[1])[..., 0].tolist())\n"
-    )
-    done = run(script, path)
-    assert (done.stdout.strip(), done.stderr) == (str(GREY.tolist()), "")
 
 
 @pytest.mark.parametrize(
@@ -202,15 +173,6 @@ def test_refuses_what_is_neither_png_nor_jpeg(tmp_path, content, found):
     assert found in refusal(path)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_refuses_truncated_files(tmp_path, kind, share):
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
-    path = save(tmp_path, Image.fromarray(noise), kind)
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    assert "cannot be decoded" in refusal(path)
-
-
 @pytest.mark.parametrize(
     ("width", "height"), [(100_000, 100_000), (2**31 - 1, 2**31 - 1), (7000, 7200), (65_536, 1), (0, 4)]
 )
@@ -222,30 +184,33 @@ def test_refuses_sizes_by_the_header_alone(tmp_path, width, height):
         assert f"{width} x {height} pixels in its header; expected at most 50000000" in message
 
 
-def test_a_bomb_leaves_neither_memory_nor_warnings_behind(tmp_path):
-    path = tmp_path / "bomb.png"
-    path.write_bytes(png(width=30_000, height=30_000, depth=8, colour_type=6, rows=bytes(1_000_000)))
+def test_a_bomb_and_broken_metadata_leave_neither_memory_nor_warnings_behind(tmp_path):
+    """In a process of its own, because pytest undoes what the package says about warnings."""
+    path = save(tmp_path, Image.fromarray(GREY), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\x12\x34")
+    bomb = tmp_path / "bomb.png"
+    bomb.write_bytes(png(width=30_000, height=30_000, depth=8, colour_type=6, rows=bytes(1_000_000)))
     script = (
-        "import resource, sys, warnings; warnings.simplefilter('error')\n"
+        "import resource, sys\n"
         "from stepcot_jax.data.images.preprocessing import decode_image\n"
+        "print(decode_image(sys.argv[1])[..., 0].tolist())\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try: decode_image(sys.argv[1])\n"
+        "try: decode_image(sys.argv[2])\n"
         "except ValueError as error: print(error)\n"
         "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000\n"
     )
-    done = run(script, path)
+    root = pathlib.Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script, path, bomb], capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[0]) == (0, "", str(GREY.tolist()))
     assert "30000 x 30000 pixels" in done.stdout
-    assert done.stderr == ""
 
 
 SEEDS = [saved(COLOUR, "PNG"), saved(Image.fromarray(COLOUR).convert("P"), "PNG"), saved(COLOUR, "JPEG")]
 
 
-@given(
-    st.sampled_from(SEEDS),
-    st.lists(st.tuples(st.integers(8, 10_000), st.integers(0, 255)), max_size=6),
-    st.integers(0, 50),
-)
+DAMAGES = st.lists(st.tuples(st.integers(8, 10_000), st.integers(0, 255)), max_size=6)
+
+
+@given(st.sampled_from(SEEDS), DAMAGES, st.integers(0, 50))
 def test_any_damage_ends_in_pixels_or_a_message(tmp_path_factory, content, damages, num_cut):
     content = bytearray(content)
     for place, value in damages:
@@ -257,84 +222,62 @@ def test_any_damage_ends_in_pixels_or_a_message(tmp_path_factory, content, damag
     except BadInput:
         refusal(path)
     else:
-        assert pixels.dtype == np.uint8
-        assert pixels.shape[2] == 3
+        assert (pixels.dtype, pixels.shape[2]) == (np.uint8, 3)
+
+
+SHAPES = st.tuples(st.integers(1, 90), st.integers(1, 90))
+SORTS = st.sampled_from(["grey", "deep", "colour", "alpha", "transparent", "JPEG"])
 
 
 @given(
-    st.tuples(st.integers(1, 90), st.integers(1, 90)),
-    st.sampled_from(["crop", "pad", "stretch"]),
-    st.sampled_from([1, 7, 24]),
-    st.sampled_from(["grey", "deep", "colour", "alpha", "transparent", "JPEG"]),
-    st.integers(0, 2**32 - 1),
+    SHAPES, st.sampled_from(["crop", "pad", "stretch"]), st.sampled_from([1, 7, 24]), SORTS, st.integers(0, 2**32 - 1)
 )
 def test_preparing_in_one_go_is_decoding_then_resizing(shape, fit, size, kind, seed):
     rng = np.random.default_rng(seed)
-    grey = rng.integers(0, 256, shape, np.uint8)
-    content = {
-        "grey": lambda: saved(grey, "PNG"),
-        "deep": lambda: saved(rng.integers(0, 4096, shape, np.uint16), "PNG"),
-        "colour": lambda: saved(rng.integers(0, 256, (*shape, 3), np.uint8), "PNG"),
-        "alpha": lambda: saved(rng.integers(0, 256, (*shape, 4), np.uint8), "PNG"),
-        "transparent": lambda: saved(grey, "PNG", transparency=int(grey[0, 0])),
-        "JPEG": lambda: saved(grey, "JPEG"),
-    }[kind]()
+    channels = {"colour": (3,), "alpha": (4,)}.get(kind, ())
+    values = rng.integers(0, 4096 if kind == "deep" else 256, (*shape, *channels), np.uint16)
+    values = values if kind == "deep" else values.astype(np.uint8)
+    options = {"transparency": int(values[0, 0])} if kind == "transparent" else {}
+    content = saved(values, "JPEG" if kind == "JPEG" else "PNG", **options)
     preprocessing = Preprocessing(size, fit=fit)
     expected = resize_image(decode_image_bytes(content, name="it"), preprocessing)
     prepared = prepare_image(content, name="it", preprocessing=preprocessing)
-    is_grey = (expected == expected[..., :1]).all()
-    assert prepared.shape == ((size, size) if is_grey else (size, size, 3))
-    np.testing.assert_array_equal(
-        prepared[..., None] if is_grey else prepared, expected[..., :1] if is_grey else expected
-    )
-    if is_grey:
+    if (expected == expected[..., :1]).all():
+        np.testing.assert_array_equal(prepared, expected[..., 0])
         np.testing.assert_array_equal(normalise_grey(prepared, preprocessing), normalise(expected, preprocessing))
-
-
-def test_resizing_grey_is_resizing_each_of_three_equal_channels():
-    """Against Pillow itself, not against our own code: a third of the work gives the same pixels."""
-    pixels = np.random.default_rng(0).integers(0, 256, (1024, 900), np.uint8)
-    coloured = Image.fromarray(np.repeat(pixels[..., None], 3, axis=-1))
-    expected = np.asarray(coloured.resize((224, 224), Image.Resampling.BICUBIC))
-    grey = resize_image(pixels, Preprocessing(224, fit="stretch"))
-    np.testing.assert_array_equal(np.repeat(grey[..., None], 3, axis=-1), expected)
+    else:
+        np.testing.assert_array_equal(prepared, expected)
 
 
 @pytest.mark.parametrize("shape", [(31, 64), (64, 31), (50, 50), (1024, 333)])
 def test_crop_is_resizing_the_short_side_and_cropping_the_centre(shape):
     pixels = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
-    height, width = shape
-    new_width, new_height = (int(48 * side / min(shape)) for side in (width, height))
-    resized = np.asarray(Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.BICUBIC))
-    top, left = (new_height - 48) // 2, (new_width - 48) // 2
-    expected = resized[top : top + 48, left : left + 48]
-    actual = resize_image(pixels, Preprocessing(48))
-    assert actual.shape == (48, 48, 3)
-    np.testing.assert_array_equal(actual, expected)
+    height, width = (int(48 * side / min(shape)) for side in shape)
+    resized = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+    top, left = (height - 48) // 2, (width - 48) // 2
+    np.testing.assert_array_equal(resize_image(pixels, Preprocessing(48)), resized[top : top + 48, left : left + 48])
+    grey = np.repeat(pixels[..., :1], 3, axis=-1)
+    one, three = (resize_image(each, Preprocessing(48)) for each in (grey[..., 0], grey))
+    np.testing.assert_array_equal(np.repeat(one[..., None], 3, axis=-1), three)
 
 
-@pytest.mark.parametrize("shape", [(40, 80), (80, 40), (60, 60)])
+@pytest.mark.parametrize("shape", [(40, 80), (80, 40)])
 def test_crop_agrees_with_clips_processor(shape):
     import transformers
 
     pixels = np.random.default_rng(2).integers(0, 256, (*shape, 3), np.uint8)
-    preprocessing = Preprocessing(32)
-    ours = normalise(resize_image(pixels, preprocessing), preprocessing)
-    theirs = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})(
-        Image.fromarray(pixels), return_tensors="np"
-    )["pixel_values"][0]
+    ours = normalise(resize_image(pixels, Preprocessing(32)), Preprocessing(32))
+    clip = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    theirs = clip(Image.fromarray(pixels), return_tensors="np")["pixel_values"][0]
     np.testing.assert_allclose(ours, theirs.transpose(1, 2, 0), atol=1e-5)
 
 
 def test_pad_keeps_everything_between_black_bars():
-    pixels = np.full((20, 40, 3), 200, np.uint8)
-    padded = resize_image(pixels, Preprocessing(16, fit="pad"))
-    assert (padded[4:12] == 200).all()
-    assert (padded[:4] == 0).all()
-    assert (padded[12:] == 0).all()
-    np.testing.assert_array_equal(
-        resize_image(pixels.swapaxes(0, 1), Preprocessing(16, fit="pad")), padded.swapaxes(0, 1)
-    )
+    pixels, pad = np.full((20, 40, 3), 200, np.uint8), Preprocessing(16, fit="pad")
+    expected = np.zeros((16, 16, 3), np.uint8)
+    expected[4:12] = 200
+    np.testing.assert_array_equal(resize_image(pixels, pad), expected)
+    np.testing.assert_array_equal(resize_image(pixels.swapaxes(0, 1), pad), expected.swapaxes(0, 1))
 
 
 @given(st.integers(1, 2000), st.integers(1, 3), st.sampled_from(["crop", "pad", "stretch"]), st.integers(1, 40))
@@ -345,18 +288,12 @@ def test_any_shape_comes_out_square(length, breadth, fit, size):
         assert set(np.unique(resized)) <= ({0, 77} if fit == "pad" else {77})
 
 
-@pytest.mark.parametrize(
-    ("settings", "found"),
-    [
-        ({"size": 0}, "size: 0"),
-        ({"std": (1.0, 0.0, 1.0)}, "std: "),
-        ({"mean": (1.0, 2.0)}, "mean: "),
-        ({"mean": (float("nan"), 0.0, 0.0)}, "mean: "),
-        ({"fit": "squeeze"}, "fit: 'squeeze'"),
-    ],
-)
-def test_refuses_preprocessing_that_makes_no_sense(settings, found):
-    with pytest.raises(BadInput, match=found):
+SENSELESS = [{"size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (1.0, 2.0)}, {"mean": (float("nan"), 0, 0)}, {"fit": "x"}]
+
+
+@pytest.mark.parametrize("settings", SENSELESS)
+def test_refuses_preprocessing_that_makes_no_sense(settings):
+    with pytest.raises(BadInput, match=f"preprocessing {next(iter(settings))}: "):
         Preprocessing(**{"size": 8, **settings})
 
 
@@ -374,51 +311,31 @@ def collection(tmp_path):
     return collection
 
 
-def test_check_images_visits_all_in_order(collection):
-    visited, watched = [], []
+def test_check_images_visits_all_in_order_but_what_is_known_by_its_content(collection):
+    visited, watched, known = [], [], (collection.root / "2.png").read_bytes()
 
     def watch(cases):
         for case in cases:
             watched.append(case.image)
             yield case
 
-    checked = check_images(collection, visit=lambda *seen: visited.append(seen), progress=watch, num_threads=3)
-    assert checked == collection
-    assert [(index, int(pixels.max())) for index, pixels in visited] == list(enumerate([0, 1, 2, 4, 5, 6]))
-    assert all(pixels.shape == (6, 4) for _, pixels in visited)
+    def is_known(_, content):
+        return content == known
+
+    visit = lambda *seen: visited.append(seen)  # noqa: E731
+    assert check_images(collection, is_known=is_known, visit=visit, progress=watch, num_threads=3) == collection
+    assert [(index, int(pixels.max())) for index, pixels in visited] == [(0, 0), (1, 1), (3, 4), (4, 5), (5, 6)]
     assert watched == [case.image for case in collection.cases]
 
 
-def test_check_images_passes_over_what_is_known_by_its_content(collection):
-    known = (collection.root / "2.png").read_bytes()
-    indices = []
-    checked = check_images(
-        collection, is_known=lambda case, content: content == known, visit=lambda index, _: indices.append(index)
-    )
-    assert checked == collection
-    assert indices == [0, 1, 3, 4, 5]
-
-
-def test_check_images_sets_unreadable_images_aside(collection):
+def test_check_images_stops_at_unreadable_images_or_sets_them_aside(collection):
     for number in (1, 5):
         (collection.root / f"{number}.png").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"data\.json, record 1 \(image_path '1\.png'\).*; 1 more of the 6 records are"):
+        check_images(collection)
     indices = []
     checked = check_images(collection, on_bad_record="skip", visit=lambda index, _: indices.append(index))
     assert [case.image for case in checked.cases] == ["0.png", "2.png", "4.png", "6.png"]
     assert indices == [0, 1, 2, 3]
-    assert [(aside.record, aside.image_path) for aside in checked.set_aside] == [
-        (1, "1.png"),
-        (3, "3.png"),
-        (5, "5.png"),
-    ]
-    assert "is an empty file" in checked.set_aside[0].reason
+    assert [(aside.record, aside.image_path) for aside in checked.set_aside] == [(n, f"{n}.png") for n in (1, 3, 5)]
     assert check_images(checked) == checked
-
-
-def test_check_images_stops_by_default_and_counts(collection):
-    for number in (1, 5):
-        (collection.root / f"{number}.png").write_bytes(b"")
-    with pytest.raises(BadInput) as caught:
-        check_images(collection)
-    assert "data.json, record 1 (image_path '1.png')" in str(caught.value)
-    assert "1 more of the 6 records are bad; data.on_bad_record=skip" in str(caught.value)

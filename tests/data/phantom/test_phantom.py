@@ -34,13 +34,9 @@ def _texts(labels):
 
 
 def _same(first, second):
-    return (
-        first.case == second.case
-        and first.marks == second.marks
-        and first.side == second.side
-        and np.array_equal(first.image, second.image)
-        and np.array_equal(first.lung_mask, second.lung_mask)
-        and np.array_equal(first.heart_mask, second.heart_mask)
+    arrays = ("image", "lung_mask", "heart_mask")
+    return (first.case, first.marks, first.side) == (second.case, second.marks, second.side) and all(
+        np.array_equal(getattr(first, name), getattr(second, name)) for name in arrays
     )
 
 
@@ -50,6 +46,7 @@ def test_same_seed_same_case_in_any_order(flat_cases):
 
 
 def test_size_changes_pixels_only(flat_cases):
+    assert draw_case(1, seed=5, size=16, prevalence="flat").image.shape == (16, 16)
     for index in range(12):
         larger = draw_case(index, seed=5, size=128, prevalence="flat")
         assert larger.case == flat_cases[index].case
@@ -60,28 +57,18 @@ def test_size_changes_pixels_only(flat_cases):
         assert labels == labels_larger
 
 
-def test_normal_and_only_normal_has_no_abnormality(flat_answers):
+def test_answers_agree_with_each_other_and_all_occur(flat_answers):
+    same = {("Effusion", "Pleural effusion"), ("Pneumothorax", "Pneumothorax"), ("Cardiomegaly", "Cardiomegaly")}
     for answers in flat_answers:
-        normal = answers[6] == "Normal"
-        assert (answers[0] == "No abnormality") == normal
-        assert (answers[1:6] == ("N/A",) * 5) == normal or answers[3] == "Cardiac"
-
-
-def test_answers_agree_with_each_other(flat_answers):
-    for detection, distribution, pattern, location, _, secondary, diagnosis in flat_answers:
+        detection, distribution, pattern, location, _, secondary, diagnosis = answers
+        normal = diagnosis == "Normal"
+        assert (detection == "No abnormality") == normal
+        assert (answers[1:6] == ("N/A",) * 5) == normal or location == "Cardiac"
         assert (detection == "Decreased opacity") <= (diagnosis == "Pneumothorax")
         assert (pattern == "Cavity") <= (detection == "Mixed")
         assert (location == "Cardiac") <= (diagnosis == "Cardiomegaly")
-        assert (diagnosis, secondary) not in {
-            ("Effusion", "Pleural effusion"),
-            ("Pneumothorax", "Pneumothorax"),
-            ("Cardiomegaly", "Cardiomegaly"),
-        }
-        if diagnosis not in ("Normal", "Cardiomegaly"):
-            assert distribution != "N/A"
-
-
-def test_every_answer_of_every_step_occurs(flat_answers):
+        assert (diagnosis, secondary) not in same
+        assert distribution != "N/A" or diagnosis in ("Normal", "Cardiomegaly")
     for step, found in zip(DEFAULT_CHAIN.steps, zip(*flat_answers, strict=True), strict=True):
         assert set(found) == set(step.options)
 
@@ -104,22 +91,20 @@ def test_prevalence_is_within_binomial_bounds(prevalence):
 
 def test_boxes_lie_inside_and_name_the_diagnosis(flat_cases):
     for case in flat_cases:
-        answers = _texts(case.case.answers)
-        assert bool(case.boxes) == (answers[6] != "Normal")
-        labels = {box.label for box in case.boxes}
-        assert not case.boxes or answers[6] in labels
+        answers, labels = _texts(case.case.answers), {box.label for box in case.boxes}
+        assert bool(labels) == (answers[6] != "Normal")
+        assert not labels or answers[6] in labels
         assert labels <= {answers[6], answers[5], "Emphysema"}
-        assert answers[5] == "N/A" or answers[5] in labels
+        assert answers[5] in {"N/A"} | labels
         for box in case.boxes:
-            assert box.size[0] > 0
-            assert box.size[1] > 0
-            assert 0 <= box.x1 <= box.x2 <= 64
-            assert 0 <= box.y1 <= box.y2 <= 64
+            assert min(box.size) > 0
+            assert min(box.x1, box.y1) >= 0
+            assert max(box.x2, box.y2) <= 64
 
 
-@pytest.mark.parametrize("size", [48, 128])
+@pytest.mark.parametrize("size", [48, 96])
 def test_findings_change_the_picture_inside_their_boxes(size):
-    for index in range(80):
+    for index in range(50):
         shot = phantom.plan_case(index, seed=9, prevalence="flat")
         drawn = phantom.draw_planned(shot, size=size)
         healthy = phantom.draw_planned(shot, size=size, healthy=True)
@@ -145,15 +130,10 @@ def test_masks_are_where_lungs_and_heart_are(flat_cases):
             assert case.image[case.lung_mask].mean() + 20 < case.image[case.heart_mask].mean()
 
 
-def test_one_patient_in_six_has_several_images():
-    numbers = [phantom._patient(index, seed=4) for index in range(1500)]
-    images = collections.Counter(numbers)
+def test_one_patient_in_six_has_several_images_of_one_origin_and_anatomy():
+    images = collections.Counter(phantom._patient(index, seed=4) for index in range(1500))
     assert sum(count > 1 for count in images.values()) / len(images) == pytest.approx(1 / 6)
     assert max(images.values()) == 3
-    assert len({phantom._patient(index, seed=5) for index in range(15)}) == 12
-
-
-def test_images_of_one_patient_share_origin_and_anatomy():
     shots = collections.defaultdict(list)
     for index in range(60):
         shot = phantom.plan_case(index, seed=4, prevalence="flat")
@@ -174,50 +154,34 @@ def test_reasoning_quotes_the_report(flat_cases):
 
 
 def test_export_reads_back_equal(tmp_path):
-    seen = []
-
-    def watch(indices):
-        for index in indices:
-            seen.append(index)
-            yield index
-
-    export_phantom(tmp_path, num_cases=20, seed=8, size=48, prevalence="flat", progress=watch)
+    export_phantom(tmp_path, num_cases=20, seed=8, size=48, prevalence="flat")
     drawn = [draw_case(index, seed=8, size=48, prevalence="flat") for index in range(20)]
     collection = read_records(tmp_path)
     assert collection.chain == DEFAULT_CHAIN
     assert collection.cases == tuple(case.case for case in drawn)
-    assert seen == list(range(20))
     with (tmp_path / "boxes.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     for case in drawn:
-        name = case.case.image.removeprefix("images/")
-        with Image.open(tmp_path / case.case.image) as image:
-            assert image.mode == "L"
-            assert np.array_equal(np.asarray(image), case.image)
-        for folder, mask in (("lung", case.lung_mask), ("heart", case.heart_mask)):
-            with Image.open(tmp_path / "masks" / folder / name) as image:
-                assert np.array_equal(np.asarray(image) == 255, mask)
-        written = [row for row in rows if row["image_path"] == case.case.image]
-        numbers = ("x", "y", "width", "height")
-        assert [Box.of_size(row["label"], *(int(row[key]) for key in numbers)) for row in written] == list(case.boxes)
+        masks = {
+            f"masks/{name}/{case.case.image[7:]}": 255 * getattr(case, f"{name}_mask") for name in ("lung", "heart")
+        }
+        for path, pixels in ({case.case.image: case.image} | masks).items():
+            with Image.open(tmp_path / path) as image:
+                assert image.mode == "L"
+                assert np.array_equal(np.asarray(image), pixels)
+        numbers = [[row["label"], *(int(row[key]) for key in ("x", "y", "width", "height"))] for row in rows
+                   if row["image_path"] == case.case.image]  # fmt: skip
+        assert [Box.of_size(*row) for row in numbers] == list(case.boxes)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"seed": -1}, "seed -1"),
-        ({"size": 8}, "size: 8"),
-        ({"size": 20_000}, "size: 20000 pixels; expected 16 to 4096"),
-        ({"prevalence": "flatt"}, "prevalence: 'flatt'"),
-    ],
-)
+REFUSED = [
+    ({"seed": -1}, "seed -1"),
+    ({"size": 8}, "size: 8"),
+    ({"size": 20_000}, "size: 20000 pixels; expected 16"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), [*REFUSED, ({"prevalence": "flatt"}, "prevalence: 'flatt'")])
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(BadInput, match=message):
         draw_case(0, **{"seed": 0, "size": 32, "prevalence": "flat", **settings})
-
-
-def test_least_size_still_draws():
-    for index in range(30):
-        case = draw_case(index, seed=0, size=16, prevalence="flat")
-        assert case.image.dtype == np.uint8
-        assert all(box.x2 <= 16 and box.y2 <= 16 for box in case.boxes)

@@ -48,7 +48,7 @@ def _holds(outer, inner, by=0.0):
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(index=st.integers(0, 10_000), seed=st.integers(0, 60), size=st.sampled_from([64, 128]))
 def test_every_box_lies_where_the_answers_say(index, seed, size):
     shot, drawn, frame, chest, answers = _draw(index, seed, size)
@@ -102,19 +102,12 @@ def _check_middle(mark, corners, drawn, size):
         assert _holds(heart, corners, np.array([0.12, 0.3]) * size)
 
 
-def _with_air(side_by_side):
-    """Plans with air in the pleura, on one side or on both, and the sides."""
-    for index in range(600):
-        shot = phantom.plan_case(index, seed=0, prevalence="flat")
-        sides = {layer.side for layer in shot.scene.pleural if isinstance(layer, Air)}
-        if len(sides) == 1 + side_by_side:
-            yield shot, sides
-
-
-@pytest.mark.parametrize("size", [64, 128])
-def test_air_on_one_side_leaves_the_other_lung_as_it_is(size):
-    found = list(_with_air(side_by_side=False))
-    assert len(found) > 50
+def test_air_on_one_side_leaves_the_other_lung_as_it_is():
+    size = 64
+    planned = [phantom.plan_case(index, seed=0, prevalence="flat") for index in range(200)]
+    sides = [{layer.side for layer in shot.scene.pleural if isinstance(layer, Air)} for shot in planned]
+    found = [(shot, own) for shot, own in zip(planned, sides, strict=True) if len(own) == 1]
+    assert len(found) > 15
     for shot, (side,) in found:
         frame = Frame.of(shot.pose, size)
         chest = render_anatomy(shot.scene.anatomy, frame)

@@ -1,7 +1,6 @@
 """`stepcot data vqa`: the same bytes each time, splits by patient, and texts in every dialect."""
 
 import collections
-import hashlib
 import json
 
 import pytest
@@ -18,41 +17,35 @@ from stepcot_jax.record import Record
 from stepcot_jax.tools.data.command import main
 
 
-def _digests(folder):
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def test_the_same_command_writes_the_same_bytes(tmp_path, capsys):
-    for name in ("a", "b"):
-        main(["vqa", str(tmp_path / name), "--num-cases=12", "--seed=3", "--dialect=gemex"])
-    assert _digests(tmp_path / "a") == _digests(tmp_path / "b")
+    found = []
+    for name, seed, flags in (("a", 3, ["--dialect=gemex"]), ("b", 3, ["--dialect=gemex"]), ("c", 4, [])):
+        main(["vqa", str(tmp_path / name), "--num-cases=12", f"--seed={seed}", *flags])
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        found.append({path.relative_to(tmp_path / name).as_posix(): path.read_bytes() for path in files})
     assert "48 records in" in capsys.readouterr().out
-    main(["vqa", str(tmp_path / "c"), "--num-cases=12", "--seed=4"])
-    assert not (tmp_path / "c/conversations.jsonl").exists()
-    assert (tmp_path / "a/records.jsonl").read_bytes() != (tmp_path / "c/records.jsonl").read_bytes()
+    assert found[0] == found[1]
+    assert "conversations.jsonl" not in found[2]
+    assert found[0]["records.jsonl"] != found[2]["records.jsonl"]
 
 
 def test_splits_are_by_patient_and_near_their_shares():
-    images = [ground_phantom(index, size=32)[0] for index in range(300)]
+    images = [ground_phantom(index, size=32)[0] for index in range(100)]
     split = split_images(images, seed=0)
     of_patient = collections.defaultdict(set)
     for image in split:
         of_patient[image.patient].add(image.split)
     assert all(len(found) == 1 for found in of_patient.values())
     counts = collections.Counter(image.split for image in split)
-    assert counts["train"] == pytest.approx(210, abs=6)
-    assert counts["val"] == pytest.approx(45, abs=6)
+    assert counts["train"] == pytest.approx(70, abs=4)
+    assert counts["val"] == pytest.approx(15, abs=4)
     assert [image.id for image in split] == [image.id for image in images]
     assert split_images(split, seed=7) == split
-    with pytest.raises(BadInput, match="299 of 300 images have no split"):
+    with pytest.raises(BadInput, match="99 of 100 images have no split"):
         split_images([split[0], *images[1:]], seed=0)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", [*DIALECTS][::2])
 def test_conversations_hold_prompt_and_reply(tmp_path, dialect):
     out = tmp_path / "out"
     main(["vqa", str(out), "--num-cases=6", f"--dialect={dialect}"])
@@ -85,54 +78,34 @@ def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
     (tmp_path / "in/deep").mkdir(parents=True)
     images = []
     for number in range(4):
-        Image.new("L", (20, 10)).save(tmp_path / f"in/deep/{number}.png")
-        finding = Box("Mass", (1, 1, 5 + number, 6))
-        images.append(
-            Record(
-                id=f"i{number}",
-                image=f"deep/{number}.png",
-                image_size=(20, 10),
-                patient=f"p{number}",
-                split="test",
-                boxes=(finding,),
-            )
-        )
+        path = f"deep/{number}.png"
+        Image.new("L", (20, 10)).save(tmp_path / "in" / path)
+        fields = {"image": path, "image_size": (20, 10), "boxes": (Box("Mass", (1, 1, 5 + number, 6)),)}
+        images.append(Record(id=f"i{number}", patient=f"p{number}", split="test", **fields))
     records = make_folder_records(tmp_path / "out", images, root=tmp_path / "in", seed=0)
-    assert [record.kind for record in records] == ["open"] * 4
-    assert {record.split for record in records} == {"test"}
+    assert [(record.kind, record.split) for record in records] == [("open", "test")] * 4
     assert (tmp_path / "out/deep/3.png").read_bytes() == (tmp_path / "in/deep/3.png").read_bytes()
     (tmp_path / "in/deep/3.png").unlink()
     with pytest.raises(BadInput, match=r"3\.png: cannot be copied"):
         make_folder_records(tmp_path / "again", images, root=tmp_path / "in", seed=0)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--num-cases=2"], "--num-cases must be at least 3"),
-        (["--size=20"], "20 pixels; expected 32 to 4096"),
-        (["--seed=-1"], "seed -1"),
-        (["--source=/nowhere"], "/nowhere: is not a folder"),
-    ],
-)
-def test_settings_out_of_range_leave_the_folder_empty(tmp_path, flags, message):
+REFUSED = [
+    (["--num-cases=2"], "--num-cases must be at least 3"),
+    (["--size=20"], "20 pixels; expected 32 to 4096"),
+    (["--seed=-1"], "seed -1"),
+    (["--source=/nowhere"], "/nowhere: is not a folder"),
+    (["--layout=gemex"], "--layout has no effect on --source=phantom"),
+    (["--source=x", "--num-cases=9"], "--num-cases has no effect on --source=FOLDER"),
+    (["--source=x", "--layout=phantom", "--readers=two"], "--readers: 'two' is not a number or all"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_settings_that_cannot_be_or_would_be_ignored_leave_the_folder_empty(tmp_path, flags, message):
     with pytest.raises(BadInput, match=message):
         main(["vqa", str(tmp_path / "out"), *flags])
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--layout=gemex"], "--layout has no effect on --source=phantom"),
-        (["--source=x", "--num-cases=9"], "--num-cases has no effect on --source=FOLDER"),
-        (["--source=x", "--layout=phantom", "--readers=two"], "--readers: 'two' is not a number or all"),
-    ],
-)
-def test_options_that_would_be_ignored_are_refused(tmp_path, flags, message):
-    with pytest.raises(BadInput, match=message):
-        main(["vqa", str(tmp_path / "out"), *flags])
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):

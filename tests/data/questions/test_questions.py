@@ -12,7 +12,7 @@ from stepcot_jax.data.questions.vocabulary import LOOK_ALIKES, TERMS, canonical
 from stepcot_jax.data.statistics import find_majorities
 from stepcot_jax.record import Record
 
-NUM_IMAGES = 900
+NUM_IMAGES = 240
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,11 @@ def records(images):
     return [record for image in images for record in ask_questions(image, seed=1)]
 
 
-@pytest.mark.slow
 def test_a_record_is_a_function_of_seed_and_index_alone(images, records):
-    for index in (700, 3):
+    for index in (200, 3):
         again = ground_phantom(index, seed=1, size=32)[0]
         assert ask_questions(again, seed=1) == tuple(records[4 * index : 4 * index + 4])
     assert ask_questions(images[3], seed=2) != ask_questions(images[3], seed=1)
-    other = msgspec.structs.replace(images[3], provenance={})  # the name stands for the index
-    assert ask_questions(other, seed=1) == ask_questions(other, seed=1)
 
 
 def test_closed_questions_are_half_yes(records):

@@ -61,7 +61,7 @@ def test_replies_to_lines_that_were_set_aside_are_counted(tmp_path):
 
 
 @hypothesis.given(st.text(st.sampled_from('ab\\u"\ud800\udbff\udc00\udfff\U0001f600d8'), max_size=12), st.booleans())
-@hypothesis.settings(max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_halves_of_surrogate_pairs_are_replaced(tmp_path, text, is_upper):
     line = json.dumps({"id": "a", "reply": text})
     if is_upper:

@@ -20,24 +20,15 @@ from stepcot_jax.tools.annotate.command import main as annotate
 from stepcot_jax.tools.data.command import main
 
 
-def _records(lesions, *, patients=None, kinds=None, **changes):
-    return [
-        make_record(
-            kinds[place] if kinds else "closed",
-            **{
-                "id": str(place),
-                "image": f"{place}.png",
-                "image_size": (48, 48),
-                "patient": f"p{patients[place] if patients else place}",
-                "lesion": lesion,
-                "modality": "xray",
-                "references": (Box("heart", (4, 5 + place % 20, 20, 30)),),
-                "thinking": f"I look at the **heart** ([4, {5 + place % 20}, 20, 30]).",
-                **changes,
-            },
-        )
-        for place, lesion in enumerate(lesions)
-    ]
+def _records(lesions, *, patients=None, kinds=None):
+    found = []
+    for place, lesion in enumerate(lesions):
+        fields = {"id": str(place), "image": f"{place}.png", "image_size": (48, 48), "modality": "xray"}
+        fields |= {"patient": f"p{patients[place] if patients else place}", "lesion": lesion}
+        fields["references"] = (Box("heart", (4, 5 + place % 20, 20, 30)),)
+        fields["thinking"] = f"I look at the **heart** ([4, {5 + place % 20}, 20, 30])."
+        found.append(make_record(kinds[place] if kinds else "closed", **fields))
+    return found
 
 
 def _view(views, place, stage, *, seed=0, update=0, row=0):
@@ -63,22 +54,18 @@ def test_lines_are_half_white_and_one_pixel_wide():
 @pytest.mark.parametrize("dialect", ["gemex", "medclm"])
 def test_easy_and_medium_have_the_same_text(dialect):
     records = _records(["Mass"] * 3)
-    views = StageViews(records, range(3), dialect=dialect)
-    easy, medium = (_view(views, 1, stage) for stage in ("easy", "medium"))
-    assert easy.record is medium.record is records[1]
-    assert (easy.index, medium.index) == (1, 1)
+    easy, medium = (_view(StageViews(records, range(3), dialect=dialect), 1, stage) for stage in ("easy", "medium"))
+    assert (easy.record, easy.index, easy.stage, easy.with_thinking) == (records[1], 1, "easy", True)
+    assert (medium.record, medium.index, medium.stage, medium.with_thinking) == (records[1], 1, "medium", True)
     assert (easy.boxes, medium.boxes) == (((4, 6, 20, 30),), ())
-    assert (easy.stage, medium.stage) == ("easy", "medium")
-    assert easy.with_thinking
-    assert medium.with_thinking
     assert not _view(StageViews(records, range(3), dialect=dialect, with_thinking=False), 1, "easy").with_thinking
     pixels = np.random.default_rng(1).integers(0, 256, (2, 48, 48, 3), dtype=np.uint8)
     before = pixels.copy()
     drawn = draw_views(pixels, [easy, medium])
-    assert np.array_equal(pixels, before)
-    assert np.array_equal(drawn[0], np.asarray(draw_boxes(Image.fromarray(pixels[0]), easy.boxes, (48, 48))))
-    assert not np.array_equal(drawn[0], pixels[0])
-    assert np.array_equal(drawn[1], pixels[1])
+    expected = np.asarray(draw_boxes(Image.fromarray(before[0]), easy.boxes, (48, 48)))
+    for found, wanted in ((pixels, before), (drawn[0], expected), (drawn[1], before[1])):
+        np.testing.assert_array_equal(found, wanted)
+    assert (expected != before[0]).any()
 
 
 def test_hard_is_the_answer_of_another_case():
@@ -106,10 +93,7 @@ def test_hard_draws_among_cases_of_domain_kind_and_split_of_other_patients():
     assert set(counts) == {2, 3, 4, 5}
     assert all(abs(count - 500) < 90 for count in counts.values())
     assert {_view(views, 8, "hard", row=row).index for row in range(100)} == {9, 10, 11}
-
-
-def test_the_same_patient_serves_where_there_is_no_other_but_never_the_same_image():
-    records = _records(["Mass"] * 3, patients=[0, 0, 0])
+    records = _records(["Mass"] * 3, patients=[0, 0, 0])  # of one patient, but never the same image
     records[1] = msgspec.structs.replace(records[1], image="0.png")
     views = StageViews(records, range(3), dialect="medclm")
     assert {_view(views, 0, "hard", row=row).index for row in range(20)} == {2}
@@ -163,11 +147,8 @@ def test_records_that_medclm_wrote_are_views_already(tmp_path):
 
 
 def test_phantoms_have_every_stage():
-    settings = load_settings(
-        "base",
-        **{"job": "sft", "phantom.num_cases": 60, "phantom.image_size": 48, "image_encoder.image_size": 48},
-        **{"phantom.prevalence": "flat", "vqa.dialect": "medclm"},
-    )
+    chosen = {"job": "sft", "phantom.num_cases": 30, "phantom.image_size": 48, "image_encoder.image_size": 48}
+    settings = load_settings("base", **chosen, **{"phantom.prevalence": "flat", "vqa.dialect": "medclm"})
     dataset = load_vqa_dataset(settings, splits=("train",))
     views = StageViews(dataset.records, dataset.splits["train"], dialect="medclm")
     counts = collections.Counter()
@@ -176,6 +157,5 @@ def test_phantoms_have_every_stage():
             view = _view(views, place, stage, row=place)
             counts[bool(domain_of(dataset.records[place])), stage, view.stage] += 1
             assert write_reply(view.record, "medclm")
-    assert counts[True, "easy", "easy"] > 100
-    assert counts[True, "hard", "hard"] > 100
+    assert min(counts[True, "easy", "easy"], counts[True, "hard", "hard"]) > 30
     assert counts[False, "hard", "medium"] == counts[False, "easy", "medium"] > 0

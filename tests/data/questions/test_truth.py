@@ -22,7 +22,7 @@ from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 
 pytestmark = pytest.mark.slow
 
-NUM_CASES, SIZE, SEED = 400, 64, 5
+NUM_CASES, SIZE, SEED = 150, 64, 5
 FOUND = {  # what a finding is called, and the labels whose boxes show it
     "pulmonary nodule": {"Nodule"},
     "atelectasis": {"Atelectasis"},
@@ -244,7 +244,7 @@ def test_thinking_is_true_of_the_picture(asked):
             assert spoken == expected
             for name, number in (("look", len(looks)), ("option", len(options)), ("last", 1)):
                 counts[name] += number
-    assert counts["look"] > 2000
+    assert counts["look"] > 700
     assert counts["option"] == 4 * 2 * NUM_CASES
 
 
@@ -259,6 +259,8 @@ def test_answers_are_true_of_the_picture(asked):
             said = "heart" in closed.question if name == "cardiomegaly" else name in closed.question
             assert said or name in closed.question
         assert NAMES[opened.answer] == drawing.answers[6]
+        assert set(WORDINGS[6].get(drawing.answers[6], ())) <= {*opened.accepted_texts}
+        assert drawing.answers[6].casefold() in {text.casefold() for text in opened.accepted_texts}
         for record in (single, multi):
             true = [
                 letter for letter, text in zip("ABCD", record.options, strict=True) if _is_true(drawing, record, text)
@@ -268,13 +270,6 @@ def test_answers_are_true_of_the_picture(asked):
         if opened.topic.startswith("cause of"):
             assert drawing.answers[5] != "N/A"
             assert drawing.shows(opened.topic.removeprefix("cause of "))
-
-
-def test_open_answers_take_every_wording_of_the_report(asked):
-    for drawing, _, (opened, *_) in asked:
-        accepted = set(opened.accepted_texts)
-        assert set(WORDINGS[6].get(drawing.answers[6], ())) <= accepted
-        assert drawing.answers[6].casefold() in {text.casefold() for text in accepted}
 
 
 def test_references_of_an_answer_are_all_boxes_it_speaks_of(asked):

@@ -3,15 +3,19 @@
 import collections
 import logging
 
+import hypothesis
+import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from reasoning_records import make_record
+from reasoning_records import make_record, records
 
 from stepcot_jax.box import Box
 from stepcot_jax.data.questions.record_files import FILE_NAME, read_vqa_records, write_vqa_records
+from stepcot_jax.data.questions.vqa_dataset import scale_record
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
 from stepcot_jax.run.loading import load_vqa_dataset
 from stepcot_jax.run.settings import load_settings
 from stepcot_jax.tools.data.command import main
@@ -95,20 +99,13 @@ def _write(root, *, records, sizes=None, seed=0):
 
 
 def _records(number=12, split="", **changes):
-    kinds = ("open", "closed", "single", "multi")
-    return [
-        make_record(
-            kinds[place % 4],
-            **{
-                "id": f"record {place}",
-                "image": f"files/p1000{place // 2}/{place // 2}.png",
-                "patient": f"1000{place // 2}",
-                "split": split if isinstance(split, str) else split[place // 2],
-                **changes,
-            },
-        )
-        for place in range(number)
-    ]
+    found = []
+    for place in range(number):
+        image = place // 2
+        fields = {"id": f"record {place}", "image": f"files/p1000{image}/{image}.png", "patient": f"1000{image}"}
+        fields["split"] = split if isinstance(split, str) else split[image]
+        found.append(make_record(("open", "closed", "single", "multi")[place % 4], **(fields | changes)))
+    return found
 
 
 def test_splits_are_made_by_patient_unless_records_name_them(tmp_path):
@@ -135,23 +132,21 @@ def test_validation_patients_are_taken_from_training_where_there_are_none(tmp_pa
     assert splits[:32:2] == splits[1:32:2]  # both records of an image
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({0: {"split": "val"}, 1: {"split": "val"}}, r"10 of 12 records have no split; expected all or none$"),
-        ({1: {"split": "val"}}, r"line 2: split differs from that of 'record 0', which has the same image$"),
-        ({1: {"patient": "7"}}, r"line 2: patient differs from that of 'record 0', which has the same image$"),
-    ],
-)
+CONTRADICTING = [
+    ({0: {"split": "val"}, 1: {"split": "val"}}, r"10 of 12 records have no split; expected all or none$"),
+    ({1: {"split": "val"}}, r"line 2: split differs from that of 'record 0', which has the same image$"),
+    ({1: {"patient": "7"}}, r"line 2: patient differs from that of 'record 0', which has the same image$"),
+    (
+        {n: {"patient": "secret", "split": "train" if n < 6 else "val"} for n in range(12)},
+        "1 of 1 patients are in",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CONTRADICTING)
 def test_splits_that_contradict_each_other_are_refused(tmp_path, changes, message):
     records = [msgspec.structs.replace(record, **changes.get(at, {})) for at, record in enumerate(_records())]
-    with pytest.raises(BadInput, match=message):
-        load_vqa_dataset(_settings(_write(tmp_path, records=records)))
-
-
-def test_patients_in_two_splits_are_counted_but_not_named(tmp_path):
-    records = _records(split=["train", "val", "test"] * 2, patient="secret")
-    with pytest.raises(BadInput, match="1 of 1 patients are in more than one split") as caught:
+    with pytest.raises(BadInput, match=message) as caught:
         load_vqa_dataset(_settings(_write(tmp_path, records=records)))
     assert "secret" not in str(caught.value)
 
@@ -174,57 +169,47 @@ def test_boxes_scale_by_the_stated_size_whatever_the_image_has(tmp_path):
     assert np.array_equal(dataset.load_images([0])[0], expected)
 
 
-@pytest.mark.parametrize("change", ["pixels", "answer", "split", "box"])
+@pytest.mark.parametrize("change", ["nothing", "pixels", "answer", "split", "box"])
 def test_the_digest_tells_every_change(tmp_path, change):
     splits = ["train", "val", "test"] * 2
     records = _records(split=splits)
     dataset = load_vqa_dataset(_settings(_write(tmp_path / "a", records=records)))
-    same = load_vqa_dataset(_settings(_write(tmp_path / "b", records=records)))
-    assert same.digest == dataset.digest
-    changes = {
-        "answer": {"answer": "Another text"},
-        "box": {"references": (Box("bilateral lung", (64, 42, 257, 261)),)},
-    }
-    other = [msgspec.structs.replace(records[0], **changes.get(change, {})), *records[1:]]
-    other = _records(split=splits[::-1]) if change == "split" else other
-    root = _write(tmp_path / "c", records=other)
+    box = (Box("bilateral lung", (64, 42, 257, 261)),)
+    changes = {"answer": {"answer": "Another text"}, "box": {"references": box}}.get(change, {})
+    other = [msgspec.structs.replace(records[0], **changes), *records[1:]]
+    root = _write(tmp_path / "c", records=_records(split=splits[::-1]) if change == "split" else other)
     if change == "pixels":
         with Image.open(root / records[0].image) as picture:
             pixels = np.array(picture)
         pixels[5, 5] ^= 255
         Image.fromarray(pixels).save(root / records[0].image)
-    assert load_vqa_dataset(_settings(root)).digest != dataset.digest
+    assert (load_vqa_dataset(_settings(root)).digest == dataset.digest) == (change == "nothing")
 
 
-@pytest.mark.parametrize("fault", ["missing", "broken", "large"])
+FAULTS = {"missing": "does not exist", "broken": "cannot be decoded", "large": "400 x 300 pixels"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_image_stops_or_is_set_aside(tmp_path, fault, caplog):
-    records = _records(40)
+    records, limits = _records(40), {"data.max_megapixels": 0.1}
     root = _write(tmp_path, records=records, sizes={records[4].image: (400, 300)} if fault == "large" else None)
     bad = root / records[4].image
     if fault == "missing":
         bad.unlink()
     elif fault == "broken":
         bad.write_bytes(bad.read_bytes()[:60])
-    reason = {"missing": "does not exist", "broken": "cannot be decoded", "large": "400 x 300 pixels"}[fault]
-    limits = {"data.max_megapixels": 0.1}
-    with pytest.raises(
-        BadInput, match=rf"line 5, image of record 'record 4': .*{reason}.*on_bad_record=skip"
-    ) as caught:
+    message = rf"line 5, image of record 'record 4': .*{FAULTS[fault]}.*on_bad_record=skip"
+    with pytest.raises(BadInput, match=message) as caught:
         load_vqa_dataset(_settings(root, **limits))
     whole = load_vqa_dataset(_settings(_write(tmp_path / "whole", records=records)))
     with caplog.at_level(logging.DEBUG):
         kept = load_vqa_dataset(_settings(root, **limits, **{"data.on_bad_record": "skip"}))
-    assert [(aside.record, aside.image_path, aside.patient_id) for aside in kept.set_aside] == [
-        (5, "", ""),
-        (6, "", ""),
-    ]
+    assert [(item.record, item.image_path, item.patient_id) for item in kept.set_aside] == [(5, "", ""), (6, "", "")]
     assert "10002" not in str(caught.value) + caplog.text + "".join(aside.reason for aside in kept.set_aside)
     left = [place for place in range(40) if place not in (4, 5)]
     assert kept.records == tuple(whole.records[place] for place in left)  # the same splits
     if fault != "large":
-        expected = whole.load_images(whole.image_of[left])
-        assert np.array_equal(kept.load_images(kept.image_of), expected)
-    assert kept.num_images == 19
+        assert np.array_equal(kept.load_images(kept.image_of), whole.load_images(whole.image_of[left]))
 
 
 def test_a_missing_image_is_found_at_once_and_a_broken_one_at_its_use(tmp_path):
@@ -241,3 +226,32 @@ def test_a_missing_image_is_found_at_once_and_a_broken_one_at_its_use(tmp_path):
     with pytest.raises(BadInput, match=r"image of record 'record 4': .*does not exist") as caught:
         load_vqa_dataset(settings)
     assert "10002" not in str(caught.value)
+
+
+@pytest.mark.parametrize("edge", [15, 30, 60, 63])
+def test_a_box_that_rounding_would_close_stays_open(edge):
+    left = float(np.nextafter(edge, 0))
+    assert left * 48 / 78 == edge * 48 / 78
+    record = make_record(image_size=(78, 78), references=(Box("line", (left, 0, edge, 5)),))
+    (reference,) = scale_record(record, (48, 48)).references
+    assert reference.corners[0] < reference.corners[2] == edge * 48 / 78
+
+
+@hypothesis.given(record=records(), side=st.integers(1, 512))
+def test_scaled_records_are_valid_and_their_boxes_keep_their_shares(record, side):
+    scaled = scale_record(record, (side, side))
+    width, height = record.image_size
+    for new, old in zip(scaled.references, record.references, strict=True):
+        assert np.divide(new.corners, side) == pytest.approx(np.divide(old.corners, [width, height] * 2), abs=1e-5)
+    assert scale_record(scaled, (side, side)) is scaled
+
+
+@pytest.mark.parametrize("dialect", ["gemex", "medclm"])
+def test_regions_of_the_thinking_are_still_the_references(dialect):
+    record = make_record()  # ([64, 42, 257, 262]) in both
+    assert "**bilateral lung**" in write_reply(record, dialect)
+    scaled = scale_record(record, (64, 48))
+    assert scaled.thinking == "I look at the **bilateral lung** ([12, 6, 49, 37]). It is hazy."
+    reply = write_reply(scaled, dialect)
+    assert reply.count("bilateral lung") == write_reply(record, dialect).count("bilateral lung")
+    assert read_reply(reply, dialect).is_well_formed

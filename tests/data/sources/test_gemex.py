@@ -17,18 +17,9 @@ SIZE = (336, 336)
 
 
 def a_test_record(**changes):
-    return {
-        "question": "Is the heart enlarged?",
-        "type": "size",
-        "answer": "yes",
-        "reason": "The heart is wide.",
-        "visual_regions": ["cardiac region"],
-        "visual_locations": [[64, 42, 257, 262]],
-        "image_path": IMAGE,
-        "ori_report": "SECRET REPORT",
-        "q_id": "q7",
-        "row_id": 3,
-    } | changes
+    record = {"question": "Is the heart enlarged?", "type": "size", "answer": "yes", "reason": "The heart is wide."}
+    record |= {"visual_regions": ["cardiac region"], "visual_locations": [[64, 42, 257, 262]], "image_path": IMAGE}
+    return record | {"ori_report": "SECRET REPORT", "q_id": "q7", "row_id": 3} | changes
 
 
 CHOICES = ["A: left lung", "B: right lung, lower zone", "C: both: lungs"]
@@ -36,13 +27,8 @@ CHOICES = ["A: left lung", "B: right lung, lower zone", "C: both: lungs"]
 
 def training(prompt, reply, q_type="single_choice_questions", **changes):
     turns = [{"from": "human", "value": prompt}, {"from": "gpt", "value": reply}]
-    return {
-        "conversations": turns,
-        "q_type": q_type,
-        "image": IMAGE,
-        "row_id": 1,
-        "type_prompt": "Choose one.",
-    } | changes
+    record = {"conversations": turns, "q_type": q_type, "image": IMAGE, "row_id": 1, "type_prompt": "Choose one."}
+    return record | changes
 
 
 def write_lines(path, *records):
@@ -178,15 +164,10 @@ def test_bad_records_name_file_line_and_field(tmp_path, bad, message):
     assert [item.record for item in aside] == [1]
 
 
-@given(
-    st.lists(
-        st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp"), blacklist_characters="[]:,"), min_size=1)
-        .map(str.strip)
-        .filter(bool),
-        min_size=1,
-        max_size=26,
-    )
-)
+LETTERS = st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp"), blacklist_characters="[]:,")
+
+
+@given(st.lists(st.text(LETTERS, min_size=1).map(str.strip).filter(bool), min_size=1, max_size=26))
 def test_choices_survive_writing_and_splitting(choices):
     written = [f"{chr(65 + place)}: {choice}" for place, choice in enumerate(choices)]
     assert strip_letters(written) == tuple(choices)

@@ -73,7 +73,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("form", FIELDS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_json_is_a_record_or_a_named_fault(form, data, tmp_path_factory):
     records = data.draw(st.lists(st.fixed_dictionaries(FIELDS[form]), min_size=1, max_size=6))

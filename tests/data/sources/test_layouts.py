@@ -7,15 +7,9 @@ import pytest
 from stepcot_jax.data.sources.layouts import LAYOUTS, detect_layout, read_source
 from stepcot_jax.host.errors import BadInput
 
-FILES = {
-    "data.json": "published",
-    "BBox_List_2017.csv": "chestxray8",
-    "Data_Entry_2017.csv": "chestxray8",
-    "Data_Entry_2017_v2020.subset.csv": "chestxray8",
-    "grounded_reports_20240819.json": "padchest_gr",
-    "NLMCXR_reports.tgz": "iu_xray",
-    "cases.csv": "csv",
-}
+FILES = {"data.json": "published", "NLMCXR_reports.tgz": "iu_xray", "cases.csv": "csv"}
+FILES |= dict.fromkeys(("BBox_List_2017.csv", "Data_Entry_2017.csv", "Data_Entry_2017_v2020.subset.csv"), "chestxray8")
+FILES |= {"grounded_reports_20240819.json": "padchest_gr"}
 
 
 @pytest.mark.parametrize(("name", "layout"), FILES.items())

@@ -80,26 +80,29 @@ def test_conversations_that_are_no_record_are_set_aside_and_stop_nothing(tmp_pat
     assert reason in aside[0].reason
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (conversation(PRINTED.replace("</KNOWLEDGE>", "")), r"conversations\[1\].value: </KNOWLEDGE> is missing"),
-        (conversation(PRINTED.replace("965", "1965")), r"conversations\[1\].value: <LOC> has a place"),
-        (conversation(PRINTED.replace("965", "830")), "<LOC>, box 0: box: "),
-        (conversation(PRINTED.replace("VISUAL", "VIS")), "tags of two dialects"),
-        (conversation(RELEASED.replace("30, 40", "500, 40")), r"references\[0\].box: .* leaves the picture"),
-        (conversation(PRINTED, images=("../x.png",)), "image_path: "),
-        (conversation(PRINTED, images=("y.png",)), "image_path: 'y.png' does not exist"),
-        (conversation(" "), "answer: blank"),
-        ({"conversations": [{"value": "x"}]}, r"conversations\[0\]: .* missing required field `from`"),
-    ],
-)
+BAD = [
+    (conversation(PRINTED.replace("</KNOWLEDGE>", "")), r"conversations\[1\].value: </KNOWLEDGE> is missing"),
+    (conversation(PRINTED.replace("965", "1965")), r"conversations\[1\].value: <LOC> has a place"),
+    (conversation(PRINTED.replace("965", "830")), "<LOC>, box 0: box: "),
+    (conversation(PRINTED.replace("VISUAL", "VIS")), "tags of two dialects"),
+    (conversation(RELEASED.replace("30, 40", "500, 40")), r"references\[0\].box: .* leaves the picture"),
+    (conversation(PRINTED, images=("../x.png",)), "image_path: "),
+    (conversation(PRINTED, images=("y.png",)), "image_path: 'y.png' does not exist"),
+    (conversation(" "), "answer: blank"),
+    (conversation("<LOC>" * 2_000_000), r"conversations\[1\].value: "),
+    ({"conversations": [{"value": "x"}]}, r"conversations\[0\]: .* missing required field `from`"),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), BAD, ids=range(len(BAD)))
 def test_bad_conversations_name_file_record_and_field(tmp_path, record, message):
     write(tmp_path, conversation("Yes"), record)
-    with pytest.raises(BadInput, match=rf"sft\.json, record 1, .*{message}") as error:
-        read(tmp_path)
-    assert "\n" not in str(error.value)
-    assert len(read(tmp_path, on_bad_record="skip")) == 1
+    aside = []
+    assert len(read(tmp_path, on_bad_record="skip", set_aside=aside)) == len(aside) == 1
+    if len(json.dumps(record)) < 10_000:
+        with pytest.raises(BadInput, match=rf"sft\.json, record 1, .*{message}") as error:
+            read(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 def test_without_image_files_the_size_is_required(tmp_path):
@@ -109,10 +112,3 @@ def test_without_image_files_the_size_is_required(tmp_path):
         read(tmp_path, require_images=False)
     (record,) = read(tmp_path, require_images=False, box_size=(1000, 1000))
     assert record.references[0].corners == (150, 830, 870, 965)
-
-
-def test_ten_megabytes_of_tags_are_one_bad_record(tmp_path):
-    write(tmp_path, conversation("Yes"), conversation("<LOC>" * 2_000_000))
-    aside = []
-    assert len(read(tmp_path, on_bad_record="skip", set_aside=aside)) == 1
-    assert len(aside) == 1

@@ -1,7 +1,6 @@
 """One entry for every source of questions: which layout a folder is, and records of each."""
 
 import json
-import sys
 
 import pytest
 
@@ -99,27 +98,26 @@ def test_what_cannot_be_a_source(tmp_path, shared):
         read_vqa_source(tmp_path)
 
 
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["stepcot_jax.data", *map(str, arguments)])
-    return main()
+def run(*arguments):
+    return main(list(map(str, arguments)))
 
 
-def test_releases_need_no_images_where_none_are_copied(tmp_path, monkeypatch):
+def test_releases_need_no_images_where_none_are_copied(tmp_path):
     source, out = tmp_path / "gemex", tmp_path / "out"
     source.mkdir()
     (source / "closed.jsonl").write_text(json.dumps(GEMEX) + "\n")
     flags = (f"--source={source}", "--box-size", 8, 8)
     with pytest.raises(BadInput, match=r"a\.png"):
-        run(monkeypatch, "vqa", out, *flags)
-    run(monkeypatch, "vqa", out, *flags, "--images=none")
+        run("vqa", out, *flags)
+    run("vqa", out, *flags, "--images=none")
     assert len(read_vqa_records(out).records) == 1
     with pytest.raises(BadInput, match="--with-normal has no effect on --source=FOLDER of layout gemex"):
-        run(monkeypatch, "vqa", tmp_path / "other", *flags, "--images=none", "--with-normal")
+        run("vqa", tmp_path / "other", *flags, "--images=none", "--with-normal")
 
 
 @pytest.mark.parametrize("dialect", ["lvkc", "lvkc_released"])
-def test_conversations_that_the_command_writes_are_read_as_medsage(tmp_path, monkeypatch, dialect):
-    run(monkeypatch, "vqa", tmp_path / "out", "--num-cases=12", f"--dialect={dialect}")
+def test_conversations_that_the_command_writes_are_read_as_medsage(tmp_path, dialect):
+    run("vqa", tmp_path / "out", "--num-cases=12", f"--dialect={dialect}")
     written = {record.id: record for record in read_vqa_records(tmp_path / "out").records}
     lines = (tmp_path / "out/conversations.jsonl").read_text().splitlines()
     aside = []

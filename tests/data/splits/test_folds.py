@@ -9,16 +9,12 @@ from stepcot_jax.record import Record
 
 
 def make_cases(num_patients=60, seed=0):
-    rng = np.random.default_rng(seed)
-    found = []
+    rng, found = np.random.default_rng(seed), []
     for patient in range(num_patients):
         for image in range(int(rng.integers(1, 5))):
-            label = int(rng.choice([0, 1, NOT_ANNOTATED], p=[0.5, 0.2, 0.3]))
-            found.append(
-                Record(
-                    patient=f"P{patient}", image=f"images/{patient}_{image}.png", answers=(0, label), reasoning=("", "")
-                )
-            )
+            answers = (0, int(rng.choice([0, 1, NOT_ANNOTATED], p=[0.5, 0.2, 0.3])))
+            name = f"images/{patient}_{image}.png"
+            found.append(Record(patient=f"P{patient}", image=name, answers=answers, reasoning=("", "")))
     return found
 
 

@@ -22,17 +22,8 @@ def folder(tmp_path_factory):
 
 
 def _record(number, topic, answer, kind="closed", choices=()):
-    return Record(
-        id=str(number),
-        image=f"{number}.png",
-        image_size=(9, 9),
-        patient="p",
-        kind=kind,
-        topic=topic,
-        question="Which?",
-        options=choices,
-        answer=answer,
-    )
+    fields = {"topic": topic, "options": choices, "answer": answer, "question": "Which?", "image_size": (9, 9)}
+    return Record(id=str(number), image=f"{number}.png", patient="p", kind=kind, **fields)
 
 
 def test_majorities_by_hand():
