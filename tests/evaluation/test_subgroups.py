@@ -14,6 +14,8 @@ GROUPS = score_subgroups(SPLIT, CHAIN, num_resamples=30)
 def test_every_case_is_in_one_group_of_each_grouping():
     for grouping in GROUPINGS:
         assert sum(group.num_cases for group in GROUPS if group.grouping == grouping) == 120
+    assert {group.models is None for group in GROUPS} == {True, False}
+    assert all((group.models is None) == (group.num_patients < 10) for group in GROUPS)
     names = {grouping: [group.name for group in GROUPS if group.grouping == grouping] for grouping in GROUPINGS}
     assert names == {
         "origin": ["Ward A", "Ward B"],
@@ -33,12 +35,6 @@ def test_a_group_has_the_figures_of_its_cases_alone():
         assert found.mean_accuracy.value == expected.mean_accuracy
         assert found.steps[2].auc.value == expected.steps[2].auc
         assert found.mean_accuracy.low < found.mean_accuracy.value < found.mean_accuracy.high
-
-
-def test_small_groups_are_named_not_scored():
-    assert {group.models is None for group in GROUPS} == {True, False}
-    for group in GROUPS:
-        assert (group.models is None) == (group.num_patients < 10)
 
 
 def test_bands_of_age():

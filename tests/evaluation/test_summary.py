@@ -9,7 +9,7 @@ from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import fit_calibration, step_reliability
-from stepcot_jax.evaluation.chains import bootstrap, evaluate, step_cases
+from stepcot_jax.evaluation.chains import bootstrap, step_cases
 from stepcot_jax.evaluation.consistency import answer_and_decode, decoding_figures, make_rules
 from stepcot_jax.evaluation.statistics import as_plain, count_once
 from stepcot_jax.evaluation.summary import describe, summarise
@@ -110,20 +110,6 @@ def test_differences_of_decoding_have_the_same_resamples_on_both_sides():
         width, *apart = (interval["high"] - interval["low"] for interval in (difference, before, after))
         assert 0 < width < 0.7 * math.hypot(*apart)  # the value with separate resamples per side
     assert near["share_changed"]["value"] > 0
-
-
-def test_subgroups_have_accuracy_and_auc_of_each_step(summary):
-    wards = {group["name"]: group for group in summary["subgroups"] if group["grouping"] == "origin"}
-    assert set(wards) == {"Ward A", "Ward B"}
-    for model, expected in evaluate(SPLIT.take(SPLIT.facts["origin"] == "Ward A").predictions, CHAIN).items():
-        for (name, found), own in zip(wards["Ward A"]["steps"][model].items(), expected.steps, strict=True):
-            assert (name, found["num_cases"]) == (own.name, own.num_cases)
-            for figure in ("accuracy", "auc"):
-                assert found[figure]["value"] == getattr(own, figure)
-                assert found[figure]["low"] <= found[figure]["value"] <= found[figure]["high"]
-    few = [group for group in summary["subgroups"] if group["mean_accuracy"] is None]
-    assert all(group["steps"] is None and group["num_patients"] < 10 for group in few)
-    assert few
 
 
 def test_no_resamples_leave_the_figures_and_no_intervals(summary):
