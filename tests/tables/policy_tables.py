@@ -14,7 +14,7 @@ from stepcot_jax.tools.tables.plan import Plan
 
 SIZES = POLICY | {
     "job": "distill",
-    "phantom.num_cases": 60,
+    "phantom.num_cases": 40,
     "data.split_fractions": (0.6, 0.1, 0.3),
     "policy.longest_reply": 16,
     "sft.epochs": 1,

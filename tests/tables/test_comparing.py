@@ -14,7 +14,6 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.comparison import AnswerComparison, Evidence, decide
 from stepcot_jax.evaluation.statistics import compare_accuracy, correct
 from stepcot_jax.pages.sheets import Interval
-from stepcot_jax.tools.tables import step_tables
 
 
 def evidence(values, low, high, *, num_patients=60, p=None):
@@ -154,27 +153,3 @@ def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
     assert p_of == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
     unknown = make_split({"one": 0.6, "other": 0.45}, labels=np.full_like(LABELS, NOT_ANNOTATED))
     assert math.isnan(AnswerComparison([unknown], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2))
-
-
-@pytest.mark.parametrize(
-    ("patients", "interval", "effect"),
-    [
-        (["P"], "points (no interval)", "too few patients to tell."),
-        (["P", "Q", "R"], "] points", "too few patients to tell."),
-        (None, "] points", "the teacher is better without it in this run."),
-    ],
-)
-def test_conclusions_give_ends_only_where_there_are_some(patients, interval, effect):
-    variants = step_tables.VARIANTS
-    qualities = dict.fromkeys([*variants, *variants.values()], 0.5) | {"teacher without memory": 0.9}
-    split = make_split(qualities)
-    if patients:
-        facts = {**split.facts, "patient_id": np.array(patients * (NUM_CASES // len(patients)))}
-        split = dataclasses.replace(split, facts=facts)
-    sentences = step_tables.conclude(AnswerComparison([split], 60, chain=CHAIN))
-    assert len(sentences) == len(variants)
-    assert "nan" not in " ".join(sentences)
-    first, said = sentences[0].split("; ")
-    assert first.startswith("Teacher without memory: mean accuracy +")
-    assert first.endswith(interval)
-    assert said == effect
