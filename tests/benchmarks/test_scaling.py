@@ -11,8 +11,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks import scaling
 from benchmarks.communication import read_collectives, totals
-from benchmarks.scaling_sizes import Traffic, measure_store, read_result, say_bytes, say_number, say_seconds
-from benchmarks.scaling_steps import SIZES, Problem, Size, measure_communication, measure_step
+from benchmarks.scaling_sizes import Traffic, measure_store, read_result
+from benchmarks.scaling_steps import SIZES, Problem, Size, measure_communication
 from benchmarks.scaling_tables import fill, make_tables
 from stepcot_jax.training.devices import AXIS, ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.state import TrainState
@@ -54,12 +54,6 @@ def standard_promotion():
         yield
 
 
-def test_the_published_size_has_the_published_number_of_parameters(monkeypatch):
-    """Teacher and student as published, and the student's projection, which is trained with them."""
-    monkeypatch.setattr(scaling, "STEPS", (7,))
-    assert scaling.count_trained_parameters(None) == {"7": 22_904_874 + 285_226 + (512 * 256 + 256)}
-
-
 class Toy(Problem):
     """A problem whose step compiles at once."""
 
@@ -77,18 +71,6 @@ class Toy(Problem):
     trained_parameters = 3
 
 
-def test_a_step_is_measured_or_only_compiled():
-    problem = Toy(TINY, answers=(3, 2), batch_size=4)
-    row = measure_step(problem, rounds=1, max_megabytes=1000.0)
-    assert (row["size"], row["num_steps"], row["num_answers"], row["batch_size"]) == ("tiny", 2, 3, 4)
-    assert row["step_seconds"] > 0
-    assert row["compile_seconds"] > 0
-    assert row["case_gflop"] > 0
-    unrun = measure_step(problem, rounds=1, max_megabytes=-1.0)
-    assert unrun["work_megabytes"] == row["work_megabytes"] < 1
-    assert unrun["step_seconds"] is unrun["step_spread"] is unrun["case_gflop"] is None
-
-
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_what_a_compiled_step_sends_is_counted(transform):
     row = measure_communication(Toy(TINY, answers=(3, 2), batch_size=8), transform=transform, num_devices=4)
@@ -96,13 +78,6 @@ def test_what_a_compiled_step_sends_is_counted(transform):
     assert set(row["kinds"]) == {"all-gather", "all-reduce"}
     assert row["kinds"]["all-gather"]["bytes"] == 8 * 6 * 4
     assert row["kinds"]["all-reduce"]["bytes"] == 4
-
-
-def test_labels_are_answers_of_their_step_or_missing():
-    batch, text_features = Problem(TINY, answers=(3, 2), batch_size=200).make_batch()
-    assert text_features.shape == (2, 8)
-    for labels, num_answers in zip(batch["labels"].T, (3, 2), strict=True):
-        assert set(np.unique(labels)) == {-100, *range(num_answers)}
 
 
 @pytest.mark.parametrize("devices", [2, 8, 4096])
@@ -159,14 +134,6 @@ def test_a_stored_feature_is_its_numbers_and_its_key_and_a_result_is_read_from_i
     assert read_result(tmp_path / "results.md", "a") == 4.5
     with pytest.raises(ValueError, match="no row of 'b'"):
         read_result(tmp_path / "results.md", "b")
-
-
-def test_units():
-    numbers, sizes = (0.01234, 9.996, 99.96, 123.4, 246_412.0), (0, 999, 2080, 93.3e6, 2.1e12, 5e15)
-    assert "; ".join(map(say_number, numbers)) == "0.0123; 10; 100; 123; 246,000"
-    assert "; ".join(map(say_bytes, sizes)) == "0 B; 999 B; 2.08 kB; 93.3 MB; 2.1 TB; 5 PB"
-    times = (4, 240, 7200, 864_000, 24.7e6, 24.7e6 * 60)
-    assert "; ".join(map(say_seconds, times)) == "4 s; 4 min; 2 h; 10 days; 290 days; 47 years"
 
 
 def test_the_tables_say_what_was_measured():

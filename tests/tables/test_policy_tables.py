@@ -226,7 +226,7 @@ def test_patients_of_a_figure_are_those_of_its_smallest_kind(plan):
 
 @pytest.mark.slow
 def test_fine_tuning_and_grpo_are_run_and_are_rows_with_figures_of_their_own_replies(tmp_path):
-    plan = make_policy_plan(tmp_path, seeds=(0,), phantom__num_cases=30, policy__longest_reply=40)
+    plan = make_policy_plan(tmp_path, seeds=(0,), phantom__num_cases=30, policy__longest_reply=64)
     with jax.numpy_dtype_promotion("standard"):
         names = making.make_tables(["stages"], plan, command=["python"], folder=tmp_path / "tables")
     assert {"stages.csv", "stages_benchmarks.csv", "stages.tex"} <= set(names)
