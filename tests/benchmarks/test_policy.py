@@ -22,7 +22,7 @@ DECODER = DecoderSizes(
     sections=(1, 1, 1),
 )  # fmt: skip
 SIZES = Sizes(
-    decoder=DECODER, encoder_widths=(8,), grid=2, image_size=16, prompt=4, longest=5, num_prompts=3, group_size=2
+    decoder=DECODER, encoder_widths=(8, 12), grid=2, image_size=16, prompt=4, longest=5, num_prompts=3, group_size=2
 )
 
 

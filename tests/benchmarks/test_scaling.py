@@ -23,30 +23,6 @@ NUMBERS = ROOT / "benchmarks" / "scaling.json"
 TINY = Size("tiny", teacher_width=8, student_width=8, projection_width=4, image_width=6, text_width=8)
 
 
-MEASURED = json.loads(
-    """{"size": "published", "num_steps": 7, "num_answers": 9, "batch_size": 32, "trained_parameters": 23000000,
-    "compile_seconds": 11.0, "work_megabytes": 512.0, "step_seconds": 0.25, "step_spread": 0.1, "case_gflop": 2.5}"""
-)
-UNRUN = {"step_seconds": None, "step_spread": None, "case_gflop": None, "work_megabytes": 9000.0}
-SENT = json.loads(
-    """{"size": "published", "transform": "pmap", "num_devices": 8, "num_steps": 7, "batch_size": 64,
-    "trained_parameters": 23000000,
-    "kinds": {"all-reduce": {"count": 3, "runs": 9, "bytes": 4000000.0, "sent_bytes": 7000000.0}}}"""
-)
-EXAMPLE = {
-    "steps": [
-        MEASURED,
-        MEASURED | {"batch_size": 8, "step_seconds": 0.1},
-        MEASURED | {"num_steps": 28} | UNRUN,
-        MEASURED | {"size": "small", "compile_seconds": 4.0},
-    ],
-    "answers": [MEASURED | {"num_answers": 2}],
-    "communication": [SENT],
-    "trained_parameters": {"2": 20_000_000, "7": 23_000_000},
-    "store": {"file_bytes": 2080.1, "index_bytes": 250.0},
-}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def standard_promotion():
     """Optax adds integers to floats."""
@@ -78,13 +54,6 @@ def test_what_a_compiled_step_sends_is_counted(transform):
     assert set(row["kinds"]) == {"all-gather", "all-reduce"}
     assert row["kinds"]["all-gather"]["bytes"] == 8 * 6 * 4
     assert row["kinds"]["all-reduce"]["bytes"] == 4
-
-
-@pytest.mark.parametrize("devices", [2, 8, 4096])
-def test_the_even_batch_is_where_both_send_as_much(devices):
-    traffic = Traffic(23_000_000)
-    alignment = traffic.sent_alignment_bytes(devices, traffic.even_batch)
-    assert alignment == pytest.approx(traffic.sent_gradient_bytes(devices), rel=1e-12)
 
 
 def test_traffic_of_two_devices_by_hand():
@@ -136,20 +105,6 @@ def test_a_stored_feature_is_its_numbers_and_its_key_and_a_result_is_read_from_i
         read_result(tmp_path / "results.md", "b")
 
 
-def test_the_tables_say_what_was_measured():
-    tables = make_tables(EXAMPLE)
-    head, _, first, second = tables["steps of published"].splitlines()
-    assert head == "| steps in the chain | batch 8 | batch 32 |"
-    assert first == "| 7 | 100 ms (± 10 %), 2.5 | 250 ms (± 10 %), 2.5 |"
-    assert second == "| 28 |  | not run: 9 GB |"
-    assert "| 23,000,000 | 11.0 to 11.0 s | 512 MB |" in tables["compilation of published"]
-    assert "| published | pmap | 64 | all-reduce | 3 (9) | 4 MB | 7 MB |" in tables["communication"]
-    assert "| 8 | 256 | 161 MB |" in tables["interconnect"]
-    assert tables["features"].splitlines()[2].startswith("| 10,000 | 20.8 MB | 2.5 MB |")
-    widths = {name: {line.count("|") for line in table.splitlines()} for name, table in tables.items()}
-    assert all(len(counts) == 1 for counts in widths.values()), widths
-
-
 def test_a_document_is_filled_and_filled_again():
     document = "a\n<!-- table: x -->\nold\n<!-- end -->\nb\n<!-- table: y -->\n<!-- end -->\n"
     filled = fill(document, {"x": r"| \1 |" + "\n"})
@@ -176,25 +131,14 @@ def test_what_was_measured_to_be_sent_is_what_was_computed():
         check_sent(row, Traffic(row["trained_parameters"], num_steps=row["num_steps"], projection_width=width))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"), [(["--only", "step"], "--only: step"), (["--rounds", "0"], "--rounds: 0"), ([], "--json")]
-)
-def test_a_wrong_command_line_is_refused(tmp_path, capsys, arguments, words):
-    if arguments:
-        arguments = [*arguments, "--json", str(tmp_path / "numbers.json")]
-    with pytest.raises(SystemExit) as ended:
-        scaling.main(arguments)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 def test_numbers_of_other_parts_stay_and_tables_are_written(tmp_path, monkeypatch):
     numbers, document = tmp_path / "numbers.json", tmp_path / "scaling.md"
-    numbers.write_text(json.dumps(EXAMPLE))
+    before = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    numbers.write_text(json.dumps(before))
     document.write_text(DOCUMENT.read_text(encoding="utf-8"))
     monkeypatch.setitem(scaling.PARTS, "store", lambda options: {"file_bytes": 4000.0, "index_bytes": 1.0})
     scaling.main(["--only", "store", "--json", str(numbers), "--tables", str(document)])
     found = json.loads(numbers.read_text())
     assert found.pop("machine")
-    assert found == {**EXAMPLE, "store": {"file_bytes": 4000.0, "index_bytes": 1.0}}
+    assert found | {"machine": before["machine"]} == {**before, "store": {"file_bytes": 4000.0, "index_bytes": 1.0}}
     assert "| 10,000 | 40 MB |" in document.read_text()

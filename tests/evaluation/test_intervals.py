@@ -65,14 +65,6 @@ def test_a_figure_that_some_resamples_lack_says_how_many():
     assert not math.isnan(step.auc.low)
 
 
-@pytest.mark.parametrize("num_cases", [0, 3])
-def test_fewer_than_two_patients_give_values_without_ends(num_cases):
-    split = make_binary(np.ones(num_cases, bool), np.zeros(num_cases, int))
-    interval = bootstrap(split, YES_NO, num_resamples=10)["model"].mean_accuracy
-    assert math.isnan(interval.low + interval.high)
-    assert interval.undefined == 1
-
-
 def test_differences_are_paired():
     logits = dict(SPLIT.predictions.logits)
     logits |= {"twin": logits["teacher"].copy(), "near": logits["teacher"].copy()}

@@ -39,8 +39,6 @@ def test_the_spread_of_table_5(row):
     [
         (lambda: spread([0.5], original=0.5, std="variance"), "population, sample, from_original"),
         (lambda: negate(ask("Is it?"), prefer_is=True, negated_answer="drop"), "flip, keep"),
-        (lambda: reorder(ask("Which?", answer="A", options=("x1", "x2", "x3")), [0, 1]), "order of 3 options"),
-        (lambda: perturb(ask("Is it?"), seed=0, round_number=0), "round_number from 1"),
     ],
 )
 def test_arguments_outside_are_refused(call, words):
@@ -55,14 +53,10 @@ def test_arguments_outside_are_refused(call, words):
         ("is the heart enlarged?", True, "isn't the heart enlarged?", True),
         ("Is the heart abnormal?", True, "Isn't the heart abnormal?", True),
         ("Is the heart abnormal?", False, "Is the heart normal?", True),
-        ("Does it show an abnormal heart?", True, "Does it show a normal heart?", True),
         ("Abnormal lungs?", True, "Normal lungs?", True),
         ("An  abnormal heart?", False, "A  normal heart?", True),
-        ("ABNORMAL?", True, "NORMAL?", True),
         ("Isn't there a mass?", True, "Isn't there a mass?", False),
         ("Island of density?", True, "Island of density?", False),
-        ("Is?", True, "Is?", False),
-        ("Any abnormality?", True, "Any abnormality?", False),
         ("The heart is large?", True, "The heart is large?", False),
     ],
 )

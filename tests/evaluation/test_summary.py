@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
@@ -122,25 +121,6 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
         assert found["consistent_decoding"]["intervals"] is None
     assert [line.count("%") for line in describe(plain, decoded=True)] == [3, 3]
     assert len(describe(summary, decoded=True)) == 4
-
-
-def test_a_step_with_one_answer_leaves_the_mean_and_the_majority_stands_beside_it():
-    labels = LABELS.copy()
-    labels[:, 1] = np.where(labels[:, 1] == NOT_ANNOTATED, NOT_ANNOTATED, 2)
-    found = run(SPLIT.change(labels=labels))
-    assert found["steps_with_one_answer"] == ["Distribution"]
-    first, *lines = describe(found, decoded=False)
-    assert first == "every test case has the same answer at Distribution: not in the mean over the steps"
-    majority = np.mean([np.bincount(own[own >= 0]).max() / (own >= 0).sum() for own in labels.T[[0, 2]]])
-    for model, line in zip(("teacher", "student"), lines, strict=True):
-        right = SPLIT.predictions.logits[model].argmax(axis=2) == labels
-        mean = np.mean([right[labels[:, step] >= 0, step].mean() for step in (0, 2)])
-        figures = found["models"][model]
-        assert figures["intervals"]["mean_accuracy"]["value"] == pytest.approx(mean)
-        assert figures["consistent_decoding"]["mean_accuracy_before"] == pytest.approx(mean)
-        assert figures["mean_majority_accuracy"] == pytest.approx(majority)
-        assert line.startswith(f"{model}: mean step accuracy {100 * mean:.1f} %")
-        assert line.endswith(f"; most frequent answers {100 * majority:.1f} %")
 
 
 @pytest.mark.parametrize("num_cases", [0, 4])

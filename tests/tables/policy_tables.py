@@ -24,7 +24,6 @@ SIZES = POLICY | {
     "training.checkpoint_minutes": 10,
     "evaluation.batch_size": 36,
 }
-TRUE_COMMAND = ["python", "-m", "stepcot_jax", "tables"]
 
 
 def make_policy_plan(workdir, *, seeds=(0, 1), **changes):

@@ -1,6 +1,5 @@
 """Following given answers, on networks that are known in closed form."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -79,17 +78,6 @@ def test_an_unannotated_answer_is_neither_given_nor_counted():
 
 
 PATIENTS = np.array([f"p{case // 2}" for case in range(200)])
-
-
-@pytest.mark.parametrize(("config", "given"), [("none", "random"), ("prefix", "prefix")])
-def test_both_trainings_are_compared_for_each_seed(tmp_path, config, given):
-    settings = make_settings(quickstart.get_config())
-    training = dataclasses.replace(settings.training, given_answers=config)
-    plan = Plan(dataclasses.replace(settings, training=training), (0, 1), Cells(tmp_path, None))
-    cells = find_recipe("corrections").list_cells(plan)
-    assert [(cell.settings.seed, cell.settings.training.given_answers) for cell in cells] == [
-        (0, "none"), (0, given), (1, "none"), (1, given),
-    ]  # fmt: skip
 
 
 def test_curves_are_drawn_for_every_panel():

@@ -186,16 +186,6 @@ def test_stages_are_worth_what_their_replies_say(plan, made):
     assert found["localisation"][2:] == [None] * 9
 
 
-def test_schedules_are_compared_with_constant_shares(plan):
-    table, differences = find_recipe("curriculum").tabulate(plan)
-    found = columns_of(table)
-    assert found["schedule"] == [BASELINE, "mixed", "epochs", "adaptive", "easy only", "medium only", "hard only"]
-    expected = [np.mean([right_share(plan, number, kind) for kind in KINDS]) for number in (2, 7, 2)]
-    assert [figure.value for figure in found["mean A"][1:4]] == pytest.approx(expected)
-    assert not any(column.published or column.recomputed for column in (*table.columns, *differences.columns))
-    assert {row[1] for row in differences.rows} == {"mixed"}
-
-
 def test_other_cells_are_refused(plan):
     cell = policy_tables.sft_of(plan, 0, policy_tables.PLAIN)
     with pytest.raises(BadInput, match=r"cell 'SFT without thinking' .* has other records"):
