@@ -84,8 +84,6 @@ def test_each_question_is_changed_with_probability_one_half_and_each_way_has_hal
     assert abs(found.count(None) / 4000 - 0.5) < 0.03
     assert abs(found.count("isn't") / 4000 - 0.25) < 0.03
     assert abs(found.count("normal") / 4000 - 0.25) < 0.03
-    assert all(perturb(r, seed=0, round_number=1, probability=1.0) is not r for r in records[:100])
-    assert all(perturb(r, seed=0, round_number=1, probability=0.0) is r for r in records[:100])
 
 
 @hypothesis.given(st.integers(0, 10**6), st.integers(1, 5), st.randoms())

@@ -1,11 +1,17 @@
 import math
 
+import msgspec
 import numpy as np
 import pytest
+from annotate.phantom_records import phantom_folder, phantom_questions
+from reasoning_records import make_record
 
-from stepcot_jax.evaluation.stage_claims import Claims, find_claims
+from stepcot_jax.annotate.recipes import lvkc
+from stepcot_jax.annotate.recipes.items import TaskSettings
+from stepcot_jax.evaluation.stage_claims import Claims, find_claims, stage_consistency
 from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures, step_quality
 from stepcot_jax.evaluation.statistics import count_once
+from stepcot_jax.reasoning.replies import Reply
 from stepcot_jax.reasoning.rules import KNOWLEDGE
 
 NAN = math.nan
@@ -105,3 +111,34 @@ def test_step_quality_by_hand():
     assert found["step_quality", "together"][0] == pytest.approx((math.sqrt(0.375) + 1 + 0.5 + 0) / 4)
     assert found["stage", "localisation"][0] == pytest.approx(2 / 3)
     assert found["stage", "conclusion"][0] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ({"localisation": "In the right lower zone.", "conclusion": "A mass of the right lung."}, 1.0),
+        ({"localisation": "In the right lower zone.", "conclusion": "A mass of the left lung."}, 0.0),
+        ({"localisation": "In the right lower zone.", "visual": "The left upper zone is dense."}, 0.0),
+        ({"localisation": "In the right lower zone.", "visual": "The right upper zone is dense."}, 0.5),
+        ({"localisation": "In both lower zones.", "visual": "The right base is dense."}, 1.0),
+        ({"knowledge": "A mass is large.", "conclusion": "This is no mass but pneumonia."}, 0.0),
+        ({"knowledge": "A mass is large.", "conclusion": "A mass."}, 1.0),
+        ({"localisation": "In the right lung.", "conclusion": "A mass."}, np.nan),
+        ({}, np.nan),
+    ],
+)
+def test_stages_agree_with_each_other(stages, expected):
+    np.testing.assert_equal(stage_consistency(make_record(), Reply("lvkc", stages=stages)), expected)
+
+
+@pytest.mark.parametrize("source", ["data vqa", "annotate vqa --task=lvkc"])
+def test_records_that_commands_make_have_full_marks(source):
+    records = [question.record for question in phantom_questions()]
+    if source != "data vqa":
+        settings = TaskSettings(root=phantom_folder(), folder=phantom_folder(), num_regions=4, num_templates=3)
+        items = lvkc.TASK.plan(phantom_questions(), settings)
+        records = [lvkc.assemble(item, lvkc.write_parts(item)) for item in items]
+    labels = np.array([label_stages(msgspec.structs.asdict(record.stages), record.facts) for record in records])
+    known = ~np.isnan(labels)
+    assert (labels[known] == 1).all()
+    assert (known.mean(axis=0) > 0.5).all()

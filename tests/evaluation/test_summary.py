@@ -3,15 +3,16 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import fit_calibration, step_reliability
-from stepcot_jax.evaluation.chains import bootstrap, step_cases
+from stepcot_jax.evaluation.chains import bootstrap, evaluate, step_cases
 from stepcot_jax.evaluation.consistency import answer_and_decode, decoding_figures, make_rules
 from stepcot_jax.evaluation.statistics import as_plain, count_once
-from stepcot_jax.evaluation.summary import describe, summarise
+from stepcot_jax.evaluation.summary import GROUPINGS, UNKNOWN, age_band, describe, score_subgroups, summarise
 
 SPLIT = make_split(3, num_cases=120, num_patients=50)
 LABELS = SPLIT.predictions.labels
@@ -148,3 +149,54 @@ def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     assert decoding["accuracy_difference"][1]["high"] is None
     assert decoding["mean_accuracy_difference"]["high"] is not None
     assert found["intervals"][TRUE_CHAINS]["value"] is None
+
+
+# Subgroups
+
+
+MIXED = make_split(0, num_cases=120, num_patients=60)
+SUBGROUPS = score_subgroups(MIXED, CHAIN, num_resamples=30)
+
+
+def test_every_case_is_in_one_group_of_each_grouping():
+    for grouping in GROUPINGS:
+        assert sum(group.num_cases for group in SUBGROUPS if group.grouping == grouping) == 120
+    assert {group.models is None for group in SUBGROUPS} == {True, False}
+    assert all((group.models is None) == (group.num_patients < 10) for group in SUBGROUPS)
+    names = {grouping: [group.name for group in SUBGROUPS if group.grouping == grouping] for grouping in GROUPINGS}
+    assert names == {
+        "origin": ["Ward A", "Ward B"],
+        "view": ["AP", "PA", UNKNOWN],
+        "sex": ["F", "M", UNKNOWN],
+        "age": ["0-17", "18-39", "40-64", "65+", UNKNOWN],
+    }
+
+
+def test_a_group_has_the_figures_of_its_cases_alone():
+    group = next(group for group in SUBGROUPS if group.name == "F")
+    alone = MIXED.take(MIXED.facts["sex"] == "F")
+    assert group.num_cases == len(alone.predictions.index)
+    assert group.num_patients == len(set(alone.facts["patient_id"]))
+    for model, expected in evaluate(alone.predictions, CHAIN).items():
+        found = group.models[model]
+        assert found.mean_accuracy.value == expected.mean_accuracy
+        assert found.steps[2].auc.value == expected.steps[2].auc
+        assert found.mean_accuracy.low < found.mean_accuracy.value < found.mean_accuracy.high
+
+
+def test_bands_of_age():
+    ages = ("", "0", "17.99", "18", "39.9", "40", "64", "65.0", "150")
+    bands = [UNKNOWN, "0-17", "0-17", "18-39", "18-39", "40-64", "40-64", "65+", "65+"]
+    assert list(map(age_band, ages)) == bands
+
+
+def test_means_of_all_groups_are_over_the_steps_of_the_whole_split():
+    labels = MIXED.predictions.labels.copy()
+    of_women = MIXED.facts["sex"] == "F"
+    labels[of_women, 0] = 0  # one answer among women, two or more among men
+    labels[:, 1] = np.where(labels[:, 1] < 0, labels[:, 1], 1)  # one answer in the whole split
+    groups = score_subgroups(MIXED.change(labels=labels), CHAIN, num_resamples=2)
+    for group in (group for group in groups if group.grouping == "sex"):
+        for found in group.models.values():
+            counted = [step.accuracy.value for place, step in enumerate(found.steps) if place != 1]
+            assert found.mean_accuracy.value == pytest.approx(np.mean(counted))
