@@ -73,6 +73,8 @@ def test_patients_and_runs_add_up():
     assert 0.03 < expected < 0.1
     assert ends[0] > 0
     assert (decide([evidence(values, *ends)]) == ["higher"]) == (expected < 0.05)
+    # Shown with the 23 degrees of freedom of both errors, not with the fewer of a smaller share of the runs'.
+    assert decide([evidence([0.07, 0.12, 0.17], *(end + 0.02 for end in ends))]) == ["higher"]
     tighter = 0.1 - 1.959964 * 0.005, 0.1 + 1.959964 * 0.005
     assert decide([evidence([0.09, 0.1, 0.11], *tighter)]) == ["higher"]
     assert decide([evidence([0.01, 0.1, 0.19], *tighter)]) == ["no difference shown"]
