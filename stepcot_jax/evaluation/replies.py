@@ -279,11 +279,11 @@ def score_text(
     if settings.boxes is not None:
         reply, num_turned = place_boxes(reply, record, settings.boxes)
     score = score_reply(reply, record, settings, judged=judged)
-    stages = reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
+    counted = reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
     return dataclasses.replace(
         score,
         text=text,
-        stages=_label(stages, record, settings),
+        stages=_label(counted, record, settings),
         unread="" if score.answer is not None or score.boxes else _explain_unread(reply, record),
         num_turned=num_turned,
     )
