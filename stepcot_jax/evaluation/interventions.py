@@ -201,17 +201,13 @@ _NAMED = rf"\b(?i:(?:option|choice|answer)s?(?: is| are)?:? ){_ONE}(?:(?:, | and
 _ALONE = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
 
 
-def perturb(
-    record: Record, *, seed: int, round_number: int, probability: float = 0.5, negated_answer: NegatedAnswer = "flip"
-) -> Record:
+def perturb(record: Record, *, seed: int, round_number: int, negated_answer: NegatedAnswer = "flip") -> Record:
     """Return the record of one round, of the same id; open and multiple-choice questions stay as they are."""
-    if not 0 <= probability <= 1 or round_number < 1:
-        raise ValueError(f"probability must be from 0 to 1 and round_number from 1; got {probability}, {round_number}")
     draw = f"{seed}/{round_number}/{record.id}"
     if record.kind == "single":
         order = sorted(range(len(record.options)), key=lambda index: _hash(f"{draw}/option {index}"))
         changed = reorder(record, order)
-    elif record.kind == "closed" and _uniform(f"{draw}/change") < probability:
+    elif record.kind == "closed" and _uniform(f"{draw}/change") < 0.5:
         changed = negate(record, prefer_is=_uniform(f"{draw}/mode") < 0.5, negated_answer=negated_answer)
     else:
         return record

@@ -184,8 +184,9 @@ def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, cha
     if problem:
         raise ValueError(problem)
     predictions = split.predictions
+    about = {"format": _FORMAT, "steps": [[step.name, list(step.options)] for step in chain.steps]}
     arrays: dict[str, Any] = {
-        "about": np.frombuffer(json.dumps(_about(chain)).encode(), dtype=np.uint8),
+        "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
         "index": predictions.index.astype(np.int32),
         "labels": predictions.labels.astype(np.int32),
         **{f"logits/{model}": logits.astype(np.float32) for model, logits in predictions.logits.items()},
@@ -236,10 +237,6 @@ def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredi
             raise BadInput(f"{name}: model {model!r} is not one of {', '.join(split.predictions.logits)}")
         logits[name] = split.predictions.logits[model][order]
     return SplitPredictions(Predictions(base.predictions.index, base.predictions.labels, logits), base.facts)
-
-
-def _about(chain: Chain) -> dict[str, object]:
-    return {"format": _FORMAT, "steps": [[step.name, list(step.options)] for step in chain.steps]}
 
 
 def _check_about(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray], chain: Chain) -> None:

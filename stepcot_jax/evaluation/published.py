@@ -56,9 +56,7 @@ NUM_QUESTIONS: dict[str, dict[str, int]] = _PRINTED["num_questions"]  # Table 2 
 A_SCORES: Rows = _PRINTED["a_scores"]  # Table 4, by kind
 V_SCORES: Rows = _PRINTED["v_scores"]  # Table 4: mIoU by kind
 A_AVERAGE: dict[str, float] = _PRINTED["a_average"]  # Table 4
-PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair(
-    "perturbed"
-)  # Table 5: A-score by kind and row of Table 4
+PERTURBED: dict[tuple[str, str], dict[str, float]] = _by_pair("perturbed")  # Table 5: by kind and row of Table 4
 PERTURBED_STD: dict[tuple[str, str], float] = _by_pair("perturbed_std")  # Table 5: Std. of the three rounds
 QUESTION_KINDS = tuple(next(iter(A_SCORES.values())))
 PLAIN, THINKING, THINKING_RFT = list(A_SCORES)[-3:]

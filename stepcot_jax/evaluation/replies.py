@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.box import Box, Corners, UnequalCounts
+from stepcot_jax.box import Box, UnequalCounts
 from stepcot_jax.chain import fold
 from stepcot_jax.evaluation.box_forms import BoxForm, place_boxes
 from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures
@@ -279,10 +279,11 @@ def score_text(
     if settings.boxes is not None:
         reply, num_turned = place_boxes(reply, record, settings.boxes)
     score = score_reply(reply, record, settings, judged=judged)
+    counted = reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
     return dataclasses.replace(
         score,
         text=text,
-        stages=_label(_stages_that_count(reply, settings), record, settings),
+        stages=_label(counted, record, settings),
         unread="" if score.answer is not None or score.boxes else _explain_unread(reply, record),
         num_turned=num_turned,
     )
@@ -294,11 +295,6 @@ def _explain_unread(reply: Reply, record: Record) -> str:
     if reply.problems:
         return reply.problems[0]
     return "neither yes nor no" if record.kind == "closed" else "not one reading as options"
-
-
-def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, str]:
-    """Return the stages of a reply; none in strict reading if it is not well formed."""
-    return reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
 
 
 def _label(stages: Mapping[str, str], record: Record, settings: ScoringSettings) -> tuple[float, ...]:
@@ -341,8 +337,8 @@ def score_reply(reply: Reply, record: Record, settings: ScoringSettings, *, judg
         text=None,
         answer=answer,
         boxes=tuple(
-            Box(region.label, _corners(box))
-            for region, box in zip(reply.references or (), reply.boxes(record.image_size), strict=True)
+            Box(region.label, tuple(box))
+            for region, box in zip(reply.references or (), reply.boxes(record.image_size).tolist(), strict=True)
         ),
         a_score=answer_reward(reply, record, open_answer=open_answer, ill_formed=ill_formed, judged=judged),
         v_score=localisation(reply, record, unequal_counts=settings.unequal_counts, ill_formed=ill_formed),
@@ -390,11 +386,6 @@ def reference_kind(record: Record) -> str:
     if stated in (FINDINGS, REGIONS, BOTH):
         return stated
     return REGIONS if all(_REGION.fullmatch(fold(box.label)) for box in record.references) else FINDINGS
-
-
-def _corners(box: np.ndarray) -> Corners:
-    x1, y1, x2, y2 = map(float, box)
-    return x1, y1, x2, y2
 
 
 BASELINE = "majority answer + constant box"
@@ -465,7 +456,13 @@ def summarise(
         counts=counts,
         figures=score_models(replies, open_score=settings.open_score, **how),
         stages=_score_stages(models, patients, **how),
-        num_stages={name: _count_stages(scores) for name, scores in models.items()},
+        num_stages={
+            name: {
+                stage: sum(not math.isnan(score.stages[place]) for score in scores)
+                for place, stage in enumerate(STAGE_NAMES)
+            }
+            for name, scores in models.items()
+        },
         unread={
             name: collections.Counter(score.unread for score in scores if score.unread)
             for name, scores in models.items()
@@ -505,11 +502,6 @@ def _score_stages(
         figures = bootstrap(compute, patients, **how)
         stages[name] = {key: interval for key, interval in figures.items() if not math.isnan(interval.value)}
     return {name: figures for name, figures in stages.items() if figures}
-
-
-def _count_stages(scores: Sequence[ReplyScore]) -> dict[str, int]:
-    scored = ~np.isnan(np.array([score.stages for score in scores], np.float64))
-    return dict(zip(STAGE_NAMES, scored.sum(axis=0).tolist(), strict=True))
 
 
 def count_replies(records: Sequence[Record], scores: Sequence[ReplyScore]) -> dict[str, dict[str, int]]:

@@ -56,8 +56,6 @@ def make_tables(results: Results) -> list[Table]:
 
 
 def _with_unread(table: Table, results: Results) -> Table:
-    """Add the number of unread replies of each model, and their three most frequent reasons."""
-
     def describe(name: str) -> tuple[Entry, Entry]:
         reasons = results.unread.get(name)
         if reasons is None:
@@ -100,7 +98,10 @@ def write_replies(
     as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
     data = {
         "records": [_describe_record(record, positions) for record in shown],
-        "models": _describe_models(models, num_shown),
+        "models": [
+            {"name": name_unseen(name), "replies": [_describe_score(score) for score in scores[:num_shown]]}
+            for name, scores in models.items()
+        ],
         "pictures": _write_files(folder, pictures) if as_files else pictures,
     }
     body = render(
@@ -116,13 +117,6 @@ def write_replies(
         "replies", "Replies", "", body, style=style, script=script, images="'self' file:" if as_files else ""
     )
     return section, sum(picture is None for picture in pictures)
-
-
-def _describe_models(models: Mapping[str, Sequence[ReplyScore]], num_shown: int) -> list[dict[str, Any]]:
-    return [
-        {"name": name_unseen(name), "replies": [_describe_score(score) for score in scores[:num_shown]]}
-        for name, scores in models.items()
-    ]
 
 
 def _read_pictures(

@@ -65,8 +65,9 @@ def score_subgroups(
     """Compute the figures of every group, each with its own bootstrap; means are over the split's steps in all."""
     left_out, groups = find_one_answer(split.predictions.labels), []
     for grouping in GROUPINGS:
-        names = _name_groups(grouping, split.facts[grouping])
-        for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, _age_order(name), name)):
+        name_of = age_band if grouping == "age" else lambda value: value.strip() or UNKNOWN
+        names = np.array([name_of(value) for value in split.facts[grouping].tolist()])
+        for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, name)):  # bands of age too
             part = split.take(names == name)
             num_patients = count_patients(part.facts["patient_id"])
             models = None
@@ -81,16 +82,6 @@ def age_band(age: str) -> str:
     if not age:
         return UNKNOWN
     return next(name for limit, name in _AGE_BANDS if float(age) < limit)
-
-
-def _name_groups(grouping: str, values: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    name = age_band if grouping == "age" else lambda value: value.strip() or UNKNOWN
-    return np.array([name(value) for value in values.tolist()], dtype=np.str_)
-
-
-def _age_order(name: str) -> int:
-    bands = [band for _, band in _AGE_BANDS]
-    return bands.index(name) if name in bands else len(bands)
 
 
 TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"

@@ -80,11 +80,9 @@ class Column:
         return self.published or self.recomputed
 
 
-def columns(
-    kind: Kind, *names: str, published: bool = False, recomputed: bool = False, digits: int | None = None
-) -> tuple[Column, ...]:
+def columns(kind: Kind, *names: str, published: bool = False, digits: int | None = None) -> tuple[Column, ...]:
     """Return columns of one kind."""
-    return tuple(Column(name, kind, published, recomputed, digits) for name in names)
+    return tuple(Column(name, kind, published, digits=digits) for name in names)
 
 
 @dataclasses.dataclass(frozen=True)

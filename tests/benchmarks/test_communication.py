@@ -60,7 +60,6 @@ def test_a_ring_sends(kind, sent):
     ("before", "after", "words"),
     [
         ('backend_config={"known_trip_count":{"n":"3"}}', "backend_config={}", "does not know"),
-        (" all-gather(", " all-gather-start(", "in one piece"),
         ("ENTRY %main", "%main", "no ENTRY"),
     ],
 )

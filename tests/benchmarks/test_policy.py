@@ -10,7 +10,6 @@ from oracles.random_params import assert_close, randomise
 
 pytest.importorskip("torch")
 
-import torch
 
 from benchmarks.plain_policy import as_state_dict
 from benchmarks.plain_policy_loop import TorchSide
@@ -19,18 +18,11 @@ from stepcot_jax.losses.policy_gradient import PolicyGradient, policy_gradient_l
 from stepcot_jax.models.decoder import DecoderSizes
 
 DECODER = DecoderSizes(
-    width=16,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_width=6,
-    mlp_width=24,
-    num_words=11,
-    theta=1e4,
+    width=16, num_layers=1, num_heads=4, num_kv_heads=2, head_width=6, mlp_width=24, num_words=11, theta=1e4,
     sections=(1, 1, 1),
-)
+)  # fmt: skip
 SIZES = Sizes(
-    decoder=DECODER, encoder_widths=(8, 12), grid=2, image_size=16, prompt=4, longest=7, num_prompts=3, group_size=2
+    decoder=DECODER, encoder_widths=(8, 12), grid=2, image_size=16, prompt=4, longest=5, num_prompts=3, group_size=2
 )
 
 
@@ -40,16 +32,6 @@ def sides():
     ours = JaxSide(SIZES)
     ours.params, ours.reference = randomise(ours.params, 1), randomise(ours.params, 2)
     return ours, TorchSide(ours), ours.roll_out()
-
-
-@pytest.mark.slow
-def test_logits_agree():
-    ours, theirs, replies = sides()
-    expected = ours.policy.apply({"params": ours.params}, ours.images, ours.prompts, ours.lengths, replies.tokens)
-    with torch.inference_mode():
-        found = theirs.policy(theirs.images, theirs.prompts, theirs.lengths, theirs.as_tensors(replies)[0])
-    assert np.abs(expected).mean() > 0.1
-    assert_close(found.numpy(), expected, 1e-4)
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks import scaling
 from benchmarks.communication import read_collectives, totals
-from benchmarks.scaling_sizes import Traffic, measure_store, read_result, say_bytes, say_number, say_seconds
-from benchmarks.scaling_steps import SIZES, Problem, Size, measure_communication, measure_step
+from benchmarks.scaling_sizes import Traffic, measure_store, read_result
+from benchmarks.scaling_steps import SIZES, Problem, Size, measure_communication
 from benchmarks.scaling_tables import fill, make_tables
 from stepcot_jax.training.devices import AXIS, ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.state import TrainState
@@ -23,41 +23,11 @@ NUMBERS = ROOT / "benchmarks" / "scaling.json"
 TINY = Size("tiny", teacher_width=8, student_width=8, projection_width=4, image_width=6, text_width=8)
 
 
-MEASURED = json.loads(
-    """{"size": "published", "num_steps": 7, "num_answers": 9, "batch_size": 32, "trained_parameters": 23000000,
-    "compile_seconds": 11.0, "work_megabytes": 512.0, "step_seconds": 0.25, "step_spread": 0.1, "case_gflop": 2.5}"""
-)
-UNRUN = {"step_seconds": None, "step_spread": None, "case_gflop": None, "work_megabytes": 9000.0}
-SENT = json.loads(
-    """{"size": "published", "transform": "pmap", "num_devices": 8, "num_steps": 7, "batch_size": 64,
-    "trained_parameters": 23000000,
-    "kinds": {"all-reduce": {"count": 3, "runs": 9, "bytes": 4000000.0, "sent_bytes": 7000000.0}}}"""
-)
-EXAMPLE = {
-    "steps": [
-        MEASURED,
-        MEASURED | {"batch_size": 8, "step_seconds": 0.1},
-        MEASURED | {"num_steps": 28} | UNRUN,
-        MEASURED | {"size": "small", "compile_seconds": 4.0},
-    ],
-    "answers": [MEASURED | {"num_answers": 2}],
-    "communication": [SENT],
-    "trained_parameters": {"2": 20_000_000, "7": 23_000_000},
-    "store": {"file_bytes": 2080.1, "index_bytes": 250.0},
-}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def standard_promotion():
     """Optax adds integers to floats."""
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-def test_the_published_size_has_the_published_number_of_parameters(monkeypatch):
-    """Teacher and student as published, and the student's projection, which is trained with them."""
-    monkeypatch.setattr(scaling, "STEPS", (7,))
-    assert scaling.count_trained_parameters(None) == {"7": 22_904_874 + 285_226 + (512 * 256 + 256)}
 
 
 class Toy(Problem):
@@ -77,18 +47,6 @@ class Toy(Problem):
     trained_parameters = 3
 
 
-def test_a_step_is_measured_or_only_compiled():
-    problem = Toy(TINY, answers=(3, 2), batch_size=4)
-    row = measure_step(problem, rounds=1, max_megabytes=1000.0)
-    assert (row["size"], row["num_steps"], row["num_answers"], row["batch_size"]) == ("tiny", 2, 3, 4)
-    assert row["step_seconds"] > 0
-    assert row["compile_seconds"] > 0
-    assert row["case_gflop"] > 0
-    unrun = measure_step(problem, rounds=1, max_megabytes=-1.0)
-    assert unrun["work_megabytes"] == row["work_megabytes"] < 1
-    assert unrun["step_seconds"] is unrun["step_spread"] is unrun["case_gflop"] is None
-
-
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_what_a_compiled_step_sends_is_counted(transform):
     row = measure_communication(Toy(TINY, answers=(3, 2), batch_size=8), transform=transform, num_devices=4)
@@ -96,20 +54,6 @@ def test_what_a_compiled_step_sends_is_counted(transform):
     assert set(row["kinds"]) == {"all-gather", "all-reduce"}
     assert row["kinds"]["all-gather"]["bytes"] == 8 * 6 * 4
     assert row["kinds"]["all-reduce"]["bytes"] == 4
-
-
-def test_labels_are_answers_of_their_step_or_missing():
-    batch, text_features = Problem(TINY, answers=(3, 2), batch_size=200).make_batch()
-    assert text_features.shape == (2, 8)
-    for labels, num_answers in zip(batch["labels"].T, (3, 2), strict=True):
-        assert set(np.unique(labels)) == {-100, *range(num_answers)}
-
-
-@pytest.mark.parametrize("devices", [2, 8, 4096])
-def test_the_even_batch_is_where_both_send_as_much(devices):
-    traffic = Traffic(23_000_000)
-    alignment = traffic.sent_alignment_bytes(devices, traffic.even_batch)
-    assert alignment == pytest.approx(traffic.sent_gradient_bytes(devices), rel=1e-12)
 
 
 def test_traffic_of_two_devices_by_hand():
@@ -161,28 +105,6 @@ def test_a_stored_feature_is_its_numbers_and_its_key_and_a_result_is_read_from_i
         read_result(tmp_path / "results.md", "b")
 
 
-def test_units():
-    numbers, sizes = (0.01234, 9.996, 99.96, 123.4, 246_412.0), (0, 999, 2080, 93.3e6, 2.1e12, 5e15)
-    assert "; ".join(map(say_number, numbers)) == "0.0123; 10; 100; 123; 246,000"
-    assert "; ".join(map(say_bytes, sizes)) == "0 B; 999 B; 2.08 kB; 93.3 MB; 2.1 TB; 5 PB"
-    times = (4, 240, 7200, 864_000, 24.7e6, 24.7e6 * 60)
-    assert "; ".join(map(say_seconds, times)) == "4 s; 4 min; 2 h; 10 days; 290 days; 47 years"
-
-
-def test_the_tables_say_what_was_measured():
-    tables = make_tables(EXAMPLE)
-    head, _, first, second = tables["steps of published"].splitlines()
-    assert head == "| steps in the chain | batch 8 | batch 32 |"
-    assert first == "| 7 | 100 ms (± 10 %), 2.5 | 250 ms (± 10 %), 2.5 |"
-    assert second == "| 28 |  | not run: 9 GB |"
-    assert "| 23,000,000 | 11.0 to 11.0 s | 512 MB |" in tables["compilation of published"]
-    assert "| published | pmap | 64 | all-reduce | 3 (9) | 4 MB | 7 MB |" in tables["communication"]
-    assert "| 8 | 256 | 161 MB |" in tables["interconnect"]
-    assert tables["features"].splitlines()[2].startswith("| 10,000 | 20.8 MB | 2.5 MB |")
-    widths = {name: {line.count("|") for line in table.splitlines()} for name, table in tables.items()}
-    assert all(len(counts) == 1 for counts in widths.values()), widths
-
-
 def test_a_document_is_filled_and_filled_again():
     document = "a\n<!-- table: x -->\nold\n<!-- end -->\nb\n<!-- table: y -->\n<!-- end -->\n"
     filled = fill(document, {"x": r"| \1 |" + "\n"})
@@ -209,25 +131,14 @@ def test_what_was_measured_to_be_sent_is_what_was_computed():
         check_sent(row, Traffic(row["trained_parameters"], num_steps=row["num_steps"], projection_width=width))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"), [(["--only", "step"], "--only: step"), (["--rounds", "0"], "--rounds: 0"), ([], "--json")]
-)
-def test_a_wrong_command_line_is_refused(tmp_path, capsys, arguments, words):
-    if arguments:
-        arguments = [*arguments, "--json", str(tmp_path / "numbers.json")]
-    with pytest.raises(SystemExit) as ended:
-        scaling.main(arguments)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 def test_numbers_of_other_parts_stay_and_tables_are_written(tmp_path, monkeypatch):
     numbers, document = tmp_path / "numbers.json", tmp_path / "scaling.md"
-    numbers.write_text(json.dumps(EXAMPLE))
+    before = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    numbers.write_text(json.dumps(before))
     document.write_text(DOCUMENT.read_text(encoding="utf-8"))
     monkeypatch.setitem(scaling.PARTS, "store", lambda options: {"file_bytes": 4000.0, "index_bytes": 1.0})
     scaling.main(["--only", "store", "--json", str(numbers), "--tables", str(document)])
     found = json.loads(numbers.read_text())
     assert found.pop("machine")
-    assert found == {**EXAMPLE, "store": {"file_bytes": 4000.0, "index_bytes": 1.0}}
+    assert found | {"machine": before["machine"]} == {**before, "store": {"file_bytes": 4000.0, "index_bytes": 1.0}}
     assert "| 10,000 | 40 MB |" in document.read_text()

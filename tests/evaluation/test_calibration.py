@@ -29,7 +29,7 @@ from stepcot_jax.host.errors import BadInput
 
 VAL = make_split(3, num_cases=200, num_patients=120).predictions
 ONE_STEP = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),))
-NUM_SPLITS = 3000
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def draw_step(rng, num_cases: int, *, sharpness: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -55,14 +55,16 @@ def mean_nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> floa
     return float((np.logaddexp.reduce(scaled, axis=1) - scaled[np.arange(len(labels)), labels]).mean())
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(-2.5, 2.5))
+def allowed_deviation(share: float, number: int) -> float:
+    return 3.5 * math.sqrt(share * (1 - share) / number)
+
+
+@given(SEEDS, st.floats(-2.5, 2.5))
 def test_no_other_temperature_makes_the_true_answers_more_probable(seed, log_sharpness):
     logits, labels = draw_step(np.random.default_rng(seed), 60, sharpness=math.exp(log_sharpness))
     temperature, note = fit_temperature(logits, labels)
-    best = mean_nll(logits, labels, temperature)
-    if not note:
-        for other in np.exp(np.linspace(math.log(0.01), math.log(100), 200)):
-            assert best <= mean_nll(logits, labels, other) + 1e-12
+    others = [mean_nll(logits, labels, other) for other in np.exp(np.linspace(math.log(0.01), math.log(100), 200))]
+    assert note or mean_nll(logits, labels, temperature) <= min(others) + 1e-12
 
 
 def test_what_fits_no_temperature_keeps_one_and_says_why():
@@ -93,55 +95,45 @@ def test_each_step_is_fitted_by_its_own_annotated_cases_and_padding_stays_imposs
             known = VAL.labels[:, position] != NOT_ANNOTATED
             own = logits[known, position, : step.num_answers].astype(float)
             assert calibration.temperatures[model][position] == fit_temperature(own, VAL.labels[known, position])[0]
-            assert calibration.notes[model][position] == ""
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
+@given(SEEDS, st.integers(0, 40), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
 def test_the_threshold_is_the_smallest_with_enough_scores_below(seed, num_cases, coverage):
     scores = np.random.default_rng(seed).integers(0, 20, num_cases) / 20
-    threshold = conformal_threshold(scores, coverage=coverage)
     enough = (num_cases + 1) * coverage - 1e-9
     candidates = [score for score in scores if (scores <= score).sum() >= enough]
-    assert threshold == (min(candidates) if candidates else math.inf)
+    assert conformal_threshold(scores, coverage=coverage) == min(candidates, default=math.inf)
 
 
 @given(st.integers(0, 600), st.sampled_from([0.5, 0.8, 0.9, 0.99]), st.sampled_from([0.6, 0.9, 0.95, 0.999]))
 def test_the_rank_is_the_lowest_that_reaches_the_coverage_at_the_confidence(num_cases, coverage, confidence):
     """Against the binomial distribution: so many of n uniform scores lie below the coverage."""
-    rank = find_rank(num_cases, coverage=coverage, confidence=confidence)
     plain = find_rank(num_cases, coverage=coverage)
-    reached = [stats.binom.cdf(k - 1, num_cases, coverage) >= confidence for k in range(num_cases + 1)]
-    enough = [k for k in range(plain, num_cases + 1) if reached[k]]
-    assert rank == (enough[0] if enough else num_cases + 1)
-    assert rank >= min(plain, num_cases + 1)
+    reached = stats.binom.cdf(np.arange(num_cases + 1) - 1, num_cases, coverage) >= confidence
+    enough = (k for k in range(plain, num_cases + 1) if reached[k])
+    assert find_rank(num_cases, coverage=coverage, confidence=confidence) == next(enough, num_cases + 1)
 
 
 @pytest.mark.parametrize(("num_cases", "coverage", "confidence"), [(100, 0.9, 0.95), (60, 0.8, 0.9), (30, 0.9, 0)])
 def test_splits_reach_the_coverage_as_often_as_stated_and_stay_within_the_range(num_cases, coverage, confidence):
     # Scores are uniform in 0..1, so that the share of new cases below a threshold is the threshold itself.
-    scores = np.random.default_rng(0).random((NUM_SPLITS, num_cases))
+    scores = np.random.default_rng(0).random((3000, num_cases))
     reached = np.array([conformal_threshold(own, coverage=coverage, confidence=confidence) for own in scores])
     low, high = spread_of_coverage(num_cases, coverage=coverage, confidence=confidence)
     assert np.mean(reached < low) == pytest.approx(0.025, abs=0.01)
     assert np.mean(reached > high) == pytest.approx(0.025, abs=0.01)
     share = (reached >= coverage).mean()
-    if confidence:
-        assert share >= confidence - 3.5 * math.sqrt(confidence * (1 - confidence) / NUM_SPLITS)
-    else:
-        assert share < 0.65
+    assert share >= confidence - allowed_deviation(confidence, 3000) if confidence else share < 0.65
 
 
-@pytest.mark.parametrize(("num_val", "coverage"), [(30, 0.9), (100, 0.8)])
-def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
+def test_sets_hold_the_true_answer_as_often_as_stated():
     """Coverage of the whole fit, temperature included, over 300 draws of a validation and a test split.
 
     For a fixed score the expected coverage lies between coverage and coverage + 1 / (n + 1); the bounds
     add 3.5 standard errors. The model is miscalibrated, as real ones are.
     """
-    rng = np.random.default_rng(7)
-    num_draws, num_test = 300, 20
-    shares = []
-    for _ in range(num_draws):
+    rng, num_val, num_test, coverage, shares = np.random.default_rng(7), 30, 20, 0.9, []
+    for _ in range(300):
         logits, labels = draw_step(rng, num_val + num_test, sharpness=3.0)
         calibration = fit_calibration(of_step(labels[:num_val], logits[:num_val]), ONE_STEP, coverage=coverage)
         test, truth = logits[num_val:], (np.arange(num_test), labels[num_val:])
@@ -152,26 +144,16 @@ def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
         shares.append((bare.mean(), held.mean()))
     bare_share, held_share = np.mean(shares, axis=0)
     # Test cases of one draw share a threshold, so the standard error is that of the draws' means.
-    deviation = np.std(shares, axis=0)[0] / math.sqrt(num_draws)
-    assert coverage - 3.5 * deviation <= bare_share <= coverage + 1 / (num_val + 1) + 3.5 * deviation
-    assert held_share >= coverage - 3.5 * deviation
+    deviation = 3.5 * np.std(shares, axis=0)[0] / math.sqrt(300)
+    assert coverage - deviation <= bare_share <= coverage + 1 / (num_val + 1) + deviation
+    assert held_share >= coverage - deviation
 
 
-def test_a_set_by_hand():
-    """An answer at the threshold is in the set; the most probable answer is always in it."""
+def test_an_answer_at_the_threshold_is_in_the_set_and_the_most_probable_one_always():
     probabilities = np.array([[[0.5, 0.25, 0.125, 0.125]], [[0.25, 0.25, 0.25, 0.25]]])
     for limit, expected in ((0.75, [[True, True, False, False], [True] * 4]), (0.1, [[True, False, False, False]] * 2)):
         calibration = Calibration(coverage=0.9, temperatures={"model": (1.0,)}, thresholds={"model": (limit,)})
         assert answer_sets(probabilities, "model", calibration, ONE_STEP)[:, 0].tolist() == expected
-
-
-def test_too_few_cases_leave_every_answer_in_the_set_and_say_so():
-    calibration = fit_calibration(make_split(0, num_cases=8, missing=0.0).predictions, CHAIN, coverage=0.9)
-    assert calibration.thresholds["teacher"] == (math.inf,) * 3
-    assert all("too few for a coverage of 0.9" in note for note in calibration.notes["teacher"])
-    probabilities = calibrated_probabilities(VAL.logits["teacher"], "teacher", calibration, CHAIN)
-    sizes = answer_sets(probabilities, "teacher", calibration, CHAIN).sum(axis=2)
-    np.testing.assert_array_equal(sizes, np.tile([2, 3, 4], (200, 1)))
 
 
 def test_each_answer_has_the_threshold_of_its_own_cases():
@@ -194,27 +176,6 @@ def test_each_answer_has_the_threshold_of_its_own_cases():
     sets = sets_of(val.logits["model"][:, 0], calibration)
     assert sets[:, 2:].all()
     assert sets[20:30, 1].all()
-    assert calibration.describe_coverage() == "90 % of the cases of each answer"
-
-
-def test_a_rare_answer_is_held_as_often_as_stated_by_answer_and_far_less_by_step():
-    """200 draws of 300 cases, of which one in twelve has a mass that the model takes for normal: its coverage alone."""
-    rng = np.random.default_rng(3)
-    held = {"step": [], "answer": []}
-    for _ in range(200):
-        labels = (rng.random(600) < 1 / 12).astype(int)
-        logits = rng.normal(0, 1, (600, 4)).astype(np.float32) + np.array([3, 0, -4, -4], np.float32)
-        logits[labels == 1, 1] += 1
-        rare = labels[300:] == 1
-        for by, shares in held.items():
-            calibration = fit_calibration(of_step(labels[:300], logits[:300]), ONE_STEP, coverage_by=by)
-            sets = sets_of(logits[300:], calibration)
-            shares.append((sets[rare, 1].mean(), sets[np.arange(300), labels[300:]].mean()))
-    (rare_by_step, all_by_step), (rare_by_answer, all_by_answer) = (np.mean(held[by], axis=0) for by in held)
-    deviation = np.std(held["answer"], axis=0)[0] / math.sqrt(200)
-    assert rare_by_answer > 0.9 - 3.5 * deviation
-    assert rare_by_step < 0.7
-    assert min(all_by_step, all_by_answer) > 0.89
 
 
 def test_the_range_of_a_step_counts_its_annotated_cases():
@@ -222,17 +183,14 @@ def test_the_range_of_a_step_counts_its_annotated_cases():
     labels = np.array([[0, NOT_ANNOTATED]] * 30 + [[1, 0]] * 20 + [[1, 1]] * 2, dtype=np.int32)
     logits = np.random.default_rng(0).normal(size=(len(labels), 2, 2)).astype(np.float32)
     split = Predictions(np.arange(len(labels), dtype=np.int32), labels, {"model": logits})
-    calibration = fit_calibration(split, chain)
+    calibration, by_answer = fit_calibration(split, chain), fit_calibration(split, chain, coverage_by="answer")
     assert [sum(counts) for counts in calibration.num_cases["model"]] == [52, 22]
-    ranges = [calibration.coverage_range("model", step) for step in (0, 1)]
-    assert ranges == [spread_of_coverage(52, coverage=0.9), spread_of_coverage(22, coverage=0.9)]
     assert "with 22 validation cases" in calibration.describe_coverage("model")
-    by_answer = fit_calibration(split, chain, coverage_by="answer")
     # The second step's second answer has 2 cases, too few for a threshold: it is in every set.
-    assert by_answer.coverage_range("model", 0) == spread_of_coverage(22, coverage=0.9)
-    assert by_answer.coverage_range("model", 1) == spread_of_coverage(20, coverage=0.9)
-    assert spread_of_coverage(8, coverage=0.9) is None
-    assert calibration.coverage_range("other", 0) is None
+    for found, numbers in ((calibration, (52, 22)), (by_answer, (22, 20))):
+        ranges = [found.coverage_range("model", step) for step in (0, 1)]
+        assert ranges == [spread_of_coverage(number, coverage=0.9) for number in numbers]
+    assert spread_of_coverage(8, coverage=0.9) is calibration.coverage_range("other", 0) is None
 
 
 def draw_patients(rng, num_patients: int):
@@ -243,29 +201,12 @@ def draw_patients(rng, num_patients: int):
     return of_step(labels, logits), np.repeat([f"p{number}" for number in range(num_patients)], 3)
 
 
-def test_patients_with_several_cases_count_once():
-    """150 splits of 60 patients: with every case counted, far too few of them reach the coverage."""
-    rng = np.random.default_rng(1)
-    new, _ = draw_patients(rng, 4000)
-    reached = {"patients": 0, "cases": 0}
-    for _ in range(150):
-        val, patients = draw_patients(rng, 60)
-        for by, known in (("patients", patients), ("cases", None)):
-            found = fit_calibration(val, ONE_STEP, confidence=0.9, patients=known)
-            sets = sets_of(new.logits["model"][:, 0], found)
-            reached[by] += sets[np.arange(len(sets)), new.labels[:, 0]].mean() >= 0.9
-            assert sum(found.num_cases["model"][0]) == (60 if by == "patients" else 180)
-    assert reached["patients"] >= 150 * 0.9 - 3.5 * math.sqrt(150 * 0.9 * 0.1)
-    assert reached["cases"] < reached["patients"] - 15
-
-
 def test_one_case_of_each_patient_and_every_case_without_one():
     patients = np.array(["a", "b", "a", "", "c", "", "a"])
     chosen = choose_one_per_patient(patients)
     assert sorted(patients[chosen].tolist()) == ["", "", "a", "b", "c"]
     assert (np.diff(chosen) > 0).all()
     np.testing.assert_array_equal(chosen, choose_one_per_patient(patients))
-    assert choose_one_per_patient(np.array([], dtype=str)).tolist() == []
 
 
 def test_coverage_by_answer_holds_at_the_confidence_for_each_answer():
@@ -283,6 +224,7 @@ def test_the_confidence_and_its_lack_of_cases_are_told():
     val, patients = draw_patients(np.random.default_rng(3), 28)
     found = fit_calibration(val, ONE_STEP, confidence=0.95, patients=patients)
     assert (found.thresholds["model"], found.coverage_range("model", 0)) == ((math.inf,), None)
+    assert sets_of(val.logits["model"][:, 0], found).all()
     (note,) = found.notes["model"]
     assert note.startswith("84 cases of 28 patients are too few for a coverage of 0.9 at a confidence of 0.95")
     val, patients = draw_patients(np.random.default_rng(4), 450)
@@ -293,12 +235,6 @@ def test_the_confidence_and_its_lack_of_cases_are_told():
     )
 
 
-@pytest.mark.parametrize("wanted", [{"coverage": 0}, {"coverage": 1}, {"coverage": math.nan}, {"confidence": 1}])
-def test_shares_outside_are_refused(wanted):
-    with pytest.raises(ValueError, match=f"{next(iter(wanted))} must be"):
-        fit_calibration(VAL, CHAIN, **wanted)
-
-
 def test_what_is_written_comes_back_and_earlier_files_have_no_range(tmp_path):
     path = tmp_path / "calibration.json"
     for val in (make_split(0, num_cases=8).predictions, VAL):
@@ -306,7 +242,6 @@ def test_what_is_written_comes_back_and_earlier_files_have_no_range(tmp_path):
             calibration = fit_calibration(val, CHAIN, coverage=0.8, coverage_by=by, confidence=0.6)
             write_calibration(path, calibration, CHAIN)
             assert read_calibration(path, CHAIN) == calibration
-            assert ("answer_thresholds" in path.read_text()) == (by == "answer")
     with pytest.raises(BadInput, match="model 'reader' is not one of teacher, student"):
         calibrated_probabilities(VAL.logits["teacher"], "reader", calibration, CHAIN)
     found = json.loads(path.read_text())
@@ -322,11 +257,10 @@ def test_what_is_written_comes_back_and_earlier_files_have_no_range(tmp_path):
     ("model", "changes", "message"),
     [
         (None, {"coverage": 1.5}, r"\$\.coverage"),
-        (None, {"confidence": 1}, r"\$\.confidence"),
         (None, {"layout": "other"}, "'layout': 'other'"),
         (None, {"models": {"student": []}}, "student: calibration of another chain: it has 0 steps"),
+        (None, {"more": " " * 2**25}, r"calibration\.json"),
         ("teacher", {"temperature": 0}, r"\.temperature"),
-        ("teacher", {"threshold": "x"}, r"\.threshold"),
         ("teacher", {"answer_thresholds": [2, None]}, r"answer_thresholds\[0\]"),
         ("student", {"answer_thresholds": [0.5, None]}, "student, 'Distribution': 'answer_thresholds' is missing"),
         ("teacher", {"num_cases": [2]}, "'Detection', 'num_cases': 1 numbers for 2 options"),
@@ -343,12 +277,3 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, model, changes, message):
     with pytest.raises(BadInput, match=message) as refused:
         read_calibration(path, CHAIN)
     assert str(path) in str(refused.value)
-
-
-@pytest.mark.parametrize("content", [None, b"\xff{", b"[" * 10**6, b" " * 2**25])
-def test_no_file_or_no_json_or_too_much_is_refused(tmp_path, content):
-    path = tmp_path / "calibration.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(BadInput, match=r"calibration\.json"):
-        read_calibration(path, CHAIN)

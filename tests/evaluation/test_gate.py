@@ -73,9 +73,7 @@ def test_files(gate, tmp_path):
     [
         ("mean", np.zeros((2, 2), np.float32), "not those of a gate"),
         ("whitening", np.zeros((3, 3), np.float32), "not those of a gate"),
-        ("mean", np.full(6, np.nan, np.float32), "not those of a gate"),
         ("limit", np.array(0.0), "not those of a gate"),
-        ("num_fitted", np.array([1]), "not those of a gate"),
         ("limit", None, "'student/limit' is missing"),
         ("limit", np.array([object()]), "cannot be read"),
     ],

@@ -47,12 +47,6 @@ def test_ratios_are_those_of_counted_answers():
     assert (ratios[0, 2] == 0).all()
 
 
-def test_ratios_of_an_independent_pair_are_zero():
-    ratios = make_ratios(count(draw(200_000)), CHAIN)
-    assert np.abs(ratios[0, :2, 1]).max() < 0.03
-    np.testing.assert_allclose(ratios[0, 0, 2, :2], np.log([0.9 / 0.5, 0.1 / 0.5]), atol=0.03)
-
-
 def network(given):
     """A network that knows nothing and ignores what is given."""
     return np.zeros(given.shape, np.float32) + np.where(np.arange(3) < np.array([[2], [3], [2]]), 0.0, -1e9)
@@ -67,14 +61,6 @@ def test_weights_make_an_ignorant_network_follow_what_was_counted():
     answers = read(given)[:, 2].argmax(axis=1)
     assert (answers == labels[:, 0]).all()
     np.testing.assert_array_equal(read(np.zeros_like(given)), network(given))
-
-
-def test_a_network_that_follows_already_is_left_alone():
-    ratios = make_ratios(count(draw(20_000)), CHAIN)
-    knows = PairRatios(ratios, (0.0, 1.0, 1.0)).follow(network)
-    labels = draw(4000)
-    found = fit(knows, draw(20_000), labels)
-    assert found.weights[2] < 0.1
 
 
 def test_double_counting_is_mended_by_the_weight():

@@ -124,12 +124,9 @@ def test_judged_open_answers():
     [
         (["right lower lung zone"], None, "regions"),
         (["Bilateral Lung", "cardiac region"], None, "regions"),
-        (["left hilar structures", "svc", "trachea", "abdomen", "spine"], None, "regions"),
-        (["Effusion"], None, "findings"),
         (["left lung", "Effusion"], None, "findings"),
         (["left lung mass"], None, "findings"),
         (["left lung"], "findings", "findings"),
-        (["left lung", "Mass"], "both", "both"),
         (["Mass"], "of a textbook", "findings"),
         ([], None, ""),
     ],

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.chains import ModelMetrics, evaluate
 from stepcot_jax.evaluation.predictions import Predictions
 from stepcot_jax.evaluation.summary import format_table, report_dict
@@ -56,21 +56,11 @@ def test_table_reads_as_intended():
     assert format_table(make_metrics()) == TABLE
 
 
-def test_long_names_and_many_absent_answers_stay_inside_the_width():
-    options = tuple(f"A rather long option that no case of the test split has, number {n}" for n in range(9))
-    chain = Chain((Step("Secondary effects and associated signs of disease", "Which?", options),))
-    logits = np.random.default_rng(0).normal(size=(5, 1, 9)).astype(np.float32)
-    predictions = Predictions(np.arange(5), np.zeros((5, 1), np.int32), {"a teacher of a very long name " * 3: logits})
-    table = format_table(evaluate(predictions, chain))
-    assert max(len(line) for line in table.splitlines()) <= 110
-    assert all(f"number {n}" in " ".join(table.split()) for n in range(1, 9))
-
-
 def test_report_has_exactly_the_agreed_keys():
     report = report_dict(metrics=make_metrics(), num_cases=NUM_CASES, wall_seconds=12.5)
-    assert (set(report), report["num_cases"], report["wall_seconds"]) == (
-        {"num_cases", "wall_seconds", "test"}, NUM_CASES, 12.5,
-    )  # fmt: skip
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert report.keys() == {"num_cases", "wall_seconds", "test"}
+    assert (report["num_cases"], report["wall_seconds"]) == (NUM_CASES, 12.5)
     assert list(report["test"]) == ["teacher", "student"]
     for model in report["test"].values():
         names = ("mean_accuracy", "mean_majority_accuracy", "chain_accuracy", "majority_chain_accuracy", "steps")
@@ -85,13 +75,3 @@ def test_report_has_exactly_the_agreed_keys():
     assert (detection["left_out"], side["left_out"]) == (["Mixed"], ["Left", "Right"])
     assert (distribution["auc"], distribution["specificity"], distribution["accuracy"]) == (None, None, 1.0)
     assert (side["num_cases"], side["accuracy"]) == (0, None)
-
-
-def test_written_report_is_strict_json_even_when_everything_is_undefined():
-    predictions = Predictions(
-        np.arange(2), np.full((2, 3), NOT_ANNOTATED), {"teacher": np.zeros((2, 3, 3), np.float32)}
-    )
-    counts = {split: np.int64(count) for split, count in NUM_CASES.items()}
-    report = report_dict(metrics=evaluate(predictions, CHAIN), num_cases=counts, wall_seconds=np.float32(1))
-    assert json.loads(json.dumps(report, allow_nan=False)) == report
-    assert report["test"]["teacher"]["mean_accuracy"] is None

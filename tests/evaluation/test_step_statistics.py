@@ -1,6 +1,5 @@
 """Statistics of weighted cases against those of cases repeated by their weights."""
 
-import math
 import warnings
 
 import numpy as np
@@ -89,13 +88,3 @@ def test_the_effect_of_decoding_is_that_of_the_repeated_cases(seed, num_cases):
     weights[0], weights[1] = 0, 1
     weights[2, labels[:, 1] != NOT_ANNOTATED] = 0
     check_repeated(compute, weights, before=before, after=after, labels=labels)
-
-
-def test_a_resample_without_the_sure_cases_reads_the_next_ones():
-    """Two confident correct cases, two unconfident wrong ones; ties stay together, so a quarter of four is two."""
-    probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
-    weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1], [1, 0, 3, 0], [0, 0, 0, 0]])
-    accuracies, _ = selective_figures(
-        weights.astype(float), probabilities=probabilities, labels=np.array([0, 0, 1, 1]), shares=(0.25, 0.5, 0.75)
-    )
-    np.testing.assert_array_equal(accuracies, [[1, 1, 0.5], [0, 0, 0], [1, 0.25, 0.25], [math.nan] * 3])

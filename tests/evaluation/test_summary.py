@@ -12,7 +12,7 @@ from stepcot_jax.evaluation.calibration import fit_calibration, step_reliability
 from stepcot_jax.evaluation.chains import bootstrap, evaluate, step_cases
 from stepcot_jax.evaluation.consistency import answer_and_decode, decoding_figures, make_rules
 from stepcot_jax.evaluation.statistics import as_plain, count_once
-from stepcot_jax.evaluation.summary import describe, summarise
+from stepcot_jax.evaluation.summary import GROUPINGS, UNKNOWN, age_band, describe, score_subgroups, summarise
 
 SPLIT = make_split(3, num_cases=120, num_patients=50)
 LABELS = SPLIT.predictions.labels
@@ -112,20 +112,6 @@ def test_differences_of_decoding_have_the_same_resamples_on_both_sides():
     assert near["share_changed"]["value"] > 0
 
 
-def test_subgroups_have_accuracy_and_auc_of_each_step(summary):
-    wards = {group["name"]: group for group in summary["subgroups"] if group["grouping"] == "origin"}
-    assert set(wards) == {"Ward A", "Ward B"}
-    for model, expected in evaluate(SPLIT.take(SPLIT.facts["origin"] == "Ward A").predictions, CHAIN).items():
-        for (name, found), own in zip(wards["Ward A"]["steps"][model].items(), expected.steps, strict=True):
-            assert (name, found["num_cases"]) == (own.name, own.num_cases)
-            for figure in ("accuracy", "auc"):
-                assert found[figure]["value"] == getattr(own, figure)
-                assert found[figure]["low"] <= found[figure]["value"] <= found[figure]["high"]
-    few = [group for group in summary["subgroups"] if group["mean_accuracy"] is None]
-    assert all(group["steps"] is None and group["num_patients"] < 10 for group in few)
-    assert few
-
-
 def test_no_resamples_leave_the_figures_and_no_intervals(summary):
     plain = run(num_resamples=0)
     assert (plain["subgroups"], plain["intervals"]) == (None, None)
@@ -136,25 +122,6 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
         assert found["consistent_decoding"]["intervals"] is None
     assert [line.count("%") for line in describe(plain, decoded=True)] == [3, 3]
     assert len(describe(summary, decoded=True)) == 4
-
-
-def test_a_step_with_one_answer_leaves_the_mean_and_the_majority_stands_beside_it():
-    labels = LABELS.copy()
-    labels[:, 1] = np.where(labels[:, 1] == NOT_ANNOTATED, NOT_ANNOTATED, 2)
-    found = run(SPLIT.change(labels=labels))
-    assert found["steps_with_one_answer"] == ["Distribution"]
-    first, *lines = describe(found, decoded=False)
-    assert first == "every test case has the same answer at Distribution: not in the mean over the steps"
-    majority = np.mean([np.bincount(own[own >= 0]).max() / (own >= 0).sum() for own in labels.T[[0, 2]]])
-    for model, line in zip(("teacher", "student"), lines, strict=True):
-        right = SPLIT.predictions.logits[model].argmax(axis=2) == labels
-        mean = np.mean([right[labels[:, step] >= 0, step].mean() for step in (0, 2)])
-        figures = found["models"][model]
-        assert figures["intervals"]["mean_accuracy"]["value"] == pytest.approx(mean)
-        assert figures["consistent_decoding"]["mean_accuracy_before"] == pytest.approx(mean)
-        assert figures["mean_majority_accuracy"] == pytest.approx(majority)
-        assert line.startswith(f"{model}: mean step accuracy {100 * mean:.1f} %")
-        assert line.endswith(f"; most frequent answers {100 * majority:.1f} %")
 
 
 @pytest.mark.parametrize("num_cases", [0, 4])
@@ -182,3 +149,62 @@ def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     assert decoding["accuracy_difference"][1]["high"] is None
     assert decoding["mean_accuracy_difference"]["high"] is not None
     assert found["intervals"][TRUE_CHAINS]["value"] is None
+
+
+# Subgroups
+
+
+MIXED = make_split(0, num_cases=120, num_patients=60)
+SUBGROUPS = score_subgroups(MIXED, CHAIN, num_resamples=30)
+
+
+def test_every_case_is_in_one_group_of_each_grouping():
+    for grouping in GROUPINGS:
+        assert sum(group.num_cases for group in SUBGROUPS if group.grouping == grouping) == 120
+    assert {group.models is None for group in SUBGROUPS} == {True, False}
+    assert all((group.models is None) == (group.num_patients < 10) for group in SUBGROUPS)
+    names = {grouping: [group.name for group in SUBGROUPS if group.grouping == grouping] for grouping in GROUPINGS}
+    assert names == {
+        "origin": ["Ward A", "Ward B"],
+        "view": ["AP", "PA", UNKNOWN],
+        "sex": ["F", "M", UNKNOWN],
+        "age": ["0-17", "18-39", "40-64", "65+", UNKNOWN],
+    }
+
+
+def test_a_group_has_the_figures_of_its_cases_alone():
+    group = next(group for group in SUBGROUPS if group.name == "F")
+    alone = MIXED.take(MIXED.facts["sex"] == "F")
+    assert group.num_cases == len(alone.predictions.index)
+    assert group.num_patients == len(set(alone.facts["patient_id"]))
+    for model, expected in evaluate(alone.predictions, CHAIN).items():
+        found = group.models[model]
+        assert found.mean_accuracy.value == expected.mean_accuracy
+        assert found.steps[2].auc.value == expected.steps[2].auc
+        assert found.mean_accuracy.low < found.mean_accuracy.value < found.mean_accuracy.high
+
+
+def test_ten_patients_are_enough():
+    patients = MIXED.facts["patient_id"]
+    ten = MIXED.take(np.isin(patients, np.unique(patients)[:10]))
+    ten.facts["origin"][:] = "Ward A"
+    (group,) = (group for group in score_subgroups(ten, CHAIN, num_resamples=2) if group.grouping == "origin")
+    assert (group.num_patients, group.models is None) == (10, False)
+
+
+def test_bands_of_age():
+    ages = ("", "0", "17.99", "18", "39.9", "40", "64", "65.0", "150")
+    bands = [UNKNOWN, "0-17", "0-17", "18-39", "18-39", "40-64", "40-64", "65+", "65+"]
+    assert list(map(age_band, ages)) == bands
+
+
+def test_means_of_all_groups_are_over_the_steps_of_the_whole_split():
+    labels = MIXED.predictions.labels.copy()
+    of_women = MIXED.facts["sex"] == "F"
+    labels[of_women, 0] = 0  # one answer among women, two or more among men
+    labels[:, 1] = np.where(labels[:, 1] < 0, labels[:, 1], 1)  # one answer in the whole split
+    groups = score_subgroups(MIXED.change(labels=labels), CHAIN, num_resamples=2)
+    for group in (group for group in groups if group.grouping == "sex"):
+        for found in group.models.values():
+            counted = [step.accuracy.value for place, step in enumerate(found.steps) if place != 1]
+            assert found.mean_accuracy.value == pytest.approx(np.mean(counted))

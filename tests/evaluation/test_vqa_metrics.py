@@ -155,7 +155,6 @@ def test_the_average_is_over_kinds_and_not_over_questions():
     [  # in the first three the third could not be read (0) and the fourth has no usable score (NaN)
         ("relative", [1, 0, 0, NAN], [8, 3, NAN, NAN], [9, 6, NAN, NAN], 11 / 15 * 2 / 3),
         ("within_two", [1, 0, 0, NAN], [8, 3, NAN, NAN], [9, 6, NAN, NAN], 1 / 3),
-        ("exact", [1, 0, 0, NAN], [8, 3, NAN, NAN], [9, 6, NAN, NAN], 1 / 3),
         ("relative", [0, 0], [NAN, NAN], [NAN, NAN], 0),
         ("relative", [NAN, NAN], [NAN, NAN], [NAN, NAN], NAN),
         ("within_two", [1, 1, 1], [8, 8.01, 4.1], [10, 10, 2.1], 1 / 3),  # 4.1 - 2.1 is below 2 in float64

@@ -70,7 +70,7 @@ def last_step_labels():
 
 
 def make_plan(workdir, seeds=(0, 1), **arguments):
-    return Plan(small_settings(), seeds, Cells(workdir, Terminal()), num_resamples=60, **arguments)
+    return Plan(small_settings(), seeds, Cells(workdir, Terminal()), num_resamples=40, **arguments)
 
 
 def finish_all(plan):

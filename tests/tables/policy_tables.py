@@ -14,7 +14,7 @@ from stepcot_jax.tools.tables.plan import Plan
 
 SIZES = POLICY | {
     "job": "distill",
-    "phantom.num_cases": 60,
+    "phantom.num_cases": 40,
     "data.split_fractions": (0.6, 0.1, 0.3),
     "policy.longest_reply": 16,
     "sft.epochs": 1,
@@ -24,7 +24,6 @@ SIZES = POLICY | {
     "training.checkpoint_minutes": 10,
     "evaluation.batch_size": 36,
 }
-TRUE_COMMAND = ["python", "-m", "stepcot_jax", "tables"]
 
 
 def make_policy_plan(workdir, *, seeds=(0, 1), **changes):

@@ -28,14 +28,6 @@ def plan(tmp_path_factory):
     return plan
 
 
-def test_true_and_shuffled_rewards_are_run_with_each_seed(plan):
-    cells = find_recipe("chain_grpo").list_cells(plan)
-    assert [(cell.settings.seed, cell.settings.grpo.shuffle_rewards) for cell in cells] == [
-        (0, False), (0, True), (1, False), (1, True),
-    ]  # fmt: skip
-    assert {cell.settings.job for cell in cells} == {"chain_grpo"}
-
-
 def test_figures_are_means_over_seeds_with_paired_differences(plan):
     (table,) = find_recipe("chain_grpo").tabulate(plan)
     rules = make_rules(CHAIN, counts=COUNTS)

@@ -14,7 +14,6 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.comparison import AnswerComparison, Evidence, decide
 from stepcot_jax.evaluation.statistics import compare_accuracy, correct
 from stepcot_jax.pages.sheets import Interval
-from stepcot_jax.tools.tables import step_tables
 
 
 def evidence(values, low, high, *, num_patients=60, p=None):
@@ -28,11 +27,9 @@ def evidence(values, low, high, *, num_patients=60, p=None):
         ([0.1, 0.2], 0.05, 0.3, "higher"),
         ([0.1, -0.01], 0.01, 0.08, "no difference shown"),
         ([-0.1, -0.2], -0.28, -0.01, "lower"),
-        ([0.1, 0.2], 0.0, 0.3, "no difference shown"),
         ([math.nan], math.nan, math.nan, "no difference shown"),
         ([0.15, 0.14, 0.16], 0.05, 0.25, "higher"),
         ([0.4, 0.02, 0.03], 0.05, 0.25, "no difference shown"),  # one run of three carries it
-        ([0.15] * 9 + [-0.001], 0.05, 0.25, "higher"),
     ],
 )
 def test_a_difference_inside_its_interval_or_that_of_the_runs_is_none(values, low, high, said):
@@ -45,11 +42,9 @@ def test_a_difference_inside_its_interval_or_that_of_the_runs_is_none(values, lo
     ("num_patients", "p", "said"),
     [
         (9, 0.001, "too few patients"),
-        (0, None, "too few patients"),
         (10, 0.001, "higher"),
         (10, 0.05, "no difference shown"),
         (10, math.nan, "no difference shown"),
-        (10, 0.5, "no difference shown"),
     ],
 )
 def test_an_interval_without_width_is_not_believed_of_few_patients_or_against_mcnemar(num_patients, p, said):
@@ -78,6 +73,8 @@ def test_patients_and_runs_add_up():
     assert 0.03 < expected < 0.1
     assert ends[0] > 0
     assert (decide([evidence(values, *ends)]) == ["higher"]) == (expected < 0.05)
+    # Shown with the 23 degrees of freedom of both errors, not with the fewer of a smaller share of the runs'.
+    assert decide([evidence([0.07, 0.12, 0.17], *(end + 0.02 for end in ends))]) == ["higher"]
     tighter = 0.1 - 1.959964 * 0.005, 0.1 + 1.959964 * 0.005
     assert decide([evidence([0.09, 0.1, 0.11], *tighter)]) == ["higher"]
     assert decide([evidence([0.01, 0.1, 0.19], *tighter)]) == ["no difference shown"]
@@ -154,27 +151,3 @@ def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
     assert p_of == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
     unknown = make_split({"one": 0.6, "other": 0.45}, labels=np.full_like(LABELS, NOT_ANNOTATED))
     assert math.isnan(AnswerComparison([unknown], 60, chain=CHAIN).p_value("one", "other", "accuracy", 2))
-
-
-@pytest.mark.parametrize(
-    ("patients", "interval", "effect"),
-    [
-        (["P"], "points (no interval)", "too few patients to tell."),
-        (["P", "Q", "R"], "] points", "too few patients to tell."),
-        (None, "] points", "the teacher is better without it in this run."),
-    ],
-)
-def test_conclusions_give_ends_only_where_there_are_some(patients, interval, effect):
-    variants = step_tables.VARIANTS
-    qualities = dict.fromkeys([*variants, *variants.values()], 0.5) | {"teacher without memory": 0.9}
-    split = make_split(qualities)
-    if patients:
-        facts = {**split.facts, "patient_id": np.array(patients * (NUM_CASES // len(patients)))}
-        split = dataclasses.replace(split, facts=facts)
-    sentences = step_tables.conclude(AnswerComparison([split], 60, chain=CHAIN))
-    assert len(sentences) == len(variants)
-    assert "nan" not in " ".join(sentences)
-    first, said = sentences[0].split("; ")
-    assert first.startswith("Teacher without memory: mean accuracy +")
-    assert first.endswith(interval)
-    assert said == effect

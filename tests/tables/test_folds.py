@@ -39,15 +39,6 @@ def finish(plan, qualities, labels=LABELS):
             write_finished(plan.cells.folder(cell), val=val, test=test)
 
 
-def test_cells_are_the_folds_of_every_seed(tmp_path):
-    plan = make_plan(tmp_path)
-    cells = find_recipe("folds").list_cells(plan)
-    assert [(cell.settings.seed, cell.settings.data.fold) for cell in cells] == [
-        (seed, fold) for seed in plan.seeds for fold in list_folds()
-    ]
-    assert len({plan.cells.digest(cell) for cell in cells}) == len(cells)
-
-
 def test_pooling_keeps_every_case_with_its_own_logits():
     split = make_split({"teacher": 0.6, "student": 0.5, "other": 0.5})
     folds = folds_of(split)

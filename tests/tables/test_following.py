@@ -1,6 +1,5 @@
 """Following given answers, on networks that are known in closed form."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -16,7 +15,7 @@ from stepcot_jax.run.settings import make_settings
 from stepcot_jax.tools.tables import correction_tables
 from stepcot_jax.tools.tables.cells import Cells
 from stepcot_jax.tools.tables.command import find_recipe
-from stepcot_jax.tools.tables.correction_tables import COUNTED, share_figures
+from stepcot_jax.tools.tables.correction_tables import COUNTED
 from stepcot_jax.tools.tables.plan import Plan
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
@@ -79,31 +78,6 @@ def test_an_unannotated_answer_is_neither_given_nor_counted():
 
 
 PATIENTS = np.array([f"p{case // 2}" for case in range(200)])
-
-
-def test_figures_are_means_over_seeds_that_leave_unannotated_cases_out():
-    rng = np.random.default_rng(1)
-    right = [(rng.random((3, 200)) < share).astype(float) for share in (0.5, 0.7)]
-    for own in right:
-        own[:, 150:] = np.nan
-    found = share_figures(right, PATIENTS, 100)
-    assert len(found) == 3
-    for row in range(3):
-        values = [own[row, :150].mean() for own in right]
-        assert found[row].value == pytest.approx(np.mean(values))
-        assert found[row].deviation == pytest.approx(np.std(values, ddof=1))
-        assert found[row].low < found[row].value < found[row].high
-
-
-@pytest.mark.parametrize(("config", "given"), [("none", "random"), ("prefix", "prefix")])
-def test_both_trainings_are_compared_for_each_seed(tmp_path, config, given):
-    settings = make_settings(quickstart.get_config())
-    training = dataclasses.replace(settings.training, given_answers=config)
-    plan = Plan(dataclasses.replace(settings, training=training), (0, 1), Cells(tmp_path, None))
-    cells = find_recipe("corrections").list_cells(plan)
-    assert [(cell.settings.seed, cell.settings.training.given_answers) for cell in cells] == [
-        (0, "none"), (0, given), (1, "none"), (1, given),
-    ]  # fmt: skip
 
 
 def test_curves_are_drawn_for_every_panel():

@@ -58,42 +58,13 @@ def right_share(plan, number, kind):
     return [float(np.mean([every(number, seed)(index) for index in indices])) for seed in plan.seeds]
 
 
-@pytest.mark.slow
-def test_every_cell_is_a_run_with_its_rows_changes(plan):
+def test_policies_of_a_seed_start_from_one_fine_tuning_and_tables_share_cells(plan):
     cells = {cell.name: cell.settings for cell in find_recipe("vqa").list_cells(plan)[:6]}
-    assert len(find_recipe("vqa").list_cells(plan)) == 12
-    sft = cells["SFT with thinking"]
-    assert (sft.job, sft.sft.epochs, sft.vqa.with_thinking, sft.policy.start) == ("sft", 1, True, "")
-    assert not cells["SFT without thinking"].vqa.with_thinking
-    grpo = {name: settings for name, settings in cells.items() if "GRPO" in name}
     start = str(plan.cells.folder(policy_tables.sft_of(plan, 0, policy_tables.THINKING)))
-    assert {(own.job, own.sft.epochs, own.policy.start) for own in grpo.values()} == {("grpo", 0, start)}
-    rewards = {
-        name: (own.rewards.answer_weight, own.rewards.grounding_weight, own.grpo.shuffle_rewards)
-        for name, own in grpo.items()
-    }
-    assert rewards == {
-        "+ GRPO, answer reward alone": (1.0, 0.0, False),
-        "+ GRPO, grounding reward alone": (0.0, 1.0, False),
-        "+ GRPO, both rewards": (1.0, 1.0, False),
-        "+ GRPO, both rewards shuffled": (1.0, 1.0, True),
-    }
-    cells = {cell.name: cell.settings for cell in find_recipe("curriculum").list_cells(plan)[:6]}
-    shares = plan.settings.curriculum.shares
-    assert {name: (own.curriculum.schedule, own.curriculum.shares) for name, own in cells.items()} == {
-        "curriculum: mixed": ("mixed", shares),
-        "curriculum: epochs": ("epochs", shares),
-        "curriculum: adaptive": ("adaptive", shares),
-        "curriculum: easy only": ("mixed", (1.0, 0.0, 0.0)),
-        "curriculum: medium only": ("mixed", (0.0, 1.0, 0.0)),
-        "curriculum: hard only": ("mixed", (0.0, 0.0, 1.0)),
-    }
-    assert {(own.vqa.dialect, own.job, own.sft.pack_length) for own in cells.values()} == {("medclm", "sft", 0)}
-    checks = [cell.settings for cell in find_recipe("self_check").list_cells(plan)[:6]]
-    assert {own.vqa.dialect for own in checks} == {"lvkc"}
-    enabled = [(own.job, own.self_check.enabled, own.self_check.alpha) for own in checks]
-    assert enabled[1:] == [("grpo", False, 0.2), *(("grpo", True, alpha) for alpha in (0.0, 0.15, 0.2, 0.25))]
-    assert enabled[0][:2] == ("sft", True)  # its vocabulary has the marks of a check
+    grpo = [own for name, own in cells.items() if "GRPO" in name]
+    assert {(own.job, own.sft.epochs, own.policy.start) for own in grpo} == {("grpo", 0, start)}
+    rewards = [(own.rewards.answer_weight, own.rewards.grounding_weight, own.grpo.shuffle_rewards) for own in grpo]
+    assert rewards == [(1, 0, False), (0, 1, False), (1, 1, False), (1, 1, True)]
     own = {plan.cells.digest(cell) for cell in find_recipe("self_check").list_cells(plan)}
     assert {plan.cells.digest(cell) for cell in find_recipe("stages").list_cells(plan)} < own
 
@@ -104,7 +75,6 @@ def made(plan):
     return {name: find_recipe(name).tabulate(plan) for name in ("vqa", "self_check", "stages")}
 
 
-@pytest.mark.slow
 def test_figures_are_the_shares_of_right_replies(plan, made):
     found = columns_of(made["vqa"][0])
     for name, number in ((policy_tables.THINKING, 2), (policy_tables.BOTH, 5), (policy_tables.SHUFFLED, 2)):
@@ -118,7 +88,6 @@ def test_figures_are_the_shares_of_right_replies(plan, made):
         assert found["mean A"][row].value == pytest.approx(np.mean(by_kind))
 
 
-@pytest.mark.slow
 def test_the_baseline_is_that_of_the_training_split(plan, made):
     dataset = load_vqa_dataset(plan.settings)
     records = [record for record in dataset.records if record.split == "test"]
@@ -217,16 +186,6 @@ def test_stages_are_worth_what_their_replies_say(plan, made):
     assert found["localisation"][2:] == [None] * 9
 
 
-def test_schedules_are_compared_with_constant_shares(plan):
-    table, differences = find_recipe("curriculum").tabulate(plan)
-    found = columns_of(table)
-    assert found["schedule"] == [BASELINE, "mixed", "epochs", "adaptive", "easy only", "medium only", "hard only"]
-    expected = [np.mean([right_share(plan, number, kind) for kind in KINDS]) for number in (2, 7, 2)]
-    assert [figure.value for figure in found["mean A"][1:4]] == pytest.approx(expected)
-    assert not any(column.published or column.recomputed for column in (*table.columns, *differences.columns))
-    assert {row[1] for row in differences.rows} == {"mixed"}
-
-
 def test_other_cells_are_refused(plan):
     cell = policy_tables.sft_of(plan, 0, policy_tables.PLAIN)
     with pytest.raises(BadInput, match=r"cell 'SFT without thinking' .* has other records"):
@@ -256,16 +215,14 @@ def test_patients_of_a_figure_are_those_of_its_smallest_kind(plan):
 
 
 @pytest.mark.slow
-def test_every_training_is_a_row_with_figures_of_its_own_replies(tmp_path):
-    plan = make_policy_plan(tmp_path, seeds=(0,), phantom__num_cases=30, policy__longest_reply=40)
+def test_fine_tuning_and_grpo_are_run_and_are_rows_with_figures_of_their_own_replies(tmp_path):
+    plan = make_policy_plan(tmp_path, seeds=(0,), phantom__num_cases=30, policy__longest_reply=64)
     with jax.numpy_dtype_promotion("standard"):
-        names = making.make_tables(["vqa"], plan, command=["python"], folder=tmp_path / "tables")
-    assert {"vqa.csv", "vqa_differences.csv", "vqa.tex"} <= set(names)
-    with (tmp_path / "tables" / "vqa.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row["training"].lstrip("'") for row in csv.DictReader(file) if row["training"]]
-    cells = find_recipe("vqa").list_cells(plan)
-    assert [cell.name for cell in cells] == [name for name in rows if "majority" not in name]
-    for cell in cells:
+        names = making.make_tables(["stages"], plan, command=["python"], folder=tmp_path / "tables")
+    assert {"stages.csv", "stages_benchmarks.csv", "stages.tex"} <= set(names)
+    with (tmp_path / "tables" / "stages.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["data"] for row in csv.DictReader(file)][:2] == ["our test split"] * 2
+    for cell in find_recipe("stages").list_cells(plan):
         assert (plan.cells.folder(cell) / "replies" / f"{cell.settings.job}_test.jsonl").is_file()
 
 

@@ -1,6 +1,5 @@
 """Published figures of GEMeX-RMCoT and MEDSAGE: those of the facts file, each mean, gap and deviation recomputed."""
 
-import csv
 import math
 import re
 
@@ -141,27 +140,11 @@ def written(tmp_path_factory):
     return folder, making.make_tables(making.list_names("printed"), None, command=["python"], folder=folder)
 
 
-def test_the_command_writes_them_without_a_run(written):
-    folder, names = written
-    assert len(names) == 24
-    with (folder / "stages_benchmarks.csv").open(newline="") as file:
-        (row,) = (row for row in csv.DictReader(file) if row["method"] == "MEDSAGE")
-    assert (float(row["published: average"]), float(row["recomputed: average"])) == (0.698, 0.682)
-    shown = (folder / "robustness.md").read_text()
-    assert re.search(r"\| 79\.93 \| 76\.98 \| 83\.06 \| 75\.69 \| 3\.214 \| 3\.2136 \|", shown)
-    assert "| 2.706 | 2.412 | 3.059 | 2.529 | 3.033 | 2.6765 |" in (folder / "stages.md").read_text()
-    rows = (folder / "vqa.md").read_text().splitlines()
-    assert "| 49.00 |" in next(row for row in rows if row.startswith("| zero"))
-    assert "| 70.20 |" in next(row for row in rows if row.endswith("| 83.03 | 83.03 |"))
-    assert "| 2.350 |" in (folder / "stages.md").read_text()
-    assert "| 69.8 | 0.0 | 68.20 | 0.00 |" in (folder / "stages_benchmarks.md").read_text()
-    assert "49.00 & " in (folder / "vqa.tex").read_text()
-
-
 def test_published_figures_have_the_papers_digits_in_the_files(written, shared):
     papers = {
         name: (shared / "papers" / f"{name}.txt").read_text(encoding="utf-8") for name in ("gemex_rmcot", "medsage")
     }
+    assert len(written[1]) == 24
     num_checked = 0
     for path in sorted(written[0].glob("*.md")):
         lines = [line for line in path.read_text().splitlines() if "|" in line]

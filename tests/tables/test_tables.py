@@ -1,7 +1,6 @@
 """Tables of finished cells: figures beside independent ones, honest verdicts, and cells that are run once."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from stepcot_jax.evaluation.statistics import Interval, draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
 from stepcot_jax.run.places import Place
-from stepcot_jax.tools.tables import command, step_tables
+from stepcot_jax.tools.tables import command
 from stepcot_jax.tools.tables.cells import Cell, vary
 from stepcot_jax.tools.tables.command import find_recipe
 from stepcot_jax.tools.tables.effect_table import EarlierAnswers
@@ -55,22 +54,6 @@ def accuracy(plan, cell, model, step):
     return float((predictions.logits[model][:, step, :options].argmax(-1) == LABELS[:, step]).mean())
 
 
-@pytest.mark.slow
-def test_all_files_are_there_and_say_how_they_were_made(written):
-    folder, names = written
-    stems = ("diagnosis", "steps", "components", "components_differences", "components_steps")
-    assert sorted(names) == sorted(f"{stem}.{ending}" for stem in stems for ending in ("csv", "md", "tex"))
-    notes = {stem: (folder / f"{stem}.md").read_text() for stem in stems}
-    assert notes["steps"].endswith("- Made by: python -m 'x y'\n")
-    assert [stem for stem, text in notes.items() if "- p: exact McNemar test" in text] == ["components_differences"]
-    for stem in ("diagnosis", "components", "components_differences"):
-        assert "corrected for their number (Holm)" in notes[stem]
-    for stem in ("components", "components_differences"):
-        assert "fixed random ones" in notes[stem]
-    assert "The best weights are chosen by different validation scores" in notes["diagnosis"]
-
-
-@pytest.mark.slow
 def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(plan, written):
     constant, *found = read_rows(written[0], "diagnosis")
     assert constant["model"] == "most frequent answer"
@@ -92,7 +75,7 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
     assert len(found) == CHAIN.num_steps * (1 + 3 + 2)
     constant = [row for row in found if row["model"] == "most frequent answer"]
     patients = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
-    weights = np.concatenate(list(draw_weights(patients, num_resamples=60, seed=0)))
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=40, seed=0)))
     for step, row in enumerate(constant):
         right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
         ends = np.quantile([np.repeat(right, counts).mean() for counts in weights.astype(int)], [0.025, 0.975])
@@ -103,27 +86,6 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
     assert float(student["accuracy"]) == pytest.approx(np.mean(shares), rel=1e-5)
     assert float(student["accuracy deviation"]) == pytest.approx(np.std(shares, ddof=1), rel=1e-4)
     assert float(student["accuracy low"]) < np.mean(shares) < float(student["accuracy high"])
-
-
-def test_published_columns_have_empty_places(written):
-    headings = [f"published: {name}" for name in METRICS]
-    filled, steps = {}, set()
-    for name in ("steps", "components_steps"):
-        found = read_rows(written[0], name)
-        assert [heading for heading in found[0] if heading.startswith("published")] == headings
-        steps |= {row["step"] for row in found}
-        filled |= {(row["step"], row["model"]): [row[heading] for heading in headings] for row in found}
-    assert steps == {step.name for step in CHAIN.steps}
-    assert {key: row for key, row in filled.items() if any(row)} == {
-        ("Detection", "teacher"): ["0.918", "", "", ""],
-        ("Detection", "student"): ["0.918", "", "", ""],
-        ("Detection", "teacher without memory"): ["0.737", "", "", ""],
-        ("Detection", "teacher without text"): ["0.815", "", "", ""],
-        ("Diagnosis", "teacher"): ["0.783", "0.895", "0.46", "0.966"],
-        ("Diagnosis", "student"): ["0.775", "0.9", "0.418", "0.96"],
-        ("Diagnosis", "teacher without memory"): ["0.655", "", "", ""],
-        ("Diagnosis", "teacher without text"): ["0.721", "", "", ""],
-    }
 
 
 def test_components_say_what_helps_and_what_is_not_shown_to(written):
@@ -139,24 +101,6 @@ def test_components_say_what_helps_and_what_is_not_shown_to(written):
     assert "Teacher without memory: mean accuracy -" in text
     assert "points; the teacher needs it in both runs." in text
     assert "points; no significant difference." in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, 'prompt vectors that are fixed random ones (config.prompts.encoder="hashed") with one vector per step'),
-        ({"prompts.encoder": "pretrained", "prompts.weights": "some/bert"}, "prompt vectors of some/bert with one vec"),
-        (
-            {"prompts.encoder": "imported", "image_encoder.name": "imported", "image_encoder.weights": "x"},
-            "prompt vectors imported with the features with one vector per step",
-        ),
-    ],
-)
-def test_the_ablation_of_the_text_says_which_vectors_it_compares(tmp_path, changes, words):
-    settings = vary(make_plan(tmp_path, seeds=(0,)).settings, changes)
-    note = step_tables.describe_text(settings.prompts)
-    assert words in note
-    assert ("nothing about the meaning" in note) == (not changes)
 
 
 def test_differences_are_paired_and_have_p_values(plan, written):
@@ -198,7 +142,6 @@ def test_a_cell_is_known_by_what_changes_its_results_and_its_workdir_may_be_move
     assert len(set(digests[0])) == 6
 
 
-@pytest.mark.slow
 def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     root = tmp_path / "data"
     export_phantom(root, num_cases=12, seed=3, size=16)
@@ -304,12 +247,3 @@ def test_a_step_that_follows_from_earlier_ones_is_known_from_them():
     assert shares[2] == 1.0
     assert shares[0] == pytest.approx((first[300:] == np.bincount(first[:300]).argmax()).mean())
     assert shares[3] < 0.5
-
-
-def test_unseen_answers_fall_back_on_later_ones_and_missing_ones_do_not_count():
-    train = np.array([[0, 0, 1], [0, 0, 1], [1, 1, 0], [2, 1, -100]])
-    asked = np.array([[5, 0, 9], [5, 1, 9], [5, 5, 9], [2, 1, 9]])
-    assert EarlierAnswers.of_labels(train).predict(asked, step=2).tolist() == [1, 0, 1, 0]
-    never = np.full((3, 2), -100)
-    assert EarlierAnswers.of_labels(never).predict(never, step=1).tolist() == [-100] * 3
-    assert all(math.isnan(share) for share in EarlierAnswers.of_labels(never).accuracies(never))

@@ -29,20 +29,6 @@ def read(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_csv_has_every_part_of_a_figure_in_full():
-    first, second = read(to_csv(TABLE))
-    figures = [float(first[f"accuracy{end}"]) for end in ("", " low", " high", " deviation")]
-    assert figures == [0.7834, 0.75, 0.82, 0.012]
-    assert (first["model"], float(first["gain"]), first["cases"]) == ("teacher", -0.0123, "1500")
-    assert float(first["published: accuracy"]) == 0.783
-    assert "gain deviation" not in first
-    names = ("accuracy", "accuracy low", "gain", "gain high", "published: accuracy")
-    assert {second[name] for name in names} == {""}
-    columns = (Column("a", "percent"), Column("b", "number"))
-    (row,) = read(to_csv(Table("x", "X", columns, ((Interval(2 / 3, 1 / 7, 0.1 + 0.2), 1e-9),))))
-    assert [float(row[name]) for name in ("a", "a low", "a high", "b")] == [2 / 3, 1 / 7, 0.1 + 0.2, 1e-9]
-
-
 def test_markdown_and_latex_show_intervals_units_and_what_is_published():
     lines = to_markdown(TABLE).splitlines()
     assert lines[0] == "# A small table"

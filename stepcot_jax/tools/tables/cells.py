@@ -173,7 +173,6 @@ class Cells:
 
 
 def _record_root(settings: Settings) -> tuple[str, str]:
-    """Return the setting that names the records, and its value."""
     if settings.trains_policy:
         return "config.vqa.root", settings.vqa.root
     return "config.data.root", settings.data.root

@@ -245,7 +245,6 @@ def _tabulate_following(
 
 
 def _describe_following(plan: Plan) -> tuple[str, ...]:
-    """Return the notes of a table of `tabulate_following`."""
     return (
         f"Test split, seeds {list(plan.seeds)}. Given are the answers to all steps but the last.",
         INTERVALS,

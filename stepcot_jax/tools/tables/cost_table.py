@@ -89,13 +89,6 @@ def _open_weights(weights: str, dtype: str) -> _Model:
     return _Model(encoder.encode, shape, encoder.num_parameters, 0, is_jax=_is_jax(encoder))
 
 
-def _open_reference(name: str) -> _Model:
-    if name not in REFERENCES:
-        raise BadInput(f"--reference={name!r} is not one of {', '.join(REFERENCES)}")
-    reference = make_reference(name)
-    return _Model(reference.encode, (*[reference.size] * 2, 3), reference.num_parameters, 0)
-
-
 def _is_jax(encoder: Any) -> bool:
     """Return whether a frozen encoder, if any, is a network of this package and not PyTorch's."""
     from stepcot_jax.encoders.load import ImageEncoder
@@ -196,7 +189,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache.resolve()))
     if options.reference:
-        model = _open_reference(options.reference)
+        model = make_reference(options.reference)
     elif options.weights:
         model = _open_weights(options.weights, options.dtype)
     else:
@@ -213,19 +206,12 @@ REFERENCES = ("ResNet18", "ResNet50", "DenseNet121", "CLIP")
 _IMAGE_SIZE = 224
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """An encoder with random weights."""
-
-    encode: Callable[[Any], jax.Array]  # normalised images float32 [case, size, size, 3] -> features [case, feature]
-    size: int  # of the images in px
-    num_parameters: int  # without BatchNorm's statistics and classifiers; of CLIP both towers, of which one is run
-
-
-def make_reference(name: str) -> Reference:
-    """Make one of `REFERENCES`, ready to run."""
+def make_reference(name: str) -> _Model:
+    """Make one of `REFERENCES`; parameters without BatchNorm's statistics and classifiers, of CLIP of both towers."""
     from stepcot_jax.encoders.load import count_parameters
 
+    if name not in REFERENCES:
+        raise BadInput(f"--reference={name!r} is not one of {', '.join(REFERENCES)}")
     networks = _make_networks(name)
     num_parameters = sum(count_parameters(_shapes(network)) for network in networks)
     if name == "CLIP":
@@ -233,11 +219,10 @@ def make_reference(name: str) -> Reference:
     image = networks[0]
     params = jax.jit(image.init)(jax.random.key(0), jnp.zeros((1, _IMAGE_SIZE, _IMAGE_SIZE, 3)))["params"]
     encode = jax.jit(lambda params, images: image.apply({"params": params}, images)[0])
-    return Reference(functools.partial(encode, params), _IMAGE_SIZE, num_parameters)
+    return _Model(functools.partial(encode, params), (_IMAGE_SIZE, _IMAGE_SIZE, 3), num_parameters, 0)
 
 
 def _make_networks(name: str) -> list[nn.Module]:
-    """Return the image network, and any others of its checkpoint."""
     from stepcot_jax.encoders.checkpoints import CLIP_TEXT_SIZES, CLIP_VISION_SIZES
     from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
     from stepcot_jax.encoders.transformer import CLIPText, VisionTransformer

@@ -379,7 +379,6 @@ _THREE_COLUMNS = (
 
 
 def _tabulate_three_sets(name: str, title: str, figures: dict[str, tuple[dict[str, float], float]], note: str) -> Table:
-    """Return a table of published accuracies on SLAKE, VQA-RAD and PathVQA."""
     rows = [_three_row(method, accuracies) for method, accuracies in figures.items()]
     return Table.of(name, title, (Column("method"), *_THREE_COLUMNS), rows, (note,))
 
@@ -449,7 +448,6 @@ def _measure_stages(plan: Plan, cell: Cell, records: Sequence[Record]) -> dict[K
 
 
 def _tabulate_benchmarks() -> list[Table]:
-    """Return MEDSAGE's Tables 1 and 3 with the recomputed averages and gaps."""
     rows: list[Row] = []
     for method, shares in published.BENCHMARK_ACCURACY.items():
         average, gap = published.BENCHMARK_AVERAGE[method]

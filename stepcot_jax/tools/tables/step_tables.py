@@ -143,7 +143,6 @@ def list_rows(large: Constrained) -> list[tuple[str, Level]]:
 
 
 def _list_large(large: Constrained) -> list[dict[str, Any]]:
-    """Return a large model's rows of the diagnosis, with the evidence for gains over level 0."""
     rows: list[dict[str, Any]] = []
     for steps, level in list_rows(large):
         row: dict[str, Any] = {"model": large.model, "intermediate steps": steps}
@@ -365,7 +364,6 @@ def _describe(difference: Interval) -> str:
 
 
 def _tabulate_differences(comparison: AnswerComparison, plan: Plan) -> Table:
-    """Return the table of accuracy and mAUC of every step."""
     rows: list[dict[str, Any]] = []
     for variant, base in VARIANTS.items():
         for index, step in enumerate(comparison.chain.steps):

@@ -209,7 +209,6 @@ def _encoders(plan: Plan, seed: int) -> tuple[list[Encoder], list[str]]:
 
 
 def _baselines(plan: Plan, seed: int) -> dict[str, Cell]:
-    """Return the baselines of the source by name, such as "ENCODER, with steps"."""
     cells = {}
     for encoder in _encoders(plan, seed)[0]:
         for steps in ("last", "all"):
@@ -289,7 +288,7 @@ def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
         raise BadInput(f"no case has an answer to {chain.steps[0].name!r}")
     absent = ~np.isin(np.arange(next(iter(predictions.logits.values())).shape[-1]), known)
     logits = {name: np.where(absent, np.float32(ABSENT_LOGIT), values) for name, values in predictions.logits.items()}
-    return dataclasses.replace(split, predictions=dataclasses.replace(predictions, logits=logits))
+    return split.change(logits=logits)
 
 
 def _read_all(plan: Plan, seed: int) -> dict[str, tuple[SplitPredictions, str]]:

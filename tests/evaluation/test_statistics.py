@@ -1,4 +1,4 @@
-"""Resampling of patients; weighted means against means of repeated cases."""
+"""Resampling of patients; weighted means against means of repeated cases; McNemar's test against SciPy."""
 
 import math
 
@@ -7,8 +7,15 @@ import pytest
 from evaluation.small_splits import make_split
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from stepcot_jax.evaluation.statistics import count_patients, draw_weights, resample, weighted_mean
+from stepcot_jax.evaluation.statistics import (
+    compare_accuracy,
+    count_patients,
+    draw_weights,
+    resample,
+    weighted_mean,
+)
 
 
 def test_patients_are_drawn_whole_and_a_case_without_one_stands_for_itself():
@@ -44,3 +51,22 @@ def test_means_are_those_of_the_repeated_cases_that_count(seed, num_cases):
         for column, mean in enumerate(means):
             kept = np.repeat(values[:, column], own)[np.repeat(counted[:, column], own)]
             assert mean == pytest.approx(kept.mean() if len(kept) else math.nan, abs=1e-12, nan_ok=True)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 40))
+def test_mcnemar_agrees_with_the_binomial_test(seed, num_cases):
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([0, 1, 2, -100], num_cases)
+    first, second = rng.integers(0, 3, (2, num_cases))
+    found = compare_accuracy(labels=labels, first=first, second=second)
+    pairs = [(a == t, b == t) for t, a, b in zip(labels, first, second, strict=True) if t >= 0]
+    only_first, only_second = pairs.count((True, False)), pairs.count((False, True))
+    assert (found.num_cases, found.only_first, found.only_second) == (len(pairs), only_first, only_second)
+    if only_first + only_second:
+        assert found.exact_p == pytest.approx(stats.binomtest(only_first, only_first + only_second).pvalue)
+        corrected = max(abs(only_first - only_second) - 1, 0) ** 2 / (only_first + only_second)
+        assert found.chi2 == pytest.approx(corrected)
+        assert found.chi2_p == pytest.approx(stats.chi2.sf(corrected, 1))
+    else:
+        assert found.exact_p == 1
+        assert math.isnan(found.chi2 + found.chi2_p)
