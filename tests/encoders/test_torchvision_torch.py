@@ -149,6 +149,7 @@ def test_features(tmp_path, name, is_old):
     assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)
 
 
+@pytest.mark.slow
 def test_published_networks_have_their_sizes(tmp_path, small):
     small.undo()
     counts = {

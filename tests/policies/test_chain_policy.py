@@ -5,14 +5,11 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from oracles.random_params import assert_close, declare, normal, randomise
 
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.policies.sampling import rollout_keys
 from stepcot_jax.systems.chain_grpo import sample_chains, score_chains
-
-pytestmark = pytest.mark.slow
 
 ANSWERS = (3, 2)
 TEACHER = Teacher(ANSWERS, width=8, num_heads=2, num_layers=1)

@@ -26,7 +26,6 @@ def count(shapes):
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tower"), [("0.5B", 0), ("VL-7B", 676_550_144)])
 def test_published_counts(tmp_path, name, tower):
     """facts_siblings.md, S5.2, without allocating any of it."""
