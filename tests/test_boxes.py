@@ -143,20 +143,14 @@ def test_mean_iou_is_symmetric_and_a_share(first, second):
 # Spaces.
 
 
-def test_the_lvkc_samples_are_y_first():
-    diaphragm = convert([[830, 150, 965, 870]], source=GRID_1000, target=pixels((1000, 1000)))
-    assert diaphragm.tolist() == [[150, 830, 870, 965]]  # a wide, low band
-    fluid = convert([[315, 742, 785, 968]], source=GRID_1000, target=UNIT_SQUARE)
-    assert fluid[0, 0] > 0.5  # of the left upper quadrant: on the picture's right
-    assert convert(diaphragm, source=pixels((1000, 1000)), target=GRID_1000).tolist() == [[830, 150, 965, 870]]
-
-
 def test_conversions_by_hand():
     assert convert([[16, 8, 32, 64]], source=pixels((64, 128)), target=UNIT_SQUARE).tolist() == [
         [0.25, 0.0625, 0.5, 0.5]
     ]
     assert convert([[16, 8, 32, 64]], source=pixels((64, 128)), target=pixels((128, 64))).tolist() == [[32, 4, 64, 32]]
     assert convert([[0.25, 0.5, 1, 1]], source=UNIT_SQUARE, target=GRID_1000).tolist() == [[500, 250, 1000, 1000]]
+    diaphragm = convert([[830, 150, 965, 870]], source=GRID_1000, target=pixels((1000, 1000)))
+    assert diaphragm.tolist() == [[150, 830, 870, 965]]  # a wide, low band
     rounded = convert_rounded([[15, 40, 20, 44]], source=pixels((64, 64)), target=UNIT_SQUARE)
     assert rounded.tolist() == [[0.2344, 0.625, 0.3125, 0.6875]]
 

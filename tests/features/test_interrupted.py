@@ -42,10 +42,9 @@ def check_whole(folder, uninterrupted):
     np.testing.assert_array_equal(store.read(keys), expected)
 
 
-def test_killed_at_random_moments_and_around_every_sync(happened, uninterrupted):
-    assert sum(done["kills"] for done in happened["random"]) >= 20
+def test_killed_before_and_after_every_sync(happened, uninterrupted):
     assert all(done["kills"] for done in happened["fsync"])
-    for done in (*happened["random"], *happened["fsync"]):
+    for done in happened["fsync"]:
         check_whole(done["folder"], uninterrupted)
         assert done["again"] == 0  # nothing that was written is encoded again
         # Lost at a kill: what waits for its shard, and the batch at work; every batch is filled up to one size.

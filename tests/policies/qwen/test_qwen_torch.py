@@ -160,17 +160,6 @@ def test_greedy_replies_of_20_tokens(vl):
     assert len({tuple(reply) for reply in found}) == 4
 
 
-def test_transformers_reads_what_we_write(vl, tmp_path):
-    model, ours, _ = vl
-    write_qwen(tmp_path / "out", ours.params, ours.network, source=ours.folder, dtype=np.float32, most_bytes=30_000)
-    again, report = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
-
-
 def test_loss_and_gradients_of_a_reply(vl):
     model, ours, preprocessing = vl
     reply = [8, 9, 10, 57]
