@@ -23,6 +23,7 @@ from encoders.torch_checkpoints import (
 
 from stepcot_jax.chain import PUBLISHED_STEPS
 from stepcot_jax.encoders.load import load_text_encoder
+from stepcot_jax.encoders.transformer import Bert
 from stepcot_jax.host.errors import BadInput
 
 
@@ -36,6 +37,7 @@ def test_hidden_states(tmp_path):
         given, mask, kinds = (torch.from_numpy(array).long() for array in (tokens, attended, types))
         expected = model(given, attention_mask=mask, token_type_ids=kinds).last_hidden_state.numpy()
     network, params = network_of(tmp_path)
+    assert isinstance(network, Bert)
     found = network.apply({"params": params}, *map(jnp.asarray, (tokens, attended, types)))
     assert largest_difference(found.hidden[attended], expected[attended]) <= 1e-4
     assert largest_difference(found.cls, expected[:, 0]) <= 1e-4

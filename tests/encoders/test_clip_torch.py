@@ -13,6 +13,7 @@ from encoders.torch_checkpoints import as_torch, largest_difference, make_bert, 
 
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, Preprocessing, normalise, resize_image
 from stepcot_jax.encoders.load import load_image_encoder
+from stepcot_jax.encoders.transformer import VisionTransformer
 from stepcot_jax.host.errors import BadInput
 
 
@@ -29,6 +30,7 @@ def test_image_tower(tmp_path):
     assert largest_difference(features, expected) <= 1e-4
     assert largest_difference(patches, vision.last_hidden_state[:, 1:]) <= 1e-4
     assert expected.abs().mean() > 0.05
+    assert isinstance(encoder.network, VisionTransformer)
     assert encoder.width == expected.shape[1]
     assert encoder.num_parameters == sum(parameter.numel() for parameter in model.parameters())
 
