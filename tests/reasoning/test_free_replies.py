@@ -71,7 +71,7 @@ ANSWERS = [
         "Cardiomegaly.", "**Cardiomegaly**", "The answer is cardiomegaly.", "<answer>cardiomegaly</answer>",
     ]),
     (SINGLE, None, [
-        "A large heart is seen.", "either C or D", "C or D", "It is either (C) or (D).",
+        "A large heart is seen.", "either C or D", "C or D", "(C) or (D)", "It is either (C) or (D).",
         "The answer is either C or D.", "The answer could be C or D", "D/C", "There is no edema.", "B) Pneumothorax",
         "E", "<think>Maybe B", "I'm sorry, I can't help with that.", "", "### Answer\nB", "The answer is not B.",
     ]),
